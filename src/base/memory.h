@@ -1,0 +1,59 @@
+// The allocator of everything large: arrays of floats, tokens, KV extents. Small objects use operator new.
+// The only file pair that knows mimalloc; a guest library never replaces the host's malloc.
+//
+// An allocation that fails throws std::bad_alloc, which src/api turns into KV_NO_MEMORY.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace kvasir {
+
+// Memory of `size` bytes aligned to 64, uninitialised (or zeroed); null when there is none. size 0 gives a valid pointer.
+[[nodiscard]] void* allocate(std::size_t size) noexcept;
+[[nodiscard]] void* allocate_zeroed(std::size_t size) noexcept;
+void deallocate(void* p) noexcept;
+
+// Tests set this to fail chosen allocations: called with the size, returns true to fail. Null normally.
+using AllocationFault = bool (*)(std::size_t size);
+extern std::atomic<AllocationFault> allocation_fault;
+
+template <class T>
+struct Allocator {
+  using value_type = T;
+  Allocator() = default;
+  template <class U>
+  Allocator(const Allocator<U>&) noexcept {}  // NOLINT: the standard wants it implicit
+  T* allocate(std::size_t n) {
+    if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    void* p = kvasir::allocate(n * sizeof(T));
+    if (!p) throw std::bad_alloc();
+    return static_cast<T*>(p);
+  }
+  void deallocate(T* p, std::size_t) noexcept { kvasir::deallocate(p); }
+  bool operator==(const Allocator&) const { return true; }
+};
+
+// A vector whose storage is 64-byte aligned and comes from the library's allocator.
+template <class T>
+using Array = std::vector<T, Allocator<T>>;
+
+struct Deallocate {
+  void operator()(void* p) const noexcept { deallocate(p); }
+};
+
+// Uninitialised array of a trivial type, for buffers that are written before they are read.
+template <class T>
+using Buffer = std::unique_ptr<T[], Deallocate>;
+
+template <class T>
+Buffer<T> make_buffer(std::size_t n) {
+  static_assert(std::is_trivially_destructible_v<T>);
+  return Buffer<T>(Allocator<T>().allocate(n));
+}
+
+}  // namespace kvasir

@@ -1,0 +1,41 @@
+#include "base/status.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+
+namespace kvasir {
+
+Status Status::error(Code code, const char* format, ...) noexcept {
+  Status s;
+  s.code_ = code;
+  s.detail_.reset(new (std::nothrow) Detail);
+  if (s.detail_) {
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(s.detail_->message, sizeof s.detail_->message, format, args);
+    va_end(args);
+  }
+  return s;
+}
+
+Status Status::with_errno(int value) && noexcept {
+  if (detail_) detail_->sys_errno = value;
+  return std::move(*this);
+}
+
+Status Status::with_offset(uint64_t value) && noexcept {
+  if (detail_) detail_->offset = value;
+  return std::move(*this);
+}
+
+int Status::sys_errno() const noexcept { return detail_ ? detail_->sys_errno : 0; }
+
+uint64_t Status::offset() const noexcept { return detail_ ? detail_->offset : UINT64_MAX; }
+
+const char* Status::message() const noexcept {
+  if (ok()) return "";
+  return detail_ ? detail_->message : "out of memory while describing an error";
+}
+
+}  // namespace kvasir

@@ -1,0 +1,69 @@
+// GGUF v2 and v3: bytes to metadata and a list of tensors. No I/O, no copies of weights, no recursion.
+//
+// parse() accepts any bytes. Counts are capped by the bytes that remain before anything is allocated; every tensor that is
+// returned lies wholly within the file at a valid alignment; names are unique; no dimension is zero.
+// Strings and arrays are views into the caller's bytes, which must outlive the Gguf.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "gguf/tensor_type.h"
+
+namespace kvasir {
+
+enum class GgufType : uint32_t {
+  u8 = 0, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64,
+};
+
+struct GgufValue {
+  GgufType type;             // of the value; for an array: GgufType::array
+  GgufType element_type;     // of an array's elements
+  uint64_t count;            // of an array's elements; 1 otherwise
+  std::span<const std::byte> bytes;  // the value's bytes in the file; for a string, without its length
+};
+
+struct GgufTensor {
+  std::string_view name;
+  TensorType type;
+  uint32_t n_dims;
+  uint64_t dims[4];   // dims[0] is the contiguous one; missing ones are 1
+  uint64_t offset;    // from the file's beginning, bytes
+  uint64_t bytes;
+};
+
+class Gguf {
+ public:
+  // On failure *out is unchanged. The message names the key or tensor; offset() is where it stands.
+  static Status parse(std::span<const std::byte> file, Gguf* out);
+
+  uint32_t version() const;
+  uint64_t data_offset() const;  // where tensor data begins
+
+  const GgufValue* find(std::string_view key) const;
+  const GgufTensor* find_tensor(std::string_view name) const;
+  std::span<const GgufTensor> tensors() const;                          // in file order
+  std::span<const std::pair<std::string_view, GgufValue>> entries() const;  // in file order
+
+  // Typed access: nothing when the key is absent or of another type (integers of any width convert when they fit).
+  std::optional<uint64_t> get_uint(std::string_view key) const;
+  std::optional<double> get_float(std::string_view key) const;
+  std::optional<bool> get_bool(std::string_view key) const;
+  std::optional<std::string_view> get_string(std::string_view key) const;
+  // Arrays; nothing when absent or of another element type.
+  std::optional<std::vector<std::string_view>> get_strings(std::string_view key) const;
+  std::optional<std::vector<float>> get_floats(std::string_view key) const;
+  std::optional<std::vector<int32_t>> get_ints(std::string_view key) const;
+
+ private:
+  // the implementer's
+};
+
+}  // namespace kvasir

@@ -1,0 +1,38 @@
+// Number formats of GGUF tensors: the ids that files use, their names, and the size of their blocks.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir {
+
+// Values are GGML's type ids as they stand in files.
+enum class TensorType : uint32_t {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  iq4_nl = 20,
+  bf16 = 30,
+};
+
+struct TensorTypeInfo {
+  const char* name;        // "Q4_K"; a file's unknown type is named by gguf.cc where it is refused
+  uint32_t block_elements;  // 1, 32 or 256
+  uint32_t block_bytes;
+};
+
+// Null for an id that the library cannot compute with.
+const TensorTypeInfo* tensor_type_info(TensorType type);
+
+// "IQ2_XS" and so on for ids the library knows but cannot compute with, for a message; "type 99" is the caller's job when null.
+const char* tensor_type_name(uint32_t id);
+
+}  // namespace kvasir
