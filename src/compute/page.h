@@ -1,0 +1,82 @@
+// The shape of a page of the KV store: the one description shared by kernels, store and file format.
+//
+// A page holds page_tokens tokens of one layer and one KV head in 4 KiB:
+//   K  int8 [dim / 4][page_tokens][4]   four dimensions together: one broadcast of four query bytes meets every token
+//   V  int8 [page_tokens / 4][dim][4]   four tokens together: one broadcast of four weights meets every dimension
+// with a bf16 scale a token for K and one for V, rounded up so that |value| <= 127:  k ~= K * k_scale, v ~= V * v_scale.
+//
+// An extent is 16 consecutive pages of one layer and head, with their scales and summaries; it is what memory and files are
+// allocated in. Its four arrays (sizes below):
+//   pages   [16 pages][4096]
+//   scales  bf16 [16 pages][2][page_tokens]                 K's, then V's
+//   bounds  int8 [tiles][2 * dim / 4][16 blocks][4]         channels 0 .. dim-1: maximum of K (rounded up); dim .. 2dim-1: minimum
+//           (rounded down); then f32 [tiles][16 blocks]     one scale a block; a block is block_tokens tokens
+//   means   int8 [dim / 4][16 pages][4]                     mean of K of each page
+//           int8 [16 pages][dim]                            mean of V of each page
+//           f32 [2][16 pages]                               scales, K's then V's
+// All parts of a page that is not sealed are zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvasir {
+
+constexpr uint32_t page_bytes = 4096;
+constexpr uint32_t extent_pages = 16;
+constexpr uint32_t tile_blocks = 16;  // blocks whose bounds are interleaved: the int32 lanes of a 512-bit register
+constexpr uint32_t max_head_dim = 256;
+
+struct PageShape {
+  uint32_t head_dim = 0;      // the model's, elements
+  uint32_t dim = 0;           // head_dim padded with zeros: 32, 64, 128 or 256
+  uint32_t page_tokens = 0;   // 2048 / dim: 64, 32, 16 or 8
+  uint32_t block_tokens = 0;  // tokens of one bound: 16, or a page where that is less
+
+  // head_dim in 1 .. max_head_dim.
+  static constexpr PageShape of(uint32_t head_dim) {
+    PageShape s;
+    s.head_dim = head_dim;
+    s.dim = head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+    s.page_tokens = page_bytes / 2 / s.dim;
+    s.block_tokens = s.page_tokens < 16 ? s.page_tokens : 16;
+    return s;
+  }
+
+  constexpr uint32_t page_blocks() const { return page_tokens / block_tokens; }          // blocks a page: 4, 2, 1, 1
+  constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
+  constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
+  constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
+
+  // Bytes of an extent's arrays.
+  static constexpr std::size_t pages_bytes() { return std::size_t{extent_pages} * page_bytes; }
+  constexpr std::size_t scales_bytes() const { return std::size_t{extent_pages} * 2 * page_tokens * 2; }
+  constexpr std::size_t bounds_bytes() const {
+    return std::size_t{extent_tiles()} * tile_blocks * (2 * dim + sizeof(float));
+  }
+  constexpr std::size_t means_bytes() const {
+    return std::size_t{extent_pages} * (2 * dim + 2 * sizeof(float));
+  }
+
+  constexpr bool operator==(const PageShape&) const = default;
+};
+
+static_assert(PageShape::of(64).page_tokens == 32 && PageShape::of(64).extent_tiles() == 2);
+static_assert(PageShape::of(128).bounds_bytes() == 4096 + 64 && PageShape::of(64).bounds_bytes() == 4096 + 128);
+
+// The arrays of one extent of one layer and KV head; see the top of this file.
+struct ExtentView {
+  const int8_t* pages;
+  const uint16_t* scales;
+  const int8_t* bounds;
+  const int8_t* means;
+};
+
+// One page to attend, or a part of it.
+struct PageRef {
+  const int8_t* data;      // the page's 4096 bytes, 64-byte aligned
+  const uint16_t* scales;  // bf16 [2][page_tokens]
+  uint64_t tokens;         // bit t set: token t of the page takes part; never 0
+};
+
+}  // namespace kvasir
