@@ -1,0 +1,80 @@
+// The sealed pages of one timeline: 4 KiB pages of int8 K and V with their summaries, for every layer and KV head.
+//
+// Pages live in slabs: slab e holds extent e (16 pages) of every layer and head, so memory grows by slabs, files append by slabs, and
+// the address of a page is arithmetic. A slab is private memory or a part of a mapped cache file; forks share slabs
+// and copy the last one when they write to it. Sealed pages never change while they are shared.
+//
+// Threads: const functions may run together; seal() for different (layer, head) may run together; the rest is exclusive.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "compute/kernels.h"
+#include "compute/page.h"
+#include "store/cache_file.h"
+
+namespace kvasir {
+
+struct StoreShape {
+  uint32_t layers = 0;
+  uint32_t kv_heads = 0;
+  PageShape page;
+
+  uint32_t heads_total() const { return layers * kv_heads; }
+  std::size_t extent_bytes() const;  // of all four arrays of one extent
+  std::size_t slab_bytes() const { return extent_bytes() * heads_total(); }
+};
+
+class PageStore {
+ public:
+  explicit PageStore(const StoreShape& shape) : shape_(shape) {}
+  PageStore(const PageStore& other);  // a fork: shares every slab
+  PageStore(PageStore&&) noexcept = default;
+  PageStore& operator=(PageStore&&) noexcept = default;
+  ~PageStore();
+
+  // Over a mapped file with `pages` sealed pages. The caller has validated the sections' sizes by file_bytes().
+  static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, PageStore* out);
+  // Bytes of a section of this many pages, 0 for kinds that are not the store's.
+  static uint64_t file_bytes(const StoreShape& shape, format::SectionKind kind, uint32_t pages);
+  // Appends one section's arrays to a writer. Damaged source blocks (of a mapped file) are Code::corrupt.
+  Status write(format::SectionKind kind, CacheWriter* writer) const;
+
+  const StoreShape& shape() const { return shape_; }
+  uint32_t pages() const { return pages_; }
+  uint32_t extents() const { return static_cast<uint32_t>((pages_ + extent_pages - 1) / extent_pages); }
+
+  ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;
+  PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;  // all its tokens
+
+  // Whether the bytes are as they were written. Private memory always is; a mapped file's blocks are checked at their first use.
+  bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
+  bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
+  bool intact_means(uint32_t layer, uint32_t head, uint32_t e) const;
+  Status damaged() const;  // the error for a check that failed
+
+  // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
+  // Code::no_memory leaves the store as it was (room made so far is kept).
+  Status reserve(uint32_t pages);
+  // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
+  void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
+  void commit(uint32_t pages);
+  void truncate(uint32_t pages);  // forgets pages at the end
+
+  uint64_t private_bytes() const;  // memory that this store's slabs take, shared ones included
+  uint64_t mapped_bytes() const;   // bytes of the mapped file that its pages and summaries take
+
+ private:
+  struct Slab;
+  class SlabRef;
+  StoreShape shape_;
+  uint32_t pages_ = 0;
+  std::vector<SlabRef> slabs_;
+};
+
+}  // namespace kvasir
