@@ -1,0 +1,114 @@
+// Chooses the table of kernels for this processor: what the processor has and the operating system saves on a thread switch.
+#include <cstring>
+
+#include "fill.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+namespace kvasir {
+namespace {
+
+using Fill = void (*)(Kernels&);
+
+Kernels make_table(const char* name, Fill matmul, Fill attention) {
+  Kernels k{};
+  k.name = name;
+  matmul(k);
+  attention(k);
+  return k;
+}
+
+const Kernels* scalar_table() {
+  static const Kernels k = make_table("scalar", fill_matmul_scalar, fill_attention_scalar);
+  return &k;
+}
+
+#if defined(__x86_64__)
+
+struct X86Features {
+  bool avx2 = false;    // with FMA and F16C
+  bool avx512 = false;  // F, BW, DQ, VL, VNNI
+};
+
+// XCR0: which register states the operating system saves.
+uint64_t saved_states() {
+  uint32_t lo, hi;
+  __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+  return uint64_t{hi} << 32 | lo;
+}
+
+X86Features detect() {
+  X86Features f;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
+  constexpr unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+  if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return f;
+  const uint64_t states = saved_states();
+  constexpr uint64_t avx_state = 0x6, avx512_state = 0xe6;  // SSE, AVX; and opmask, upper ZMM halves, ZMM16-31
+  if ((states & avx_state) != avx_state) return f;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
+  f.avx2 = (b & 1u << 5) != 0;
+  constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+  f.avx512 = f.avx2 && (states & avx512_state) == avx512_state &&
+             (b & (avx512f | dq | bw | vl)) == (avx512f | dq | bw | vl) && (c & vnni) != 0;
+  return f;
+}
+
+const Kernels* avx2_table() {
+  static const Kernels k = make_table("avx2", fill_matmul_avx2, fill_attention_avx2);
+  return detect().avx2 ? &k : nullptr;
+}
+
+const Kernels* avx512_table() {
+  static const Kernels k = make_table("avx512vnni", fill_matmul_avx512, fill_attention_avx512);
+  return detect().avx512 ? &k : nullptr;
+}
+
+#elif defined(__aarch64__)
+
+const Kernels* neon_table() {
+  static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
+  constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;  // HWCAP bits: half-precision arithmetic, dot products
+  return (getauxval(AT_HWCAP) & (asimdhp | asimddp)) == (asimdhp | asimddp) ? &k : nullptr;
+}
+
+#endif
+
+using Table = const Kernels* (*)();
+
+// Best first. Each gives null where the processor lacks it.
+constexpr Table tables[] = {
+#if defined(__x86_64__)
+    avx512_table, avx2_table,
+#elif defined(__aarch64__)
+    neon_table,
+#endif
+    scalar_table};
+
+const Kernels& choose() {
+  for (Table table : tables) {
+    if (const Kernels* k = table()) return *k;
+  }
+  return *scalar_table();
+}
+
+}  // namespace
+
+const Kernels& cpu_kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+const Kernels* cpu_kernels_by_name(const char* name) {
+  for (Table table : tables) {
+    const Kernels* k = table();
+    if (k && std::strcmp(k->name, name) == 0) return k;
+  }
+  return nullptr;
+}
+
+}  // namespace kvasir
