@@ -1,0 +1,349 @@
+/* Kvasir: read a long document once, keep it, question it for ever after.
+ *
+ *     kv_model *m;    kv_open("model.gguf", NULL, &m, &err);
+ *     kv_session *s;  kv_session_open(m, NULL, &s, &err);
+ *     kv_prefill(s, text, size, NULL, NULL, &err);                  minutes, once
+ *     kv_save(s, "book.kv", NULL, &err);                            atomic, checksummed
+ *     kv_load(m, "book.kv", NULL, NULL, &s2, &err);                 milliseconds, mapped
+ *     kv_generate(s2, question, n, NULL, on_text, user, NULL, &err);
+ *
+ * Rules for every function
+ *  - Returns a kv_status; KV_OK is 0. On any other status outputs are unchanged (unless the entry says otherwise), and the handle is
+ *    as it was before the call.
+ *  - The last parameter is a kv_error, owned by the caller, which may be NULL and needs no freeing. It is written on failure only.
+ *  - Nothing ends the process, throws, prints, installs a signal handler or needs a global initialisation. After the last handle
+ *    is closed no thread and no memory of the library is left.
+ *  - Text is pointer and size in bytes, UTF-8, and need not be terminated. A NULL pointer is allowed where the size is 0. Bytes
+ *    that are not UTF-8 are accepted and tokenized as bytes. Paths are NUL-terminated UTF-8.
+ *  - Option structs begin with struct_size. Fill them with their init function, then change what you like; NULL means all
+ *    defaults. A struct of an older, shorter header is accepted (defaults for the rest); of a newer, longer one only if the
+ *    extra bytes are zero (KV_BAD_ARGUMENT).
+ *  - Callbacks run on the calling thread and never after the call returned. Return 0 to go on, anything else to stop
+ *    (the call then returns KV_CANCELLED). A callback may not call the handle that is calling it: KV_BUSY.
+ *  - Handles: parents are retained by their children, so the order of closing does not matter. Closing NULL does nothing.
+ *  - Threads: a kv_model may be used by any number of threads. A kv_session serves one call at a time, from any thread; a second
+ *    concurrent call gets KV_BUSY and changes nothing. Closing a handle while a call on it runs is the caller's error.
+ */
+#ifndef KVASIR_H
+#define KVASIR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define KV_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define KV_API __attribute__((visibility("default")))
+#else
+#define KV_API
+#endif
+
+/* ---- status --------------------------------------------------------------------------------------------------------- */
+
+typedef int32_t kv_status;
+
+/* Numbers never change; new ones may be added. */
+enum {
+  KV_OK = 0,
+  KV_CANCELLED = 1,       /* a cancel token fired or a callback returned non-zero */
+  KV_BAD_ARGUMENT = 2,    /* NULL, a wrong struct_size, a value out of its range */
+  KV_BUSY = 3,            /* another call on this session is running */
+  KV_BAD_STATE = 4,       /* the call does not fit what happened before; the message says what does */
+  KV_NO_MEMORY = 5,
+  KV_LIMIT = 6,           /* a limit of the system or of the options: open files, threads, sizes */
+  KV_IO = 7,              /* reading or writing failed; sys_errno says how */
+  KV_NO_SPACE = 8,        /* disk full, quota or file size limit */
+  KV_NOT_FOUND = 9,
+  KV_PERMISSION = 10,
+  KV_NOT_A_CACHE = 11,    /* the file is something else */
+  KV_VERSION = 12,        /* written by a newer library: stale */
+  KV_CORRUPT = 13,        /* damaged; offset says where */
+  KV_MODEL_MISMATCH = 14, /* a cache of another model: stale */
+  KV_UNSUPPORTED = 15,    /* a good file with something this library does not do; the message names it */
+  KV_CONTEXT_FULL = 16,   /* the model's or the session's context length is reached */
+  KV_INTERNAL = 17        /* a bug in Kvasir */
+};
+
+/* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */
+typedef struct kv_error {
+  kv_status status;
+  int32_t sys_errno;    /* 0 when none */
+  uint64_t offset;      /* in a file, bytes; UINT64_MAX when none */
+  char message[384];    /* always terminated */
+} kv_error;
+
+/* A short constant English text for a status, "unknown status" for others. Any thread. */
+KV_API const char *kv_status_text(kv_status status);
+
+/* 1 when a cache was refused because it is of another version or model: delete it and prefill again, nothing is broken. */
+KV_API int32_t kv_status_is_stale(kv_status status);
+
+/* ---- library -------------------------------------------------------------------------------------------------------- */
+
+#define KV_VERSION_NUMBER 100 /* major * 10000 + minor * 100 + patch, of this header */
+
+/* The same of the library that was loaded. */
+KV_API uint32_t kv_version(void);
+
+/* JSON: version, cache format, compiler, kernels that this processor gets, third-party versions. Valid for ever. */
+KV_API const char *kv_build_info(void);
+
+typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
+
+/* One line without a newline, valid during the call. May be called from any thread that calls the library. */
+typedef void (*kv_log_fn)(int32_t level, const char *message, void *user);
+
+/* ---- cancel --------------------------------------------------------------------------------------------------------- */
+
+/* Stops the long calls it was given to within 100 ms; they return KV_CANCELLED. */
+typedef struct kv_cancel kv_cancel;
+
+/* *out is released with kv_cancel_release, after the calls that use it. KV_NO_MEMORY. */
+KV_API kv_status kv_cancel_create(kv_cancel **out, kv_error *error);
+/* From any thread or a signal handler, any number of times. NULL does nothing. */
+KV_API void kv_cancel_fire(kv_cancel *cancel);
+/* Makes it usable again. */
+KV_API void kv_cancel_reset(kv_cancel *cancel);
+KV_API void kv_cancel_release(kv_cancel *cancel);
+
+typedef enum kv_phase {
+  KV_PHASE_OPEN = 1,     /* bytes of the model file checked */
+  KV_PHASE_PREFILL = 2,  /* tokens read */
+  KV_PHASE_SAVE = 3,     /* bytes written */
+  KV_PHASE_VERIFY = 4    /* bytes checked */
+} kv_phase;
+
+/* At most ten calls a second, and one at the end of the work. total is 0 while unknown. */
+typedef int32_t (*kv_progress_fn)(int32_t phase, uint64_t done, uint64_t total, void *user);
+
+/* ---- model ---------------------------------------------------------------------------------------------------------- */
+
+/* A model's weights (a mapped GGUF file), tokenizer and chat format. Immutable; reference-counted. */
+typedef struct kv_model kv_model;
+
+typedef struct kv_model_options {
+  uint32_t struct_size;
+  uint32_t flags;          /* 0 */
+  kv_log_fn log;           /* NULL: silent */
+  void *log_user;
+  const char *chat_format; /* NULL: recognised from the file; or "raw" "chatml" "llama3" "llama2" "mistral" "gemma" "phi" "deepseek" */
+} kv_model_options;
+
+KV_API void kv_model_options_init(kv_model_options *options);
+
+/* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
+ * while the model is open. *out is closed with kv_close.
+ * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (not a GGUF, damaged, contradictory); KV_UNSUPPORTED (architecture, weight
+ * type, tokenizer or feature that is not implemented, named in the message); KV_NO_MEMORY. */
+KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
+
+/* One more reference, to be closed as well. Returns the same pointer. */
+KV_API kv_model *kv_retain(kv_model *model);
+KV_API void kv_close(kv_model *model);
+
+typedef struct kv_model_information {
+  uint32_t struct_size;        /* in: set by the caller to sizeof */
+  uint32_t layers;
+  uint32_t width;              /* of the residual stream */
+  uint32_t heads, kv_heads, head_dim;
+  uint32_t feed_forward;
+  uint32_t vocabulary;         /* tokens */
+  uint64_t context;            /* tokens the model was trained for */
+  uint64_t parameters;
+  uint64_t weight_bytes;       /* in the file */
+  uint64_t kv_bytes_per_token; /* in the store, scales and summaries included */
+  char architecture[32];
+  char name[64];
+  char weights[96];            /* number formats, most used first: "Q4_K Q6_K F32" */
+  char tokenizer[32];
+  char chat_format[16];
+} kv_model_information;
+
+/* Fills *info up to the struct_size it came with. Any thread. */
+KV_API kv_status kv_model_info(const kv_model *model, kv_model_information *info, kv_error *error);
+
+/* The same without opening the model for use: reads metadata and no weights. Errors as kv_open. */
+KV_API kv_status kv_model_inspect(const char *path, kv_model_information *info, kv_error *error);
+
+#define KV_TOKENIZE_SPECIAL 1u  /* text that spells a control token becomes that token (otherwise it is text) */
+#define KV_TOKENIZE_BOS 2u      /* begin with the begin-of-text token, if the model wants one */
+
+/* Writes up to `capacity` ids to tokens (NULL if 0) and the number that the whole text has to *count, whatever the capacity.
+ * KV_LIMIT when capacity is too small (what fits has been written). Any thread. Time is linear in the size. */
+KV_API kv_status kv_tokenize(const kv_model *model, const char *text, size_t size, uint32_t flags, int32_t *tokens,
+                             size_t capacity, size_t *count, kv_error *error);
+
+/* The reverse: bytes to text, their number to *size. Control tokens are left out unless KV_TOKENIZE_SPECIAL. Not terminated. */
+KV_API kv_status kv_detokenize(const kv_model *model, const int32_t *tokens, size_t count, uint32_t flags, char *text,
+                               size_t capacity, size_t *size, kv_error *error);
+
+/* ---- session -------------------------------------------------------------------------------------------------------- */
+
+/* One timeline of tokens with its keys and values. */
+typedef struct kv_session kv_session;
+
+typedef enum kv_kv_type {
+  KV_KV_INT8 = 0, /* int8 pages behind a full-precision window */
+  KV_KV_F32 = 1   /* everything stays in full precision and is attended in full: the reference; costs 7 times the memory */
+} kv_kv_type;
+
+typedef struct kv_session_options {
+  uint32_t struct_size;
+  uint32_t threads;          /* 0: as many as the process has processors; the caller's thread is one of them */
+  uint64_t context;          /* tokens the timeline may hold; 0: what the model was trained for. More is refused */
+  uint32_t kv_type;          /* kv_kv_type */
+  uint32_t window;           /* newest tokens kept in full precision and always attended; 0: 64 */
+  uint32_t prefill_chunk;    /* tokens read together, 1 to 4096; 0: chosen, 512 or less where that would take much memory */
+  uint32_t dense_layers;     /* first layers that attend everything; UINT32_MAX: the strategy's default (quest: 2) */
+  const char *strategy;      /* what decode reads: NULL or "auto", "full", "window", "quest" */
+  uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window; 0: use the fraction */
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest: 0.02, at least 512 tokens) */
+  uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
+  uint32_t reserved;         /* 0 */
+  kv_log_fn log;             /* NULL: silent */
+  void *log_user;
+} kv_session_options;
+
+KV_API void kv_session_options_init(kv_session_options *options);
+
+/* An empty timeline. *out is closed with kv_session_close. KV_BAD_ARGUMENT (unknown strategy, ranges), KV_NO_MEMORY, KV_LIMIT. */
+KV_API kv_status kv_session_open(kv_model *model, const kv_session_options *options, kv_session **out, kv_error *error);
+KV_API void kv_session_close(kv_session *session);
+
+/* Changes what decode reads from now on, as the options of the same names do. KV_BAD_ARGUMENT leaves it as it was. */
+KV_API kv_status kv_session_set_strategy(kv_session *session, const char *strategy, uint64_t budget_tokens,
+                                         double budget_fraction, kv_error *error);
+
+typedef struct kv_call_options {
+  uint32_t struct_size;
+  uint32_t flags;           /* kv_prefill: KV_TOKENIZE_SPECIAL; kv_file_verify and others: 0 */
+  kv_cancel *cancel;        /* NULL: cannot be cancelled but by the callback */
+  kv_progress_fn progress;  /* NULL: none */
+  void *progress_user;
+} kv_call_options;
+
+KV_API void kv_call_options_init(kv_call_options *options);
+
+/* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
+ * document. Attention is exact over everything before. When cancelled it keeps whole chunks: *tokens_done (may be NULL) tells in every
+ * case how many tokens were added; *bytes_done how many bytes of the text they stand for, so that a later call may go on there.
+ * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+KV_API kv_status kv_prefill(kv_session *session, const char *text, size_t size, const kv_call_options *options,
+                            uint64_t *tokens_done, uint64_t *bytes_done, kv_error *error);
+
+/* The same with the caller's own tokens: no turn is opened, no special token added. */
+KV_API kv_status kv_prefill_tokens(kv_session *session, const int32_t *tokens, size_t count, const kv_call_options *options,
+                                   uint64_t *tokens_done, kv_error *error);
+
+/* As kv_prefill_tokens, and logits: float32 [count][vocabulary] receives the logits at each token. For measurement. */
+KV_API kv_status kv_prefill_logits(kv_session *session, const int32_t *tokens, size_t count, float *logits,
+                                   const kv_call_options *options, kv_error *error);
+
+/* Whole UTF-8 characters of an answer as they are made. Non-zero stops the answer: KV_CANCELLED. */
+typedef int32_t (*kv_text_fn)(const char *text, size_t size, void *user);
+
+typedef struct kv_generate_options {
+  uint32_t struct_size;
+  uint32_t max_tokens;       /* of the answer; 0: 512 */
+  float temperature;         /* 0 (default): greedy */
+  uint32_t top_k;            /* 0: off */
+  float top_p;               /* 1: off */
+  float min_p;               /* 0: off */
+  float repetition_penalty;  /* 1: off; over the last 256 tokens */
+  uint32_t keep;             /* 0 (default): afterwards the timeline is back where it was, exactly; 1: the turn stays in it */
+  uint64_t seed;             /* the same seed and input give the same answer */
+  const char *const *stop;   /* NUL-terminated strings that end the answer and are not part of it */
+  uint32_t stop_count;
+  uint32_t flags;            /* KV_TOKENIZE_SPECIAL applies to the question */
+  kv_cancel *cancel;
+  kv_progress_fn progress;   /* while the question is read */
+  void *progress_user;
+} kv_generate_options;
+
+KV_API void kv_generate_options_init(kv_generate_options *options);
+
+typedef enum kv_stop_reason {
+  KV_STOP_END_OF_TURN = 1, KV_STOP_STRING = 2, KV_STOP_MAX_TOKENS = 3, KV_STOP_CONTEXT_FULL = 4, KV_STOP_CANCELLED = 5
+} kv_stop_reason;
+
+typedef struct kv_answer {
+  uint32_t struct_size;      /* in: set by the caller to sizeof */
+  uint32_t stop_reason;      /* kv_stop_reason */
+  uint64_t question_tokens;  /* with the marks of the turn */
+  uint64_t answer_tokens;
+  uint64_t first_token_ns;   /* from the call to the first token */
+  uint64_t total_ns;
+  uint64_t tokens_read;      /* summed over the decode steps, layers and KV heads: store tokens whose K and V were read */
+  uint64_t tokens_present;   /* and how many full attention would have read */
+} kv_answer;
+
+/* Asks: puts the question in the model's turn, answers it through on_text (may be NULL). answer (may be NULL) is filled also when
+ * the call is stopped. With keep, a stopped or failed call leaves the whole tokens made so far; without, the timeline is as before.
+ * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (empty timeline and empty question), KV_NO_MEMORY,
+ * KV_CORRUPT (a damaged page of a mapped file was met), KV_BUSY. */
+KV_API kv_status kv_generate(kv_session *session, const char *question, size_t size, const kv_generate_options *options,
+                             kv_text_fn on_text, void *user, kv_answer *answer, kv_error *error);
+
+/* Pull style: one more token after what is in the timeline (raw continuation; no turn is opened), sampled as the options say (max_tokens, stop,
+ * keep and callbacks are not used), appended to the timeline. *token is its id; *end is 1 when it ends the turn (may be NULL).
+ * KV_BAD_STATE on an empty timeline; KV_CONTEXT_FULL. */
+KV_API kv_status kv_next(kv_session *session, const kv_generate_options *options, int32_t *token, int32_t *end,
+                         kv_error *error);
+
+/* Tokens in the timeline. */
+KV_API kv_status kv_session_tokens(const kv_session *session, int32_t *tokens, size_t capacity, size_t *count,
+                                   kv_error *error);
+
+/* Goes back to the first `tokens` tokens. Tokens that had left the window come back with the precision of their pages.
+ * KV_BAD_ARGUMENT when there are fewer. */
+KV_API kv_status kv_rewind(kv_session *session, uint64_t tokens, kv_error *error);
+
+/* A second timeline that begins as an exact copy: pages are shared, each session writes only its own tail. The fork has the same options. */
+KV_API kv_status kv_fork(kv_session *session, kv_session **out, kv_error *error);
+
+/* JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read, pages
+ * touched, bytes of memory and of mapped file, timings. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL;
+ * KV_LIMIT when capacity is too small. */
+KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size_t *size, kv_error *error);
+
+/* ---- persistence ---------------------------------------------------------------------------------------------------- */
+
+/* Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
+ * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED: the old file stays. options may be NULL. */
+KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_options *options, kv_error *error);
+
+#define KV_LOAD_VERIFY 1u /* check the whole file now, not each part when it is first used */
+
+/* A new session over a saved timeline, mapped: its time does not depend on the length. session_options as for kv_session_open, but
+ * window and kv_type are the file's. options->flags: KV_LOAD_VERIFY. The file may be replaced or removed by name afterwards, but not cut or
+ * written in place.
+ * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_IO, KV_NO_MEMORY. */
+KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_options *session_options,
+                         const kv_call_options *options, kv_session **out, kv_error *error);
+
+typedef struct kv_file_information {
+  uint32_t struct_size;     /* in: set by the caller to sizeof */
+  uint32_t format_version;
+  uint64_t file_bytes;
+  uint64_t tokens;
+  uint64_t sealed_tokens;
+  uint64_t kv_bytes;        /* pages, scales and summaries */
+  uint32_t layers, kv_heads, head_dim;
+  uint32_t kv_type;
+  char model_name[64];
+} kv_file_information;
+
+/* What a cache file says of itself; checks header and tables only. */
+KV_API kv_status kv_file_inspect(const char *path, kv_file_information *info, kv_error *error);
+
+/* Reads and checks every byte. KV_CORRUPT names section and offset. */
+KV_API kv_status kv_file_verify(const char *path, const kv_call_options *options, kv_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* KVASIR_H */
