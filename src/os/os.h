@@ -43,7 +43,7 @@ class File {
   std::string path_;
 };
 
-// A read-only shared mapping of a whole file, at least `expected` bytes when that is not 0. Valid after the File is closed.
+// A read-only shared mapping of a whole file; an empty file has no data. Valid after the File is closed.
 // Reading a page that another process has cut off the file raises SIGBUS: the size is checked when it is made.
 class Mapping {
  public:

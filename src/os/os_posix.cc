@@ -1,0 +1,453 @@
+// The seam to Linux and macOS. Every system call of the library's file work is in this file.
+//
+// A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A library must not
+// install handlers, so whatever may grow a file compares with the limit first.
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "os/os.h"
+
+#if !defined(__linux__) && !defined(__APPLE__)
+#error "os_posix.cc knows Linux and macOS; another system needs its own file beside it"
+#endif
+
+namespace kvasir::os {
+
+std::atomic<Fault> fault{nullptr};
+
+namespace {
+
+// What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2 GiB less a page.
+constexpr std::size_t max_transfer = std::size_t{1} << 30;
+
+int consult(const char* operation, const std::string& path) {
+  const Fault hook = fault.load(std::memory_order_acquire);
+  return hook ? hook(operation, path.c_str()) : 0;
+}
+
+// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on failure.
+template <class Call>
+auto retried(const char* operation, const std::string& path, Call call) -> decltype(call()) {
+  for (;;) {
+    const int failure = consult(operation, path);
+    decltype(call()) result = -1;
+    if (failure > 0) {
+      errno = failure;
+    } else {
+      result = call();
+    }
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+Code code_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return Code::no_space;
+    case ENOENT:
+    case ENOTDIR:
+      return Code::not_found;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return Code::permission;
+    case ENOMEM:
+      return Code::no_memory;
+    case EMFILE:
+    case ENFILE:
+      return Code::limit;
+    case EISDIR:
+    case ENAMETOOLONG:
+    case ELOOP:
+      return Code::bad_argument;
+    default:
+      return Code::io;
+  }
+}
+
+// strerror_r comes in two kinds, told apart by what it returns.
+[[maybe_unused]] const char* error_text(const char* text, const char*) { return text; }
+[[maybe_unused]] const char* error_text(int, const char* buffer) { return buffer; }
+
+// The end of a path that is too long for a message: the reason after it must survive.
+const char* shown(const std::string& path) {
+  constexpr std::size_t most = 240;
+  if (path.size() <= most) return path.c_str();
+  std::size_t begin = path.size() - most;
+  while (begin < path.size() && (static_cast<unsigned char>(path[begin]) & 0xC0) == 0x80) ++begin;
+  return path.c_str() + begin;
+}
+
+// "cannot <what> <path>: <reason>", from errno.
+Status failed(const char* what, const std::string& path, int error) {
+  char buffer[128] = {};
+  const char* reason = error_text(strerror_r(error, buffer, sizeof buffer), buffer);
+  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason).with_errno(error);
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// "<target>.<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
+bool temporary_name(const std::string& target, std::string* out) {
+  uint64_t random;
+  if (getentropy(&random, sizeof random) != 0) return false;
+  char ending[32];
+  std::snprintf(ending, sizeof ending, ".%016llx.tmp", static_cast<unsigned long long>(random));
+  const std::size_t slash = target.rfind('/');
+  const std::size_t name = slash == std::string::npos ? 0 : slash + 1;
+  std::size_t end = std::min(target.size(), name + NAME_MAX - std::strlen(ending));
+  if (end < target.size()) {
+    while (end > name && (static_cast<unsigned char>(target[end]) & 0xC0) == 0x80) --end;
+  }
+  *out = target.substr(0, end) + ending;
+  return true;
+}
+
+// A descriptor for writing must not take the place of a closed standard stream: the host would print into the file.
+int clear_of_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return higher;
+}
+
+// Whether a file may become `size` bytes long under this process's limit.
+bool within_file_limit(uint64_t size) {
+  if (size > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) return false;
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
+  return size <= limit.rlim_cur;
+}
+
+// A plain file's status, or why it is none: reading a folder, a pipe or a device would fail late or wait for ever.
+Status require_regular(const std::string& path, const struct stat& info) {
+  if (S_ISREG(info.st_mode)) return {};
+  const char* kind = S_ISDIR(info.st_mode) ? "a folder" : "a pipe, a socket or a device";
+  return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind)
+      .with_errno(S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+}
+
+}  // namespace
+
+File::File(File&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status File::open_read(const std::string& path, File* out) {
+  File file;
+  file.path_ = path;
+  // O_NONBLOCK: opening a pipe must not wait for its writer. Plain files do not care.
+  file.fd_ = retried("open", path, [&] {
+    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  });
+  if (file.fd_ < 0) return failed("open", path, errno);
+  struct stat info;
+  if (fstat(file.fd_, &info) != 0) return failed("open", path, errno);
+  Status regular = require_regular(path, info);
+  if (!regular.ok()) return regular;
+  *out = std::move(file);
+  return {};
+}
+
+Status File::create_temporary(const std::string& target, File* out) {
+  if (target.empty() || target.back() == '/') {
+    return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
+  }
+  struct stat info;
+  if (stat(target.c_str(), &info) == 0) {  // known before the work, not when the rename fails after it
+    Status regular = require_regular(target, info);
+    if (!regular.ok()) return regular;
+  }
+  File file;
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    if (!temporary_name(target, &file.path_)) return failed("name a temporary file for", target, errno);
+    file.fd_ = retried("open", file.path_, [&] {
+      return ::open(file.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+    });
+    file.fd_ = clear_of_standard_streams(file.fd_);
+    if (file.fd_ >= 0) {
+      *out = std::move(file);
+      return {};
+    }
+    if (errno != EEXIST) break;
+  }
+  return failed("create", file.path_, errno);
+}
+
+Status File::size(uint64_t* out) const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return failed("ask the size of", path_, errno);
+  *out = static_cast<uint64_t>(info.st_size);
+  return {};
+}
+
+Status File::read(uint64_t offset, void* data, std::size_t size) const {
+  if (offset + size < offset || offset + size > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+    return failed("read", path_, EOVERFLOW).with_offset(offset);
+  }
+  char* to = static_cast<char*>(data);
+  while (size > 0) {
+    std::size_t part = std::min(size, max_transfer);
+    const int failure = consult("read", path_);
+    if (failure < 0) part = part - part / 2;
+    ssize_t n = -1;
+    if (failure > 0) {
+      errno = failure;
+    } else {
+      n = pread(fd_, to, part, static_cast<off_t>(offset));
+    }
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      return failed("read", path_, errno).with_offset(offset);
+    }
+    if (n == 0) {
+      return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early", shown(path_),
+                           static_cast<unsigned long long>(offset), static_cast<unsigned long long>(size))
+          .with_offset(offset);
+    }
+    to += n;
+    offset += static_cast<uint64_t>(n);
+    size -= static_cast<std::size_t>(n);
+  }
+  return {};
+}
+
+Status File::write(uint64_t offset, const void* data, std::size_t size) {
+  if (offset + size < offset || !within_file_limit(offset + size)) {
+    return failed("write", path_, EFBIG).with_offset(offset);
+  }
+  const char* from = static_cast<const char*>(data);
+  while (size > 0) {
+    std::size_t part = std::min(size, max_transfer);
+    const int failure = consult("write", path_);
+    if (failure < 0) part = part - part / 2;
+    ssize_t n = -1;
+    if (failure > 0) {
+      errno = failure;
+    } else {
+      n = pwrite(fd_, from, part, static_cast<off_t>(offset));
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return failed("write", path_, n < 0 ? errno : EIO).with_offset(offset);
+    from += n;
+    offset += static_cast<uint64_t>(n);
+    size -= static_cast<std::size_t>(n);
+  }
+  return {};
+}
+
+// posix_fallocate is not used: where the file system cannot reserve, it writes every block by hand.
+static int reserve_blocks(int fd, uint64_t size) {
+#ifdef __APPLE__
+  fstore_t want = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, static_cast<off_t>(size), 0};
+  if (fcntl(fd, F_PREALLOCATE, &want) != 0) return -1;
+  return ftruncate(fd, static_cast<off_t>(size));
+#else
+  return fallocate(fd, 0, 0, static_cast<off_t>(size));
+#endif
+}
+
+// For file systems that cannot reserve: the size alone, if the space looks free now.
+static int extend_file(int fd, uint64_t size) {
+  struct statvfs space;
+  if (fstatvfs(fd, &space) == 0 && space.f_blocks != 0) {
+    const uint64_t unit = space.f_frsize ? space.f_frsize : space.f_bsize;
+    if (unit != 0 && size / unit > space.f_bavail) {
+      errno = ENOSPC;
+      return -1;
+    }
+  }
+  return ftruncate(fd, static_cast<off_t>(size));
+}
+
+Status File::preallocate(uint64_t size) {
+  if (size == 0) return {};
+  int result = -1;
+  if (!within_file_limit(size)) {
+    errno = EFBIG;
+  } else {
+    result = retried("preallocate", path_, [&] { return reserve_blocks(fd_, size); });
+    if (result != 0 && (errno == EOPNOTSUPP || errno == ENOTSUP || errno == ENOSYS)) {
+      result = retried("preallocate", path_, [&] { return extend_file(fd_, size); });
+    }
+  }
+  if (result == 0) return {};
+  const int error = errno;
+  char what[64];
+  std::snprintf(what, sizeof what, "reserve %llu bytes for", static_cast<unsigned long long>(size));
+  return failed(what, path_, error);
+}
+
+static int sync_descriptor(int fd) {
+#ifdef __APPLE__
+  // fsync on macOS stops at the drive's own cache.
+  if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
+  if (errno == EIO || errno == EINTR) return -1;
+#endif
+  return fsync(fd);
+}
+
+Status File::sync() {
+  const int result = retried("sync", path_, [&] { return sync_descriptor(fd_); });
+  if (result != 0) return failed("sync", path_, errno);
+  return {};
+}
+
+Status File::close() {
+  if (fd_ < 0) return {};
+  const int failure = consult("close", path_);
+  int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
+  if (failure > 0) error = failure;
+  // Interrupted, the descriptor is gone all the same; closing again could hit another thread's new file.
+  if (error == 0 || error == EINTR) return {};
+  return failed("close", path_, error);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_) munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
+}
+
+Status Mapping::map(const File& file, Mapping* out) {
+  Mapping mapping;
+  Status status = file.size(&mapping.size_);
+  if (!status.ok()) return status;
+  if (mapping.size_ > std::numeric_limits<std::size_t>::max()) {
+    return Status::error(Code::limit, "%s is larger than the address space", shown(file.path_));
+  }
+  if (mapping.size_ > 0) {
+    void* data = MAP_FAILED;
+    const int result = retried("map", file.path_, [&] {
+      data = mmap(nullptr, static_cast<std::size_t>(mapping.size_), PROT_READ, MAP_SHARED, file.fd_, 0);
+      return data == MAP_FAILED ? -1 : 0;
+    });
+    if (result != 0) return failed("map", file.path_, errno);
+    mapping.data_ = static_cast<const std::byte*>(data);
+  }
+  *out = std::move(mapping);
+  return {};
+}
+
+void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
+  if (offset >= size_) return;
+  size = std::min(size, size_ - offset);
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t begin = offset / page * page;
+  int flag = MADV_NORMAL;
+  switch (advice) {
+    case Advice::sequential: flag = MADV_SEQUENTIAL; break;
+    case Advice::random: flag = MADV_RANDOM; break;
+    case Advice::will_need: flag = MADV_WILLNEED; break;
+    case Advice::dont_need: flag = MADV_DONTNEED; break;
+  }
+  (void)madvise(const_cast<std::byte*>(data_) + begin, static_cast<std::size_t>(offset + size - begin), flag);
+}
+
+Status rename_replace(const std::string& from, const std::string& to) {
+  const int result = retried("rename", to, [&] { return std::rename(from.c_str(), to.c_str()); });
+  if (result != 0) return failed("replace", to, errno);
+  return {};
+}
+
+Status sync_folder_of(const std::string& path) {
+  const std::string folder = folder_of(path);
+  const int fd = retried("sync_folder", folder, [&] {
+    return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  });
+  if (fd < 0) return failed("open the folder", folder, errno);
+  int result = -1;
+  do {
+    result = sync_descriptor(fd);
+  } while (result != 0 && errno == EINTR);
+  const int error = errno;
+  ::close(fd);
+  // Some file systems cannot sync a folder and say so by these; their renames are as durable as they make them.
+  if (result != 0 && error != EINVAL && error != ENOTSUP && error != EOPNOTSUPP) {
+    return failed("sync the folder", folder, error);
+  }
+  return {};
+}
+
+Status remove_file(const std::string& path) {
+  const int result = retried("remove", path, [&] { return ::unlink(path.c_str()); });
+  if (result != 0) return failed("remove", path, errno);
+  return {};
+}
+
+uint32_t processor_count() {
+#ifdef __linux__
+  // The kernel's mask may be wider than cpu_set_t: grow until it fits.
+  for (std::size_t processors = CPU_SETSIZE; processors <= (std::size_t{1} << 18); processors *= 2) {
+    cpu_set_t* set = CPU_ALLOC(processors);
+    if (!set) break;
+    const std::size_t bytes = CPU_ALLOC_SIZE(processors);
+    const bool known = sched_getaffinity(0, bytes, set) == 0;
+    const int count = known ? CPU_COUNT_S(bytes, set) : 0;
+    const int error = errno;
+    CPU_FREE(set);
+    if (known) return count > 0 ? static_cast<uint32_t>(count) : 1;
+    if (error != EINVAL) break;
+  }
+#endif
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? static_cast<uint32_t>(online) : 1;
+}
+
+uint64_t now_ns() {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+void name_this_thread(const char* name) {
+  char cut[16];  // Linux takes 15 bytes and refuses more
+  std::snprintf(cut, sizeof cut, "%s", name);
+#ifdef __APPLE__
+  pthread_setname_np(cut);
+#else
+  pthread_setname_np(pthread_self(), cut);
+#endif
+}
+
+}  // namespace kvasir::os
