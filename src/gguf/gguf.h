@@ -1,7 +1,8 @@
 // GGUF v2 and v3: bytes to metadata and a list of tensors. No I/O, no copies of weights, no recursion.
 //
 // parse() accepts any bytes. Counts are capped by the bytes that remain before anything is allocated; every tensor that is
-// returned lies wholly within the file at a valid alignment; names are unique; no dimension is zero.
+// returned lies wholly within the file at a valid alignment and shares no byte with another; names are unique; no dimension
+// is zero; every value's bytes are as long as its type and count say. A file without tensors (a bare vocabulary) is valid.
 // Strings and arrays are views into the caller's bytes, which must outlive the Gguf.
 #pragma once
 
@@ -11,7 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -42,17 +43,22 @@ struct GgufTensor {
 class Gguf {
  public:
   // On failure *out is unchanged. The message names the key or tensor; offset() is where it stands.
+  // Code::unsupported: not GGUF at all, another version, big-endian, a tensor type the library cannot compute with.
+  // Code::limit: more than 65536 keys or tensors. Code::corrupt: everything else.
   static Status parse(std::span<const std::byte> file, Gguf* out);
 
-  uint32_t version() const;
-  uint64_t data_offset() const;  // where tensor data begins
+  using Entry = std::pair<std::string_view, GgufValue>;
+
+  uint32_t version() const { return version_; }
+  uint64_t data_offset() const { return data_offset_; }  // where tensor data begins, bytes; the file's size if there is none
 
   const GgufValue* find(std::string_view key) const;
   const GgufTensor* find_tensor(std::string_view name) const;
-  std::span<const GgufTensor> tensors() const;                          // in file order
-  std::span<const std::pair<std::string_view, GgufValue>> entries() const;  // in file order
+  std::span<const GgufTensor> tensors() const { return tensors_; }  // in file order
+  std::span<const Entry> entries() const { return entries_; }       // in file order
 
-  // Typed access: nothing when the key is absent or of another type (integers of any width convert when they fit).
+  // Typed access: nothing when the key is absent or of another type. Integers of any width convert when the value
+  // (of an array: every value) fits; get_float takes f32 and f64.
   std::optional<uint64_t> get_uint(std::string_view key) const;
   std::optional<double> get_float(std::string_view key) const;
   std::optional<bool> get_bool(std::string_view key) const;
@@ -63,7 +69,15 @@ class Gguf {
   std::optional<std::vector<int32_t>> get_ints(std::string_view key) const;
 
  private:
-  // the implementer's
+  friend class GgufParser;
+
+  uint32_t version_ = 0;
+  uint64_t data_offset_ = 0;
+  std::vector<Entry> entries_;
+  std::vector<GgufTensor> tensors_;
+  // Positions in entries_ and tensors_, sorted by name. Not hash tables: a file cannot choose names that make these slow.
+  std::vector<uint32_t> key_order_;
+  std::vector<uint32_t> tensor_order_;
 };
 
 }  // namespace kvasir

@@ -1,0 +1,68 @@
+// The table of GGML's tensor formats: every id that files in the wild use, and the block size of those that the
+// library computes with.
+#include "gguf/tensor_type.h"
+
+#include <cstddef>
+#include <iterator>
+
+namespace kvasir {
+namespace {
+
+// Indexed by the id in the file. block_elements is 0 where only the name is known.
+constexpr TensorTypeInfo kTypes[] = {
+    {"F32", 1, 4},         // 0
+    {"F16", 1, 2},         // 1
+    {"Q4_0", 32, 18},      // 2: f16 scale, 32 x 4 bits
+    {"Q4_1", 32, 20},      // 3: f16 scale and minimum, 32 x 4 bits
+    {"Q4_2", 0, 0},        // 4
+    {"Q4_3", 0, 0},        // 5
+    {"Q5_0", 32, 22},      // 6: f16 scale, 32 high bits, 32 x 4 bits
+    {"Q5_1", 32, 24},      // 7: f16 scale and minimum, 32 high bits, 32 x 4 bits
+    {"Q8_0", 32, 34},      // 8: f16 scale, 32 x 8 bits
+    {"Q8_1", 0, 0},        // 9
+    {"Q2_K", 256, 84},     // 10
+    {"Q3_K", 256, 110},    // 11
+    {"Q4_K", 256, 144},    // 12
+    {"Q5_K", 256, 176},    // 13
+    {"Q6_K", 256, 210},    // 14
+    {"Q8_K", 0, 0},        // 15
+    {"IQ2_XXS", 0, 0},     // 16
+    {"IQ2_XS", 0, 0},      // 17
+    {"IQ3_XXS", 0, 0},     // 18
+    {"IQ1_S", 0, 0},       // 19
+    {"IQ4_NL", 32, 18},    // 20: f16 scale, 32 x 4 bits into a table of 16 values
+    {"IQ3_S", 0, 0},       // 21
+    {"IQ2_S", 0, 0},       // 22
+    {"IQ4_XS", 0, 0},      // 23
+    {"I8", 0, 0},          // 24
+    {"I16", 0, 0},         // 25
+    {"I32", 0, 0},         // 26
+    {"I64", 0, 0},         // 27
+    {"F64", 0, 0},         // 28
+    {"IQ1_M", 0, 0},       // 29
+    {"BF16", 1, 2},        // 30
+    {"Q4_0_4_4", 0, 0},    // 31
+    {"Q4_0_4_8", 0, 0},    // 32
+    {"Q4_0_8_8", 0, 0},    // 33
+    {"TQ1_0", 0, 0},       // 34
+    {"TQ2_0", 0, 0},       // 35
+    {"IQ4_NL_4_4", 0, 0},  // 36
+    {"IQ4_NL_4_8", 0, 0},  // 37
+    {"IQ4_NL_8_8", 0, 0},  // 38
+    {"MXFP4", 0, 0},       // 39
+    {"NVFP4", 0, 0},       // 40
+    {"Q1_0", 0, 0},        // 41
+    {"Q2_0", 0, 0},        // 42
+};
+
+}  // namespace
+
+const TensorTypeInfo* tensor_type_info(TensorType type) {
+  const auto id = static_cast<std::size_t>(type);
+  if (id >= std::size(kTypes) || kTypes[id].block_elements == 0) return nullptr;
+  return &kTypes[id];
+}
+
+const char* tensor_type_name(uint32_t id) { return id < std::size(kTypes) ? kTypes[id].name : nullptr; }
+
+}  // namespace kvasir
