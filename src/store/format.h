@@ -1,5 +1,8 @@
 // The cache file's format, in one place for reader and writer; format.md says it byte by byte.
-// All integers are little endian. Sections begin at multiples of section_align; section and table sizes are exact.
+//
+// All integers are little endian. Nothing in the layout is free: sections follow each other in the order of the section table, each at
+// the next multiple of section_align, and the checksum tables follow the last one. A reader computes where everything
+// must be and refuses a file that says otherwise, so overlaps and gaps cannot be expressed.
 #pragma once
 
 #include <array>
@@ -7,11 +10,48 @@
 
 namespace kvasir::format {
 
+// Shows what text-mode transfers do: a byte with its high bit set, "KVC", CR LF, the DOS end of file, LF.
+constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
+constexpr uint32_t byte_order = 0x0A0B0C0D;
+
 constexpr uint32_t version = 1;          // written
 constexpr uint32_t minimum_reader = 1;   // the oldest reader that understands what is written
 constexpr uint64_t header_bytes = 4096;
 constexpr uint64_t block_bytes = 4096;   // of checksums: a page of the store, so that checking one reads nothing else
 constexpr uint64_t section_align = 65536;
+constexpr uint32_t max_sections = 32;
+
+// Seed of the header's checksum. A block's and a table's seed is its offset in the file.
+constexpr uint64_t header_seed = 0x726973'61764B01;
+
+// Byte offsets in the header. Those up to place_file_size and place_checksum hold for every version to come.
+constexpr uint64_t place_magic = 0;            // u8 [8]
+constexpr uint64_t place_version = 8;          // u32
+constexpr uint64_t place_minimum_reader = 12;  // u32
+constexpr uint64_t place_byte_order = 16;      // u32
+constexpr uint64_t place_section_count = 20;   // u32
+constexpr uint64_t place_file_size = 24;       // u64, bytes
+constexpr uint64_t place_model = 32;           // u8 [32]
+constexpr uint64_t place_layers = 64;          // u32
+constexpr uint64_t place_kv_heads = 68;        // u32
+constexpr uint64_t place_head_dim = 72;        // u32
+constexpr uint64_t place_vocabulary = 76;      // u32
+constexpr uint64_t place_tokens = 80;          // u64
+constexpr uint64_t place_model_name = 88;      // char [64]
+constexpr uint64_t place_sections = 256;       // [max_sections][entry_bytes]
+constexpr uint64_t place_checksum = 4088;      // u64, of all bytes before it
+
+// Byte offsets in an entry of the section table.
+constexpr uint64_t entry_bytes = 64;
+constexpr uint64_t entry_kind = 0;             // u32
+constexpr uint64_t entry_version = 4;          // u32
+constexpr uint64_t entry_flags = 8;            // u32
+constexpr uint64_t entry_offset = 16;          // u64
+constexpr uint64_t entry_size = 24;            // u64, bytes
+constexpr uint64_t entry_table_offset = 32;    // u64
+constexpr uint64_t entry_table_checksum = 40;  // u64
+
+static_assert(place_sections + max_sections * entry_bytes <= place_checksum);
 
 enum class SectionKind : uint32_t {
   state = 1,       // the timeline's small facts (session/persist.cc)
@@ -28,8 +68,25 @@ enum class SectionKind : uint32_t {
   index = 12,      // reserved: a strategy's own structure, by name and version
 };
 
+// Whether this reader understands a section's contents. The reserved kinds are not understood yet.
+constexpr bool is_known(SectionKind kind) {
+  return kind >= SectionKind::state && kind <= SectionKind::statistics;
+}
+
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
 constexpr uint32_t optional_section = 1;
+
+// The flags a kind is written with: statistics are for people, an index can be built again.
+constexpr uint32_t flags_of(SectionKind kind) {
+  return kind == SectionKind::statistics || kind == SectionKind::index ? optional_section : 0;
+}
+
+constexpr const char* name_of(SectionKind kind) {
+  constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
+                                   "scales", "bounds", "means", "statistics", "recurrent", "index"};
+  const auto i = static_cast<uint32_t>(kind);
+  return names[i < sizeof names / sizeof *names ? i : 0];
+}
 
 // What a cache belongs to; compared on load, so that a cache of other weights is refused.
 struct Identity {
