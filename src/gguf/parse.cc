@@ -77,7 +77,7 @@ Status refuse_tensor_type(std::string_view tensor, uint32_t type, uint64_t at) {
     const TensorTypeInfo* info = tensor_type_info(static_cast<TensorType>(id));
     if (!info || length + std::strlen(info->name) + 2 > sizeof known) continue;
     known[length++] = ' ';
-    std::strcpy(known + length, info->name);
+    std::memcpy(known + length, info->name, std::strlen(info->name) + 1);
     length += std::strlen(info->name);
   }
   char number[16];

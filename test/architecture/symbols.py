@@ -1,0 +1,74 @@
+"""What the built library shows to its host: symbols.py SHARED STATIC NM READELF STRIP, either library may be "".
+
+The symbols are the header's functions and no others, nothing of the language runtime is exported, nothing runs when the library is
+loaded, it needs only the libraries it says, and it stays small.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from source import code_only, finish, read
+
+MOST_BYTES = 3_000_000  # of the stripped shared library
+NEEDED = re.compile(r"lib(c|m|stdc\+\+|gcc_s|zstd|pcre2-8|mimalloc(-secure)?|pthread)\.so|ld-linux|ld-musl")
+NEVER_IMPORTED = {"abort", "exit", "_exit", "printf", "puts", "putchar", "fputs", "fwrite", "perror", "__printf_chk", "__fprintf_chk",
+                  "getenv", "secure_getenv", "signal", "sigaction", "_ZSt4cout", "_ZSt4cerr", "_ZSt9terminatev"}
+TOLD_AT_START = 8  # bytes of .init_array: the compiler's own frame_dummy
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def declared():
+    return set(re.findall(r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(", code_only(read("include/kvasir.h"))))
+
+
+def names(listing):
+    """Symbol names of nm -P: "name[@@version] type ..."; A is the version's own entry."""
+    for line in listing.splitlines():
+        fields = line.split()
+        if len(fields) >= 2 and len(fields[1]) == 1 and fields[1] != "A":
+            yield fields[0].split("@")[0]
+
+
+def compare(what, found, wanted):
+    for name in sorted(found - wanted):
+        yield f"{what} exports {name}, which include/kvasir.h does not declare"
+    for name in sorted(wanted - found):
+        yield f"{what} lacks {name}, which include/kvasir.h declares"
+
+
+def shared_problems(library, nm, readelf, strip, wanted):
+    yield from compare("the shared library", set(names(run(nm, "-D", "-P", "--defined-only", library))), wanted)
+    for name in sorted(set(names(run(nm, "-D", "-P", "--undefined-only", library))) & NEVER_IMPORTED):
+        yield f"the shared library calls {name}"
+    for name in re.findall(r"\(NEEDED\).*\[(.*?)\]", run(readelf, "-d", "-W", library)):
+        if not NEEDED.match(name):
+            yield f"the shared library needs {name}"
+    section = re.search(r"\.init_array\s+INIT_ARRAY\s+\S+\s+\S+\s+(\S+)", run(readelf, "-S", "-W", library))
+    if section and int(section.group(1), 16) > TOLD_AT_START:
+        yield f"{int(section.group(1), 16) // 8 - 1} static initialisers run when the library is loaded"
+    with tempfile.TemporaryDirectory() as folder:
+        stripped = pathlib.Path(folder) / "stripped.so"
+        run(strip, "-o", str(stripped), library)
+        size = stripped.stat().st_size
+    print(f"stripped: {size} bytes")
+    if size >= MOST_BYTES:
+        yield f"the stripped shared library has {size} bytes, {MOST_BYTES} or more"
+
+
+def main():
+    shared, static, nm, readelf, strip = sys.argv[1:]
+    wanted = declared()
+    problems = [] if wanted else ["no function found in include/kvasir.h"]
+    if shared:
+        problems += shared_problems(shared, nm, readelf, strip, wanted)
+    if static:
+        problems += compare("the static library", set(names(run(nm, "-g", "-P", "--defined-only", static))), wanted)
+    return finish(problems)
+
+
+sys.exit(main())
