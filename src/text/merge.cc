@@ -1,0 +1,120 @@
+// The table is a flat hash map; the row is a doubly linked list in arrays with a binary heap beside it.
+#include "text/merge.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace kvasir {
+namespace {
+
+constexpr uint64_t kFree = UINT64_MAX;  // (kNoSymbol, kNoSymbol) is never added
+constexpr uint32_t kEnd = UINT32_MAX;
+
+uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | right; }
+
+}  // namespace
+
+MergeTable::MergeTable(std::size_t expected) {
+  std::size_t capacity = 16;
+  while (capacity < expected * 2) capacity *= 2;
+  slots_.assign(capacity, Slot{kFree, {}});
+}
+
+std::size_t MergeTable::place(uint64_t pair) const {
+  const std::size_t mask = slots_.size() - 1;
+  // Fibonacci hashing: the golden ratio's multiplier spreads neighbouring ids; the high half is the mixed one.
+  const uint64_t mixed = (pair ^ pair >> 29) * 0x9E3779B97F4A7C15u;
+  std::size_t i = static_cast<std::size_t>(mixed >> 32) & mask;
+  while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & mask;
+  return i;
+}
+
+void MergeTable::grow() {
+  Array<Slot> old(slots_.size() * 2, Slot{kFree, {}});
+  old.swap(slots_);
+  for (const Slot& slot : old) {
+    if (slot.pair != kFree) slots_[place(slot.pair)] = slot;
+  }
+}
+
+void MergeTable::add(Symbol left, Symbol right, Merge merge) {
+  if ((used_ + 1) * 2 > slots_.size()) grow();
+  const uint64_t pair = pair_of(left, right);
+  Slot& slot = slots_[place(pair)];
+  if (slot.pair == pair) return;
+  slot = Slot{pair, merge};
+  ++used_;
+}
+
+const MergeTable::Merge* MergeTable::find(Symbol left, Symbol right) const {
+  if (left == kNoSymbol || right == kNoSymbol) return nullptr;
+  const Slot& slot = slots_[place(pair_of(left, right))];
+  return slot.pair == kFree ? nullptr : &slot.merge;
+}
+
+void MergeRow::clear() {
+  symbols_.clear();
+  starts_.clear();
+}
+
+void MergeRow::push(Symbol symbol, uint32_t start) {
+  symbols_.push_back(symbol);
+  starts_.push_back(start);
+}
+
+void MergeRow::consider(const MergeTable& table, uint32_t left) {
+  const uint32_t right = next_[left];
+  const MergeTable::Merge* merge = right == kEnd ? nullptr : table.find(symbols_[left], symbols_[right]);
+  ranks_[left] = merge ? merge->rank : kEnd;
+  if (!merge) return;
+  results_[left] = merge->result;
+  heap_.push_back(uint64_t{merge->rank} << 32 | left);
+  std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+}
+
+void MergeRow::merge(const MergeTable& table) {
+  const auto n = static_cast<uint32_t>(symbols_.size());
+  if (n < 2) return;
+  next_.resize(n);
+  previous_.resize(n);
+  ranks_.resize(n);
+  results_.resize(n);
+  heap_.clear();
+  for (uint32_t i = 0; i < n; ++i) {
+    next_[i] = i + 1 < n ? i + 1 : kEnd;
+    previous_[i] = i > 0 ? i - 1 : kEnd;
+  }
+  for (uint32_t i = 0; i < n; ++i) consider(table, i);
+
+  while (!heap_.empty()) {
+    const uint64_t best = heap_.front();
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    heap_.pop_back();
+    const auto left = static_cast<uint32_t>(best);
+    // An entry is outdated when its left symbol was swallowed or now makes another pair. One of the same rank at the same
+    // place is as good as the entry that was queued for it, which will in turn be found outdated.
+    if (ranks_[left] != best >> 32) continue;
+    const uint32_t right = next_[left];
+    symbols_[left] = results_[left];
+    ranks_[right] = kEnd;
+    starts_[right] = kEnd;
+    next_[left] = next_[right];
+    if (next_[left] != kEnd) previous_[next_[left]] = left;
+    consider(table, left);
+    if (previous_[left] != kEnd) consider(table, previous_[left]);
+  }
+  compact();
+}
+
+void MergeRow::compact() {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < symbols_.size(); ++i) {
+    if (starts_[i] == kEnd) continue;
+    symbols_[kept] = symbols_[i];
+    starts_[kept++] = starts_[i];
+  }
+  symbols_.resize(kept);
+  starts_.resize(kept);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,68 @@
+// Merging of neighbouring symbols: the heart of byte-level BPE and of SentencePiece-style BPE.
+//
+// A word begins as a row of symbols (bytes or characters). As long as two neighbours have a merge, the one of the lowest rank, and
+// among equals the leftmost, becomes one symbol. A heap of candidate pairs over a linked row makes that O(n log n) in the symbols.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/memory.h"
+
+namespace kvasir {
+
+// A token id, or a number from the vocabulary's size upward for a text that takes part in merges but is no token.
+using Symbol = uint32_t;
+constexpr Symbol kNoSymbol = UINT32_MAX;  // takes part in no merge
+
+class MergeTable {
+ public:
+  struct Merge {
+    uint32_t rank;  // lower merges first
+    Symbol result;
+  };
+
+  explicit MergeTable(std::size_t expected = 0);
+  // The first merge of a pair stands; later ones of the same pair are dropped. Neither may be kNoSymbol.
+  void add(Symbol left, Symbol right, Merge merge);
+  const Merge* find(Symbol left, Symbol right) const;  // null when the two do not merge
+
+ private:
+  struct Slot {
+    uint64_t pair;
+    Merge merge;
+  };
+  void grow();
+  std::size_t place(uint64_t pair) const;  // its slot, or the free slot where it belongs
+
+  Array<Slot> slots_;  // open addressing, a power of two, at most half full
+  std::size_t used_ = 0;
+};
+
+// The working row of one word; reused from word to word.
+class MergeRow {
+ public:
+  void clear();
+  // Appends a symbol that covers the word's bytes from `start` to the next symbol's start.
+  void push(Symbol symbol, uint32_t start);
+  void merge(const MergeTable& table);
+
+  // After merge(), what is left: symbols in order, each with where it begins.
+  std::size_t size() const { return symbols_.size(); }
+  Symbol symbol(std::size_t i) const { return symbols_[i]; }
+  uint32_t start(std::size_t i) const { return starts_[i]; }
+
+ private:
+  void consider(const MergeTable& table, uint32_t left);  // queues the pair that begins at `left`
+  void compact();
+
+  // [symbols], parallel
+  Array<Symbol> symbols_;
+  Array<uint32_t> starts_;
+  Array<uint32_t> next_, previous_;  // index of the neighbour; UINT32_MAX at the ends
+  Array<uint32_t> ranks_;            // of the pair that begins here; UINT32_MAX when it has no merge
+  Array<Symbol> results_;            // of that merge
+  Array<uint64_t> heap_;             // rank in the high half, index of the left symbol in the low one; may be outdated
+};
+
+}  // namespace kvasir

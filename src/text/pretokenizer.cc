@@ -1,0 +1,197 @@
+// The only file that knows PCRE2. Compiled expressions are immutable and shared by threads; what a match needs is made by the call.
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "text/pretokenizer.h"
+
+#include <pcre2.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "text/pretokenizer_families.h"
+#include "text/utf8.h"
+
+namespace kvasir {
+namespace {
+
+// The characters with the Unicode property White_Space. PCRE2's own \s adds U+180E, which lost the property in Unicode 6.3.
+constexpr std::string_view kWhiteSpace =
+    R"(\t-\r\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+
+// Steps of the matcher for a fragment: generous for the expressions in use, which need a few for a byte, and far from quadratic.
+constexpr uint64_t kMatchEffort = 64;
+constexpr uint32_t kHeapLimit = 20 * 1024;  // KiB, of the interpreter that runs where no machine code can be made
+
+// What stands in for a byte that is not UTF-8 while the text is cut. One byte, so that positions stay.
+constexpr char kStandIn = '\x01';
+
+struct FreeContext {
+  void operator()(pcre2_general_context* p) const { pcre2_general_context_free(p); }
+  void operator()(pcre2_compile_context* p) const { pcre2_compile_context_free(p); }
+  void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
+  void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
+  void operator()(pcre2_code* p) const { pcre2_code_free(p); }
+};
+template <class T>
+using Pcre = std::unique_ptr<T, FreeContext>;
+
+template <class T>
+Pcre<T> owned(T* p) {
+  if (!p) throw std::bad_alloc();
+  return Pcre<T>(p);
+}
+
+Pcre<pcre2_general_context> make_context() {
+  return owned(pcre2_general_context_create([](PCRE2_SIZE size, void*) { return allocate(size); },
+                                            [](void* p, void*) { deallocate(p); }, nullptr));
+}
+
+// Replaces \s and \S by the characters they mean.
+std::string expand(std::string_view expression) {
+  std::string out;
+  bool in_class = false;
+  for (std::size_t i = 0; i < expression.size(); ++i) {
+    const char c = expression[i];
+    if (c == '\\') {
+      const char escaped = expression[++i];
+      if (escaped == 's') out.append(in_class ? "" : "[").append(kWhiteSpace).append(in_class ? "" : "]");
+      else if (escaped == 'S') out.append("[^").append(kWhiteSpace).append("]");
+      else out.append({c, escaped});
+      continue;
+    }
+    if (c == '[') in_class = true;
+    if (c == ']') in_class = false;
+    out.push_back(c);
+  }
+  return out;
+}
+
+// A copy with every byte that is not UTF-8 replaced, empty when there is none.
+Array<char> replace_invalid(std::string_view text) {
+  Array<char> copy;
+  std::size_t length;
+  for (std::size_t i = 0; i < text.size(); i += length) {
+    const Utf8 step = utf8_step(text.substr(i), &length);
+    if (step == Utf8::valid) continue;
+    if (copy.empty()) copy.assign(text.begin(), text.end());
+    std::fill_n(copy.begin() + static_cast<std::ptrdiff_t>(i), length, kStandIn);
+  }
+  return copy;
+}
+
+}  // namespace
+
+struct Pretokenizer::Steps {
+  const PretokenizerFamily* family;
+  Pcre<pcre2_general_context> context;
+  std::vector<Pcre<pcre2_code>> codes;
+};
+
+namespace {
+
+// One call of split(): walks the expressions depth first, so no list of pieces is kept.
+class Cutter {
+ public:
+  Cutter(pcre2_general_context* context, const std::vector<Pcre<pcre2_code>>& codes, std::string_view text,
+         std::string_view subject, const Pretokenizer::Word& word)
+      : codes_(codes),
+        text_(text),
+        subject_(subject),
+        word_(word),
+        limits_(owned(pcre2_match_context_create(context))),
+        match_(owned(pcre2_match_data_create(1, context))) {
+    const uint64_t effort = std::min<uint64_t>(UINT32_MAX, kMatchEffort * (text.size() + 1024));
+    pcre2_set_match_limit(limits_.get(), static_cast<uint32_t>(effort));
+    pcre2_set_heap_limit(limits_.get(), kHeapLimit);
+  }
+
+  // Recursion is as deep as there are expressions.
+  Status cut(std::size_t step, std::size_t begin, std::size_t end) {
+    if (begin == end) return {};
+    if (step == codes_.size()) return word_(text_.substr(begin, end - begin));
+    std::size_t rest = begin, match_begin, match_end;
+    while (rest < end) {
+      bool found;
+      if (Status status = find(step, begin, end, rest, &found, &match_begin, &match_end); !status.ok()) return status;
+      if (!found) break;
+      if (Status status = cut(step + 1, rest, match_begin); !status.ok()) return status;
+      if (Status status = cut(step + 1, match_begin, match_end); !status.ok()) return status;
+      rest = match_end;
+    }
+    return cut(step + 1, rest, end);
+  }
+
+ private:
+  // Positions are the text's, the matcher sees [begin, end) only.
+  Status find(std::size_t step, std::size_t begin, std::size_t end, std::size_t from, bool* found, std::size_t* match_begin,
+              std::size_t* match_end) {
+    const auto* subject = reinterpret_cast<PCRE2_SPTR>(subject_.data() + begin);
+    constexpr uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    int rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin, options, match_.get(), limits_.get());
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+      rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin, options | PCRE2_NO_JIT, match_.get(),
+                       limits_.get());
+    *found = rc >= 0;
+    if (rc >= 0) {
+      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match_.get());
+      *match_begin = begin + range[0];
+      *match_end = begin + range[1];
+      return {};
+    }
+    if (rc == PCRE2_ERROR_NOMATCH) return {};
+    if (rc == PCRE2_ERROR_NOMEMORY) return Status::error(Code::no_memory, "cutting text into words");
+    if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT)
+      return Status::error(Code::limit, "cutting text into words at byte %zu took too much effort", from);
+    return Status::error(Code::internal, "cutting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
+  }
+
+  const std::vector<Pcre<pcre2_code>>& codes_;
+  std::string_view text_, subject_;
+  const Pretokenizer::Word& word_;
+  Pcre<pcre2_match_context> limits_;
+  Pcre<pcre2_match_data> match_;
+};
+
+}  // namespace
+
+Pretokenizer::Pretokenizer(std::unique_ptr<const Steps> steps) : steps_(std::move(steps)) {}
+Pretokenizer::~Pretokenizer() = default;
+
+bool Pretokenizer::adds_bos() const { return steps_->family->adds_bos; }
+bool Pretokenizer::takes_whole_words() const { return steps_->family->takes_whole_words; }
+
+Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretokenizer>* out) {
+  auto steps = std::make_unique<Steps>();
+  steps->family = find_pretokenizer_family(name);
+  if (!steps->family)
+    return Status::error(Code::unsupported, "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not known",
+                         static_cast<int>(std::min<std::size_t>(name.size(), 64)), name.data());
+  steps->context = make_context();
+  const auto options = owned(pcre2_compile_context_create(steps->context.get()));
+  for (const char* const* expression = steps->family->expressions; *expression; ++expression) {
+    const std::string expanded = expand(*expression);
+    int error = 0;
+    PCRE2_SIZE at = 0;
+    pcre2_code* code =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_DOLLAR_ENDONLY | PCRE2_NO_AUTO_CAPTURE, &error,
+                      &at, options.get());
+    if (!code)
+      return Status::error(Code::internal, "the expression of \"%.*s\" does not compile (PCRE2 error %d at %zu)",
+                           static_cast<int>(name.size()), name.data(), error, at);
+    steps->codes.emplace_back(code);
+    // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same result.
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  }
+  out->reset(new Pretokenizer(std::move(steps)));
+  return {};
+}
+
+Status Pretokenizer::split(std::string_view text, const Word& word) const {
+  const Array<char> replaced = replace_invalid(text);
+  const std::string_view subject = replaced.empty() ? text : std::string_view(replaced.data(), replaced.size());
+  return Cutter(steps_->context.get(), steps_->codes, text, subject, word).cut(0, 0, text.size());
+}
+
+}  // namespace kvasir

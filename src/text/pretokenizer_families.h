@@ -1,0 +1,18 @@
+// Which regular expressions cut text for which value of tokenizer.ggml.pre. Facts about published models.
+#pragma once
+
+#include <string_view>
+
+namespace kvasir {
+
+struct PretokenizerFamily {
+  // Each expression cuts what the one before it left: its matches and the gaps between them become pieces. Null-terminated.
+  const char* const* expressions;
+  bool adds_bos = false;
+  bool takes_whole_words = false;
+};
+
+// Null for a name that is not known.
+const PretokenizerFamily* find_pretokenizer_family(std::string_view name);
+
+}  // namespace kvasir

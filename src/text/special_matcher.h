@@ -1,0 +1,43 @@
+// Finds the spellings of special tokens in text: leftmost first, and the longest of those that begin at the same place.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/memory.h"
+#include "text/vocabulary.h"
+
+namespace kvasir {
+
+// A trie. The cost of a search is at most the text's size times the longest spelling (tens of bytes in real vocabularies), and
+// in ordinary text one table look-up a byte.
+class SpecialMatcher {
+ public:
+  struct Match {
+    std::size_t begin, end;  // bytes of the text
+    Token token;
+  };
+
+  // Knows user-defined tokens, which always count, and control and unknown tokens, which count when asked for.
+  explicit SpecialMatcher(const Vocabulary& vocabulary);
+
+  // The first match at or after `from`. False when there is none.
+  bool find(std::string_view text, std::size_t from, bool with_control, Match* out) const;
+
+ private:
+  struct Node {
+    uint32_t child = 0, sibling = 0;  // 0: none
+    unsigned char byte = 0;
+    bool is_control = false;  // of the token
+    Token token = -1;         // that ends here
+  };
+  void insert(std::string_view text, Token token, bool is_control);
+  uint32_t step(uint32_t node, unsigned char byte) const;  // 0 when there is no such child
+
+  Array<Node> nodes_;     // [0] is the root
+  uint32_t first_[256] = {};  // the root's children
+  bool has_user_defined_ = false;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,135 @@
+// What all tokenizers share: special tokens around plain text, pieces, roles.
+#include "text/tokenizer.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/checksum.h"
+#include "text/special_matcher.h"
+#include "text/tokenizer_kinds.h"
+#include "text/vocabulary.h"
+
+namespace kvasir {
+namespace {
+
+bool is_hidden(TokenKind kind) { return kind == TokenKind::control || kind == TokenKind::unknown; }
+
+constexpr bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+struct ModelKind {
+  std::string_view name;  // the value of tokenizer.ggml.model
+  const char* meaning;
+};
+constexpr ModelKind kUnsupported[] = {
+    {"bert", "WordPiece"},       {"t5", "Unigram"},       {"rwkv", "RWKV World"}, {"plamo2", "PLaMo-2"},
+    {"gemma4", "Gemma 4's BPE"}, {"no_vocab", "no text"}, {"none", "no text"},
+};
+
+}  // namespace
+
+Tokenizer::Tokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces)
+    : name_(std::move(name)),
+      vocabulary_(std::move(vocabulary)),
+      pieces_(std::make_unique<const StringList>(std::move(pieces))),
+      specials_(std::make_unique<const SpecialMatcher>(*vocabulary_)) {}
+
+Tokenizer::~Tokenizer() = default;
+
+Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
+  const auto model = gguf.get_string("tokenizer.ggml.model");
+  if (!model) return Status::error(Code::unsupported, "the file has no tokenizer (tokenizer.ggml.model is missing)");
+  if (*model == "gpt2") return load_bpe(gguf, out);
+  if (*model == "llama") return load_spm(gguf, out);
+  for (const ModelKind& kind : kUnsupported) {
+    if (*model == kind.name)
+      return Status::error(Code::unsupported, "the tokenizer \"%s\" (tokenizer.ggml.model: %s) is not supported",
+                           kind.name.data(), kind.meaning);
+  }
+  return Status::error(Code::unsupported, "the tokenizer \"%.*s\" (tokenizer.ggml.model) is not known",
+                       static_cast<int>(std::min<std::size_t>(model->size(), 64)), model->data());
+}
+
+Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const {
+  if (text.size() > std::numeric_limits<int32_t>::max())
+    return Status::error(Code::limit, "a text of %zu bytes is too long to encode at once", text.size());
+  EncodeScratch scratch(text.size());
+  const std::size_t before = out->size();
+  bool begins = text_start;
+  for (std::size_t at = 0; at < text.size();) {
+    SpecialMatcher::Match match{};
+    const bool found = specials_->find(text, at, parse_special, &match);
+    const std::size_t end = found ? match.begin : text.size();
+    if (end > at) {
+      if (Status status = encode_plain(text.substr(at, end - at), begins, &scratch, out); !status.ok()) {
+        out->resize(before);
+        return status;
+      }
+    }
+    if (!found) break;
+    out->push_back(match.token);
+    begins = true;
+    at = match.end;
+    if (strips_after_special_ && is_hidden(kind(match.token)) && match.token != bos()) {
+      while (at < text.size() && is_blank(text[at])) ++at;
+    }
+  }
+  return {};
+}
+
+std::string_view Tokenizer::piece(Token token, bool special) const {
+  if (!vocabulary_->contains(token) || (!special && is_hidden(kind(token)))) return {};
+  return (*pieces_)[static_cast<std::size_t>(token)];
+}
+
+uint32_t Tokenizer::size() const { return vocabulary_->size(); }
+TokenKind Tokenizer::kind(Token token) const {
+  return vocabulary_->contains(token) ? vocabulary_->kind(token) : TokenKind::unused;
+}
+Token Tokenizer::find(std::string_view token_text) const { return vocabulary_->find(token_text); }
+Token Tokenizer::bos() const { return vocabulary_->special().bos; }
+Token Tokenizer::eos() const { return vocabulary_->special().eos; }
+bool Tokenizer::add_bos() const { return vocabulary_->adds_bos(); }
+bool Tokenizer::add_eos() const { return vocabulary_->adds_eos(); }
+bool Tokenizer::ends_turn(Token token) const { return vocabulary_->ends_turn(token); }
+
+WordCache::WordCache(std::size_t text_size) {
+  // About a slot for every distinct word of a long text; small for a short one, which has to clear it too.
+  std::size_t capacity = 64;
+  while (capacity < text_size / 16 && capacity < 16384) capacity *= 2;
+  entries_.resize(capacity);
+}
+
+WordCache::Entry& WordCache::at(std::string_view word) {
+  return entries_[static_cast<std::size_t>(checksum(word.data(), word.size(), 0)) & (entries_.size() - 1)];
+}
+
+Status MergeModel::finish(std::string_view word, MergeRow* row, Array<Token>* out) const {
+  row->merge(merges_);
+  for (std::size_t i = 0; i < row->size(); ++i) {
+    if (symbols_.is_token(row->symbol(i))) {
+      out->push_back(static_cast<Token>(row->symbol(i)));
+      continue;
+    }
+    const std::size_t begin = row->start(i);
+    const std::size_t end = i + 1 < row->size() ? row->start(i + 1) : word.size();
+    if (Status status = append_bytes(word.substr(begin, end - begin), out); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status MergeModel::append_bytes(std::string_view bytes, Array<Token>* out) const {
+  const auto token_of = [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)]; };
+  const auto missing = std::find_if(bytes.begin(), bytes.end(), [&](char c) { return token_of(c) < 0; });
+  if (missing == bytes.end()) {
+    for (const char c : bytes) out->push_back(token_of(c));
+    return {};
+  }
+  const Token unknown = vocabulary_.special().unknown;
+  if (unknown < 0)
+    return Status::error(Code::unsupported, "the vocabulary has neither a token for byte 0x%02X nor an unknown token",
+                         static_cast<unsigned>(static_cast<unsigned char>(*missing)));
+  out->push_back(unknown);
+  return {};
+}
+
+}  // namespace kvasir

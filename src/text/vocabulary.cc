@@ -1,0 +1,222 @@
+// Reading tokenizer.ggml.* : every length and id is checked here, so that nothing after it has to.
+#include "text/vocabulary.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <limits>
+
+#include "base/checksum.h"
+
+namespace kvasir {
+namespace {
+
+constexpr uint32_t kFree = UINT32_MAX;
+
+// Tokens after which a model has finished its turn, as the families spell them; metadata often name only one of several.
+constexpr std::string_view kTurnEnds[] = {
+    "<|im_end|>",    "<|eot_id|>",   "<|end|>",        "<end_of_turn>",        "<|endoftext|>",      "</s>",
+    "<|eom_id|>",    "<|return|>",   "<|call|>",       "<|end_of_text|>",      "<EOT>",              "_<EOT>",
+    "<|EOT|>",       "[EOT]",        "[EOS]",          "<end_of_utterance>",   "<|endofturn|>",      "[|endofturn|]",
+    "<|fim_pad|>",   "<|file_sep|>", "<|repo_name|>",  "<｜end▁of▁sentence｜>",
+};
+
+bool is_plain(TokenKind kind) {
+  return kind == TokenKind::normal || kind == TokenKind::user_defined || kind == TokenKind::unused;
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return -1;
+}
+
+}  // namespace
+
+void StringList::reserve(std::size_t strings, std::size_t bytes) {
+  ends_.reserve(strings);
+  bytes_.reserve(bytes);
+}
+
+void StringList::add(std::string_view text) {
+  bytes_.insert(bytes_.end(), text.begin(), text.end());
+  ends_.push_back(bytes_.size());
+}
+
+std::string_view StringList::operator[](std::size_t i) const {
+  const uint64_t begin = i == 0 ? 0 : ends_[i - 1];
+  return {bytes_.data() + begin, static_cast<std::size_t>(ends_[i] - begin)};
+}
+
+void TextIndex::rebuild(const StringList& list, std::size_t capacity) {
+  Array<uint32_t> old(capacity, kFree);
+  old.swap(slots_);
+  for (const uint32_t number : old) {
+    if (number != kFree) slots_[place(list, list[number])] = number;
+  }
+}
+
+void TextIndex::reserve(const StringList& list, std::size_t strings) {
+  std::size_t capacity = 16;
+  while (capacity < strings * 2) capacity *= 2;
+  if (capacity > slots_.size()) rebuild(list, capacity);
+}
+
+std::size_t TextIndex::place(const StringList& list, std::string_view text) const {
+  const std::size_t mask = slots_.size() - 1;
+  std::size_t i = static_cast<std::size_t>(checksum(text.data(), text.size(), 0)) & mask;
+  while (slots_[i] != kFree && list[slots_[i]] != text) i = (i + 1) & mask;
+  return i;
+}
+
+void TextIndex::add(const StringList& list, uint32_t number) {
+  if ((used_ + 1) * 2 > slots_.size()) reserve(list, used_ * 2 + 8);
+  uint32_t& slot = slots_[place(list, list[number])];
+  if (slot != kFree) return;
+  slot = number;
+  ++used_;
+}
+
+uint32_t TextIndex::find(const StringList& list, std::string_view text) const {
+  return slots_.empty() ? kFree : slots_[place(list, text)];
+}
+
+Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out) {
+  Vocabulary vocabulary;
+  if (Status status = vocabulary.load_texts(gguf); !status.ok()) return status;
+  if (Status status = vocabulary.load_kinds(gguf); !status.ok()) return status;
+  if (Status status = vocabulary.load_special(gguf, defaults); !status.ok()) return status;
+  vocabulary.adds_bos_ = gguf.get_bool("tokenizer.ggml.add_bos_token").value_or(adds_bos) && vocabulary.special_.bos >= 0;
+  vocabulary.adds_eos_ = gguf.get_bool("tokenizer.ggml.add_eos_token").value_or(false) && vocabulary.special_.eos >= 0;
+  *out = std::move(vocabulary);
+  return {};
+}
+
+Status Vocabulary::load_texts(const Gguf& gguf) {
+  const auto tokens = gguf.get_strings("tokenizer.ggml.tokens");
+  if (!tokens) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is missing or no array of strings");
+  if (tokens->empty()) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is empty");
+  if (tokens->size() > std::numeric_limits<Token>::max() / 4)
+    return Status::error(Code::limit, "tokenizer.ggml.tokens has %zu tokens", tokens->size());
+  std::size_t bytes = 0;
+  for (const std::string_view token : *tokens) bytes += token.size();
+  texts_.reserve(tokens->size(), bytes);
+  for (const std::string_view token : *tokens) texts_.add(token);
+  return {};
+}
+
+Status Vocabulary::load_kinds(const Gguf& gguf) {
+  const std::size_t n = texts_.size();
+  kinds_.assign(n, TokenKind::normal);
+  if (gguf.find("tokenizer.ggml.token_type")) {
+    const auto types = gguf.get_ints("tokenizer.ggml.token_type");
+    if (!types) return Status::error(Code::corrupt, "tokenizer.ggml.token_type is no array of integers");
+    if (types->size() != n)
+      return Status::error(Code::corrupt, "tokenizer.ggml.token_type has %zu entries for %zu tokens", types->size(), n);
+    for (std::size_t i = 0; i < n; ++i) {
+      switch ((*types)[i]) {
+        case 1: break;
+        case 2: kinds_[i] = TokenKind::unknown; break;
+        case 3: kinds_[i] = TokenKind::control; break;
+        case 4: kinds_[i] = TokenKind::user_defined; break;
+        case 0:  // undefined: a padding of the table
+        case 5: kinds_[i] = TokenKind::unused; break;
+        case 6: kinds_[i] = TokenKind::byte; break;
+        default:
+          return Status::error(Code::corrupt, "tokenizer.ggml.token_type of token %zu is %" PRId32, i, (*types)[i]);
+      }
+    }
+  }
+  index_.reserve(texts_, n);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
+  }
+  // Files exist whose end-of-turn tokens are marked as ordinary text; they are control all the same.
+  for (const std::string_view name : kTurnEnds) {
+    const Token token = find(name);
+    if (token >= 0 && kind(token) != TokenKind::unknown) kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
+  }
+  plain_index_.reserve(texts_, n);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!texts_[i].empty() && is_plain(kinds_[i])) plain_index_.add(texts_, static_cast<uint32_t>(i));
+  }
+  return {};
+}
+
+Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
+  Token eot = -1, eom = -1;
+  const struct {
+    const char* key;
+    Token standard;
+    Token* id;
+  } roles[] = {
+      {"tokenizer.ggml.bos_token_id", defaults.bos, &special_.bos},
+      {"tokenizer.ggml.eos_token_id", defaults.eos, &special_.eos},
+      {"tokenizer.ggml.unknown_token_id", defaults.unknown, &special_.unknown},
+      {"tokenizer.ggml.eot_token_id", -1, &eot},
+      {"tokenizer.ggml.eom_token_id", -1, &eom},
+  };
+  for (const auto& role : roles) {
+    *role.id = contains(role.standard) ? role.standard : -1;
+    if (!gguf.find(role.key)) continue;
+    const auto id = gguf.get_uint(role.key);
+    if (!id) return Status::error(Code::corrupt, "%s is no token id", role.key);
+    if (*id >= size()) return Status::error(Code::corrupt, "%s is %" PRIu64 " of %" PRIu32 " tokens", role.key, *id, size());
+    *role.id = static_cast<Token>(*id);
+  }
+  for (const Token token : {special_.eos, eot, eom}) {
+    if (token >= 0) turn_ends_.push_back(token);
+  }
+  find_turn_ends();
+  return {};
+}
+
+void Vocabulary::find_turn_ends() {
+  // In the formats that end a turn by <|return|> or <|call|>, <|end|> only ends one message of it.
+  const bool channels = find("<|return|>") >= 0 && find("<|call|>") >= 0;
+  for (const std::string_view name : kTurnEnds) {
+    const Token token = find(name);
+    if (token >= 0 && !(channels && name == "<|end|>")) turn_ends_.push_back(token);
+  }
+  std::sort(turn_ends_.begin(), turn_ends_.end());
+}
+
+Token Vocabulary::find(std::string_view text) const {
+  const uint32_t number = index_.find(texts_, text);
+  return number == kFree ? -1 : static_cast<Token>(number);
+}
+
+Token Vocabulary::find_plain(std::string_view text) const {
+  const uint32_t number = plain_index_.find(texts_, text);
+  return number == kFree ? -1 : static_cast<Token>(number);
+}
+
+bool Vocabulary::ends_turn(Token token) const { return std::binary_search(turn_ends_.begin(), turn_ends_.end(), token); }
+
+int Vocabulary::byte_of(std::string_view spelling) {
+  if (spelling.size() != 6 || spelling.substr(0, 3) != "<0x" || spelling[5] != '>') return -1;
+  const int high = hex_digit(spelling[3]), low = hex_digit(spelling[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+Symbol SymbolTable::find(std::string_view text) const {
+  const Token token = vocabulary_.find_plain(text);
+  if (token >= 0) return static_cast<Symbol>(token);
+  const uint32_t number = index_.find(extra_, text);
+  return number == kFree ? kNoSymbol : vocabulary_.size() + number;
+}
+
+Symbol SymbolTable::find_or_add(std::string_view text) {
+  const Symbol known = find(text);
+  if (known != kNoSymbol) return known;
+  const auto number = static_cast<uint32_t>(extra_.size());
+  extra_.add(text);
+  index_.add(extra_, number);
+  return vocabulary_.size() + number;
+}
+
+std::string_view SymbolTable::text(Symbol symbol) const {
+  return is_token(symbol) ? vocabulary_.text(static_cast<Token>(symbol)) : extra_[symbol - vocabulary_.size()];
+}
+
+}  // namespace kvasir

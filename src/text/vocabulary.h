@@ -1,0 +1,100 @@
+// The tokens of a model: their spellings, kinds and special roles, checked once when loaded. No algorithm.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "gguf/gguf.h"
+#include "text/merge.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+// Many short strings in one allocation, by number.
+class StringList {
+ public:
+  std::size_t size() const { return ends_.size(); }
+  void reserve(std::size_t strings, std::size_t bytes);
+  void add(std::string_view text);
+  std::string_view operator[](std::size_t i) const;
+
+ private:
+  Array<char> bytes_;
+  Array<uint64_t> ends_;
+};
+
+// Finds a string's number in a StringList; of equal strings the first that was added.
+class TextIndex {
+ public:
+  void reserve(const StringList& list, std::size_t strings);
+  void add(const StringList& list, uint32_t number);
+  uint32_t find(const StringList& list, std::string_view text) const;  // UINT32_MAX when absent
+
+ private:
+  void rebuild(const StringList& list, std::size_t capacity);
+  std::size_t place(const StringList& list, std::string_view text) const;
+
+  Array<uint32_t> slots_;  // open addressing, a power of two, at most half full
+  std::size_t used_ = 0;
+};
+
+struct SpecialIds {
+  Token bos = -1, eos = -1, unknown = -1;
+};
+
+class Vocabulary {
+ public:
+  // `defaults` hold where the metadata are silent. Refuses lengths that do not match and ids that are no tokens.
+  static Status load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out);
+
+  uint32_t size() const { return static_cast<uint32_t>(kinds_.size()); }
+  std::string_view text(Token token) const { return texts_[static_cast<std::size_t>(token)]; }
+  TokenKind kind(Token token) const { return kinds_[static_cast<std::size_t>(token)]; }
+  bool contains(Token token) const { return token >= 0 && static_cast<uint32_t>(token) < size(); }
+
+  Token find(std::string_view text) const;  // -1 when absent
+  // As find, but only tokens that ordinary text may become: never control, unknown or byte tokens.
+  Token find_plain(std::string_view text) const;
+
+  const SpecialIds& special() const { return special_; }
+  bool adds_bos() const { return adds_bos_; }
+  bool adds_eos() const { return adds_eos_; }
+  bool ends_turn(Token token) const;
+
+  // The byte a token `<0x0A>` stands for; -1 for other spellings.
+  static int byte_of(std::string_view spelling);
+
+ private:
+  Status load_texts(const Gguf& gguf);
+  Status load_kinds(const Gguf& gguf);
+  Status load_special(const Gguf& gguf, SpecialIds defaults);
+  void find_turn_ends();
+
+  StringList texts_;              // [tokens]
+  std::vector<TokenKind> kinds_;  // [tokens]
+  TextIndex index_, plain_index_;
+  SpecialIds special_;
+  bool adds_bos_ = false, adds_eos_ = false;
+  std::vector<Token> turn_ends_;  // sorted
+};
+
+// The texts that merging works on: the plain tokens, and more that are added as merges need them.
+class SymbolTable {
+ public:
+  explicit SymbolTable(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
+  Symbol find(std::string_view text) const;  // kNoSymbol when absent
+  Symbol find_or_add(std::string_view text);
+  bool is_token(Symbol symbol) const { return symbol < vocabulary_.size(); }
+  std::string_view text(Symbol symbol) const;
+
+ private:
+  const Vocabulary& vocabulary_;
+  StringList extra_;  // symbol number: vocabulary size + index
+  TextIndex index_;
+};
+
+}  // namespace kvasir
