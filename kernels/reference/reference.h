@@ -25,6 +25,24 @@ void swiglu(const float* gate, const float* up, std::size_t n, double* y);
 
 // ---- attention.cc ---------------------------------------------------------------------------------------------------------
 
+double from_bf16(uint16_t x);
+// One number of a page; scales: bf16 [2][page_tokens].
+double page_key(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel);
+double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel);
+
+// From an empty state: o [rows][dim], m [rows], l [rows]. Scores from the quantised queries, weights exact.
+void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m, double* l);
+void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit, double* o, double* m, double* l);
+
 // ---- store.cc -------------------------------------------------------------------------------------------------------------
+
+// One number of an extent's summaries. channel < dim: the block's maximum; dim .. 2 * dim - 1: its minimum.
+double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block, uint32_t channel);
+double page_mean_key(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel);
+double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel);
+
+void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
+void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, double* scores, std::size_t stride);
+uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out);
 
 }  // namespace kvasir::reference

@@ -1,0 +1,237 @@
+// Attention over int8 pages: scores, weights and values all by integer dot products.
+//
+// 128 tokens at a time (a tile: 2 to 16 pages, whose K and V fit the first-level cache for dim <= 128), four rows at a time:
+//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale
+//   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w): 14 bits in two parts of 7
+//   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
+// The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. Each row goes through the same steps in the same order
+// whatever rows are its neighbours.
+#pragma once
+
+#include "attention_common.inl"
+
+namespace kvasir {
+namespace {
+
+constexpr uint32_t tile_tokens = 128;
+constexpr float weight_steps = 16383.0f;    // 127 * 128 + 127
+constexpr float smallest_weight = 1e-30f;   // a tile whose weights are all below adds nothing to a sum that is at least 1
+
+struct alignas(64) PageTile {
+  float k_scale[tile_tokens];
+  float v_scale[tile_tokens];
+  float bias[tile_tokens];  // 0, or -inf for tokens that take no part
+  int32_t scores[row_block][tile_tokens];
+  uint8_t high[row_block][tile_tokens];  // upper 7 bits of the weights
+  uint8_t low[row_block][tile_tokens];   // lower 7 bits
+  float s[tile_tokens];                  // one row's scores, then its weights
+  float keep[row_block];                 // what is left of the output so far: exp(m_old - m)
+  float gain[row_block];                 // one step of the integer weights
+  const int8_t* keys[tile_tokens];       // first K bytes of each vector of tokens
+  const int8_t* second_keys[tile_tokens];  // of its second half, where a page has fewer tokens than a vector has lanes
+};
+
+// The scales and masks of n pages, padded with tokens that take no part to a multiple of what the kernels handle at once.
+// Returns the padded number of tokens.
+template <class Isa>
+uint32_t load_tile(const PageRef* pages, uint32_t n, uint32_t page_tokens, PageTile& tile) {
+  const uint64_t all = page_tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << page_tokens) - 1;
+  for (uint32_t p = 0; p < n; ++p) {
+    const uint16_t* scales = pages[p].scales;
+    const uint32_t base = p * page_tokens;
+    for (uint32_t t = 0; t < page_tokens; ++t) tile.k_scale[base + t] = from_bf16(scales[t]);
+    for (uint32_t t = 0; t < page_tokens; ++t) tile.v_scale[base + t] = from_bf16(scales[page_tokens + t]);
+    for (uint32_t t = 0; t < page_tokens; ++t) tile.bias[base + t] = 0;
+    if ((pages[p].tokens & all) == all) continue;
+    for (uint32_t t = 0; t < page_tokens; ++t) {
+      if ((pages[p].tokens >> t & 1) == 0) tile.bias[base + t] = minus_infinity;
+    }
+  }
+  const uint32_t tokens = n * page_tokens;
+  const auto padded = static_cast<uint32_t>(round_up(tokens, 4 * Isa::lanes));
+  for (uint32_t t = tokens; t < padded; ++t) {
+    tile.k_scale[t] = tile.v_scale[t] = 0;
+    tile.bias[t] = minus_infinity;
+  }
+  for (uint32_t v = 0; v < padded / Isa::lanes; ++v) {
+    const uint32_t t = v * Isa::lanes, first = smaller(t / page_tokens, n - 1);
+    tile.keys[v] = pages[first].data + t % page_tokens * 4;
+    tile.second_keys[v] = pages[smaller(first + 1, n - 1)].data;
+  }
+  return padded;
+}
+
+// tile.scores[r][t] = K[t] . q[r] for R rows. start: what cancels key_offset.
+template <class Isa, uint32_t R, bool Halves>
+void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile) {
+  constexpr uint32_t C = Isa::key_columns;
+  for (uint32_t v = 0; v < tokens / Isa::lanes; v += C) {
+    typename Isa::I acc[R][C];
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(start[r]);
+    }
+    for (std::size_t d = 0; d < dim; d += 4) {
+      typename Isa::K k[C];
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) {
+        if constexpr (Halves) {
+          k[c] = Isa::keys_halves(tile.keys[v + c] + d * page_tokens, tile.second_keys[v + c] + d * page_tokens);
+        } else {
+          k[c] = Isa::keys(tile.keys[v + c] + d * page_tokens);
+        }
+      }
+#pragma GCC unroll 4
+      for (uint32_t r = 0; r < R; ++r) {
+        const int32_t q4 = load_four(q + r * std::size_t{dim} + d);
+#pragma GCC unroll 4
+        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], q4);
+      }
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) Isa::istore(tile.scores[r] + (v + c) * Isa::lanes, acc[r][c]);
+    }
+  }
+}
+
+// Row r's scores become weights; m and l take them in.
+template <class Isa>
+void weigh_tile(uint32_t r, float q_scale, uint32_t tokens, PageTile& tile, float* m, float* l) {
+  auto best = Isa::set(minus_infinity);
+  for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
+    const auto scale = Isa::mul(Isa::load(tile.k_scale + t), Isa::set(q_scale));
+    const auto s = Isa::fma(Isa::to_float(Isa::iload(tile.scores[r] + t)), scale, Isa::load(tile.bias + t));
+    Isa::store(tile.s + t, s);
+    best = Isa::max(best, s);
+  }
+  const float tile_best = Isa::largest(best), new_m = tile_best > *m ? tile_best : *m;
+  tile.keep[r] = 1;
+  tile.gain[r] = 0;
+  if (new_m == minus_infinity) {  // only scales that are not numbers come here
+    std::memset(tile.high[r], 0, tokens);
+    std::memset(tile.low[r], 0, tokens);
+    return;
+  }
+  tile.keep[r] = exp_negative_one<Isa>(*m - new_m);
+  auto total = Isa::set(0), largest = Isa::set(0);
+  for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
+    const auto p = exp_negative<Isa>(Isa::sub(Isa::load(tile.s + t), Isa::set(new_m)));
+    const auto w = Isa::mul(p, Isa::load(tile.v_scale + t));
+    total = Isa::add(total, p);
+    largest = Isa::max(largest, w);
+    Isa::store(tile.s + t, w);
+  }
+  *l = *l * tile.keep[r] + Isa::sum(total);
+  *m = new_m;
+  const float largest_weight = Isa::largest(largest);
+  float steps = 0;  // integer steps a unit of weight
+  if (largest_weight >= smallest_weight) {
+    steps = weight_steps / largest_weight;
+    tile.gain[r] = largest_weight / weight_steps;
+  }
+  for (uint32_t t = 0; t < tokens; t += 4 * Isa::lanes) {
+    typename Isa::I w[4];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < 4; ++i) w[i] = Isa::to_int(Isa::mul(Isa::load(tile.s + t + i * Isa::lanes), Isa::set(steps)));
+    Isa::store_weights(tile.high[r] + t, tile.low[r] + t, w);
+  }
+}
+
+// o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on. o: the first row's.
+template <class Isa, uint32_t R>
+void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first, const PageTile& tile,
+                float* o) {
+  constexpr uint32_t D = smaller(4, 32 / Isa::lanes);  // dim >= 32
+  for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
+    typename Isa::W acc[R][D] = {};
+    for (uint32_t p = 0; p < n; ++p) {
+      const int8_t* v = pages[p].data + page_bytes / 2 + d * 4;
+      const uint32_t base = p * page_tokens;
+      for (uint32_t t = 0; t < page_tokens; t += 4, v += std::size_t{dim} * 4) {
+        typename Isa::B values[D];
+#pragma GCC unroll 4
+        for (uint32_t c = 0; c < D; ++c) values[c] = Isa::bytes(v + c * Isa::lanes * 4);
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < R; ++r) {
+          const int32_t high = load_four(tile.high[first + r] + base + t), low = load_four(tile.low[first + r] + base + t);
+#pragma GCC unroll 4
+          for (uint32_t c = 0; c < D; ++c) acc[r][c].add(high, low, values[c]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < R; ++r) {
+      const auto keep = Isa::set(tile.keep[first + r]), gain = Isa::set(tile.gain[first + r]);
+      float* row = o + r * std::size_t{dim} + d;
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < D; ++c) {
+        float* at = row + c * Isa::lanes;
+        Isa::store(at, Isa::fma(Isa::to_float(acc[r][c].total()), gain, Isa::mul(Isa::load(at), keep)));
+      }
+    }
+  }
+}
+
+template <class Isa, uint32_t R>
+void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile) {
+  if constexpr (Isa::lanes == 16) {
+    if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile);
+  }
+  score_tile<Isa, R, false>(q, dim, page_tokens, start, tokens, tile);
+}
+
+template <class Isa>
+void score_rows(uint32_t rows, const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens,
+                PageTile& tile) {
+  switch (rows) {
+    case 1: return score_rows<Isa, 1>(q, dim, page_tokens, start, tokens, tile);
+    case 2: return score_rows<Isa, 2>(q, dim, page_tokens, start, tokens, tile);
+    case 3: return score_rows<Isa, 3>(q, dim, page_tokens, start, tokens, tile);
+    default: return score_rows<Isa, 4>(q, dim, page_tokens, start, tokens, tile);
+  }
+}
+
+// starts[r] = -key_offset * sum of q[r].
+template <class Isa>
+void key_offsets(const int8_t* q, uint32_t rows, uint32_t bytes, int32_t* starts) {
+  for (uint32_t r = 0; r < rows; ++r) {
+    int32_t sum = 0;
+    if constexpr (Isa::key_offset != 0) {
+      for (uint32_t d = 0; d < bytes; ++d) sum += q[r * std::size_t{bytes} + d];
+    }
+    starts[r] = -Isa::key_offset * sum;
+  }
+}
+
+template <class Isa>
+void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch) {
+  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, tile_pages = tile_tokens / page_tokens;
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
+  key_offsets<Isa>(q.q, q.rows, dim, starts);
+  for (uint32_t page = 0; page < n_pages; page += tile_pages) {
+    const uint32_t n = smaller(tile_pages, n_pages - page);
+    const uint32_t tokens = load_tile<Isa>(pages + page, n, page_tokens, tile);
+    for (uint32_t row = 0; row < q.rows; row += row_block) {
+      const uint32_t rows = smaller(row_block, q.rows - row);
+      score_rows<Isa>(rows, q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile);
+      for (uint32_t r = 0; r < rows; ++r) {
+        weigh_tile<Isa>(r, q.scale[row + r], tokens, tile, state.m + row + r, state.l + row + r);
+      }
+      float* o = state.o + row * std::size_t{dim};
+      for (uint32_t r = 0; r < rows; r += value_rows) {
+        if (rows - r >= value_rows) {
+          add_values<Isa, value_rows>(pages + page, n, dim, page_tokens, r, tile, o + r * std::size_t{dim});
+        } else {
+          add_values<Isa, 1>(pages + page, n, dim, page_tokens, r, tile, o + r * std::size_t{dim});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,62 @@
+// The store's operations in scalar double precision. Layouts are spelled out again here, from compute/page.h, on purpose.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "reference.h"
+
+namespace kvasir::reference {
+
+static double read_float(const int8_t* at) {
+  float x;
+  std::memcpy(&x, at, sizeof x);
+  return double{x};
+}
+
+double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block, uint32_t channel) {
+  const uint32_t tile = block / 16, lane = block % 16, row = channel / 4;
+  const std::size_t tile_bytes = std::size_t{2} * shape.dim * 16, tiles = shape.extent_blocks() / 16;
+  return bounds[tile * tile_bytes + row * 64 + lane * 4 + channel % 4] * read_float(bounds + tiles * tile_bytes + block * 4);
+}
+
+double page_mean_key(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel) {
+  return means[channel / 4 * 64 + page * 4 + channel % 4] * read_float(means + shape.dim * 32 + page * 4);
+}
+
+double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel) {
+  return means[shape.dim * 16 + page * shape.dim + channel] * read_float(means + shape.dim * 32 + 64 + page * 4);
+}
+
+void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride) {
+  for (std::size_t r = 0; r < q.rows; ++r) {
+    for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
+      double sum = 0;
+      for (uint32_t c = 0; c < 2 * shape.dim; ++c) sum += q.split[r * 2 * shape.dim + c] * block_bound(shape, bounds, b, c);
+      scores[r * stride + b] = sum * double{q.scale[r]};
+    }
+  }
+}
+
+void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, double* scores, std::size_t stride) {
+  for (std::size_t r = 0; r < q.rows; ++r) {
+    for (uint32_t p = 0; p < extent_pages; ++p) {
+      double sum = 0;
+      for (uint32_t c = 0; c < shape.dim; ++c) sum += q.q[r * shape.dim + c] * page_mean_key(shape, means, p, c);
+      scores[r * stride + p] = sum * double{q.scale[r]};
+    }
+  }
+}
+
+uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out) {
+  std::vector<uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  order.resize(std::min(k, n));
+  std::sort(order.begin(), order.end());
+  std::copy(order.begin(), order.end(), out);
+  return static_cast<uint32_t>(order.size());
+}
+
+}  // namespace kvasir::reference

@@ -1,0 +1,205 @@
+// Attention kernels of every instruction set against the double-precision reference.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "reference/reference.h"
+#include "support.h"
+
+using namespace kvasir;
+using test::Guarded;
+using test::Random;
+
+namespace {
+
+// Integer weights of 14 bits: half a step of 1/16383 of the largest weight a token; over random tokens the errors mostly cancel.
+constexpr double pages_tolerance = 2e-4;
+// Float sums of a few hundred terms and an exponential good to 2e-7.
+constexpr double rows_tolerance = 3e-6;
+
+struct Queries {
+  Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random, float size)
+      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim), split(std::size_t{rows} * dim * 2), scale(rows) {
+    for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal() * size;
+    k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
+    view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
+  }
+  Guarded<float> f32;
+  Guarded<int8_t> q, split;
+  Guarded<float> scale;
+  QueryRows view;
+};
+
+struct State {
+  State(uint32_t rows_, uint32_t dim_) : rows(rows_), dim(dim_), o(std::size_t{rows} * dim), m(rows), l(rows) { clear(); }
+  void clear() {
+    for (std::size_t i = 0; i < o.size(); ++i) o[i] = 0;
+    for (uint32_t r = 0; r < rows; ++r) {
+      m[r] = -std::numeric_limits<float>::infinity();
+      l[r] = 0;
+    }
+  }
+  AttentionState view() { return {o.data(), m.data(), l.data()}; }
+  bool guards_intact() const { return o.guards_intact() && m.guards_intact() && l.guards_intact(); }
+  bool operator==(const State& b) const {
+    return std::memcmp(o.data(), b.o.data(), o.size() * 4) == 0 && std::memcmp(m.data(), b.m.data(), rows * 4) == 0 &&
+           std::memcmp(l.data(), b.l.data(), rows * 4) == 0;
+  }
+  uint32_t rows, dim;
+  Guarded<float> o, m, l;
+};
+
+struct ReferenceState {
+  ReferenceState(uint32_t rows, uint32_t dim) : o(std::size_t{rows} * dim), m(rows), l(rows) {}
+  std::vector<double> o, m, l;
+};
+
+// The largest relative error of a normalised row.
+double worst_row(const State& a, const ReferenceState& b) {
+  double worst = 0;
+  for (std::size_t r = 0; r < a.rows; ++r) {
+    std::vector<double> got(a.dim), want(a.dim);
+    for (std::size_t d = 0; d < a.dim; ++d) {
+      got[d] = a.l[r] > 0 ? double{a.o[r * a.dim + d]} / double{a.l[r]} : 0;
+      want[d] = b.l[r] > 0 ? b.o[r * a.dim + d] / b.l[r] : 0;
+    }
+    worst = std::max(worst, test::relative_error(got.data(), want.data(), a.dim));
+  }
+  return worst;
+}
+
+// Random sealed pages: [n][4096] with scales [n][2][page_tokens].
+struct Pages {
+  Pages(uint32_t dim_, uint32_t n, Random& random)
+      : dim(dim_), page_tokens(page_bytes / 2 / dim), data(std::size_t{n} * page_bytes), scales(std::size_t{n} * 2 * page_tokens) {
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      const float scale = random.uniform(0.2f, 1.0f) / 64.0f;
+      uint32_t bits;
+      std::memcpy(&bits, &scale, sizeof bits);
+      scales[i] = static_cast<uint16_t>(bits >> 16);
+    }
+    for (uint32_t p = 0; p < n; ++p) {
+      refs.push_back({data.data() + std::size_t{p} * page_bytes, scales.data() + std::size_t{p} * 2 * page_tokens, all()});
+    }
+  }
+  uint64_t all() const { return page_tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << page_tokens) - 1; }
+  uint32_t dim, page_tokens;
+  Guarded<int8_t> data;
+  Guarded<uint16_t> scales;
+  std::vector<PageRef> refs;
+};
+
+void attend(const Kernels& k, const QueryRows& q, const PageRef* pages, std::size_t n, State& state) {
+  Guarded<std::byte> scratch(k.attend_scratch(q.rows, q.dim));
+  k.attend_pages(q, pages, static_cast<uint32_t>(n), state.view(), scratch.data());
+  CHECK(scratch.guards_intact());
+  CHECK(state.guards_intact());
+}
+
+void attend(const Kernels& k, const QueryRows& q, const float* keys, const float* values, uint32_t n, const uint32_t* limit,
+            State& state) {
+  Guarded<std::byte> scratch(k.attend_scratch(q.rows, q.dim));
+  k.attend_rows(q, keys, values, n, limit, state.view(), scratch.data());
+  CHECK(scratch.guards_intact());
+  CHECK(state.guards_intact());
+}
+
+QueryRows one_row(const QueryRows& q, uint32_t row) {
+  const std::size_t at = std::size_t{row} * q.dim;
+  return {1, q.dim, q.f32 + at, q.q + at, q.split + 2 * at, q.scale + row};
+}
+
+}  // namespace
+
+TEST_CASE("attention over pages differs from the exact softmax by the weights' rounding only") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      for (uint32_t i = 0; i < 12; ++i) {
+        Random random(dim * 100 + i);
+        const uint32_t rows = 1 + random.below(i < 9 ? 9 : 40), n = 1 + random.below(40);
+        Pages pages(dim, n, random);
+        Queries q(*k, rows, dim, random, random.uniform(0.01f, 1.5f) / std::sqrt(static_cast<float>(dim)));
+        if (i % 3 == 1) {
+          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(pages.page_tokens);
+        }
+        if (i % 3 == 2) {
+          for (PageRef& page : pages.refs) page.tokens = uint64_t{1} << random.below(pages.page_tokens);
+        }
+        State state(rows, dim);
+        attend(*k, q.view, pages.refs.data(), n, state);
+        ReferenceState want(rows, dim);
+        reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+        CAPTURE(k->name);
+        CAPTURE(dim);
+        CAPTURE(rows);
+        CAPTURE(n);
+        CHECK(worst_row(state, want) < pages_tolerance);
+        CHECK(test::relative_error(state.m.data(), want.m.data(), rows) < 1e-6);
+        CHECK(test::relative_error(state.l.data(), want.l.data(), rows) < 3e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("a row's attention over pages does not depend on the rows beside it") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      Random random(dim);
+      const uint32_t rows = 9, n = 21;
+      Pages pages(dim, n, random);
+      Queries q(*k, rows, dim, random, 0.2f);
+      State together(rows, dim);
+      attend(*k, q.view, pages.refs.data(), n, together);
+      for (uint32_t r = 0; r < rows; ++r) {
+        State alone(1, dim);
+        attend(*k, one_row(q.view, r), pages.refs.data(), n, alone);
+        CHECK(std::memcmp(alone.o.data(), together.o.data() + std::size_t{r} * dim, dim * sizeof(float)) == 0);
+        CHECK(alone.m[0] == together.m[r]);
+        CHECK(alone.l[0] == together.l[r]);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention over full-precision tokens is the exact softmax, whatever the limits") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      for (uint32_t i = 0; i < 12; ++i) {
+        Random random(dim * 77 + i);
+        const uint32_t rows = 1 + random.below(i < 9 ? 9 : 70), n = 1 + random.below(i < 6 ? 40 : 300);
+        Queries q(*k, rows, dim, random, random.uniform(0.1f, 2.0f) / std::sqrt(static_cast<float>(dim)));
+        Guarded<float> keys(std::size_t{n} * dim), values(std::size_t{n} * dim);
+        for (std::size_t j = 0; j < keys.size(); ++j) keys[j] = random.normal();
+        for (std::size_t j = 0; j < values.size(); ++j) values[j] = random.normal();
+        std::vector<uint32_t> limit(rows);
+        for (uint32_t r = 0; r < rows; ++r) limit[r] = i % 3 == 0 ? random.below(n + 3) : std::min(n, n / 2 + r);
+        const uint32_t* limits = i % 3 == 2 ? nullptr : limit.data();
+        State state(rows, dim);
+        attend(*k, q.view, keys.data(), values.data(), n, limits, state);
+        ReferenceState want(rows, dim);
+        reference::attend_rows(q.view, keys.data(), values.data(), n, limits, want.o.data(), want.m.data(), want.l.data());
+        CAPTURE(k->name);
+        CAPTURE(dim);
+        CAPTURE(rows);
+        CAPTURE(n);
+        CHECK(worst_row(state, want) < rows_tolerance);
+        for (uint32_t r = 0; r < rows; ++r) {
+          if (limits && limits[r] == 0) {
+            CHECK(state.m[r] == -std::numeric_limits<float>::infinity());
+            CHECK(state.l[r] == 0);
+          } else {
+            CHECK(std::fabs(double{state.m[r]} - want.m[r]) < 2e-5);
+            CHECK(std::fabs(double{state.l[r]} / want.l[r] - 1) < 2e-5);
+          }
+        }
+        for (uint32_t r = 0; r < rows; ++r) {
+          State alone(1, dim);
+          attend(*k, one_row(q.view, r), keys.data(), values.data(), n, limits ? limits + r : nullptr, alone);
+          CHECK(std::memcmp(alone.o.data(), state.o.data() + std::size_t{r} * dim, dim * sizeof(float)) == 0);
+          CHECK(alone.l[0] == state.l[r]);
+        }
+      }
+    }
+  }
+}
