@@ -1,7 +1,7 @@
 // kvasir-make-model: writes a GGUF file of a given shape with random weights, for benchmarks and tests of speed and memory.
 //
 // The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight of a llama model.
-// Only its answers are nonsense. The same options and seed give the same file.
+// Only its answers are nonsense. The same options and seed give the same file, with the same C++ library.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>

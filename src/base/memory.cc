@@ -2,6 +2,17 @@
 
 #include <mimalloc.h>
 
+#include <cstring>
+
+// Sanitizers watch the blocks of operator new; those of mimalloc would hide what is wrong with the arrays in them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVASIR_WATCHED_BLOCKS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define KVASIR_WATCHED_BLOCKS 1
+#endif
+#endif
+
 namespace kvasir {
 
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector register
@@ -13,6 +24,21 @@ static bool must_fail(std::size_t size) noexcept {
   return fault && fault(size);
 }
 
+#ifdef KVASIR_WATCHED_BLOCKS
+
+void* allocate(std::size_t size) noexcept {
+  return must_fail(size) ? nullptr : ::operator new(size, std::align_val_t{alignment}, std::nothrow);
+}
+
+void* allocate_zeroed(std::size_t size) noexcept {
+  void* p = allocate(size);
+  return p ? std::memset(p, 0, size) : nullptr;
+}
+
+void deallocate(void* p) noexcept { ::operator delete(p, std::align_val_t{alignment}); }
+
+#else
+
 void* allocate(std::size_t size) noexcept {
   return must_fail(size) ? nullptr : mi_malloc_aligned(size ? size : 1, alignment);
 }
@@ -22,5 +48,7 @@ void* allocate_zeroed(std::size_t size) noexcept {
 }
 
 void deallocate(void* p) noexcept { mi_free(p); }
+
+#endif
 
 }  // namespace kvasir
