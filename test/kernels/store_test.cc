@@ -1,0 +1,410 @@
+// Sealing, the selector's scores and top-k of every instruction set against the double-precision reference.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "reference/reference.h"
+#include "support.h"
+
+using namespace kvasir;
+using test::Guarded;
+using test::Random;
+
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+// The arrays of one extent, zeroed as the store hands them out.
+struct Extent {
+  explicit Extent(uint32_t head_dim)
+      : shape(PageShape::of(head_dim)),
+        pages(PageShape::pages_bytes()),
+        scales(shape.scales_bytes() / 2),
+        bounds(shape.bounds_bytes()),
+        means(shape.means_bytes()) {
+    std::memset(pages.data(), 0, pages.size());
+    std::memset(scales.data(), 0, scales.size() * 2);
+    std::memset(bounds.data(), 0, bounds.size());
+    std::memset(means.data(), 0, means.size());
+  }
+  void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values, uint32_t page) {
+    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(), bounds.data(), means.data());
+    CHECK(pages.guards_intact());
+    CHECK(scales.guards_intact());
+    CHECK(bounds.guards_intact());
+    CHECK(means.guards_intact());
+  }
+  const int8_t* page(uint32_t p) const { return pages.data() + std::size_t{p} * page_bytes; }
+  const uint16_t* page_scales(uint32_t p) const { return scales.data() + std::size_t{p} * 2 * shape.page_tokens; }
+  double key(uint32_t p, uint32_t t, uint32_t d) const { return reference::page_key(page(p), page_scales(p), shape.dim, t, d); }
+  double value(uint32_t p, uint32_t t, uint32_t d) const { return reference::page_value(page(p), page_scales(p), shape.dim, t, d); }
+  bool operator==(const Extent& b) const {
+    return std::memcmp(pages.data(), b.pages.data(), pages.size()) == 0 &&
+           std::memcmp(scales.data(), b.scales.data(), scales.size() * 2) == 0 &&
+           std::memcmp(bounds.data(), b.bounds.data(), bounds.size()) == 0 &&
+           std::memcmp(means.data(), b.means.data(), means.size()) == 0;
+  }
+
+  PageShape shape;
+  Guarded<int8_t> pages;
+  Guarded<uint16_t> scales;
+  Guarded<int8_t> bounds, means;
+};
+
+// [page_tokens][dim], each token of another size; channels from head_dim on are 0.
+void fill_random(const PageShape& shape, Random& random, Guarded<float>& x) {
+  for (std::size_t t = 0; t < shape.page_tokens; ++t) {
+    const float size = std::exp(random.uniform(-3, 3));
+    for (std::size_t d = 0; d < shape.dim; ++d) x[t * shape.dim + d] = d < shape.head_dim ? random.normal() * size : 0;
+  }
+}
+
+// All 16 pages from one seed.
+void fill_extent(const Kernels& k, Random& random, Extent& extent) {
+  Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
+  for (uint32_t p = 0; p < extent_pages; ++p) {
+    fill_random(extent.shape, random, keys);
+    fill_random(extent.shape, random, values);
+    extent.seal(k, keys, values, p);
+  }
+}
+
+struct Queries {
+  Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random)
+      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim), split(std::size_t{rows} * dim * 2), scale(rows) {
+    for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal();
+    k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
+    view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
+  }
+  Guarded<float> f32;
+  Guarded<int8_t> q, split;
+  Guarded<float> scale;
+  QueryRows view;
+};
+
+constexpr uint32_t head_dims[] = {1, 32, 48, 64, 80, 96, 128, 200, 256};
+
+}  // namespace
+
+TEST_CASE("a quantised query keeps within half a step and its split parts add up to it") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(5);
+    Queries q(*k, 7, 64, random);
+    for (std::size_t i = 0; i < q.f32.size(); ++i) {
+      const std::size_t r = i / 64, d = i % 64;
+      CHECK(std::fabs(q.f32[i] - static_cast<float>(q.q[i]) * q.scale[r]) <= 0.5001f * q.scale[r]);
+      CHECK(q.q[i] == q.split[r * 128 + d] + q.split[r * 128 + 64 + d]);
+      CHECK(q.split[r * 128 + d] >= 0);
+      CHECK(q.split[r * 128 + 64 + d] <= 0);
+    }
+    CHECK(q.q.guards_intact());
+    CHECK(q.split.guards_intact());
+    CHECK(q.scale.guards_intact());
+  }
+}
+
+TEST_CASE("zeros, infinities and NaNs in a query become zeros, and null split is left alone") {
+  for (const Kernels* k : test::all_kernels()) {
+    Guarded<float> f32(64), scale(2);
+    Guarded<int8_t> q(64);
+    for (std::size_t i = 0; i < 64; ++i) f32[i] = 0;
+    f32[32] = not_a_number;
+    f32[33] = infinity;
+    f32[34] = -infinity;
+    f32[35] = 2;
+    k->quantize_queries(f32.data(), 2, 32, q.data(), nullptr, scale.data());
+    for (std::size_t i = 0; i < 64; ++i) CHECK(q[i] == (i == 35 ? 127 : 0));
+    CHECK(scale[0] == 0);
+    CHECK(scale[1] == 2.0f / 127);
+  }
+}
+
+TEST_CASE("sealed tokens keep within half a step of what was given, padding stays zero") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : head_dims) {
+      Random random(head_dim);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
+      fill_random(shape, random, keys);
+      fill_random(shape, random, values);
+      extent.seal(*k, keys, values, 3);
+      double worst = 0;
+      int least_peak = 127;
+      for (uint32_t t = 0; t < shape.page_tokens; ++t) {
+        const double k_step = reference::from_bf16(extent.page_scales(3)[t]);
+        const double v_step = reference::from_bf16(extent.page_scales(3)[shape.page_tokens + t]);
+        double peak = 0;
+        for (uint32_t d = 0; d < shape.dim; ++d) {
+          const std::size_t i = std::size_t{t} * shape.dim + d;
+          worst = std::max(worst, std::fabs(extent.key(3, t, d) - double{keys[i]}) / k_step);
+          worst = std::max(worst, std::fabs(extent.value(3, t, d) - double{values[i]}) / v_step);
+          peak = std::max(peak, std::fabs(extent.key(3, t, d)) / k_step);
+          if (d >= head_dim) CHECK(extent.key(3, t, d) == 0);
+        }
+        least_peak = std::min(least_peak, static_cast<int>(peak));
+      }
+      CAPTURE(k->name);
+      CAPTURE(head_dim);
+      CHECK(worst <= 0.50001);
+      CHECK(least_peak == 127);
+    }
+  }
+}
+
+TEST_CASE("sealing an unsealed page gives the same bytes") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : head_dims) {
+      Random random(head_dim + 1000);
+      Extent first(head_dim), second(head_dim);
+      fill_extent(*k, random, first);
+      Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
+      for (uint32_t p = 0; p < extent_pages; ++p) {
+        k->unseal_page(first.shape, first.page(p), first.page_scales(p), keys.data(), values.data());
+        CHECK(keys.guards_intact());
+        CHECK(values.guards_intact());
+        bool same = true;
+        for (uint32_t i = 0; i < page_bytes / 2; ++i) {
+          const uint32_t t = i / first.shape.dim, d = i % first.shape.dim;
+          same = same && double{keys[i]} == first.key(p, t, d) && double{values[i]} == first.value(p, t, d);
+        }
+        CHECK(same);
+        second.seal(*k, keys, values, p);
+      }
+      CHECK(first == second);
+    }
+  }
+}
+
+TEST_CASE("every scale that bf16 has survives sealing twice") {
+  const Kernels& k = cpu_kernels();
+  Extent first(256), second(256);
+  Guarded<float> keys(page_bytes / 2), values(page_bytes / 2), back(page_bytes / 2), back_values(page_bytes / 2);
+  bool same = true;
+  for (uint32_t bits = 0; bits < 512 * 16; bits += 8) {  // the magnitudes of two octaves, 16 steps a bf16
+    for (uint32_t t = 0; t < 8; ++t) {
+      const uint32_t word = 0x3f800000u + (bits + t) * 0x1000u;
+      float magnitude;
+      std::memcpy(&magnitude, &word, sizeof magnitude);
+      for (uint32_t d = 0; d < 256; ++d) keys[t * 256 + d] = values[t * 256 + d] = magnitude * (static_cast<float>(d) / 255 * 2 - 1);
+    }
+    first.seal(k, keys, values, 0);
+    k.unseal_page(first.shape, first.page(0), first.page_scales(0), back.data(), back_values.data());
+    second.seal(k, back, back_values, 0);
+    same = same && first == second;
+  }
+  CHECK(same);
+}
+
+TEST_CASE("all instruction sets seal and unseal the same bytes") {
+  for (uint32_t head_dim : head_dims) {
+    Random random(head_dim);
+    Extent want(head_dim);
+    fill_extent(*cpu_kernels_by_name("scalar"), random, want);
+    for (const Kernels* k : test::all_kernels()) {
+      Random again(head_dim);
+      Extent got(head_dim);
+      fill_extent(*k, again, got);
+      CAPTURE(k->name);
+      CAPTURE(head_dim);
+      CHECK(std::memcmp(got.pages.data(), want.pages.data(), got.pages.size()) == 0);
+      CHECK(std::memcmp(got.scales.data(), want.scales.data(), got.scales.size() * 2) == 0);
+      CHECK(std::memcmp(got.bounds.data(), want.bounds.data(), got.bounds.size()) == 0);
+      CHECK(std::memcmp(got.means.data(), want.means.data(), got.means.size()) == 0);
+    }
+  }
+}
+
+TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0") {
+  for (const Kernels* k : test::all_kernels()) {
+    Extent extent(64);
+    Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
+    for (uint32_t i = 0; i < page_bytes / 2; ++i) {
+      const uint32_t t = i / 64;
+      keys[i] = t == 0 ? not_a_number : t == 1 ? (i % 2 ? infinity : -infinity) : t == 2 ? 1e-40f : 0.0f;
+      values[i] = keys[i];
+    }
+    keys[5] = 1.0f;  // beside the NaNs
+    values[64] = 3e38f;
+    extent.seal(*k, keys, values, 0);
+    for (uint32_t t = 0; t < 32; ++t) {
+      for (uint32_t d = 0; d < 64; ++d) {
+        if (t != 0 || d != 5) CHECK(extent.key(0, t, d) == 0);
+        if (t != 1 || d != 0) CHECK(extent.value(0, t, d) == 0);
+      }
+      CHECK((extent.page_scales(0)[t] == 0) == (t != 0));
+      CHECK((extent.page_scales(0)[32 + t] == 0) == (t != 1));
+    }
+    CHECK(extent.key(0, 0, 5) == doctest::Approx(1).epsilon(0.004));
+    CHECK(extent.value(0, 1, 0) == doctest::Approx(3e38).epsilon(0.004));
+    for (uint32_t d = 0; d < 64; ++d) CHECK(std::isfinite(reference::block_bound(extent.shape, extent.bounds.data(), 0, d)));
+  }
+}
+
+TEST_CASE("bounds enclose every token of a block, tightly, and means are the tokens' means") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : head_dims) {
+      Random random(head_dim + 7);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      fill_extent(*k, random, extent);
+      bool encloses = true, tight = true, mean = true;
+      for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
+        const uint32_t p = b / shape.page_blocks(), first = b % shape.page_blocks() * shape.block_tokens;
+        double magnitude = 0;
+        for (uint32_t t = first; t < first + shape.block_tokens; ++t) {
+          for (uint32_t d = 0; d < shape.dim; ++d) magnitude = std::max(magnitude, std::fabs(extent.key(p, t, d)));
+        }
+        for (uint32_t d = 0; d < shape.dim; ++d) {
+          double high = -1e300, low = 1e300;
+          for (uint32_t t = first; t < first + shape.block_tokens; ++t) {
+            high = std::max(high, extent.key(p, t, d));
+            low = std::min(low, extent.key(p, t, d));
+          }
+          const double upper = reference::block_bound(shape, extent.bounds.data(), b, d);
+          const double lower = reference::block_bound(shape, extent.bounds.data(), b, shape.dim + d);
+          encloses = encloses && upper >= high && lower <= low;
+          tight = tight && upper - high < magnitude / 127 * 1.0001 && low - lower < magnitude / 127 * 1.0001;
+        }
+      }
+      for (uint32_t p = 0; p < extent_pages; ++p) {
+        std::vector<double> means(2 * shape.dim);
+        double k_peak = 0, v_peak = 0;
+        for (uint32_t d = 0; d < shape.dim; ++d) {
+          for (uint32_t t = 0; t < shape.page_tokens; ++t) {
+            means[d] += extent.key(p, t, d) / shape.page_tokens;
+            means[shape.dim + d] += extent.value(p, t, d) / shape.page_tokens;
+          }
+          k_peak = std::max(k_peak, std::fabs(means[d]));
+          v_peak = std::max(v_peak, std::fabs(means[shape.dim + d]));
+        }
+        for (uint32_t d = 0; d < shape.dim; ++d) {
+          const double key = reference::page_mean_key(shape, extent.means.data(), p, d);
+          const double value = reference::page_mean_value(shape, extent.means.data(), p, d);
+          mean = mean && std::fabs(key - means[d]) <= k_peak / 127 * 0.501 && std::fabs(value - means[shape.dim + d]) <= v_peak / 127 * 0.501;
+        }
+      }
+      CAPTURE(k->name);
+      CAPTURE(head_dim);
+      CHECK(encloses);
+      CHECK(tight);
+      CHECK(mean);
+    }
+  }
+}
+
+TEST_CASE("a block's score bounds the score of each of its tokens") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : head_dims) {
+      Random random(head_dim + 31);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      fill_extent(*k, random, extent);
+      const uint32_t rows = 3, blocks = shape.extent_blocks();
+      Queries q(*k, rows, shape.dim, random);
+      Guarded<float> scores(std::size_t{rows} * blocks);
+      k->score_bounds(shape, q.view, extent.bounds.data(), scores.data(), blocks);
+      bool bounds = true;
+      for (uint32_t r = 0; r < rows; ++r) {
+        for (uint32_t p = 0; p < extent_pages; ++p) {
+          for (uint32_t t = 0; t < shape.page_tokens; ++t) {
+            double score = 0;
+            for (uint32_t d = 0; d < shape.dim; ++d) score += q.q[r * shape.dim + d] * extent.key(p, t, d);
+            score *= double{q.scale[r]};
+            const float bound = scores[r * blocks + p * shape.page_blocks() + t / shape.block_tokens];
+            bounds = bounds && double{bound} >= score - 3e-7 * std::fabs(score);  // two float products are rounded
+          }
+        }
+      }
+      CAPTURE(k->name);
+      CAPTURE(head_dim);
+      CHECK(bounds);
+    }
+  }
+}
+
+TEST_CASE("scores of bounds and means are the reference's, for any rows and stride") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
+      Random random(head_dim + 3);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      fill_extent(*k, random, extent);
+      for (uint32_t rows = 1; rows <= 9; ++rows) {
+        Queries q(*k, rows, shape.dim, random);
+        const uint32_t blocks = shape.extent_blocks(), stride = blocks + 3;
+        Guarded<float> scores(std::size_t{rows - 1} * stride + blocks), means(std::size_t{rows - 1} * stride + extent_pages);
+        k->score_bounds(shape, q.view, extent.bounds.data(), scores.data(), stride);
+        k->score_means(shape, q.view, extent.means.data(), means.data(), stride);
+        CHECK(scores.guards_intact());
+        CHECK(means.guards_intact());
+        std::vector<double> want(std::size_t{rows} * stride), want_means(want);
+        reference::score_bounds(shape, q.view, extent.bounds.data(), want.data(), stride);
+        reference::score_means(shape, q.view, extent.means.data(), want_means.data(), stride);
+        CAPTURE(k->name);
+        CAPTURE(head_dim);
+        for (std::size_t r = 0; r < rows; ++r) {  // integer sums: only the scales are rounded
+          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) < 2e-7);
+          CHECK(test::relative_error(means.data() + r * stride, want_means.data() + r * stride, extent_pages) < 2e-7);
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+void check_top_k(const Kernels& k, const std::vector<float>& scores, uint32_t wanted) {
+  const auto n = static_cast<uint32_t>(scores.size());
+  Guarded<float> given(n);
+  std::copy(scores.begin(), scores.end(), given.data());
+  Guarded<uint32_t> out(std::min(n, wanted));
+  Guarded<std::byte> scratch(n * 4);
+  std::vector<uint32_t> want(std::min(n, wanted));
+  CAPTURE(k.name);
+  CAPTURE(n);
+  CAPTURE(wanted);
+  const uint32_t found = k.top_k(given.data(), n, wanted, out.data(), scratch.data());
+  CHECK(found == reference::top_k(scores.data(), n, wanted, want.data()));
+  CHECK(out.guards_intact());
+  CHECK(scratch.guards_intact());
+  CHECK(std::equal(want.begin(), want.end(), out.data()));
+}
+
+}  // namespace
+
+TEST_CASE("top-k is the stable sort's choice, ties to the lowest index") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(99);
+    for (uint32_t i = 0; i < 120; ++i) {
+      std::vector<float> scores(i < 90 ? random.below(300) : random.below(17000));
+      const uint32_t kind = i % 6;
+      for (float& x : scores) {
+        if (kind == 0) x = random.normal();
+        if (kind == 1) x = static_cast<float>(random.below(5)) - 2;  // many ties
+        if (kind == 2) x = 1e4f + random.normal();                   // one exponent
+        if (kind == 3) x = random.below(3) ? -infinity : random.normal();
+        if (kind == 4) x = random.below(2) ? 0.0f : -0.0f;
+        if (kind == 5) x = 1.0f + static_cast<float>(random.below(1 << 12)) * 0x1p-23f;  // the last bits decide
+      }
+      const auto n = static_cast<uint32_t>(scores.size());
+      check_top_k(*k, scores, random.below(n + 1));
+      check_top_k(*k, scores, n / 50 + 1);
+    }
+  }
+}
+
+TEST_CASE("top-k of nothing, of none, of all and of more than there are") {
+  for (const Kernels* k : test::all_kernels()) {
+    check_top_k(*k, {}, 0);
+    check_top_k(*k, {}, 5);
+    check_top_k(*k, {1, 2, 3}, 0);
+    check_top_k(*k, {1, 2, 3}, 3);
+    check_top_k(*k, {1, 2, 3}, 9);
+    check_top_k(*k, {-infinity, -infinity, -infinity, -infinity}, 2);
+    check_top_k(*k, std::vector<float>(1000, 7.5f), 999);
+    check_top_k(*k, {3.4e38f, infinity, -3.4e38f, -infinity, 1e-45f, -1e-45f}, 4);
+  }
+}
