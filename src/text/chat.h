@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "gguf/gguf.h"
@@ -14,12 +13,31 @@
 
 namespace kvasir {
 
-enum class ChatFormat : uint32_t { raw, chatml, llama3, llama2, mistral, gemma, phi, deepseek };
+enum class ChatFormat : uint32_t {
+  raw,
+  chatml,
+  llama3,
+  llama2,
+  mistral,  // versions 1 and 2: " [/INST]"
+  gemma,
+  phi,       // 3 and 3.5
+  deepseek,  // V3, R1 and later
+  mistral_v3,      // "[/INST]"
+  mistral_tekken,  // no spaces at all
+  phi4,
+  deepseek_v2,
+  zephyr,
+};
 
-// The text around each part, special tokens spelled out (tokenize with parse_special). A conversation is
+// The text around each part, special tokens spelled out. A conversation is
 //   document_open DOC document_close  question_open Q question_close  ANSWER answer_close  question_open Q ...
-// and one without a document begins with `first_question_open` instead of document and question_open.
-// Formats without a system turn (Mistral, Llama-2's own markers, Gemma) put the document at the head of the first user turn.
+// and one without a document begins with `first_question_open` instead of document and question_open. The begin-of-text token
+// is not part of it (Tokenizer::add_bos). Encode marks with parse_special and document and question without, in one call of
+// Tokenizer::encode for what is known together, so that tokens form across the seams as they did in training.
+//
+// Formats without a system turn (Mistral, Gemma) put the document at the head of the first user turn; Llama 2 has its system part
+// there too. In these question_open is empty, because the first question goes on with the turn of the document, and answer_close
+// opens the turn of the next question: append it when that question comes, not before.
 struct ChatMarks {
   std::string_view document_open, document_close;
   std::string_view question_open, question_close;
@@ -27,7 +45,7 @@ struct ChatMarks {
   std::string_view answer_close;
 };
 
-const char* chat_format_name(ChatFormat format);
+const char* chat_format_name(ChatFormat format);  // at most 15 characters
 std::optional<ChatFormat> chat_format_by_name(std::string_view name);
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer);
 const ChatMarks& chat_marks(ChatFormat format);

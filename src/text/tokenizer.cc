@@ -2,7 +2,6 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "base/checksum.h"
 #include "text/special_matcher.h"
@@ -15,6 +14,9 @@ namespace {
 bool is_hidden(TokenKind kind) { return kind == TokenKind::control || kind == TokenKind::unknown; }
 
 constexpr bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// Positions in a text are 32 bits wide while it is encoded, and a space may be spelled by three bytes.
+constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
 struct ModelKind {
   std::string_view name;  // the value of tokenizer.ggml.model
@@ -49,32 +51,78 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
                        static_cast<int>(std::min<std::size_t>(model->size(), 64)), model->data());
 }
 
-Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const {
-  if (text.size() > std::numeric_limits<int32_t>::max())
-    return Status::error(Code::limit, "a text of %zu bytes is too long to encode at once", text.size());
-  EncodeScratch scratch(text.size());
-  const std::size_t before = out->size();
-  bool begins = text_start;
-  for (std::size_t at = 0; at < text.size();) {
+// One encode() call: cuts special tokens out of the text and passes on the plain runs between them.
+class Tokenizer::Run {
+ public:
+  Run(const Tokenizer& tokenizer, std::string_view text, bool begins, Array<Token>* out)
+      : tokenizer_(tokenizer), text_(text), scratch_(text.size()), begins_(begins), out_(out) {}
+
+  // The text up to `end`. What follows the last special token waits for more.
+  Status add(std::size_t end, bool parse_special) {
     SpecialMatcher::Match match{};
-    const bool found = specials_->find(text, at, parse_special, &match);
-    const std::size_t end = found ? match.begin : text.size();
-    if (end > at) {
-      if (Status status = encode_plain(text.substr(at, end - at), begins, &scratch, out); !status.ok()) {
-        out->resize(before);
-        return status;
+    while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special, &match)) {
+      if (Status status = flush(match.begin); !status.ok()) return status;
+      out_->push_back(match.token);
+      begins_ = true;
+      plain_ = match.end;
+      if (tokenizer_.strips_after(match.token)) {
+        while (plain_ < text_.size() && is_blank(text_[plain_])) ++plain_;
       }
+      scanned_ = plain_;
     }
-    if (!found) break;
-    out->push_back(match.token);
-    begins = true;
-    at = match.end;
-    if (strips_after_special_ && is_hidden(kind(match.token)) && match.token != bos()) {
-      while (at < text.size() && is_blank(text[at])) ++at;
-    }
+    scanned_ = std::max(end, plain_);
+    return {};
   }
-  return {};
+
+  // Encodes what waits before `end`.
+  Status flush(std::size_t end) {
+    if (end <= plain_) return {};
+    Status status = tokenizer_.encode_plain(text_.substr(plain_, end - plain_), begins_, &scratch_, out_);
+    begins_ = false;
+    return status;
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string_view text_;
+  EncodeScratch scratch_;
+  bool begins_;
+  std::size_t plain_ = 0, scanned_ = 0;  // bytes of the text that are encoded, and that are searched for special tokens
+  Array<Token>* out_;
+};
+
+Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const {
+  const Part part = {text, parse_special};
+  return encode(std::span(&part, 1), text_start, out);
 }
+
+Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Token>* out) const {
+  std::size_t size = 0;
+  for (const Part& part : parts) {
+    if (part.text.size() > kLongestText - size)
+      return Status::error(Code::limit, "a text of more than %zu bytes is too long to encode at once", kLongestText);
+    size += part.text.size();
+  }
+  Array<char> joined;
+  if (parts.size() > 1) {
+    joined.reserve(size);
+    for (const Part& part : parts) joined.insert(joined.end(), part.text.begin(), part.text.end());
+  }
+  const std::string_view text = parts.size() == 1 ? parts[0].text : std::string_view(joined.data(), joined.size());
+
+  const std::size_t before = out->size();
+  Run run(*this, text, text_start, out);
+  Status status;
+  std::size_t end = 0;
+  for (const Part& part : parts) {
+    if (status.ok()) status = run.add(end += part.text.size(), part.parse_special);
+  }
+  if (status.ok()) status = run.flush(text.size());
+  if (!status.ok()) out->resize(before);
+  return status;
+}
+
+bool Tokenizer::strips_after(Token token) const { return strips_after_special_ && is_hidden(kind(token)) && token != bos(); }
 
 std::string_view Tokenizer::piece(Token token, bool special) const {
   if (!vocabulary_->contains(token) || (!special && is_hidden(kind(token)))) return {};

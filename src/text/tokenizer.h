@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -39,6 +40,14 @@ class Tokenizer {
   // A byte that the vocabulary cannot express becomes its unknown token; without one the call fails and *out is as it was.
   Status encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const;
 
+  // The same for parts that follow each other, each with its own parse_special: tokens form across the seams, as if the parts had
+  // been one text, but no special token reaches across one. A document between the marks of its turn is encoded so.
+  struct Part {
+    std::string_view text;
+    bool parse_special;
+  };
+  Status encode(std::span<const Part> parts, bool text_start, Array<Token>* out) const;
+
   // The bytes of one token; empty for control and unknown tokens unless `special`, and for numbers that are no token.
   // Not necessarily whole UTF-8 characters.
   std::string_view piece(Token token, bool special) const;
@@ -59,7 +68,7 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Appends the ids of text without special tokens. `begins`: as text_start.
+  // Appends the ids of text without special tokens, which is not empty. `begins`: as text_start.
   virtual Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, Array<Token>* out) const = 0;
 
   const Vocabulary& vocabulary() const { return *vocabulary_; }
@@ -68,6 +77,9 @@ class Tokenizer {
   bool strips_after_special_ = false;  // blanks after a control token are no text (Phi-3)
 
  private:
+  class Run;
+  bool strips_after(Token token) const;
+
   std::string name_;
   std::unique_ptr<const Vocabulary> vocabulary_;
   std::unique_ptr<const StringList> pieces_;  // [tokens] bytes
