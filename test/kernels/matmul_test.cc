@@ -1,0 +1,259 @@
+// Matrix products, their inputs' quantisation and dequantised rows, of every instruction set against the reference.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+
+#include "reference/reference.h"
+#include "support.h"
+
+using namespace kvasir;
+using test::Guarded;
+using test::Random;
+
+namespace {
+
+std::vector<const Kernels*> tables() {
+  std::vector<const Kernels*> v;
+  for (auto* k : test::all_kernels()) if (k->matmul) v.push_back(k);
+  return v;
+}
+
+struct Type {
+  TensorType type;
+  const char* name;
+  uint32_t block, bytes;
+  std::vector<uint32_t> halves;  // offsets of half-precision numbers in a block, which must be finite
+};
+
+const Type types[] = {
+    {TensorType::f32, "F32", 1, 4, {}},          {TensorType::f16, "F16", 1, 2, {}},
+    {TensorType::bf16, "BF16", 1, 2, {}},        {TensorType::q8_0, "Q8_0", 32, 34, {0}},
+    {TensorType::q4_0, "Q4_0", 32, 18, {0}},     {TensorType::q4_1, "Q4_1", 32, 20, {0, 2}},
+    {TensorType::q5_0, "Q5_0", 32, 22, {0}},     {TensorType::q5_1, "Q5_1", 32, 24, {0, 2}},
+    {TensorType::q2_k, "Q2_K", 256, 84, {80, 82}}, {TensorType::q3_k, "Q3_K", 256, 110, {108}},
+    {TensorType::q4_k, "Q4_K", 256, 144, {0, 2}}, {TensorType::q5_k, "Q5_K", 256, 176, {0, 2}},
+    {TensorType::q6_k, "Q6_K", 256, 210, {208}}, {TensorType::iq4_nl, "IQ4_NL", 32, 18, {0}},
+};
+
+// Random bits, but numbers where the format has numbers. The last byte of the matrix is the last of the array, so that a
+// sanitizer sees a read beyond it; `shift` unaligns the beginning.
+struct Weights {
+  Weights(const Type& t, uint32_t rows, uint32_t cols, Random& random, std::size_t shift = 0) {
+    const std::size_t row_bytes = std::size_t{cols / t.block} * t.bytes;
+    bytes.resize(shift + rows * row_bytes);
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(random.next() >> 56);
+    for (std::size_t b = shift; b < bytes.size(); b += t.bytes) {
+      uint8_t* p = bytes.data() + b;
+      if (t.type == TensorType::f32) {
+        const float v = random.normal();
+        std::memcpy(p, &v, 4);
+      }
+      if (t.type == TensorType::bf16) {
+        const float v = random.normal();
+        std::memcpy(p, reinterpret_cast<const uint8_t*>(&v) + 2, 2);
+      }
+      if (t.type == TensorType::f16) put_half(p, random, 15);
+      for (uint32_t at : t.halves) put_half(p + at, random, 5);
+    }
+    view = {reinterpret_cast<const std::byte*>(bytes.data()) + shift, t.type, rows, cols, row_bytes};
+  }
+
+  // A random half of magnitude 2^(top - 15) or up to eight times less; now and then subnormal or zero.
+  static void put_half(uint8_t* p, Random& random, uint32_t top) {
+    const uint32_t exponent = random.below(16) == 0 ? 0 : top - random.below(4);
+    const uint32_t bits = random.below(64) == 0 ? 0 : random.below(2) << 15 | exponent << 10 | random.below(1024);
+    p[0] = static_cast<uint8_t>(bits);
+    p[1] = static_cast<uint8_t>(bits >> 8);
+  }
+
+  std::vector<uint8_t> bytes;
+  WeightView view;
+};
+
+struct Inputs {
+  Inputs(const Kernels& k, uint32_t n, uint32_t cols, Random& random)
+      : x(std::size_t{n} * cols), q(x.size()), scale(x.size() / 32), sums(x.size() / 16) {
+    const float mean = random.uniform(-1, 1);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = mean + random.normal();
+    if (cols % 32 == 0) k.quantize(x.data(), n, cols, q.data(), scale.data(), sums.data());
+    view = {n, cols, x.data(), q.data(), scale.data(), sums.data()};
+  }
+  Guarded<float> x;
+  Guarded<int8_t> q;
+  Guarded<float> scale;
+  Guarded<int16_t> sums;
+  Activations view;
+};
+
+struct Scratch {
+  Scratch(const Kernels& k, const WeightView& w) : bytes(k.matmul_scratch(w.type, w.cols)) {}
+  Guarded<std::byte> bytes;
+};
+
+// y of all rows, computed in tasks of `task_rows` rows; [n][rows] with `gap` untouched floats after each row of y.
+std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const Activations& x, uint32_t task_rows, std::size_t gap = 0) {
+  const std::size_t stride = w.rows + gap;
+  auto y = std::make_unique<Guarded<float>>(x.n * stride);
+  Scratch scratch(k, w);
+  for (uint32_t r = 0; r < w.rows; r += task_rows) {
+    const uint32_t end = r + task_rows < w.rows ? r + task_rows : w.rows;
+    k.matmul(w, x, y->data(), stride, r, end, scratch.bytes.data());
+  }
+  CHECK(y->guards_intact());
+  CHECK(scratch.bytes.guards_intact());
+  return y;
+}
+
+// Constant weights and inputs of one magnitude make offset and product cancel to a few per cent: errors of sums show tenfold.
+constexpr double cancelling_tolerance = 5e-5;
+
+// Integer parts are exact; what is left is the float sum over cols / 32 blocks (or cols products of floats) of rounding 6e-8 each.
+constexpr double tolerance = 1e-6;
+
+void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols, Random& random) {
+  CAPTURE(std::string(k.name));
+  CAPTURE(std::string(t.name));
+  CAPTURE(n);
+  CAPTURE(rows);
+  CAPTURE(cols);
+  Weights w(t, rows, cols, random, random.below(2) * 3);
+  Inputs x(k, n, cols, random);
+  constexpr std::size_t gap = 3;
+  const auto y = run(k, w.view, x.view, k.matmul_rows * (1 + random.below(3)), gap);
+  std::vector<double> expected(n * (rows + gap));
+  reference::matmul(w.view, x.view, expected.data(), rows + gap);
+  for (std::size_t i = 0; i < n; ++i) {
+    CHECK(test::relative_error(y->data() + i * (rows + gap), expected.data() + i * (rows + gap), rows) < tolerance);
+    for (std::size_t g = 0; g < gap; ++g) CHECK(std::isnan((*y)[i * (rows + gap) + rows + g]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("products of every format agree with the reference on odd shapes") {
+  Random random(1);
+  for (const Kernels* k : tables()) {
+    for (const Type& t : types) {
+      const uint32_t step = t.block == 1 ? 1 : t.block;
+      for (uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 23u}) {
+        check_product(*k, t, n, 1 + random.below(80), step * (1 + random.below(t.block == 256 ? 3 : 20)), random);
+      }
+      check_product(*k, t, 1, 33, 2048 + step, random);
+      check_product(*k, t, 17, 33, 2048 + step, random);
+    }
+  }
+}
+
+TEST_CASE("the way a product is cut into tasks does not change a bit") {
+  Random random(2);
+  for (const Kernels* k : tables()) {
+    for (const Type& t : types) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(std::string(t.name));
+      for (uint32_t n : {1u, 3u, 19u}) {
+        Weights w(t, 5 * k->matmul_rows + 7, 512, random);
+        Inputs x(*k, n, 512, random);
+        const auto whole = run(*k, w.view, x.view, w.view.rows);
+        const auto cut = run(*k, w.view, x.view, k->matmul_rows);
+        CHECK(std::memcmp(whole->data(), cut->data(), whole->size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("extreme quants do not overflow the integer sums") {
+  Random random(3);
+  for (const Kernels* k : tables()) {
+    for (const Type& t : types) {
+      if (t.block == 1) continue;
+      CAPTURE(std::string(k->name));
+      CAPTURE(std::string(t.name));
+      for (int pattern : {0x00, 0x7f, 0x80, 0xff}) {
+        for (uint32_t n : {1u, 16u}) {
+          Weights w(t, 35, 512, random);
+          for (std::size_t b = 0; b < w.bytes.size(); b += t.bytes) {
+            for (uint32_t i = 0; i < t.bytes; ++i) {
+              bool in_half = false;
+              for (uint32_t at : t.halves) in_half |= i == at || i == at + 1;
+              if (!in_half) w.bytes[b + i] = static_cast<uint8_t>(pattern);
+            }
+          }
+          Inputs x(*k, n, 512, random);
+          for (std::size_t i = 0; i < x.x.size(); ++i) x.x[i] = random.below(8) ? 1.0f : -1.0f;
+          k->quantize(x.x.data(), n, 512, x.q.data(), x.scale.data(), x.sums.data());
+          const auto y = run(*k, w.view, x.view, k->matmul_rows);
+          std::vector<double> expected(y->size());
+          reference::matmul(w.view, x.view, expected.data(), 35);
+          CHECK(test::relative_error(y->data(), expected.data(), expected.size()) < cancelling_tolerance);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("dequantised rows are the exact value, rounded once") {
+  Random random(4);
+  for (const Kernels* k : tables()) {
+    for (const Type& t : types) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(std::string(t.name));
+      const uint32_t cols = t.block * (t.block == 256 ? 3 : t.block == 32 ? 13 : 77);
+      Weights w(t, 3, cols, random, 1);
+      std::vector<double> expected(cols);
+      for (uint32_t r = 0; r < 3; ++r) {
+        Guarded<float> out(cols);
+        k->dequantize_row(w.view, r, out.data());
+        CHECK(out.guards_intact());
+        reference::dequantize_row(w.view, r, expected.data());
+        uint32_t different = 0;
+        for (uint32_t c = 0; c < cols; ++c) different += out[c] != static_cast<float>(expected[c]);
+        CHECK(different == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("quantised inputs are the nearest steps of the block's largest magnitude") {
+  Random random(5);
+  constexpr uint32_t n = 3, cols = 416;
+  for (const Kernels* k : tables()) {
+    CAPTURE(std::string(k->name));
+    Guarded<float> x(n * cols), scale(n * cols / 32);
+    Guarded<int8_t> q(n * cols);
+    Guarded<int16_t> sums(n * cols / 16);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = random.normal() * std::ldexp(1.0f, static_cast<int>(i / 32) - 20);
+    for (std::size_t i = 0; i < 32; ++i) x[64 + i] = 0;
+    for (std::size_t i = 0; i < 32; ++i) x[96 + i] = i % 2 ? 1e-40f : -1e-40f;
+    k->quantize(x.data(), n, cols, q.data(), scale.data(), sums.data());
+    CHECK(q.guards_intact());
+    CHECK(scale.guards_intact());
+    CHECK(sums.guards_intact());
+    for (std::size_t b = 0; b < n * cols / 32; ++b) {
+      float amax = 0;
+      for (std::size_t i = 0; i < 32; ++i) amax = std::max(amax, std::fabs(x[b * 32 + i]));
+      const bool is_zero = amax < 1e-30f;
+      REQUIRE(scale[b] == (is_zero ? 0.0f : amax / 127.0f));
+      int total[2] = {};
+      for (std::size_t i = 0; i < 32; ++i) {
+        const float exact = is_zero ? 0.0f : x[b * 32 + i] * (127.0f / amax);
+        REQUIRE(int{q[b * 32 + i]} == static_cast<int>(std::nearbyint(exact)));
+        total[i / 16] += q[b * 32 + i];
+      }
+      REQUIRE(sums[2 * b] == total[0]);
+      REQUIRE(sums[2 * b + 1] == total[1]);
+    }
+  }
+}
+
+TEST_CASE("inputs that are not numbers stay within the quants' range") {
+  for (const Kernels* k : tables()) {
+    CAPTURE(std::string(k->name));
+    float x[32], scale;
+    int8_t q[32];
+    int16_t sums[2];
+    for (int i = 0; i < 32; ++i) x[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -1.0f;
+    k->quantize(x, 1, 32, q, &scale, sums);
+    for (int8_t v : q) CHECK(v >= -127);
+  }
+}
