@@ -1,0 +1,57 @@
+#include "failing_allocations.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "base/memory.h"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<long> seen{0};
+long first_failing = 0;
+bool only_once = true;
+
+bool must_fail() {
+  if (!counting.load(std::memory_order_acquire)) return false;
+  const long now = seen.fetch_add(1);
+  return only_once ? now == first_failing : now >= first_failing;
+}
+
+bool fault(std::size_t) { return must_fail(); }
+
+void* allocate(std::size_t size) noexcept { return must_fail() ? nullptr : std::malloc(size ? size : 1); }
+
+void* allocate_or_throw(std::size_t size) {
+  if (void* p = allocate(size)) return p;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+FailingAllocations::FailingAllocations(long first, bool once) {
+  first_failing = first;
+  only_once = once;
+  seen = 0;
+  kvasir::allocation_fault = fault;
+  counting = true;
+}
+
+FailingAllocations::~FailingAllocations() {
+  counting = false;
+  kvasir::allocation_fault = nullptr;
+}
+
+bool FailingAllocations::reached() const { return seen > first_failing; }
+
+void* operator new(std::size_t size) { return allocate_or_throw(size); }
+void* operator new[](std::size_t size) { return allocate_or_throw(size); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return allocate(size); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return allocate(size); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
+void operator delete[](void* p, const std::nothrow_t&) noexcept { std::free(p); }

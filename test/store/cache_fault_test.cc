@@ -1,0 +1,258 @@
+// Saving and opening while the system fails: any operation, any allocation, the process itself. The path holds the old
+// file or the new one, whole; no temporary file and no descriptor is left.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <random>
+
+#include "failing_allocations.h"
+#include "store/cache_file.h"
+#include "store/cache_samples.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using samples::Part;
+
+namespace {
+
+// Fails the file operations from `first` on: one, or all that follow. Nothing while `first` is negative.
+struct Plan {
+  long first = -1;
+  bool once = true;
+  int error = 0;
+  long seen = 0;
+
+  bool hits() {
+    const long now = seen++;
+    return first >= 0 && (once ? now == first : now >= first);
+  }
+};
+
+Plan operations;
+std::vector<std::string> trace;
+bool tracing = false;
+
+int fail_operation(const char* operation, const char*) {
+  if (tracing) trace.push_back(operation);
+  // What removes the temporary file is left alone: no program can remove a file that the system will not let go.
+  if (std::string_view(operation) == "remove") return 0;
+  return operations.hits() ? operations.error : 0;
+}
+
+int interrupt_every_second(const char*, const char*) {
+  static int count = 0;
+  return ++count % 2 ? EINTR : 0;
+}
+
+int transfer_in_parts(const char*, const char*) { return -1; }
+
+struct WithFault {
+  explicit WithFault(os::Fault f) { os::fault = f; }
+  ~WithFault() { os::fault = nullptr; }
+};
+
+Code code_for(int error) {
+  return error == ENOSPC ? Code::no_space : error == EMFILE ? Code::limit : Code::io;
+}
+
+}  // namespace
+
+TEST_CASE("a save whose Nth file operation fails leaves the old file or the new one, and nothing else") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const std::vector<Part> before = samples::parts(1), after = samples::parts(50);
+  REQUIRE(samples::save(path, before, 1).ok());
+  const std::size_t descriptors = open_descriptors();
+  WithFault fault(fail_operation);
+  for (int error : {EIO, ENOSPC, EMFILE}) {
+    for (bool once : {true, false}) {
+      long n = 0;
+      for (;; ++n) {
+        operations = {n, once, error};
+        const Status s = samples::save(path, after, 2);
+        const bool reached = operations.seen > n;
+        operations = {};
+        if (!reached) {
+          CHECK(s.ok());
+          break;
+        }
+        CHECK_MESSAGE(s.code() == code_for(error), "operation ", n, ": ", s.message());
+        CHECK(s.sys_errno() == error);
+        const bool is_new = samples::holds(path, after, 2);
+        CHECK((is_new || samples::holds(path, before, 1)));
+        CHECK(folder.entries() == 1);
+        CHECK(open_descriptors() == descriptors);
+        if (is_new) REQUIRE(samples::save(path, before, 1).ok());
+      }
+      CHECK(n > 8);
+      REQUIRE(samples::save(path, before, 1).ok());
+    }
+  }
+}
+
+TEST_CASE("an open whose Nth file operation fails says so and keeps no descriptor") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  REQUIRE(samples::save(path, samples::parts(1), 1).ok());
+  const std::size_t descriptors = open_descriptors();
+  WithFault fault(fail_operation);
+  for (int error : {EIO, EMFILE, ENOMEM, EACCES}) {
+    for (long n = 0;; ++n) {
+      operations = {n, true, error};
+      std::shared_ptr<const CacheFile> file;
+      const Status s = CacheFile::open(path, &file);
+      const bool reached = operations.seen > n;
+      operations = {};
+      if (!reached) {
+        CHECK(n == 3);  // open, read, map
+        break;
+      }
+      CHECK(s.sys_errno() == error);
+      CHECK(file == nullptr);
+      CHECK(open_descriptors() == descriptors);
+    }
+  }
+}
+
+TEST_CASE("interrupted calls and short transfers are continued") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  for (os::Fault hook : {interrupt_every_second, transfer_in_parts}) {
+    WithFault fault(hook);
+    const Status s = samples::save(path, samples::parts(3), 3);
+    CHECK_MESSAGE(s.ok(), s.message());
+    CHECK(samples::holds(path, samples::parts(3), 3));
+  }
+}
+
+TEST_CASE("a file system that cannot reserve space is written to all the same") {
+  TempFolder folder;
+  WithFault fault(fail_operation);
+  operations = {1, true, EOPNOTSUPP};  // after "open"
+  const Status s = samples::save(folder.file("a.kv"), samples::parts(3), 3);
+  operations = {};
+  CHECK_MESSAGE(s.ok(), s.message());
+  CHECK(samples::holds(folder.file("a.kv"), samples::parts(3), 3));
+}
+
+// What survives a power cut is what was synced before it: the file's bytes before its name, its name before success is reported.
+TEST_CASE("a rename before the sync, or a write after it, would lose the file in a power cut") {
+  TempFolder folder;
+  WithFault fault(fail_operation);
+  trace.clear();
+  tracing = true;
+  const Status s = samples::save(folder.file("a.kv"), samples::parts(3), 3);
+  tracing = false;
+  REQUIRE(s.ok());
+  REQUIRE(trace.size() > 6);
+  CHECK(trace[0] == "open");
+  CHECK(trace[1] == "preallocate");
+  for (std::size_t i = 2; i + 4 < trace.size(); ++i) CHECK(trace[i] == "write");
+  const std::vector<std::string> end(trace.end() - 4, trace.end());
+  CHECK(end == std::vector<std::string>{"sync", "close", "rename", "sync_folder"});
+}
+
+TEST_CASE("a save whose Nth allocation fails leaves the old file or the new one, and nothing else") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const std::vector<Part> before = samples::parts(1), after = samples::parts(50);
+  REQUIRE(samples::save(path, before, 1).ok());
+  const std::size_t descriptors = open_descriptors();
+  for (bool once : {true, false}) {
+    for (long n = 0;; ++n) {
+      bool failed = false, reached = false;
+      try {
+        FailingAllocations failing(n, once);
+        failed = !samples::save(path, after, 2).ok();
+        reached = failing.reached();
+      } catch (const std::bad_alloc&) {
+        failed = reached = true;
+      }
+      CHECK(failed == reached);
+      const bool is_new = samples::holds(path, after, 2);
+      CHECK((is_new || samples::holds(path, before, 1)));
+      CHECK(folder.entries() == 1);
+      CHECK(open_descriptors() == descriptors);
+      if (is_new) REQUIRE(samples::save(path, before, 1).ok());
+      if (!reached) break;
+    }
+  }
+}
+
+TEST_CASE("an open whose Nth allocation fails keeps nothing") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  REQUIRE(samples::save(path, samples::parts(1), 1).ok());
+  const std::size_t descriptors = open_descriptors();
+  for (bool once : {true, false}) {
+    for (long n = 0;; ++n) {
+      std::shared_ptr<const CacheFile> file;
+      bool failed = false, reached = false;
+      try {
+        FailingAllocations failing(n, once);
+        failed = !CacheFile::open(path, &file).ok();
+        reached = failing.reached();
+      } catch (const std::bad_alloc&) {
+        failed = reached = true;
+      }
+      CHECK(failed == reached);
+      CHECK((file == nullptr) == failed);
+      file.reset();
+      CHECK(open_descriptors() == descriptors);
+      if (!reached) break;
+    }
+  }
+}
+
+TEST_CASE("a save past the process's file size limit fails without its signal") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  REQUIRE(samples::save(path, samples::parts(1), 1).ok());
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {  // SIGXFSZ has its default action: it would end this process
+    const struct rlimit limit = {100'000, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    _exit(samples::save(path, samples::parts(2), 2).code() == Code::no_space ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(samples::holds(path, samples::parts(1), 1));
+  CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("a process killed while it saves leaves a whole file under the path") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  std::vector<std::vector<Part>> versions;
+  for (uint64_t v = 0; v < 4; ++v) versions.push_back(samples::parts(100 * v));
+  REQUIRE(samples::save(path, versions[0], 0).ok());
+  std::mt19937 random(7);
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      for (uint64_t v = 0;; v = (v + 1) % 4) {
+        if (!samples::save(path, versions[v], v, 50'000).ok()) _exit(1);
+      }
+    }
+    usleep(static_cast<useconds_t>(1000 + random() % 20'000));
+    REQUIRE(kill(child, SIGKILL) == 0);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    std::shared_ptr<const CacheFile> file;
+    const Status s = CacheFile::open(path, &file);
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    const uint64_t version = file->identity().tokens;
+    REQUIRE(version < 4);
+    CHECK(samples::holds(path, versions[version], version));
+  }
+}
