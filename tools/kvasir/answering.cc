@@ -1,0 +1,125 @@
+#include "answering.h"
+
+#include <exception>
+#include <vector>
+
+#include "failure.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+struct Stream {
+  Context& context;
+  std::string text;
+  std::exception_ptr failure;  // may not cross the library
+};
+
+int32_t on_text(const char* text, size_t size, void* user) {
+  Stream& stream = *static_cast<Stream*>(user);
+  try {
+    stream.text.append(text, size);
+    if (!stream.context.json) stream.context.terminal.print_untrusted({text, size});
+    return 0;
+  } catch (...) {
+    stream.failure = std::current_exception();
+    return 1;
+  }
+}
+
+kv_generate_options generate_options(Context& context, const SamplingFlags& flags, Keep keep,
+                                     const std::vector<const char*>& stop) {
+  kv_generate_options options;
+  kv_generate_options_init(&options);
+  options.max_tokens = flags.max_tokens;
+  options.temperature = flags.temperature;
+  options.top_k = flags.top_k;
+  options.top_p = flags.top_p;
+  options.min_p = flags.min_p;
+  options.repetition_penalty = flags.repetition_penalty;
+  options.seed = flags.seed;
+  options.stop = stop.data();
+  options.stop_count = static_cast<uint32_t>(stop.size());
+  options.keep = keep == Keep::yes ? 1 : 0;
+  options.cancel = context.interrupt.token();
+  return options;
+}
+
+const char* stop_name(uint32_t reason) {
+  switch (reason) {
+    case KV_STOP_END_OF_TURN:
+      return "end_of_turn";
+    case KV_STOP_STRING:
+      return "stop_string";
+    case KV_STOP_MAX_TOKENS:
+      return "max_tokens";
+    case KV_STOP_CONTEXT_FULL:
+      return "context_full";
+    case KV_STOP_CANCELLED:
+      return "cancelled";
+    default:
+      return "unknown";
+  }
+}
+
+double seconds(uint64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
+
+// Of the tokens after the first, which waits for the question to be read.
+double decode_rate(const kv_answer& facts) {
+  const double time = seconds(facts.total_ns - facts.first_token_ns);
+  return facts.answer_tokens > 1 && time > 0 ? static_cast<double>(facts.answer_tokens - 1) / time : 0;
+}
+
+}  // namespace
+
+Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep) {
+  std::vector<const char*> stop;
+  for (const std::string& text : flags.stop) stop.push_back(text.c_str());
+  const kv_generate_options options = generate_options(context, flags, keep, stop);
+  Answer result;
+  result.facts.struct_size = sizeof result.facts;
+  Stream stream{context, {}, nullptr};
+  kv_error error{};
+  const kv_status status =
+      kv_generate(session, question.data(), question.size(), &options, on_text, &stream, &result.facts, &error);
+  if (stream.failure) std::rethrow_exception(stream.failure);
+  if (!stream.text.empty() && !context.json) context.terminal.print("\n");
+  if (status == KV_CANCELLED) {
+    result.facts.stop_reason = KV_STOP_CANCELLED;
+  } else {
+    check(status, error);
+  }
+  result.text = std::move(stream.text);
+  result.stats = stats_of(session);
+  return result;
+}
+
+std::string facts_line(const Answer& answer) {
+  const kv_answer& facts = answer.facts;
+  std::string line = grouped(facts.answer_tokens) + (facts.answer_tokens == 1 ? " token" : " tokens");
+  if (facts.stop_reason == KV_STOP_MAX_TOKENS) line += " (cut: --max-tokens)";
+  if (facts.stop_reason == KV_STOP_CONTEXT_FULL) line += " (cut: the context is full)";
+  if (facts.answer_tokens > 0) line += ", first after " + duration(seconds(facts.first_token_ns));
+  if (decode_rate(facts) > 0) line += ", then " + rate(decode_rate(facts)) + " tokens/s";
+  if (facts.tokens_present > 0)
+    line += "; read " + percent(static_cast<double>(facts.tokens_read), static_cast<double>(facts.tokens_present)) +
+            " of the tokens present";
+  return line;
+}
+
+Json facts_json(const Answer& answer) {
+  const kv_answer& facts = answer.facts;
+  Json json;
+  json["stop"] = stop_name(facts.stop_reason);
+  json["question_tokens"] = facts.question_tokens;
+  json["answer_tokens"] = facts.answer_tokens;
+  json["first_token_ms"] = seconds(facts.first_token_ns) * 1e3;
+  json["total_ms"] = seconds(facts.total_ns) * 1e3;
+  json["tokens_per_second"] = decode_rate(facts);
+  json["tokens_read"] = facts.tokens_read;
+  json["tokens_present"] = facts.tokens_present;
+  json["stats"] = answer.stats;
+  return json;
+}
+
+}  // namespace tool

@@ -1,0 +1,25 @@
+// One question to a session: streams the answer, measures, and puts both into words.
+#pragma once
+
+#include <string>
+
+#include "context.h"
+
+namespace tool {
+
+struct Answer {
+  std::string text;
+  kv_answer facts{};
+  Json stats;
+};
+
+enum class Keep { no, yes };  // whether the turn stays in the timeline
+
+// Streams to standard output unless --json. Throws Failure; a Ctrl-C returns an answer with KV_STOP_CANCELLED.
+Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep);
+
+// "12 tokens, 35.2 tokens/s, first after 84 ms; read 2.1% of the document, quest"
+std::string facts_line(const Answer& answer);
+Json facts_json(const Answer& answer);
+
+}  // namespace tool

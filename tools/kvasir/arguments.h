@@ -1,0 +1,120 @@
+// What can be said on the command line, as plain values. Zero and empty mean the library's default throughout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tool {
+
+struct Context;
+
+struct GlobalFlags {
+  bool json = false;
+  bool quiet = false;
+};
+
+struct ModelFlags {
+  std::string path;
+  std::string chat_format;
+};
+
+struct Budget {  // at most one is not 0
+  uint64_t tokens = 0;
+  double fraction = 0;
+};
+
+struct SessionFlags {
+  uint32_t threads = 0;
+  uint64_t context = 0;
+  uint32_t window = 0;
+  uint32_t chunk = 0;
+  std::string strategy;
+  Budget budget;
+  std::optional<uint32_t> dense_layers;
+  bool separate_heads = false;
+  bool full_precision = false;  // keep f32 keys and values
+};
+
+struct SourceFlags {
+  std::string document;  // "-": standard input
+  std::string cache;
+  std::string save;
+  bool force = false;
+};
+
+struct SamplingFlags {
+  uint32_t max_tokens = 0;
+  float temperature = 0;
+  uint32_t top_k = 0;
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;
+};
+
+struct AskArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;
+  SamplingFlags sampling;
+  std::vector<std::string> questions;
+};
+
+struct PrefillArguments {
+  ModelFlags model;
+  SourceFlags source;  // document, save, force
+  SessionFlags session;
+};
+
+struct ChatArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;
+  SamplingFlags sampling;
+};
+
+struct FileArguments {
+  std::string path;
+};
+
+struct BenchArguments {
+  ModelFlags model;
+  SessionFlags session;  // strategy is not used
+  std::vector<uint64_t> depths = {0, 4096};
+  uint64_t prompt = 512;
+  uint64_t generate = 32;
+  std::vector<std::string> strategies = {"full", "quest"};
+  uint32_t repetitions = 3;
+  std::string text;       // tokens come from this file; empty: seeded random tokens
+  bool mapped = false;
+  std::string folder;     // for the caches of --mapped
+};
+
+struct TokenizeArguments {
+  ModelFlags model;
+  std::string file;
+  bool special = false;
+  bool bos = false;
+};
+
+struct LogitsArguments {
+  ModelFlags model;
+  SessionFlags session;
+  std::string tokens;
+  std::string output;
+};
+
+struct Invocation {
+  GlobalFlags global;
+  std::function<void(Context&)> command;  // empty: print `text` and be done
+  std::string text;                       // --help, --version
+};
+
+// Throws Failure(exit_usage).
+Invocation parse_arguments(int count, const char* const* values);
+
+}  // namespace tool

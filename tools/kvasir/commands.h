@@ -1,0 +1,18 @@
+// The commands. Each prints its result, or fills context.result for --json; each throws Failure.
+#pragma once
+
+#include "arguments.h"
+#include "context.h"
+
+namespace tool {
+
+void run_ask(Context& context, const AskArguments& arguments);
+void run_prefill(Context& context, const PrefillArguments& arguments);
+void run_chat(Context& context, const ChatArguments& arguments);
+void run_inspect(Context& context, const FileArguments& arguments);
+void run_verify(Context& context, const FileArguments& arguments);
+void run_bench(Context& context, const BenchArguments& arguments);
+void run_tokenize(Context& context, const TokenizeArguments& arguments);
+void run_logits(Context& context, const LogitsArguments& arguments);
+
+}  // namespace tool

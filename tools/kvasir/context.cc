@@ -1,0 +1,139 @@
+#include "context.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "failure.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+void on_log(int32_t level, const char* message, void* user) {
+  if (level == KV_LOG_WARNING) static_cast<Terminal*>(user)->note(std::string("warning: ") + message);
+}
+
+}  // namespace
+
+Model open_model(Context& context, const ModelFlags& flags) {
+  kv_model_options options;
+  kv_model_options_init(&options);
+  options.log = on_log;
+  options.log_user = &context.terminal;
+  if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
+  kv_error error{};
+  kv_model* model = nullptr;
+  check(kv_open(flags.path.c_str(), &options, &model, &error), error);
+  return Model(model);
+}
+
+kv_session_options session_options(Context& context, const SessionFlags& flags) {
+  kv_session_options options;
+  kv_session_options_init(&options);
+  options.threads = flags.threads;
+  options.context = flags.context;
+  options.kv_type = flags.full_precision ? KV_KV_F32 : KV_KV_INT8;
+  if (flags.window != 0) options.window = flags.window;
+  if (flags.chunk != 0) options.prefill_chunk = flags.chunk;
+  if (flags.dense_layers) options.dense_layers = *flags.dense_layers;
+  if (!flags.strategy.empty()) options.strategy = flags.strategy.c_str();
+  options.budget_tokens = flags.budget.tokens;
+  options.budget_fraction = flags.budget.fraction;
+  options.share_heads = flags.separate_heads ? 0 : 1;
+  options.log = on_log;
+  options.log_user = &context.terminal;
+  return options;
+}
+
+Session open_session(Context& context, kv_model* model, const SessionFlags& flags) {
+  const kv_session_options options = session_options(context, flags);
+  kv_error error{};
+  kv_session* session = nullptr;
+  check(kv_session_open(model, &options, &session, &error), error);
+  return Session(session);
+}
+
+kv_call_options call_options(Context& context, Progress* progress) {
+  kv_call_options options;
+  kv_call_options_init(&options);
+  options.cancel = context.interrupt.token();
+  if (progress != nullptr) {
+    options.progress = Progress::callback;
+    options.progress_user = progress;
+  }
+  return options;
+}
+
+uint64_t token_count(const kv_session* session) {
+  kv_error error{};
+  size_t count = 0;
+  const kv_status status = kv_session_tokens(session, nullptr, 0, &count, &error);
+  if (status != KV_LIMIT) check(status, error);
+  return count;
+}
+
+std::vector<int32_t> tokens_of(const kv_session* session) {
+  kv_error error{};
+  size_t count = token_count(session);
+  std::vector<int32_t> tokens(count);
+  check(kv_session_tokens(session, tokens.data(), tokens.size(), &count, &error), error);
+  return tokens;
+}
+
+std::vector<int32_t> tokenize(const kv_model* model, const std::string& text, uint32_t flags) {
+  kv_error error{};
+  // Never more tokens than bytes, but for a begin-of-text token and a space that some tokenizers put in front.
+  std::vector<int32_t> tokens(text.size() + 4);
+  size_t count = 0;
+  check(kv_tokenize(model, text.data(), text.size(), flags, tokens.data(), tokens.size(), &count, &error), error);
+  tokens.resize(count);
+  return tokens;
+}
+
+Json stats_of(kv_session* session) {
+  kv_error error{};
+  std::string text(4096, '\0');
+  size_t size = 0;
+  kv_status status = kv_stats(session, text.data(), text.size(), &size, &error);
+  if (status == KV_LIMIT) {
+    text.resize(size);
+    status = kv_stats(session, text.data(), text.size(), &size, &error);
+  }
+  check(status, error);
+  return Json::parse(text.c_str());
+}
+
+void save(Context& context, kv_session* session, const std::string& path) {
+  kv_error error{};
+  Progress progress(context.terminal, "Saving " + path, Unit::bytes);
+  const kv_call_options options = call_options(context, &progress);
+  check(kv_save(session, path.c_str(), &options, &error), error);
+}
+
+std::string read_file(const std::string& path) {
+  const bool from_input = path == "-";
+  const auto fail = [&path, from_input] {
+    throw Failure(exit_file, (from_input ? "standard input" : path) + ": " + std::strerror(errno));
+  };
+  const int file = from_input ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail();
+  std::string text;
+  std::vector<char> buffer(1 << 16);
+  ssize_t size = 0;
+  while ((size = ::read(file, buffer.data(), buffer.size())) > 0) text.append(buffer.data(), static_cast<size_t>(size));
+  const int read_error = errno;
+  if (!from_input) ::close(file);
+  if (size < 0 && read_error == EINTR) throw Failure(exit_cancelled, "stopped; nothing was read");
+  errno = read_error;
+  if (size < 0) fail();
+  return text;
+}
+
+std::string json_text(const Json& value) {
+  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tool

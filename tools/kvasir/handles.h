@@ -1,0 +1,20 @@
+// Owners of the library's handles.
+#pragma once
+
+#include <memory>
+
+#include "kvasir.h"
+
+namespace tool {
+
+struct Closer {
+  void operator()(kv_model* model) const { kv_close(model); }
+  void operator()(kv_session* session) const { kv_session_close(session); }
+  void operator()(kv_cancel* cancel) const { kv_cancel_release(cancel); }
+};
+
+using Model = std::unique_ptr<kv_model, Closer>;
+using Session = std::unique_ptr<kv_session, Closer>;
+using Cancel = std::unique_ptr<kv_cancel, Closer>;
+
+}  // namespace tool

@@ -1,0 +1,25 @@
+// Ctrl-C: the first one fires a cancel token, the second ends the process at once.
+#pragma once
+
+#include "handles.h"
+
+namespace tool {
+
+// One for the process, for as long as it runs commands.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  kv_cancel* token() const { return cancel_.get(); }
+
+  // Makes the next Ctrl-C a first one again.
+  void arm();
+
+ private:
+  Cancel cancel_;
+};
+
+}  // namespace tool

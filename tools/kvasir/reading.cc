@@ -1,0 +1,214 @@
+#include "reading.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "timeline_text.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+class Reader {
+ public:
+  Reader(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags)
+      : context_(context),
+        model_(model),
+        flags_(flags),
+        session_flags_(session_flags),
+        source_(context.result["source"]) {}
+
+  Reading from_cache();
+  Reading from_document();
+
+ private:
+  kv_status load(const std::string& path, kv_error* error);
+  void reuse_saved();
+  void use_holdings(const Holdings& holdings);
+  void read_rest();
+  [[noreturn]] void stopped(const kv_error& error, uint64_t added, uint64_t expected);
+  void say_mapped(const std::string& path, const char* also);
+  void refuse_to_overwrite(const std::string& why) const;
+  void expect_writable_folder() const;
+  std::string document_name() const { return flags_.document == "-" ? "standard input" : flags_.document; }
+
+  Context& context_;
+  kv_model* model_;
+  const SourceFlags& flags_;
+  const SessionFlags& session_flags_;
+  Json& source_;
+  std::string document_;
+  size_t bytes_read_ = 0;  // of the document, by the session
+  double load_seconds_ = 0;
+  Reading reading_;
+};
+
+kv_status Reader::load(const std::string& path, kv_error* error) {
+  const kv_session_options options = session_options(context_, session_flags_);
+  const kv_call_options call = call_options(context_, nullptr);
+  kv_session* session = nullptr;
+  const auto start = std::chrono::steady_clock::now();
+  const kv_status status = kv_load(model_, path.c_str(), &options, &call, &session, error);
+  load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (status != KV_OK) return status;
+  reading_.session.reset(session);
+  reading_.tokens = token_count(session);
+  source_["mapped_tokens"] = reading_.tokens;
+  source_["load_ms"] = load_seconds_ * 1e3;
+  return status;
+}
+
+void Reader::say_mapped(const std::string& path, const char* also) {
+  context_.terminal.note(path + ": mapped " + grouped(reading_.tokens) + " tokens in " + duration(load_seconds_) + also);
+}
+
+Reading Reader::from_cache() {
+  kv_error error{};
+  source_["cache"] = flags_.cache;
+  check(load(flags_.cache, &error), error);
+  source_["tokens"] = reading_.tokens;
+  say_mapped(flags_.cache, "");
+  return std::move(reading_);
+}
+
+void Reader::refuse_to_overwrite(const std::string& why) const {
+  if (!flags_.force) throw Failure(exit_file, flags_.save + " " + why + "; name another file, or add --force to replace it");
+}
+
+// Minutes of reading should not end with a folder that cannot be written.
+void Reader::expect_writable_folder() const {
+  std::filesystem::path folder = std::filesystem::path(flags_.save).parent_path();
+  if (folder.empty()) folder = ".";
+  if (std::filesystem::is_directory(flags_.save)) throw Failure(exit_file, flags_.save + " is a folder; name a file in it");
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
+  throw Failure(exit_file, "cannot write in the folder " + folder.string() + ": " + std::strerror(errno));
+}
+
+// Decides what the file that --save names is good for.
+void Reader::reuse_saved() {
+  struct stat facts;
+  if (stat(flags_.save.c_str(), &facts) != 0) return;
+  Terminal& terminal = context_.terminal;
+  kv_error error{};
+  const kv_status status = load(flags_.save, &error);
+  if (status == KV_OK) {
+    use_holdings(compare(context_, model_, reading_.session.get(), document_));
+  } else if (kv_status_is_stale(status) != 0) {
+    terminal.note(flags_.save + ": stale (" + kv_status_text(status) + "); reading the document again");
+    source_["replaced"] = "stale";
+  } else if (status == KV_CORRUPT) {
+    terminal.note(flags_.save + ": damaged (" + error.message + "); reading the document again");
+    source_["replaced"] = "damaged";
+  } else if (status == KV_NOT_A_CACHE) {
+    refuse_to_overwrite("is not a Kvasir cache");
+  } else {
+    check(status, error);
+  }
+}
+
+void Reader::use_holdings(const Holdings& holdings) {
+  Terminal& terminal = context_.terminal;
+  switch (holdings.kind) {
+    case Holdings::whole:
+      say_mapped(flags_.save, "; nothing to read");
+      bytes_read_ = document_.size();
+      return;
+    case Holdings::beginning:
+      terminal.note(flags_.save + ": has the first " + grouped(reading_.tokens) + " tokens of " + document_name() +
+                    "; reading the rest");
+      bytes_read_ = holdings.bytes;
+      return;
+    case Holdings::more:
+      refuse_to_overwrite("holds a conversation about this document, or a longer one");
+      terminal.note(flags_.save + ": holds more than " + document_name() + "; reading it again");
+      break;
+    case Holdings::other:
+      terminal.note(flags_.save + ": holds another document; reading " + document_name() + " in its place");
+      break;
+  }
+  source_["replaced"] = holdings.kind == Holdings::more ? "conversation" : "other document";
+  source_.erase("mapped_tokens");
+  source_.erase("load_ms");
+  reading_ = Reading();
+}
+
+// The read part is worth minutes, so it is kept where there is a file for it; another Ctrl-C gives it up.
+void Reader::stopped(const kv_error& error, uint64_t added, uint64_t expected) {
+  const bool cancelled = error.status == KV_CANCELLED;
+  if (!cancelled && (added == 0 || flags_.save.empty())) throw Failure(error, "");
+  const uint64_t tokens = reading_.tokens + added;
+  const std::string of = grouped(tokens) + " of " + grouped(reading_.tokens + expected) + " tokens";
+  if (tokens == 0) throw Failure(exit_cancelled, "stopped; nothing was read");
+  if (flags_.save.empty()) throw Failure(exit_cancelled, "stopped after " + of + "; nothing was kept, which --save FILE does");
+  source_["tokens"] = tokens;
+  if (added > 0) {
+    context_.terminal.note("Keeping what was read; Ctrl-C again gives it up");
+    kv_error save_error{};
+    check(kv_save(reading_.session.get(), flags_.save.c_str(), nullptr, &save_error), save_error);
+  }
+  throw Failure(exit_code_for(error.status), std::string(cancelled ? "stopped" : error.message) + "; kept " + of + " in " +
+                                                 flags_.save + "; run the same command again to go on");
+}
+
+void Reader::read_rest() {
+  kv_session* session = reading_.session.get();
+  kv_error error{};
+  uint64_t added = 0, expected = 0;
+  double seconds = 0;
+  kv_status status = KV_OK;
+  {
+    Progress progress(context_.terminal, "Reading " + document_name(), Unit::tokens, reading_.tokens);
+    const kv_call_options options = call_options(context_, &progress);
+    status = kv_prefill(session, document_.data() + bytes_read_, document_.size() - bytes_read_, &options, &added,
+                        nullptr, &error);
+    seconds = progress.seconds();
+    expected = std::max(progress.total(), added);
+  }
+  if (status != KV_OK) stopped(error, added, expected);
+  reading_.tokens = token_count(session);
+  source_["read_tokens"] = added;
+  source_["read_seconds"] = seconds;
+  context_.terminal.note("Read " + grouped(added) + " tokens of " + document_name() + " in " + duration(seconds) + " (" +
+                         rate(static_cast<double>(added) / seconds) + " tokens/s)");
+}
+
+Reading Reader::from_document() {
+  source_["document"] = document_name();
+  document_ = read_file(flags_.document);
+  if (document_.empty()) throw Failure(exit_file, document_name() + " is empty");
+  if (!flags_.save.empty()) {
+    source_["cache"] = flags_.save;
+    expect_writable_folder();
+    reuse_saved();
+  }
+  if (reading_.session == nullptr) reading_.session = open_session(context_, model_, session_flags_);
+  if (bytes_read_ < document_.size()) {
+    read_rest();
+    if (!flags_.save.empty()) {
+      try {
+        save(context_, reading_.session.get(), flags_.save);
+        context_.terminal.note("Saved " + grouped(reading_.tokens) + " tokens in " + flags_.save + " (" +
+                               byte_count(std::filesystem::file_size(flags_.save)) + ")");
+      } catch (const Failure& failure) {
+        if (failure.exit_code() == exit_cancelled) throw;
+        reading_.save_failure = failure;
+      }
+    }
+  }
+  source_["tokens"] = reading_.tokens;
+  return std::move(reading_);
+}
+
+}  // namespace
+
+Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags) {
+  Reader reader(context, model, flags, session_flags);
+  return flags.cache.empty() ? reader.from_document() : reader.from_cache();
+}
+
+}  // namespace tool

@@ -1,0 +1,23 @@
+// Getting a document into a session: mapped from its cache where one is at hand, read by the model otherwise.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "context.h"
+#include "failure.h"
+
+namespace tool {
+
+struct Reading {
+  Session session;
+  uint64_t tokens = 0;                 // in the timeline
+  std::optional<Failure> save_failure;  // the document was read but could not be saved
+};
+
+// Reads flags.document, or maps flags.cache. With flags.save the cache file is used when it holds this very document, continued when
+// it holds the document's beginning, and written otherwise. A Ctrl-C keeps what was read in flags.save. Says what it does, and
+// describes it in context.result["source"].
+Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags);
+
+}  // namespace tool
