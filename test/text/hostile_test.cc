@@ -1,0 +1,88 @@
+// Texts made to be slow: eight times the text may cost eight times the time, never its square.
+#include <chrono>
+#include <random>
+
+#include "text/text_fixtures.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+std::string repeat(std::string_view unit, std::size_t size) {
+  std::string text;
+  while (text.size() < size) text += unit;
+  text.resize(size);
+  return text;
+}
+
+std::vector<std::string> hostile_texts(std::size_t size) {
+  std::vector<std::string> texts;
+  for (const char* unit : {"a", "A", " ", "\n", "\t ", " \n", "7", "a7", "aA", "!", "'", "\xE4\xB8\xAD", "\xCC\x81", "\xC2\xA0", "\xFF", "\xE4",
+                           "\xE2\x96\x81", "<|im_end|", "<0x0A>"})
+    texts.push_back(repeat(unit, size));
+  for (const char* end : {"x", "5", "\xE4\xB8\xAD", "\x01", "!"}) texts.push_back(repeat(" ", size) + end);
+  std::mt19937 random(5);
+  std::string bytes(size, '\0'), letters(size, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  for (char& c : letters) c = static_cast<char>('a' + random() % 26);
+  texts.push_back(bytes);
+  texts.push_back(letters);
+  return texts;
+}
+
+double seconds_of(const Tokenizer& tokenizer, const std::string& text) {
+  double best = 1e9;
+  for (int round = 0; round < 2; ++round) {
+    Array<Token> ids;
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status = tokenizer.encode(text, true, true, &ids);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    REQUIRE(ids.size() <= text.size() + 3);
+  }
+  return best;
+}
+
+// At 64 KiB a quadratic algorithm of one nanosecond a step takes 4 seconds; a linear one a few milliseconds.
+void check_linear(const Tokenizer& tokenizer) {
+  CAPTURE(tokenizer.name());
+  const auto small = hostile_texts(8 << 10), large = hostile_texts(64 << 10);
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    CAPTURE(i);
+    CHECK(seconds_of(tokenizer, large[i]) < 24 * seconds_of(tokenizer, small[i]) + 0.5);
+  }
+}
+
+// Merges of every length of runs, so that long rows merge all the way.
+TestVocabulary run_vocabulary() {
+  TestVocabulary vocabulary = byte_vocabulary();
+  for (const char* c : {"a", " ", "\n", "!", "7", "\xFF"}) {
+    std::string run = c;
+    for (int i = 0; i < 5; ++i, run += run) vocabulary.merge(run, run);
+  }
+  vocabulary.add("<|im_end|>", 3);
+  return vocabulary;
+}
+
+}  // namespace
+
+TEST_CASE("a pre-tokenizer is quadratic in a hostile text") {
+  // One of each set of expressions.
+  for (const char* pre : {"default", "gpt-2", "smollm", "falcon", "llama-bpe", "qwen2", "qwen35", "seed-coder", "bailingmoe", "minicpm5", "tekken",
+                          "gpt-4o", "bloom", "viking", "deepseek-llm", "deepseek-coder", "deepseek-v3"}) {
+    auto file = bpe_file(run_vocabulary(), pre);
+    check_linear(*tokenizer_of(file));
+  }
+}
+
+TEST_CASE("SentencePiece is quadratic in a hostile text") {
+  check_linear(*tokenizer_of_file(FIXTURES "/tokenizers/ggml-vocab-llama-spm.gguf"));
+  TestVocabulary vocabulary = spm_vocabulary();  // one with a token across a space: a text is one word
+  for (const char* c : {"a", "\xE2\x96\x81", "b"}) vocabulary.add(c, 1, -9);
+  vocabulary.add("a\xE2\x96\x81", 1, -1);
+  vocabulary.add("aa", 1, -2);
+  vocabulary.add("aaaa", 1, -3);
+  auto file = spm_file(vocabulary);
+  check_linear(*tokenizer_of(file));
+}
