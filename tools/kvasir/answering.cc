@@ -70,6 +70,16 @@ double decode_rate(const kv_answer& facts) {
   return facts.answer_tokens > 1 && time > 0 ? static_cast<double>(facts.answer_tokens - 1) / time : 0;
 }
 
+// "quest read 2.0% of the tokens in 3.1% of the pages": of what full attention would have read.
+std::string reading_line(const Answer& answer) {
+  const auto present = static_cast<double>(answer.facts.tokens_present);
+  if (present <= 0) return "";
+  const double in_pages = answer.stats.value("last_pages_touched", 0.0) * answer.stats.value("page_tokens", 0.0);
+  return "; " + answer.stats.value("strategy_planned", "the strategy") + " read " +
+         percent(static_cast<double>(answer.facts.tokens_read), present) + " of the tokens, " + percent(in_pages, present) +
+         " of the pages";
+}
+
 }  // namespace
 
 Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep) {
@@ -97,14 +107,12 @@ Answer answer(Context& context, kv_session* session, const std::string& question
 std::string facts_line(const Answer& answer) {
   const kv_answer& facts = answer.facts;
   std::string line = grouped(facts.answer_tokens) + (facts.answer_tokens == 1 ? " token" : " tokens");
+  if (facts.stop_reason == KV_STOP_CANCELLED) line += " (stopped)";
   if (facts.stop_reason == KV_STOP_MAX_TOKENS) line += " (cut: --max-tokens)";
   if (facts.stop_reason == KV_STOP_CONTEXT_FULL) line += " (cut: the context is full)";
   if (facts.answer_tokens > 0) line += ", first after " + duration(seconds(facts.first_token_ns));
   if (decode_rate(facts) > 0) line += ", then " + rate(decode_rate(facts)) + " tokens/s";
-  if (facts.tokens_present > 0)
-    line += "; read " + percent(static_cast<double>(facts.tokens_read), static_cast<double>(facts.tokens_present)) +
-            " of the tokens present";
-  return line;
+  return line + reading_line(answer);
 }
 
 Json facts_json(const Answer& answer) {

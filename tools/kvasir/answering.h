@@ -18,7 +18,7 @@ enum class Keep { no, yes };  // whether the turn stays in the timeline
 // Streams to standard output unless --json. Throws Failure; a Ctrl-C returns an answer with KV_STOP_CANCELLED.
 Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep);
 
-// "12 tokens, 35.2 tokens/s, first after 84 ms; read 2.1% of the document, quest"
+// "12 tokens, first after 84 ms, then 35.2 tokens/s; quest read 2.0% of the tokens, 3.1% of the pages"
 std::string facts_line(const Answer& answer);
 Json facts_json(const Answer& answer);
 

@@ -47,10 +47,40 @@ std::vector<uint64_t> numbers_of(const std::string& list) {
   return numbers;
 }
 
+// Help beside the options' names, in lines that fit a terminal of 100 columns.
+std::string wrapped(const std::string& help) {
+  constexpr size_t columns = 64;
+  std::string lines;
+  size_t column = 0;
+  for (const std::string& word : CLI::detail::split(help, ' ')) {
+    if (column > 0 && column + 1 + word.size() > columns) {
+      lines += '\n';
+      column = 0;
+    } else if (column > 0) {
+      lines += ' ';
+      ++column;
+    }
+    lines += word;
+    column += word.size();
+  }
+  return lines;
+}
+
+void flag(CLI::App* app, const std::string& names, bool* target, const std::string& help) {
+  app->add_flag(names, *target, wrapped(help));
+}
+
 // One option with a value that `take` reads; one name for the value in the help.
 template <typename Take>
 CLI::Option* value(CLI::App* app, const std::string& names, const char* kind, const std::string& help, Take take) {
-  return app->add_option_function<std::string>(names, take, help)->type_name(kind);
+  const auto named = [=](const std::string& given) {
+    try {
+      take(given);
+    } catch (const CLI::ValidationError& error) {
+      throw CLI::ValidationError(names.substr(names.find("--")) + ": " + error.what());
+    }
+  };
+  return app->add_option_function<std::string>(names, named, wrapped(help))->type_name(kind);
 }
 
 template <typename Number>
@@ -64,8 +94,8 @@ CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, 
 }
 
 void add_global(CLI::App* app, GlobalFlags* flags) {
-  app->add_flag("--json", flags->json, "One JSON document on standard output, errors included");
-  app->add_flag("-q,--quiet", flags->quiet, "Only results and errors");
+  flag(app, "--json", &flags->json, "One JSON document on standard output, errors included");
+  flag(app, "-q,--quiet", &flags->quiet, "Only results and errors");
 }
 
 void add_model(CLI::App* app, ModelFlags* flags) {
@@ -83,7 +113,7 @@ void add_budget(CLI::App* app, SessionFlags* flags) {
         [=](const std::string& given) { flags->budget = budget_of(given); });
   value(app, "--dense-layers", "N", "First layers that read everything; without it the strategy decides",
         [=](const std::string& given) { flags->dense_layers = number<uint32_t>(given, 0, 1024); });
-  app->add_flag("--separate-heads", flags->separate_heads, "Query heads of a group choose each for itself");
+  flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
 }
 
 void add_reading(CLI::App* app, SessionFlags* flags) {
@@ -120,14 +150,13 @@ void add_sampling(CLI::App* app, SamplingFlags* flags) {
 void add_document(CLI::App* app, SourceFlags* flags, const char* save_names, const char* save_help) {
   text(app, "-f,--file", &flags->document, "FILE", "The document, plain text; - is standard input");
   text(app, save_names, &flags->save, "CACHE", save_help);
-  app->add_flag("--force", flags->force, "Replace that file also when it is no cache, or holds a conversation");
+  flag(app, "--force", &flags->force, "Replace that file also when it is no cache, or holds a conversation");
 }
 
 void add_source(CLI::App* app, SourceFlags* flags) {
   add_document(app, flags, "-s,--save",
                "Keep what was read in this file, and use it the next time: if it holds this document, nothing is read");
-  CLI::Option* cache = text(app, "-c,--cache", &flags->cache, "CACHE", "A saved document instead of -f");
-  cache->excludes(app->get_option("--file"))->excludes(app->get_option("--save"));
+  text(app, "-c,--cache", &flags->cache, "CACHE", "A saved document instead of -f");
 }
 
 using Command = std::function<void(Context&)>;
@@ -151,7 +180,7 @@ void add_ask(CLI::App& app, GlobalFlags* global, Command* chosen) {
   add_strategy(command, &arguments->session);
   add_reading(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
-  command->add_option("questions", arguments->questions, "Questions; without one, a question a line from standard input")
+  command->add_option("questions", arguments->questions, wrapped("Questions; without one, a question a line from standard input"))
       ->type_name("TEXT");
   command->footer(
       "Each question is answered on its own: an answer does not know the one before. For a conversation see `kvasir chat`.\n\n"
@@ -223,7 +252,7 @@ void add_bench(CLI::App& app, GlobalFlags* global, Command* chosen) {
   count<uint32_t>(command, "--repetitions", &a->repetitions, 1, 1000, "Measurements of which the median is told [3]");
   add_reading(command, &a->session);
   text(command, "--text", &a->text, "FILE", "Tokens of this text, over and over, instead of random ones");
-  command->add_flag("--mapped", a->mapped, "Measure also loading and answering from a saved file, and its memory");
+  flag(command, "--mapped", &a->mapped, "Measure also loading and answering from a saved file, and its memory");
   a->folder = ".";
   text(command, "--folder", &a->folder, "FOLDER", "Where --mapped puts its file, removed afterwards [.]");
   command->footer(
@@ -238,8 +267,8 @@ void add_tokenize_and_logits(CLI::App& app, GlobalFlags* global, Command* chosen
   CLI::App* tokens = add_command(app, "tokenize", "Print a text's token ids as a JSON array", global, chosen, run_tokenize, &tokenized);
   add_model(tokens, &tokenized->model);
   text(tokens, "-f,--file", &tokenized->file, "FILE", "The text; - is standard input")->required();
-  tokens->add_flag("--special", tokenized->special, "Text that spells a control token is that token");
-  tokens->add_flag("--bos", tokenized->bos, "Begin with the begin-of-text token, if the model wants one");
+  flag(tokens, "--special", &tokenized->special, "Text that spells a control token is that token");
+  flag(tokens, "--bos", &tokenized->bos, "Begin with the begin-of-text token, if the model wants one");
   tokens->footer("Examples:\n  kvasir tokenize -m model.gguf --special -f prompt.txt > ids.json");
 
   std::shared_ptr<LogitsArguments> measured;
@@ -266,7 +295,7 @@ std::string version_text() {
 
 void describe(CLI::App& app) {
   app.get_formatter()->column_width(34);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.set_help_flag("-h,--help", "What you are reading");
   app.footer(
       "`kvasir COMMAND --help` tells each command's options, with examples.\n\n"
@@ -311,6 +340,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
     for (const CLI::App* command : app.get_subcommands()) which += " " + command->get_name();
     throw Failure(exit_usage, std::string(error.what()) + "; `" + which + " --help` tells what can be said");
   }
+  if (!chosen) throw Failure(exit_usage, "no command; `kvasir --help` lists them");
   invocation.command = chosen;
   return invocation;
 }

@@ -26,15 +26,12 @@ std::vector<std::string> questions_of(const AskArguments& arguments) {
   return questions;
 }
 
-void expect_source(const SourceFlags& source) {
-  if (source.document.empty() && source.cache.empty())
-    throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
-}
-
 }  // namespace
 
 void run_ask(Context& context, const AskArguments& arguments) {
-  expect_source(arguments.source);
+  expect_one_source(arguments.source);
+  if (arguments.source.document.empty() && arguments.source.cache.empty())
+    throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   const std::vector<std::string> questions = questions_of(arguments);
   const Model model = open_model(context, arguments.model);
   const Reading reading = open_reading(context, model.get(), arguments.source, arguments.session);

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "failure.h"
 #include "words.h"
@@ -108,7 +109,7 @@ Json stats_of(kv_session* session) {
 
 void save(Context& context, kv_session* session, const std::string& path) {
   kv_error error{};
-  Progress progress(context.terminal, "Saving " + path, Unit::bytes);
+  Progress progress(context.terminal, "Saving " + std::filesystem::path(path).filename().string(), Unit::bytes);
   const kv_call_options options = call_options(context, &progress);
   check(kv_save(session, path.c_str(), &options, &error), error);
 }

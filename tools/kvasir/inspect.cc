@@ -1,6 +1,7 @@
 // kvasir inspect and kvasir verify: a model or a cache, told apart by content.
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "commands.h"
@@ -103,7 +104,7 @@ void run_verify(Context& context, const FileArguments& arguments) {
     verdict = "metadata and tensor shapes are sound (the format has no checksums for the weights)";
   } else {
     kv_error error{};
-    Progress progress(context.terminal, "Checking " + arguments.path, Unit::bytes);
+    Progress progress(context.terminal, "Checking " + std::filesystem::path(arguments.path).filename().string(), Unit::bytes);
     const kv_call_options options = call_options(context, &progress);
     const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
     if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");

@@ -47,6 +47,8 @@ int run(const Invocation& invocation) {
     return report(failure, context.terminal, context.json, context.result);
   } catch (const std::bad_alloc&) {
     return report(Failure(exit_resources, "out of memory"), context.terminal, context.json, context.result);
+  } catch (const std::exception& error) {
+    return report(Failure(exit_failure, error.what()), context.terminal, context.json, context.result);
   }
 }
 

@@ -128,7 +128,8 @@ std::string Progress::line(int columns) const {
     const int rest = columns - 1 - frame - static_cast<int>(columns_of(label_) + columns_of(form) + 4);
     if (rest >= bar_least) return label_ + "  " + bar(std::min(rest, bar_most)) + "  " + form;
   }
-  return columns > 5 ? percentage : "";
+  const std::string least = percentage + "  " + left;
+  return static_cast<int>(least.size()) < columns ? least : "";
 }
 
 }  // namespace tool

@@ -35,7 +35,9 @@ class Reader {
   void say_mapped(const std::string& path, const char* also);
   void refuse_to_overwrite(const std::string& why) const;
   void expect_writable_folder() const;
-  std::string document_name() const { return flags_.document == "-" ? "standard input" : flags_.document; }
+  std::string document_name() const {
+    return flags_.document == "-" ? "standard input" : std::filesystem::path(flags_.document).filename().string();
+  }
 
   Context& context_;
   kv_model* model_;
@@ -178,7 +180,7 @@ void Reader::read_rest() {
 }
 
 Reading Reader::from_document() {
-  source_["document"] = document_name();
+  source_["document"] = flags_.document;
   document_ = read_file(flags_.document);
   if (document_.empty()) throw Failure(exit_file, document_name() + " is empty");
   if (!flags_.save.empty()) {
@@ -192,8 +194,7 @@ Reading Reader::from_document() {
     if (!flags_.save.empty()) {
       try {
         save(context_, reading_.session.get(), flags_.save);
-        context_.terminal.note("Saved " + grouped(reading_.tokens) + " tokens in " + flags_.save + " (" +
-                               byte_count(std::filesystem::file_size(flags_.save)) + ")");
+        context_.terminal.note("Saved " + grouped(reading_.tokens) + " tokens in " + flags_.save);
       } catch (const Failure& failure) {
         if (failure.exit_code() == exit_cancelled) throw;
         reading_.save_failure = failure;
@@ -205,6 +206,12 @@ Reading Reader::from_document() {
 }
 
 }  // namespace
+
+void expect_one_source(const SourceFlags& flags) {
+  if (!flags.cache.empty() && !(flags.document.empty() && flags.save.empty()))
+    throw Failure(exit_usage, "-c names a saved document; it stands instead of -f and --save");
+  if (flags.document.empty() && !flags.save.empty()) throw Failure(exit_usage, "--save needs a document, -f FILE");
+}
 
 Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags) {
   Reader reader(context, model, flags, session_flags);

@@ -20,4 +20,7 @@ struct Reading {
 // describes it in context.result["source"].
 Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags);
 
+// -c stands instead of -f and --save. Throws Failure(exit_usage).
+void expect_one_source(const SourceFlags& flags);
+
 }  // namespace tool

@@ -41,6 +41,7 @@ std::string clock_time(double seconds) {
 }
 
 std::string duration(double seconds) {
+  if (seconds < 0.00095) return printed("%.2f ms", seconds * 1e3);
   if (seconds < 0.0095) return printed("%.1f ms", seconds * 1e3);
   if (seconds < 0.9995) return printed("%.0f ms", seconds * 1e3);
   if (seconds < 59.95) return printed("%.1f s", seconds);
