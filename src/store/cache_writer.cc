@@ -42,7 +42,7 @@ CacheWriter::~CacheWriter() {
   (void)os::remove_file(file_.path());  // the error that led here has been reported already
 }
 
-Status CacheWriter::add_section(SectionKind kind, uint32_t version, uint64_t bytes) {
+Status CacheWriter::add_section(SectionKind kind, uint32_t contents_version, uint64_t bytes) {
   if (begun_) return misuse(path_, "a section was added after the first write");
   if (header_.section_count == max_sections) {
     return Status::error(Code::limit, "%s: more than %u sections", path_.c_str(), max_sections);
@@ -55,7 +55,7 @@ Status CacheWriter::add_section(SectionKind kind, uint32_t version, uint64_t byt
   CacheHeader::Entry& entry = header_.sections[header_.section_count];
   entry = {};
   entry.kind = kind;
-  entry.version = version;
+  entry.version = contents_version;
   entry.flags = flags_of(kind);
   entry.bytes = bytes;
   ++header_.section_count;

@@ -292,7 +292,7 @@ TEST_CASE("an unknown section is skipped when it is optional and makes the file 
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
   const uint64_t entry = entry_of(bytes, SectionKind::means);
-  for (uint32_t kind : {0u, 11u, 12u, 13u, 99u, 0xFFFFFFFFu}) {
+  for (uint32_t kind : {0u, 11u, 12u, 99u, 0xFFFFFFFFu}) {
     CAPTURE(kind);
     put(bytes, entry + format::entry_kind, 4, kind);
     put(bytes, entry + format::entry_flags, 4, 0);
