@@ -55,7 +55,7 @@ static_assert(place_sections + max_sections * entry_bytes <= place_checksum);
 
 enum class SectionKind : uint32_t {
   state = 1,       // the timeline's small facts (session/persist.cc)
-  tokens = 2,      // zstd of int32 [tokens]
+  tokens = 2,      // int32 [tokens]
   centre = 3,      // f32 [layers][kv_heads][dim]: subtracted from every K
   sinks = 4,       // f32 [layers][kv_heads][2][sink tokens][dim]: K, V
   window = 5,      // f32 [layers][kv_heads][2][window tokens][dim]: K, V
@@ -66,11 +66,12 @@ enum class SectionKind : uint32_t {
   statistics = 10, // JSON
   recurrent = 11,  // reserved
   index = 12,      // reserved: a strategy's own structure, by name and version
+  logits = 13,     // f32 [vocabulary]: after the last token, so that decode goes on exactly
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
-  return kind >= SectionKind::state && kind <= SectionKind::statistics;
+  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || kind == SectionKind::logits;
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
@@ -78,12 +79,12 @@ constexpr uint32_t optional_section = 1;
 
 // The flags a kind is written with: statistics are for people, an index can be built again.
 constexpr uint32_t flags_of(SectionKind kind) {
-  return kind == SectionKind::statistics || kind == SectionKind::index ? optional_section : 0;
+  return kind == SectionKind::statistics || kind == SectionKind::index || kind == SectionKind::logits ? optional_section : 0;
 }
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
-                                   "scales", "bounds", "means", "statistics", "recurrent", "index"};
+                                   "scales", "bounds", "means", "statistics", "recurrent", "index", "logits"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

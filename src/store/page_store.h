@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -32,18 +33,22 @@ struct StoreShape {
 
 class PageStore {
  public:
-  explicit PageStore(const StoreShape& shape) : shape_(shape) {}
+  // The sections of a cache file that hold a store.
+  static constexpr format::SectionKind sections[] = {format::SectionKind::pages, format::SectionKind::scales,
+                                                     format::SectionKind::bounds, format::SectionKind::means};
+
+  explicit PageStore(const StoreShape& shape);
   PageStore(const PageStore& other);  // a fork: shares every slab
-  PageStore(PageStore&&) noexcept = default;
-  PageStore& operator=(PageStore&&) noexcept = default;
+  PageStore(PageStore&&) noexcept;
+  PageStore& operator=(PageStore&&) noexcept;
   ~PageStore();
 
   // Over a mapped file with `pages` sealed pages. The caller has validated the sections' sizes by file_bytes().
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, PageStore* out);
   // Bytes of a section of this many pages, 0 for kinds that are not the store's.
   static uint64_t file_bytes(const StoreShape& shape, format::SectionKind kind, uint32_t pages);
-  // Appends one section's arrays to a writer. Damaged source blocks (of a mapped file) are Code::corrupt.
-  Status write(format::SectionKind kind, CacheWriter* writer) const;
+  // Hands one section's arrays to `write`, piece by piece. Damaged source blocks (of a mapped file) are Code::corrupt.
+  Status write(format::SectionKind kind, const std::function<Status(const void* data, std::size_t size)>& write) const;
 
   const StoreShape& shape() const { return shape_; }
   uint32_t pages() const { return pages_; }
@@ -59,8 +64,8 @@ class PageStore {
   Status damaged() const;  // the error for a check that failed
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
-  // Code::no_memory leaves the store as it was (room made so far is kept).
-  Status reserve(uint32_t pages);
+  // Throws std::bad_alloc and leaves the store as it was (room made so far is kept).
+  void reserve(uint32_t pages);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
   void commit(uint32_t pages);
@@ -72,6 +77,8 @@ class PageStore {
  private:
   struct Slab;
   class SlabRef;
+  SlabRef new_slab() const;
+  bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;

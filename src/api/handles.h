@@ -1,0 +1,118 @@
+// What stands behind the public handles, and the one place where exceptions and Status values become codes.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <system_error>
+
+#include "base/cancel.h"
+#include "base/status.h"
+#include "kvasir.h"
+#include "model/model.h"
+#include "session/session.h"
+
+struct kv_cancel {
+  kvasir::Cancel flag;
+};
+
+struct kv_model {
+  std::atomic<uint32_t> references{1};
+  std::shared_ptr<const kvasir::Model> model;
+};
+
+struct kv_session {
+  std::unique_ptr<kvasir::Session> session;
+  std::atomic<bool> busy{false};
+};
+
+namespace kvasir::api {
+
+kv_status report(const Status& status, kv_error* error) noexcept;
+
+// Runs f, which returns a Status; nothing escapes.
+template <class F>
+kv_status guarded(kv_error* error, F&& f) noexcept {
+  try {
+    return report(f(), error);
+  } catch (const std::bad_alloc&) {
+    return report(Status::error(Code::no_memory, "out of memory; nothing was changed"), error);
+  } catch (const std::exception& e) {
+    return report(Status::error(Code::internal, "unexpected: %s", e.what()), error);
+  } catch (...) {
+    return report(Status::error(Code::internal, "unexpected"), error);
+  }
+}
+
+// One call at a time on a session.
+template <class F>
+kv_status exclusive(const kv_session* session, kv_error* error, F&& f) noexcept {
+  return guarded(error, [&]() -> Status {
+    if (!session) return Status::error(Code::bad_argument, "session is NULL");
+    auto& busy = const_cast<kv_session*>(session)->busy;
+    if (busy.exchange(true, std::memory_order_acquire))
+      return Status::error(Code::busy, "another call on this session is running");
+    struct Release {
+      std::atomic<bool>& busy;
+      ~Release() { busy.store(false, std::memory_order_release); }
+    } release{busy};
+    return f(*session->session);
+  });
+}
+
+// The caller's options over the defaults: shorter structs of older headers and longer ones with zeros are accepted.
+template <class Options>
+Status read_options(const Options* in, void (*init)(Options*), Options* out) {
+  init(out);
+  if (!in) return {};
+  const std::size_t size = in->struct_size;
+  if (size < sizeof(uint32_t)) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: call its init function", size);
+  if (size > 65536) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: too large", size);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(in);
+  for (std::size_t i = sizeof(Options); i < size; ++i)
+    if (bytes[i]) return Status::error(Code::bad_argument, "an option struct of a newer header sets what this library does not know");
+  std::memcpy(out, in, std::min(size, sizeof(Options)));
+  out->struct_size = sizeof(Options);
+  return {};
+}
+
+// Fills a caller's result struct as far as its struct_size goes.
+template <class Result>
+Status write_result(const Result& result, Result* out, const char* name) {
+  if (!out) return Status::error(Code::bad_argument, "%s is NULL", name);
+  const std::size_t size = out->struct_size;
+  if (size < 2 * sizeof(uint32_t))
+    return Status::error(Code::bad_argument, "%s->struct_size is %zu: set it to the struct's size", name, size);
+  std::memcpy(reinterpret_cast<char*>(out) + sizeof(uint32_t), reinterpret_cast<const char*>(&result) + sizeof(uint32_t),
+              std::min(size, sizeof(Result)) - sizeof(uint32_t));
+  return {};
+}
+
+Status session_options(const kv_session_options* in, SessionOptions* out);
+
+// Writes as much of a result as fits and always its whole size.
+template <class T>
+Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, std::size_t* count) {
+  if (!count) return Status::error(Code::bad_argument, "the place for the size is NULL");
+  if (!to && capacity) return Status::error(Code::bad_argument, "the output is NULL and its capacity is %zu", capacity);
+  *count = n;
+  std::copy_n(from, std::min(n, capacity), to);
+  if (capacity < n) return Status::error(Code::limit, "the capacity is %zu where %zu are needed", capacity, n);
+  return {};
+}
+
+Status check_text(const char* text, std::size_t size, const char* name);
+Status check_flags(uint32_t flags, uint32_t known);
+Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase);
+
+template <std::size_t N>
+void copy_text(char (&to)[N], std::string_view from) {
+  std::size_t n = std::min(from.size(), N - 1);
+  while (n > 0 && n < from.size() && (static_cast<unsigned char>(from[n]) & 0xC0) == 0x80) --n;  // whole characters
+  std::memcpy(to, from.data(), n);
+  std::memset(to + n, 0, N - n);
+}
+
+}  // namespace kvasir::api

@@ -1,0 +1,96 @@
+// Status, version, cancel tokens, and the helpers of the other entry points.
+#include <cstdio>
+
+#include "api/handles.h"
+#include "store/format.h"
+
+namespace kvasir::api {
+
+static_assert(static_cast<int>(Code::internal) == KV_INTERNAL && static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
+              static_cast<int>(Code::context_full) == KV_CONTEXT_FULL && static_cast<int>(Code::io) == KV_IO);
+
+kv_status report(const Status& status, kv_error* error) noexcept {
+  if (error && !status.ok()) {
+    error->status = static_cast<kv_status>(status.code());
+    error->sys_errno = status.sys_errno();
+    error->offset = status.offset();
+    std::snprintf(error->message, sizeof error->message, "%s", status.message());
+  }
+  return static_cast<kv_status>(status.code());
+}
+
+Status check_text(const char* text, std::size_t size, const char* name) {
+  if (!text && size) return Status::error(Code::bad_argument, "%s is NULL and its size is %zu", name, size);
+  return {};
+}
+
+Status check_flags(uint32_t flags, uint32_t known) {
+  if (flags & ~known) return Status::error(Code::bad_argument, "flags has unknown bits: 0x%x", flags & ~known);
+  return {};
+}
+
+Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase) {
+  if (!fn) return {};
+  return [=](uint64_t done, uint64_t total) { return fn(phase, done, total, user); };
+}
+
+}  // namespace kvasir::api
+
+using namespace kvasir;
+
+extern "C" {
+
+const char* kv_status_text(kv_status status) {
+  static constexpr const char* texts[] = {
+      "ok", "cancelled", "bad argument", "busy", "bad state", "out of memory", "limit reached", "input or output error",
+      "no space left", "not found", "permission denied", "not a cache file", "other version", "corrupt", "cache of another model",
+      "unsupported", "context full", "internal error"};
+  return status >= 0 && status <= KV_INTERNAL ? texts[status] : "unknown status";
+}
+
+int32_t kv_status_is_stale(kv_status status) { return status == KV_VERSION || status == KV_MODEL_MISMATCH; }
+
+uint32_t kv_version(void) { return KV_VERSION_NUMBER; }
+
+const char* kv_build_info(void) {
+  static const auto info = [] {
+    std::array<char, 512> text{};
+    std::snprintf(text.data(), text.size(),
+                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"]}",
+                  KV_VERSION_NUMBER / 10000, KV_VERSION_NUMBER / 100 % 100, KV_VERSION_NUMBER % 100, format::version,
+#if defined(__clang__)
+                  "clang " __clang_version__,
+#else
+                  "gcc " __VERSION__,
+#endif
+                  cpu_kernels().name);
+    return text;
+  }();
+  return info.data();
+}
+
+kv_status kv_cancel_create(kv_cancel** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    *out = new kv_cancel;
+    return {};
+  });
+}
+
+void kv_cancel_fire(kv_cancel* cancel) {
+  if (cancel) cancel->flag.fire();
+}
+
+void kv_cancel_reset(kv_cancel* cancel) {
+  if (cancel) cancel->flag.reset();
+}
+
+void kv_cancel_release(kv_cancel* cancel) { delete cancel; }
+
+void kv_call_options_init(kv_call_options* o) {
+  if (!o) return;
+  *o = {};
+  o->struct_size = sizeof *o;
+}
+
+}  // extern "C"

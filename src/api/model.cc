@@ -1,0 +1,112 @@
+// kv_open and what is asked of a model.
+#include "api/handles.h"
+
+using namespace kvasir;
+
+namespace {
+
+kv_model_information describe(const Model& model) {
+  const ModelConfig& c = model.config();
+  kv_model_information i{};
+  i.layers = c.layers;
+  i.width = c.width;
+  i.heads = c.heads;
+  i.kv_heads = c.kv_heads;
+  i.head_dim = c.head_dim;
+  i.feed_forward = c.feed_forward;
+  i.vocabulary = c.vocabulary;
+  i.context = c.context;
+  i.parameters = model.weights().parameters;
+  i.weight_bytes = model.weights().bytes;
+  i.kv_bytes_per_token = model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
+  api::copy_text(i.architecture, c.architecture_name);
+  api::copy_text(i.name, c.name);
+  api::copy_text(i.weights, model.weights().formats);
+  api::copy_text(i.tokenizer, model.tokenizer().name());
+  api::copy_text(i.chat_format, chat_format_name(model.chat()));
+  return i;
+}
+
+}  // namespace
+
+extern "C" {
+
+void kv_model_options_init(kv_model_options* o) {
+  if (!o) return;
+  *o = {};
+  o->struct_size = sizeof *o;
+}
+
+kv_status kv_open(const char* path, const kv_model_options* options, kv_model** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    kv_model_options o;
+    if (Status s = api::read_options(options, kv_model_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    auto handle = std::make_unique<kv_model>();
+    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model); !s.ok()) return s;
+    if (o.log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
+      o.log(KV_LOG_WARNING, "the model's chat format was not recognised: documents and questions are put as raw text", o.log_user);
+    *out = handle.release();
+    return {};
+  });
+}
+
+kv_model* kv_retain(kv_model* model) {
+  if (model) model->references.fetch_add(1, std::memory_order_relaxed);
+  return model;
+}
+
+void kv_close(kv_model* model) {
+  if (model && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
+}
+
+kv_status kv_model_info(const kv_model* model, kv_model_information* info, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    return api::write_result(describe(*model->model), info, "info");
+  });
+}
+
+kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    std::shared_ptr<const Model> model;
+    if (Status s = Model::open(path, "", &model); !s.ok()) return s;
+    return api::write_result(describe(*model), info, "info");
+  });
+}
+
+kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags, int32_t* tokens, size_t capacity,
+                      size_t* count, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    if (Status s = api::check_text(text, size, "text"); !s.ok()) return s;
+    if (Status s = api::check_flags(flags, KV_TOKENIZE_SPECIAL | KV_TOKENIZE_BOS); !s.ok()) return s;
+    const Tokenizer& tokenizer = model->model->tokenizer();
+    Array<Token> ids;
+    if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
+    if (Status s = tokenizer.encode({text, size}, flags & KV_TOKENIZE_SPECIAL, true, &ids); !s.ok()) return s;
+    return api::write_array(ids.data(), ids.size(), tokens, capacity, count);
+  });
+}
+
+kv_status kv_detokenize(const kv_model* model, const int32_t* tokens, size_t count, uint32_t flags, char* text, size_t capacity,
+                        size_t* size, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
+    if (Status s = api::check_flags(flags, KV_TOKENIZE_SPECIAL); !s.ok()) return s;
+    std::string out;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= model->model->config().vocabulary)
+        return Status::error(Code::bad_argument, "token %zu is %d: the vocabulary has %u", i, tokens[i], model->model->config().vocabulary);
+      out += model->model->tokenizer().piece(tokens[i], flags & KV_TOKENIZE_SPECIAL);
+    }
+    if (model->model->tokenizer().strips_leading_space() && !out.empty() && out[0] == ' ') out.erase(0, 1);
+    return api::write_array(out.data(), out.size(), text, capacity, size);
+  });
+}
+
+}  // extern "C"

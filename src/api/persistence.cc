@@ -1,0 +1,76 @@
+// kv_save, kv_load and what is asked of a cache file.
+#include "api/handles.h"
+#include "store/cache_file.h"
+
+using namespace kvasir;
+
+extern "C" {
+
+kv_status kv_save(kv_session* session, const char* path, const kv_call_options* options, kv_error* error) {
+  return api::exclusive(session, error, [&](const Session& s) -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    kv_call_options o;
+    if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
+    if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
+    return s.save(path, o.cancel ? &o.cancel->flag : nullptr, api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
+  });
+}
+
+kv_status kv_load(kv_model* model, const char* path, const kv_session_options* session_options, const kv_call_options* options,
+                  kv_session** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    SessionOptions so;
+    if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
+    kv_call_options o;
+    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
+    auto handle = std::make_unique<kv_session>();
+    if (Status s = Session::load(model->model, path, so, o.flags & KV_LOAD_VERIFY, o.cancel ? &o.cancel->flag : nullptr,
+                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session);
+        !s.ok())
+      return s;
+    *out = handle.release();
+    return {};
+  });
+}
+
+kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    std::shared_ptr<const CacheFile> file;
+    if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+    SavedTimeline saved;
+    if (Status s = read_saved(*file, &saved); !s.ok()) return s;
+    kv_file_information i{};
+    i.format_version = file->version();
+    i.file_bytes = file->size();
+    i.tokens = file->identity().tokens;
+    i.sealed_tokens = saved.sealed_tokens();
+    for (format::SectionKind kind : PageStore::sections)
+      if (const CacheFile::Section* section = file->find(kind)) i.kv_bytes += section->bytes;
+    i.layers = file->identity().layers;
+    i.kv_heads = file->identity().kv_heads;
+    i.head_dim = file->identity().head_dim;
+    i.kv_type = saved.full_precision ? KV_KV_F32 : KV_KV_INT8;
+    api::copy_text(i.model_name, file->identity().model_name);
+    return api::write_result(i, info, "info");
+  });
+}
+
+kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    kv_call_options o;
+    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    std::shared_ptr<const CacheFile> file;
+    if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
+    return file->verify_all(&progress, o.cancel ? &o.cancel->flag : nullptr);
+  });
+}
+
+}  // extern "C"

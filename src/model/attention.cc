@@ -1,0 +1,204 @@
+#include "model/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
+constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block reads
+
+struct Attention::Worker {
+  Array<float> q;            // [block_rows][dim]
+  Array<int8_t> q8, split;   // [block_rows][dim], [block_rows][2 * dim]
+  Array<float> scale;        // [block_rows]
+  Array<uint32_t> limits;    // [block_rows]
+  Array<float> state;        // o [block_rows][dim], m [block_rows], l [block_rows]
+  Array<std::byte> scratch;
+  SelectorScratch selector;
+  Selection selection;
+  ReadCounts counts;
+};
+
+namespace {
+
+std::size_t state_floats(uint32_t rows, uint32_t dim) { return std::size_t{rows} * (dim + 16) + 16; }
+
+// A state over floats, empty. o stays 64-byte aligned because rows * dim is a multiple of 16.
+AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
+  AttentionState s{at, at + std::size_t{rows} * dim, at + std::size_t{rows} * dim + round_up(rows, 16)};
+  std::fill_n(s.o, std::size_t{rows} * dim, 0.0f);
+  std::fill_n(s.m, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(s.l, rows, 0.0f);
+  return s;
+}
+
+AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) { return {s.o + std::size_t{row} * dim, s.m + row, s.l + row}; }
+
+QueryRows row_of(const QueryRows& q, uint32_t row) {
+  return {1, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
+          q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
+}
+
+}  // namespace
+
+Attention::Attention(const ModelConfig& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool)
+    : config_(config),
+      shape_(shape),
+      kernels_(kernels),
+      pool_(pool),
+      block_rows_(std::max(1u, target_block_rows / config.group()) * config.group()),
+      workers_(pool->threads()),
+      page_lists_(config.kv_heads) {
+  const std::size_t rows = block_rows_, dim = shape.dim;
+  for (Worker& w : workers_) {
+    w.q.resize(rows * dim);
+    w.q8.resize(rows * dim);
+    w.split.resize(rows * 2 * dim);
+    w.scale.resize(rows);
+    w.limits.resize(rows);
+    w.state.resize(state_floats(block_rows_, shape.dim));
+    w.scratch.resize(kernels.attend_scratch(block_rows_, shape.dim));
+  }
+}
+
+Attention::~Attention() = default;
+
+// Rows [token][head of the group] of tokens first .. first + count - 1, scaled by 1 / sqrt(head_dim), padded and quantised.
+QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const {
+  const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim, rows = count * group;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  for (uint32_t r = 0; r < rows; ++r) {
+    const std::size_t head = std::size_t{kv_head} * group + r % group;
+    const float* from = q + (std::size_t{first} + r / group) * config_.q_width() + head * head_dim;
+    float* to = w->q.data() + std::size_t{r} * dim;
+    for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] * scale;
+    std::fill(to + head_dim, to + dim, 0.0f);
+  }
+  int8_t* halves = split ? w->split.data() : nullptr;
+  kernels_.quantize_queries(w->q.data(), rows, dim, w->q8.data(), halves, w->scale.data());
+  return {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data()};
+}
+
+void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const {
+  const uint32_t group = config_.group();
+  const std::size_t head = std::size_t{kv_head} * group * config_.head_dim;
+  for (uint32_t t = 0; t < count; ++t)
+    kernels_.finish(row_of(state, t * group, shape_.dim), group, shape_.dim, config_.head_dim,
+                    out + (std::size_t{first} + t) * config_.q_width() + head, config_.head_dim);
+}
+
+Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector,
+                      const Plan& plan, const Cancel* cancel, float* out) {
+  const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
+  for (Worker& w : workers_) w.counts = {};
+  Status s = selector ? selective(layer, n, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
+  for (const Worker& w : workers_) counts_ += w.counts;
+  counts_.tokens_present += behind_sinks * n * config_.kv_heads;
+  return s;
+}
+
+Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Cancel* cancel, float* out) {
+  const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim;
+  const uint32_t sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
+  std::atomic<bool> intact{true};
+  pool_->run(heads, [&](uint32_t h, uint32_t) {
+    page_lists_[h].resize(pages);
+    for (uint32_t p = 0; p < pages; ++p) {
+      page_lists_[h][p] = store.pages().page(layer, h, p + 1);
+      if (!store.pages().intact_page(layer, h, p + 1)) intact = false;
+    }
+  });
+  if (!intact) return store.pages().damaged();
+
+  const uint32_t block_tokens = block_rows_ / group;
+  const auto blocks = static_cast<uint32_t>(ceil_div(n, block_tokens));
+  const uint32_t part_pages = part_tokens / shape_.page_tokens;
+  const uint32_t parts = blocks == 1 ? std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages))) : 1;
+  const std::size_t state_size = round_up(state_floats(block_rows_, dim), 16);
+  if (parts > 1) partials_.resize(std::max(partials_.size(), heads * parts * state_size));
+
+  // Tasks in the order of their cost would end unevenly; the longest limits (last blocks) go first.
+  pool_->run(heads * blocks * parts, [&](uint32_t task, uint32_t worker) {
+    if (is_cancelled(cancel)) return;
+    Worker& w = workers_[worker];
+    const uint32_t h = task % heads, block = blocks - 1 - task / heads % blocks, part = task / heads / blocks;
+    const uint32_t first = block * block_tokens, count = std::min(block_tokens, n - first);
+    const QueryRows rows = gather(&w, q, first, count, h, false);
+    const AttentionState state =
+        empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(), rows.rows, dim);
+    const uint32_t begin = parts > 1 ? part * part_pages : 0;
+    const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
+    if (part == 0 && sealed > 0) {
+      const KvStore::Rows sinks = store.sinks(layer, h);
+      kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
+    }
+    if (end > begin) kernels_.attend_pages(rows, page_lists_[h].data() + begin, end - begin, state, w.scratch.data());
+    if (part == parts - 1) {
+      for (uint32_t r = 0; r < rows.rows; ++r) w.limits[r] = store.window_count() + first + r / group + 1;
+      const KvStore::Rows window = store.window(layer, h);
+      kernels_.attend_rows(rows, window.k, window.v, store.window_count() + first + count, w.limits.data(), state,
+                           w.scratch.data());
+    }
+    w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
+    w.counts.pages_touched += uint64_t{count} * (end - begin);
+    if (parts == 1) write_out(state, first, count, h, out);
+  });
+  if (parts == 1 || is_cancelled(cancel)) return {};
+  const uint32_t rows = n * group;
+  const auto state_at = [&](std::size_t i) {
+    float* at = partials_.data() + i * state_size;
+    return AttentionState{at, at + std::size_t{rows} * dim, at + std::size_t{rows} * dim + round_up(rows, 16)};
+  };
+  for (uint32_t h = 0; h < heads; ++h) {
+    for (uint32_t part = 1; part < parts; ++part)
+      kernels_.merge(state_at(std::size_t{h} * parts), state_at(std::size_t{h} * parts + part), rows, dim);
+    write_out(state_at(std::size_t{h} * parts), 0, n, h, out);
+  }
+  return {};
+}
+
+Status Attention::selective(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector,
+                            const Plan& plan, const Cancel* cancel, float* out) {
+  const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
+  std::atomic<bool> intact{true};
+  pool_->run(heads * n, [&](uint32_t task, uint32_t worker) {
+    if (is_cancelled(cancel)) return;
+    Worker& w = workers_[worker];
+    const uint32_t h = task % heads, token = task / heads;
+    const QueryRows rows = gather(&w, q, token, 1, h, true);
+    const AttentionState state = empty_state(w.state.data(), group, dim);
+    if (store.sink_count() > 0) {
+      const KvStore::Rows sinks = store.sinks(layer, h);
+      kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
+    }
+    selector.select({kernels_, store.pages(), layer, h, rows, 1, plan.budget_tokens, plan.share_heads}, &w.selector, &w.selection);
+    if (!w.selection.intact) {
+      intact = false;
+      return;
+    }
+    for (std::size_t i = 0; i < w.selection.lists.size(); ++i) {
+      const Array<PageRef>& list = w.selection.lists[i];
+      w.counts.pages_touched += list.size();
+      if (list.empty()) continue;
+      const auto count = static_cast<uint32_t>(list.size());
+      if (w.selection.lists.size() == 1) {
+        kernels_.attend_pages(rows, list.data(), count, state, w.scratch.data());
+      } else {
+        const auto r = static_cast<uint32_t>(i);
+        kernels_.attend_pages(row_of(rows, r), list.data(), count, row_of(state, r, dim), w.scratch.data());
+      }
+    }
+    const KvStore::Rows window = store.window(layer, h);
+    kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
+    w.counts.tokens_read += w.selection.tokens;
+    w.counts.summary_bytes += w.selection.summary_bytes;
+    write_out(state, token, 1, h, out);
+  });
+  return intact ? Status() : store.pages().damaged();
+}
+
+}  // namespace kvasir

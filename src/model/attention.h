@@ -1,0 +1,73 @@
+// Attention of a step's queries over the store: sinks + pages + window, as partial states that are merged.
+//
+//   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
+//   selective:  each query sees sinks, window and the pages that the selector chose for it
+//
+// Work is cut into tasks by head, block of queries and part of the pages: the cut depends on sizes alone, never on the number
+// of threads, so results are the same bits on any number.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "compute/kernels.h"
+#include "compute/thread_pool.h"
+#include "model/config.h"
+#include "select/plan.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+// What attention read, summed over queries, layers and KV heads since the last reset.
+struct ReadCounts {
+  uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
+  uint64_t tokens_present = 0;  // and how many there were
+  uint64_t pages_touched = 0;   // pages of which at least one token was read
+  uint64_t summary_bytes = 0;   // read to choose
+
+  ReadCounts& operator+=(const ReadCounts& o) {
+    tokens_read += o.tokens_read;
+    tokens_present += o.tokens_present;
+    pages_touched += o.pages_touched;
+    summary_bytes += o.summary_bytes;
+    return *this;
+  }
+};
+
+class Attention {
+ public:
+  Attention(const ModelConfig& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool);
+  ~Attention();
+
+  // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
+  // written, uncommitted rows. selector null: exact. When cancelled the output is meaningless.
+  // Code::corrupt when a page of a mapped file is damaged.
+  Status run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
+             const Cancel* cancel, float* out);
+
+  const ReadCounts& counts() const { return counts_; }
+  void reset_counts() { counts_ = {}; }
+
+ private:
+  struct Worker;  // scratch of one thread
+  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Cancel* cancel, float* out);
+  Status selective(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
+                   const Cancel* cancel, float* out);
+  QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
+  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const;
+
+  const ModelConfig& config_;
+  const PageShape shape_;
+  const Kernels& kernels_;
+  ThreadPool* pool_;
+  const uint32_t block_rows_;   // query rows of a block: tokens of the block times heads of the group
+  std::vector<Worker> workers_;
+  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
+  Array<float> partials_;                   // states of a block's parts
+  ReadCounts counts_;
+};
+
+}  // namespace kvasir

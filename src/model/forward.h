@@ -1,0 +1,74 @@
+// The forward pass: tokens in, logits out, keys and values into the store. One object a session: it owns the workspace.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "compute/thread_pool.h"
+#include "model/attention.h"
+#include "model/model.h"
+#include "select/plan.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+struct ForwardStep {
+  std::span<const Token> tokens;      // 1 .. the chunk size that the caller chose
+  const Selector* selector = nullptr; // null: every layer is exact
+  Plan plan;                          // dense layers and budget, where there is a selector
+  enum class Logits { none, last, all } want = Logits::none;
+  float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
+  const Cancel* cancel = nullptr;
+};
+
+class Forward {
+ public:
+  Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
+
+  // Runs the tokens at the end of the store and commits them. On any failure the store is as before.
+  // Code::cancelled, Code::corrupt (damaged page); throws std::bad_alloc.
+  Status run(const ForwardStep& step, KvStore* store);
+
+  Attention& attention() { return attention_; }
+
+ private:
+  struct Product {
+    const Linear* linear;
+    float* y;  // [n][rows]
+  };
+  void resize(uint32_t n);
+  void quantize(const float* x, uint32_t n, uint32_t cols);
+  void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
+  void norm(const float* x, const Array<float>& weight, uint32_t n, float* y);
+  void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
+  void add(float* x, const float* y, uint32_t n);
+  void gate(float* gate, const float* up, uint32_t n);
+  void write_logits(const ForwardStep& step, uint32_t n);
+  template <class F>
+  void by_rows(uint32_t n, F&& f);
+
+  std::shared_ptr<const Model> model_;
+  const Kernels& kernels_;
+  ThreadPool* pool_;
+  Attention attention_;
+
+  const Cancel* cancel_ = nullptr; // of the running step
+  uint32_t capacity_ = 0;          // tokens the workspace holds
+  Array<float> x_, h_;             // [n][width] residual stream; its normalised copy
+  Array<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice
+  Array<float> a_;                 // [n][heads * head_dim] attention's output
+  Array<float> gate_, up_;         // [n][feed_forward]
+  Array<float> cos_, sin_;         // [n][rope dim / 2]
+  Array<int8_t> quants_;           // [n][widest input]
+  Array<float> scales_;            // [n][widest input / 32]
+  Array<int16_t> sums_;            // [n][widest input / 16]
+  Array<std::byte> scratch_;       // [threads][scratch of the largest matrix]
+  std::size_t scratch_size_ = 0;   // of one thread
+};
+
+}  // namespace kvasir

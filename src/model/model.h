@@ -1,0 +1,83 @@
+// A model: the mapped GGUF file, its configuration, views of its weights, tokenizer and chat format. Immutable; shared by threads.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "compute/kernels.h"
+#include "gguf/gguf.h"
+#include "model/config.h"
+#include "model/rope.h"
+#include "os/os.h"
+#include "store/page_store.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+// y = W x + b. The matrix lies in the mapped file; the bias is a copy, empty when there is none.
+struct Linear {
+  WeightView w;
+  Array<float> bias;  // [rows]
+};
+
+struct LayerWeights {
+  Array<float> attention_norm;  // [width]
+  Linear q, k, v, o;            // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
+  Array<float> q_norm, k_norm;  // [head_dim]; empty where the architecture has none
+  Array<float> ffn_norm;        // [width]
+  Linear gate, up, down;        // [feed_forward][width] twice, [width][feed_forward]
+};
+
+struct Weights {
+  WeightView embedding;       // [vocabulary][width]
+  std::vector<LayerWeights> layers;
+  Array<float> output_norm;   // [width]
+  Linear output;              // [vocabulary][width]; the embedding when tied
+  uint64_t parameters = 0;
+  uint64_t bytes = 0;         // in the file
+  std::string formats;        // "Q4_K Q6_K F32", most bytes first
+};
+
+using Fingerprint = std::array<uint8_t, 32>;
+
+class Model {
+ public:
+  // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
+  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out);
+
+  const std::string& path() const { return path_; }
+  const ModelConfig& config() const { return config_; }
+  const Weights& weights() const { return weights_; }
+  const Rope& rope() const { return rope_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  ChatFormat chat() const { return chat_; }
+  // Of all metadata, the tensor table, the file's size and blocks of every tensor.
+  const Fingerprint& fingerprint() const { return fingerprint_; }
+  StoreShape store_shape() const;
+
+ private:
+  Status read(const std::string& chat_format);
+
+  std::string path_;
+  os::Mapping mapping_;
+  Gguf gguf_;
+  ModelConfig config_;
+  Weights weights_;
+  Rope rope_;
+  std::unique_ptr<const Tokenizer> tokenizer_;
+  ChatFormat chat_ = ChatFormat::raw;
+  Fingerprint fingerprint_{};
+};
+
+// Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error that names it.
+Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config, Weights* out, Array<float>* rope_divisors);
+
+}  // namespace kvasir

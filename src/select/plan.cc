@@ -1,0 +1,46 @@
+#include "select/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvasir {
+
+// Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
+constexpr uint64_t short_context = 4096;  // sealed tokens
+
+Status check_select_options(const SelectOptions& options) {
+  if (options.strategy != "auto" && !strategy_info(options.strategy))
+    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use auto, full, window or quest",
+                         options.strategy.c_str());
+  if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
+    return Status::error(Code::bad_argument, "budget_fraction is %g: use 0 to 1", options.budget_fraction);
+  if (options.budget_tokens && options.budget_fraction > 0)
+    return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
+  return {};
+}
+
+Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers) {
+  Plan plan;
+  plan.share_heads = options.share_heads;
+  plan.why = "asked for";
+  if (options.strategy != "auto") {
+    plan.strategy = strategy_info(options.strategy);
+  } else if (sealed <= short_context) {
+    plan.strategy = strategy_info("full");
+    plan.why = "the context is short: attending everything costs less than choosing";
+  } else {
+    plan.strategy = strategy_info("quest");
+    plan.why = "the context is long: page bounds choose what is read";
+  }
+  const bool default_fraction = options.budget_fraction == 0;
+  const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
+  plan.budget_tokens = options.budget_tokens
+                           ? options.budget_tokens
+                           : std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
+                                      default_fraction ? plan.strategy->budget_floor : 1);
+  const bool by_strategy = options.dense_layers == UINT32_MAX || !plan.strategy->make;
+  plan.dense_layers = std::min(by_strategy ? plan.strategy->dense_layers : options.dense_layers, layers);
+  return plan;
+}
+
+}  // namespace kvasir

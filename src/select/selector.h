@@ -1,0 +1,67 @@
+// The selector: which sealed pages a query reads. One file a strategy behind this interface.
+//
+// A strategy is chosen by a name that files and users keep. For a decoded token, layer and KV head it turns the queries of the head's group
+// into lists of pages (or parts of pages, by blocks); sinks and window are always attended and are not its business.
+// Selectors hold no state and may be used from several threads, each with its own SelectorScratch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/memory.h"
+#include "compute/kernels.h"
+#include "store/page_store.h"
+
+namespace kvasir {
+
+struct SelectorQuery {
+  const Kernels& kernels;
+  const PageStore& pages;
+  uint32_t layer, kv_head;
+  QueryRows rows;          // the query heads of the group; `split` is filled
+  uint32_t first_page;     // selection begins here: the pages before it are sinks
+  uint64_t budget_tokens;  // to choose, for each list
+  bool share;              // one list for the group, or one a query head
+};
+
+struct Selection {
+  // lists[0] for all rows when shared, else one a row. Pages ascending.
+  std::vector<Array<PageRef>> lists;
+  std::vector<Array<uint32_t>> page_numbers;  // of the same entries
+  uint64_t tokens = 0;                        // chosen, summed over lists
+  uint64_t summary_bytes = 0;                 // read to choose
+  bool intact = true;                         // false: a summary or page of a mapped file is damaged
+};
+
+struct SelectorScratch {
+  Array<float> scores;     // [rows][blocks]
+  Array<float> combined;   // [blocks]
+  Array<uint32_t> chosen;
+  Array<std::byte> bytes;
+};
+
+class Selector {
+ public:
+  virtual ~Selector() = default;
+  virtual void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
+};
+
+// What a strategy asks of the engine when the caller did not say.
+struct StrategyInfo {
+  std::string_view name;
+  uint32_t dense_layers;   // UINT32_MAX: all of them
+  double budget_fraction;  // of the sealed tokens
+  uint64_t budget_floor;   // tokens, where the fraction is the default one
+  std::unique_ptr<const Selector> (*make)();  // null where every layer is dense
+};
+
+// Null when there is no such strategy.
+const StrategyInfo* strategy_info(std::string_view name);
+
+std::unique_ptr<const Selector> make_window_selector();
+std::unique_ptr<const Selector> make_quest_selector();
+
+}  // namespace kvasir

@@ -1,0 +1,19 @@
+// The table of strategies. Names are persisted and never change.
+#include "select/selector.h"
+
+namespace kvasir {
+
+constexpr StrategyInfo strategies[] = {
+    {"full", UINT32_MAX, 1.0, 0, nullptr},
+    {"window", 0, 0.0, 0, make_window_selector},
+    // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
+    {"quest", 2, 0.02, 512, make_quest_selector},
+};
+
+const StrategyInfo* strategy_info(std::string_view name) {
+  for (const StrategyInfo& info : strategies)
+    if (info.name == name) return &info;
+  return nullptr;
+}
+
+}  // namespace kvasir

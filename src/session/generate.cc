@@ -1,0 +1,155 @@
+// Asking: a question into its turn, an answer out of it.
+#include <algorithm>
+#include <string>
+
+#include "session/session.h"
+#include "text/utf8.h"
+
+namespace kvasir {
+
+// The timeline as it was when this was made, put back by the destructor unless released. Pages are shared, the window is copied, so
+// what comes back is exact.
+struct Session::Restore {
+  explicit Restore(Session* s)
+      : session(s), store(s->store_), tokens(s->tokens_.size()), turn(s->turn_), logits(s->logits_), logits_at(s->logits_at_) {}
+  ~Restore() {
+    if (!session) return;
+    session->store_ = std::move(store);
+    session->tokens_.resize(tokens);
+    session->turn_ = turn;
+    session->logits_ = std::move(logits);
+    session->logits_at_ = logits_at;
+  }
+  void release() { session = nullptr; }
+
+  Session* session;
+  KvStore store;
+  std::size_t tokens;
+  Turn turn;
+  Array<float> logits;
+  uint64_t logits_at;
+};
+
+// Bytes of tokens in, whole characters out, holding back what may be the beginning of a stop string.
+class Session::AnswerStream {
+ public:
+  AnswerStream(const std::vector<std::string>& stop, const TextFn& on_text) : stop_(stop), on_text_(on_text) {}
+
+  // Sets *stopped when a stop string is complete. False when the callback asked to stop.
+  bool push(std::string_view bytes, bool* stopped) {
+    utf8_.push(bytes, &held_);
+    std::size_t end = held_.size();
+    for (const std::string& s : stop_) {
+      const std::size_t at = held_.find(s);
+      if (!s.empty() && at < end) end = at, *stopped = true;
+    }
+    if (*stopped) return emit(end);
+    return emit(held_.size() - longest_beginning());
+  }
+  bool finish() {
+    utf8_.finish(&held_);
+    return emit(held_.size());
+  }
+
+ private:
+  // The longest end of held_ that begins a stop string.
+  std::size_t longest_beginning() const {
+    std::size_t longest = 0;
+    for (const std::string& s : stop_)
+      for (std::size_t n = std::min(held_.size(), s.size()); n > longest; --n)
+        if (held_.compare(held_.size() - n, n, s, 0, n) == 0) longest = n;
+    return longest;
+  }
+  bool emit(std::size_t size) {
+    // A stop string may begin inside a character's bytes only if it is no UTF-8 itself; characters stay whole otherwise.
+    if (size == 0) return true;
+    const std::string out = held_.substr(0, size);
+    held_.erase(0, size);
+    return !on_text_ || on_text_(out) == 0;
+  }
+
+  const std::vector<std::string>& stop_;
+  const TextFn& on_text_;
+  Utf8Stream utf8_;
+  std::string held_;
+};
+
+Status Session::question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const ChatMarks& marks = chat_marks(model_->chat());
+  if (turn_ == Turn::empty && tokenizer.add_bos()) out->push_back(tokenizer.bos());
+  const std::string_view close = turn_ == Turn::document ? marks.document_close
+                                 : turn_ == Turn::answer ? marks.answer_close
+                                                         : std::string_view();
+  const std::string_view open = turn_ == Turn::empty ? marks.first_question_open : marks.question_open;
+  const Tokenizer::Part parts[] = {{close, true}, {open, true}, {question, parse_special}, {marks.question_close, true}};
+  return tokenizer.encode(parts, turn_ == Turn::empty, out);
+}
+
+Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text, Answer* answer) {
+  *answer = {};
+  if (Status s = check_sampling_options(o.sampling); !s.ok()) return s;
+  const uint64_t begin = os::now_ns();
+  Array<Token> tokens;
+  if (Status s = question_tokens(question, o.parse_special, &tokens); !s.ok()) return s;
+  if (tokens.empty() && tokens_.empty())
+    return Status::error(Code::bad_state, "there is nothing to answer: the timeline and the question are empty");
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+
+  Restore restore(this);
+  forward_->attention().reset_counts();
+  Status s;
+  if (tokens.empty()) {
+    s = refresh_logits(o.cancel);
+  } else {
+    Progress progress(o.progress);
+    uint64_t done = 0;
+    s = append(tokens, false, nullptr, o.cancel, &progress, &done);
+  }
+  answer->question_tokens = tokens.size();
+  if (s.ok()) {
+    turn_ = Turn::answer;
+    s = answer_loop(o, on_text, begin, answer);
+    if (o.keep) restore.release();
+  }
+  if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+  answer->total_ns = os::now_ns() - begin;
+  answer->read = last_read_ = forward_->attention().counts();
+  last_steps_ = answer->answer_tokens;
+  last_decode_ns_ = answer->total_ns - std::min(answer->total_ns, answer->first_token_ns);
+  return s;
+}
+
+Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uint64_t begin_ns, Answer* answer) {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  Sampler sampler(o.sampling);
+  AnswerStream stream(o.stop, on_text);
+  const auto stopped = [] { return Status::error(Code::cancelled, "the answer was stopped"); };
+  while (answer->reason == StopReason::none) {
+    if (is_cancelled(o.cancel)) return stopped();
+    Token token = 0;
+    if (Status s = sampler.sample(logits_, tokens_, &token); !s.ok()) return s;
+    if (answer->answer_tokens == 0) answer->first_token_ns = os::now_ns() - begin_ns;
+    logits_at_ = 0;  // sampling changed them
+    if (tokenizer.ends_turn(token)) {
+      answer->reason = StopReason::end_of_turn;
+      break;
+    }
+    ++answer->answer_tokens;
+    bool complete = false;
+    const bool go_on = stream.push(tokenizer.piece(token, false), &complete);
+    if (complete) answer->reason = StopReason::string;
+    else if (answer->answer_tokens >= o.max_tokens) answer->reason = StopReason::max_tokens;
+    else if (tokens_.size() + 1 >= options_.context) answer->reason = StopReason::context_full;
+    const bool last = answer->reason != StopReason::none || !go_on;
+    if (!last || (o.keep && tokens_.size() < options_.context)) {
+      uint64_t done = 0;
+      if (Status s = append({&token, 1}, false, nullptr, o.cancel, nullptr, &done); !s.ok()) return s;
+    }
+    if (!go_on) return stopped();
+  }
+  const bool held_text_counts = answer->reason != StopReason::string;
+  return held_text_counts && !stream.finish() ? stopped() : Status();
+}
+
+}  // namespace kvasir

@@ -1,0 +1,231 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
+constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
+
+static uint32_t choose_chunk(const StoreShape& shape) {
+  const uint64_t row = uint64_t{shape.heads_total()} * 2 * shape.page.dim * sizeof(float);
+  uint32_t chunk = 512;
+  while (chunk > 128 && chunk * row > window_budget) chunk /= 2;
+  return chunk;
+}
+
+// Fills in what the caller left open; Code::bad_argument names what is out of range.
+Status Session::resolve(const Model& model, SessionOptions* o) {
+  const uint64_t trained = model.config().context;
+  if (o->context > trained)
+    return Status::error(Code::bad_argument, "context is %" PRIu64 ": the model was trained for %" PRIu64 " tokens", o->context, trained);
+  if (o->context == 0) o->context = trained;
+  if (o->threads > max_threads) return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads, max_threads);
+  if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
+  if (o->prefill_chunk > max_chunk)
+    return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk, max_chunk);
+  if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
+  if (o->window == 0) o->window = 64;
+  if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  return check_select_options(o->select);
+}
+
+Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store)
+    : model_(std::move(model)), options_(options), store_(std::move(store)) {}
+
+Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out) {
+  SessionOptions o = options;
+  if (Status s = resolve(*model, &o); !s.ok()) return s;
+  KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
+  std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(store)));
+  if (Status s = session->start(); !s.ok()) return s;
+  *out = std::move(session);
+  return {};
+}
+
+Status Session::start() {
+  if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
+  forward_ = std::make_unique<Forward>(model_, pool_.get());
+  return {};
+}
+
+Status Session::fork(std::unique_ptr<Session>* out) const {
+  std::unique_ptr<Session> session(new Session(model_, options_, KvStore(store_)));
+  session->tokens_ = tokens_;
+  session->turn_ = turn_;
+  session->logits_ = logits_;
+  session->logits_at_ = logits_at_;
+  if (Status s = session->start(); !s.ok()) return s;
+  *out = std::move(session);
+  return {};
+}
+
+Status Session::set_select(const SelectOptions& select) {
+  if (Status s = check_select_options(select); !s.ok()) return s;
+  options_.select = select;
+  return {};
+}
+
+void Session::log(int level, const char* message) const {
+  if (options_.log) options_.log(level, message);
+}
+
+Status Session::check_room(uint64_t more) const {
+  if (more <= options_.context - tokens_.size()) return {};
+  return Status::error(Code::context_full, "%" PRIu64 " tokens do not fit: the timeline holds %zu of %" PRIu64 "; it is unchanged", more,
+                       tokens_.size(), options_.context);
+}
+
+// Runs tokens at the end of the timeline, chunk by chunk; what is done stays. exact: attention over everything, as for a
+// document; otherwise as the plan for decode says.
+Status Session::append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+                       uint64_t* done) {
+  const std::size_t vocabulary = model_->config().vocabulary;
+  tokens_.reserve(tokens_.size() + tokens.size());
+  logits_.resize(vocabulary);
+  *done = 0;
+  while (*done < tokens.size()) {
+    if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
+    const std::size_t n = std::min<std::size_t>(options_.prefill_chunk, tokens.size() - *done);
+    ForwardStep step;
+    step.tokens = tokens.subspan(*done, n);
+    step.cancel = cancel;
+    if (!exact) plan_step(&step);
+    const bool last = *done + n == tokens.size();
+    step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
+    step.logits = all_logits ? all_logits + *done * vocabulary : logits_.data();
+    logits_at_ = 0;
+    if (Status s = forward_->run(step, &store_); !s.ok()) return s;
+    tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
+    *done += n;
+    if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, logits_.data());
+    if (last) logits_at_ = tokens_.size();
+    if (progress && !progress->update(*done, tokens.size()) && !last)
+      return Status::error(Code::cancelled, "stopped by the progress callback");
+  }
+  return {};
+}
+
+void Session::plan_step(ForwardStep* step) {
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers);
+  if (!selector_ || !planned_ || plan.strategy != plan_.strategy)
+    selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+  plan_ = plan;
+  planned_ = true;
+  step->plan = plan;
+  step->selector = selector_.get();
+}
+
+Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report report,
+                        uint64_t* tokens_done, uint64_t* bytes_done) {
+  *tokens_done = *bytes_done = 0;
+  if (turn_ == Turn::answer)
+    return Status::error(Code::bad_state, "a conversation has begun: a document is read before the first question");
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const bool first = turn_ == Turn::empty;
+  const std::string_view marks = first ? chat_marks(model_->chat()).document_open : std::string_view();
+  Array<Token> tokens;
+  if (first && tokenizer.add_bos()) tokens.push_back(tokenizer.bos());
+  const std::size_t bos = tokens.size();
+  const Tokenizer::Part parts[] = {{marks, true}, {text, parse_special}};
+  if (Status s = tokenizer.encode(parts, first, &tokens); !s.ok()) return s;
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  const std::size_t before = tokens_.size();
+  Status s = append(tokens, true, nullptr, cancel, &progress, tokens_done);
+  if (tokens_.size() > before) turn_ = Turn::document;
+  prefill_tokens_ += *tokens_done;
+  prefill_ns_ += os::now_ns() - begin;
+  uint64_t bytes = 0;
+  for (std::size_t i = bos; i < *tokens_done; ++i) bytes += tokenizer.piece(tokens[i], true).size();
+  const uint64_t around = marks.size() + (first && tokenizer.strips_leading_space() ? 1 : 0);
+  *bytes_done = s.ok() ? text.size() : std::min<uint64_t>(bytes - std::min(bytes, around), text.size());
+  return s;
+}
+
+Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel, Progress::Report report,
+                               uint64_t* tokens_done) {
+  *tokens_done = 0;
+  const auto vocabulary = static_cast<Token>(model_->config().vocabulary);
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token t) { return t < 0 || t >= vocabulary; });
+  if (bad != tokens.end())
+    return Status::error(Code::bad_argument, "token %zd is %d: the vocabulary has %d", bad - tokens.begin(), *bad, vocabulary);
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  Status s = append(tokens, true, logits, cancel, &progress, tokens_done);
+  if (*tokens_done > 0 && turn_ == Turn::empty) turn_ = Turn::tokens;
+  prefill_tokens_ += *tokens_done;
+  prefill_ns_ += os::now_ns() - begin;
+  return s;
+}
+
+Status Session::rewind(uint64_t tokens) {
+  if (tokens > tokens_.size())
+    return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the timeline holds %zu; it is unchanged", tokens,
+                         tokens_.size());
+  if (tokens == tokens_.size()) return {};
+  if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  tokens_.resize(tokens);
+  logits_at_ = 0;
+  if (tokens == 0) turn_ = Turn::empty;
+  return {};
+}
+
+// The logits after the last token, made again where they are not at hand (after going back).
+Status Session::refresh_logits(const Cancel* cancel) {
+  if (logits_at_ == tokens_.size() && logits_at_ > 0) return {};
+  const Token last = tokens_.back();
+  ForwardStep step;
+  step.tokens = {&last, 1};
+  step.cancel = cancel;
+  step.want = ForwardStep::Logits::last;
+  logits_.resize(model_->config().vocabulary);
+  step.logits = logits_.data();
+  plan_step(&step);
+  KvStore before(store_);
+  store_.pop();
+  try {
+    if (Status s = forward_->run(step, &store_); !s.ok()) {
+      store_ = std::move(before);
+      return s;
+    }
+  } catch (...) {
+    store_ = std::move(before);
+    throw;
+  }
+  logits_at_ = tokens_.size();
+  return {};
+}
+
+Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end) {
+  if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
+  if (Status s = check_sampling_options(sampling); !s.ok()) return s;
+  if (Status s = check_room(1); !s.ok()) return s;
+  if (Status s = refresh_logits(cancel); !s.ok()) return s;
+  const uint64_t begin = os::now_ns();
+  Array<float> logits(logits_);  // a failed step leaves the real ones
+  Token chosen = 0;
+  if (Status s = Sampler(sampling).sample(logits, tokens_, &chosen); !s.ok()) return s;
+  forward_->attention().reset_counts();
+  uint64_t done = 0;
+  if (Status s = append({&chosen, 1}, false, nullptr, cancel, nullptr, &done); !s.ok()) {
+    logits_ = std::move(logits);
+    logits_at_ = 0;
+    return s;
+  }
+  if (turn_ == Turn::empty) turn_ = Turn::tokens;
+  last_read_ = forward_->attention().counts();
+  last_steps_ = 1;
+  last_decode_ns_ = os::now_ns() - begin;
+  *token = chosen;
+  *end = model_->tokenizer().ends_turn(chosen);
+  return {};
+}
+
+}  // namespace kvasir

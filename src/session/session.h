@@ -1,0 +1,141 @@
+// A session: one timeline of tokens, its keys and values, and what is done with it.
+//
+// Every operation either completes or leaves the timeline as it was, except that reading a document keeps whole chunks. Not
+// thread-safe; src/api lets one call in at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "compute/thread_pool.h"
+#include "model/forward.h"
+#include "model/model.h"
+#include "select/plan.h"
+#include "session/sampler.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
+
+struct SessionOptions {
+  uint32_t threads = 0;        // 0: processors of the process
+  uint64_t context = 0;        // tokens; 0: the model's
+  bool full_precision = false; // nothing is sealed
+  uint32_t window = 64;        // tokens
+  uint32_t prefill_chunk = 0;  // tokens; 0: chosen
+  SelectOptions select;
+  LogFn log;
+};
+
+struct GenerateOptions {
+  uint32_t max_tokens = 512;
+  SamplingOptions sampling;
+  bool keep = false;
+  bool parse_special = false;
+  std::vector<std::string> stop;
+  const Cancel* cancel = nullptr;
+  Progress::Report progress;  // while the question is read
+};
+
+enum class StopReason : uint32_t { none = 0, end_of_turn = 1, string = 2, max_tokens = 3, context_full = 4, cancelled = 5 };
+
+struct Answer {
+  StopReason reason = StopReason::none;
+  uint64_t question_tokens = 0, answer_tokens = 0;
+  uint64_t first_token_ns = 0, total_ns = 0;
+  ReadCounts read;
+};
+
+// The state section of a cache file; see store/format.md.
+struct SavedTimeline {
+  uint32_t turn = 0;
+  uint32_t full_precision = 0;
+  uint32_t window_tokens = 0;
+  uint32_t window_count = 0;
+  uint32_t pages = 0;
+  uint32_t page_tokens = 0;
+  uint64_t tokens = 0;
+  uint64_t reserved = 0;
+
+  uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
+};
+Status read_saved(const CacheFile& file, SavedTimeline* out);
+
+// Returns non-zero to stop.
+using TextFn = std::function<int(std::string_view text)>;
+
+class Session {
+ public:
+  static Status open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out);
+  // Checks the whole file first when verify is set. Codes as kv_load.
+  static Status load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
+                     const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out);
+  Status fork(std::unique_ptr<Session>* out) const;
+
+  Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
+                 uint64_t* tokens_done, uint64_t* bytes_done);
+  // logits: [tokens][vocabulary] or null.
+  Status prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel, Progress::Report progress,
+                        uint64_t* tokens_done);
+  Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text, Answer* answer);
+  Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
+  Status rewind(uint64_t tokens);
+  Status save(const std::string& path, const Cancel* cancel, Progress::Report progress) const;
+  const SelectOptions& select() const { return options_.select; }
+  Status set_select(const SelectOptions& select);
+
+  std::span<const Token> tokens() const { return tokens_; }
+  const Model& model() const { return *model_; }
+  std::string stats_json() const;
+
+ private:
+  // What the end of the timeline is, so that the next text gets the right marks. Values are persisted.
+  enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
+  struct Restore;      // puts the timeline back unless told to keep it
+  class AnswerStream;  // tokens to whole characters, with stop strings held back
+
+  Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store);
+  static Status resolve(const Model& model, SessionOptions* options);
+
+  Status start();
+  Status append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+                uint64_t* done);
+  void plan_step(ForwardStep* step);
+  Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
+  Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
+  Status check_room(uint64_t more) const;
+  Status refresh_logits(const Cancel* cancel);
+  void log(int level, const char* message) const;
+
+  std::shared_ptr<const Model> model_;
+  SessionOptions options_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<const Selector> selector_;  // of the strategy planned last
+  std::unique_ptr<Forward> forward_;
+  KvStore store_;
+  Array<Token> tokens_;
+  Turn turn_ = Turn::empty;
+  Array<float> logits_;        // after the last token, valid where logits_at_ == tokens_.size()
+  uint64_t logits_at_ = 0;
+
+  // For stats.
+  Plan plan_;
+  bool planned_ = false;
+  ReadCounts last_read_;       // of the last generate or next
+  uint64_t last_steps_ = 0;    // tokens decoded by it
+  uint64_t last_decode_ns_ = 0;
+  uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
+  double load_ms_ = 0;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,70 @@
+// What a session says of itself, as JSON. All names and texts are the library's own constants, so nothing needs escaping.
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+
+#include "session/session.h"
+
+namespace kvasir {
+namespace {
+
+class Json {
+ public:
+  [[gnu::format(printf, 3, 4)]] void add(const char* key, const char* format, ...) {
+    char value[256];
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    text_ += text_.size() > 1 ? ",\"" : "\"";
+    text_ += key;
+    text_ += "\":";
+    text_ += value;
+  }
+  void count(const char* key, uint64_t value) { add(key, "%" PRIu64, value); }
+  void real(const char* key, double value) { add(key, "%.6g", value); }
+  std::string take() && { return std::move(text_) + "}"; }
+
+ private:
+  std::string text_ = "{";
+};
+
+}  // namespace
+
+std::string Session::stats_json() const {
+  const StoreShape& shape = store_.shape();
+  const Plan plan = planned_ ? plan_ : make_plan(options_.select, store_.sealed_tokens(), shape.layers);
+  Json json;
+  json.count("tokens", tokens_.size());
+  json.count("context", options_.context);
+  json.count("threads", options_.threads);
+  json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
+  json.count("page_tokens", shape.page.page_tokens);
+  json.count("sealed_pages", store_.pages().pages());
+  json.count("sealed_tokens", store_.sealed_tokens());
+  json.count("sink_tokens", store_.sink_count());
+  json.count("window_tokens", store_.window_count());
+  json.count("prefill_chunk", options_.prefill_chunk);
+  json.count("kv_bytes_per_token", shape.slab_bytes() / shape.page.extent_tokens());
+  json.count("private_bytes", store_.private_bytes());
+  json.count("mapped_bytes", store_.pages().mapped_bytes());
+  json.add("strategy_asked", "\"%.40s\"", options_.select.strategy.c_str());
+  json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
+  json.add("planned_because", "\"%s\"", plan.why);
+  json.count("dense_layers", plan.dense_layers);
+  json.count("budget_tokens", plan.budget_tokens);
+  json.add("share_heads", plan.share_heads ? "true" : "false");
+  json.count("last_steps", last_steps_);
+  json.count("last_tokens_read", last_read_.tokens_read);
+  json.count("last_tokens_present", last_read_.tokens_present);
+  json.count("last_pages_touched", last_read_.pages_touched);
+  json.count("last_summary_bytes", last_read_.summary_bytes);
+  json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
+  json.count("prefill_tokens", prefill_tokens_);
+  json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);
+  json.real("load_ms", load_ms_);
+  json.add("kernels", "\"%s\"", cpu_kernels().name);
+  return std::move(json).take();
+}
+
+}  // namespace kvasir

@@ -1,0 +1,229 @@
+#include "store/kv_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
+
+KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens) : pages_(shape), window_tokens_(window_tokens) {}
+
+KvStore::KvStore(const KvStore& other)
+    : pages_(other.pages_),
+      window_tokens_(other.window_tokens_),
+      window_count_(other.window_count_),
+      sinks_(other.sinks_),
+      centre_(other.centre_) {
+  const uint32_t count = std::exchange(window_count_, 0);
+  grow_window(count);
+  window_count_ = count;
+  const std::size_t row = shape().page.dim;
+  for (uint32_t l = 0; l < shape().layers; ++l)
+    for (uint32_t h = 0; h < shape().kv_heads; ++h)
+      for (uint32_t which = 0; which < 2; ++which)
+        std::copy_n(other.window_row(l, h, which, 0), count * row, window_row(l, h, which, 0));
+}
+
+float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
+  return const_cast<float*>(std::as_const(*this).window_row(layer, head, which, row));
+}
+
+const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const {
+  const std::size_t at = (std::size_t{layer} * shape().kv_heads + head) * 2 + which;
+  return window_.data() + (at * capacity_ + row) * shape().page.dim;
+}
+
+KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
+  return {window_row(layer, head, 0, 0), window_row(layer, head, 1, 0)};
+}
+
+KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
+  const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
+  const float* k = sinks_.data() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
+  return {k, k + size};
+}
+
+// Moves the window to a larger buffer; the old one stays until the new one is complete.
+void KvStore::grow_window(uint32_t rows) {
+  if (rows <= capacity_) return;
+  const uint64_t doubled = window_tokens_ == keep_all ? uint64_t{capacity_} * 3 / 2 : 0;  // a window that only grows
+  const auto capacity = static_cast<uint32_t>(round_up(std::max<uint64_t>(rows, doubled), capacity_step));
+  const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
+  Array<float> grown(planes * capacity * dim);
+  for (std::size_t p = 0; p < planes; ++p)
+    std::copy_n(window_.data() + p * capacity_ * dim, window_count_ * dim, grown.data() + p * capacity * dim);
+  window_ = std::move(grown);
+  capacity_ = capacity;
+}
+
+uint32_t KvStore::pages_to_seal(uint32_t count) const {
+  return count <= window_tokens_ ? 0 : (count - window_tokens_) / shape().page.page_tokens;
+}
+
+void KvStore::prepare(uint32_t n) {
+  grow_window(window_count_ + n);
+  const uint32_t sealed = pages_to_seal(window_count_ + n);
+  if (sealed == 0) return;
+  const std::size_t dim = shape().page.dim;
+  if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
+  centre_.reserve(shape().heads_total() * dim);
+  pages_.reserve(pages_.pages() + sealed);
+}
+
+void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
+  for (uint32_t h = 0; h < heads; ++h) {
+    float* to_k = window_row(layer, h, 0, window_count_);
+    float* to_v = window_row(layer, h, 1, window_count_);
+    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + h) * dim;
+    for (uint32_t i = 0; i < n; ++i, to_k += dim, to_v += dim) {
+      const std::size_t from = (std::size_t{i} * heads + h) * head_dim;
+      for (uint32_t d = 0; d < head_dim; ++d) to_k[d] = k[from + d] - (centre ? centre[d] : 0.0f);
+      std::copy_n(v + from, head_dim, to_v);
+      std::fill(to_k + head_dim, to_k + dim, 0.0f);
+      std::fill(to_v + head_dim, to_v + dim, 0.0f);
+    }
+  }
+}
+
+// The mean key of the window without the sinks, which are outliers; subtracted from every row that the window holds.
+void KvStore::fix_centre(uint32_t rows) {
+  const uint32_t dim = shape().page.dim;
+  const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
+  centre_.assign(shape().heads_total() * dim, 0.0f);  // room made in prepare()
+  for (uint32_t l = 0; l < shape().layers; ++l) {
+    for (uint32_t h = 0; h < shape().kv_heads; ++h) {
+      float* centre = centre_.data() + (std::size_t{l} * shape().kv_heads + h) * dim;
+      for (uint32_t d = 0; d < dim; ++d) {
+        double sum = 0;
+        for (uint32_t r = first; r < rows; ++r) sum += window_row(l, h, 0, r)[d];
+        centre[d] = static_cast<float>(sum / (rows - first));
+      }
+      for (uint32_t r = 0; r < rows; ++r) {
+        float* row = window_row(l, h, 0, r);
+        for (uint32_t d = 0; d < dim; ++d) row[d] -= centre[d];
+      }
+    }
+  }
+}
+
+void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
+  const uint32_t count = window_count_ + n;
+  const uint32_t sealed = pages_to_seal(count);
+  window_count_ = count;
+  if (sealed == 0) return;
+  const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
+  if (centre_.empty()) fix_centre(count);
+  if (first == 0) {
+    const std::size_t size = std::size_t{tokens} * dim;
+    for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
+      std::copy_n(window_.data() + std::size_t{i} * capacity_ * dim, size, sinks_.data() + i * size);
+  }
+  const uint32_t kept = count - sealed * tokens;
+  pool->run(shape().heads_total(), [&](uint32_t task, uint32_t) {
+    const uint32_t l = task / shape().kv_heads, h = task % shape().kv_heads;
+    float* k = window_row(l, h, 0, 0);
+    float* v = window_row(l, h, 1, 0);
+    for (uint32_t p = 0; p < sealed; ++p) {
+      const std::size_t at = std::size_t{p} * tokens * dim;
+      pages_.seal(kernels, l, h, first + p, k + at, v + at);
+    }
+    const std::size_t from = std::size_t{sealed} * tokens * dim;
+    std::memmove(k, k + from, std::size_t{kept} * dim * sizeof(float));
+    std::memmove(v, v + from, std::size_t{kept} * dim * sizeof(float));
+  });
+  window_count_ = kept;
+  pages_.commit(first + sealed);
+}
+
+Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
+  if (tokens == 0) {  // the next text is another one: it gets its own centre
+    pages_.truncate(0);
+    window_count_ = 0;
+    centre_.clear();
+    return {};
+  }
+  if (tokens >= sealed_tokens()) {
+    const uint64_t kept = tokens - sealed_tokens();
+    if (kept >= window_tokens_ || pages_.pages() == 0) {
+      window_count_ = static_cast<uint32_t>(kept);
+      return {};
+    }
+  }
+  // The window must hold window_tokens (or everything): reopen the pages that reach into it.
+  const uint32_t page_tokens = shape().page.page_tokens, dim = shape().page.dim;
+  const uint64_t begin = tokens > window_tokens_ ? (tokens - window_tokens_) / page_tokens : 0;
+  const auto first = static_cast<uint32_t>(begin);
+  const uint32_t end = std::min<uint32_t>(pages_.pages(), static_cast<uint32_t>(ceil_div(tokens, page_tokens)));
+  for (uint32_t l = 0; l < shape().layers; ++l)
+    for (uint32_t h = 0; h < shape().kv_heads; ++h)
+      for (uint32_t p = first; p < end; ++p)
+        if (!pages_.intact_page(l, h, p)) return pages_.damaged();
+
+  const auto kept = static_cast<uint32_t>(tokens > sealed_tokens() ? tokens - sealed_tokens() : 0);
+  const uint32_t reopened = (end - first) * page_tokens;
+  KvStore shorter(shape(), window_tokens_);
+  shorter.centre_ = centre_;
+  shorter.sinks_ = sinks_;
+  shorter.grow_window(reopened + kept);
+  for (uint32_t l = 0; l < shape().layers; ++l) {
+    for (uint32_t h = 0; h < shape().kv_heads; ++h) {
+      for (uint32_t p = first; p < end; ++p) {
+        const PageRef page = pages_.page(l, h, p);
+        float* k = shorter.window_row(l, h, 0, (p - first) * page_tokens);
+        float* v = shorter.window_row(l, h, 1, (p - first) * page_tokens);
+        if (p == 0) {  // the sinks were kept in full
+          std::copy_n(sinks(l, h).k, std::size_t{page_tokens} * dim, k);
+          std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
+        } else {
+          kernels.unseal_page(shape().page, page.data, page.scales, k, v);
+        }
+      }
+      for (uint32_t which = 0; which < 2; ++which)
+        std::copy_n(window_row(l, h, which, 0), std::size_t{kept} * dim, shorter.window_row(l, h, which, reopened));
+    }
+  }
+  pages_.truncate(first);
+  window_ = std::move(shorter.window_);
+  capacity_ = shorter.capacity_;
+  window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());
+  return {};
+}
+
+uint64_t KvStore::private_bytes() const {
+  return pages_.private_bytes() + (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
+}
+
+std::size_t KvStore::sinks_size() const { return sinks_.size(); }
+
+std::size_t KvStore::window_size() const {
+  return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
+}
+
+Array<float> KvStore::window_floats() const {
+  Array<float> out(window_size());
+  const std::size_t size = std::size_t{window_count_} * shape().page.dim;
+  for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
+    std::copy_n(window_.data() + std::size_t{i} * capacity_ * shape().page.dim, size, out.data() + i * size);
+  return out;
+}
+
+KvStore KvStore::restore(PageStore pages, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
+                         std::span<const float> sinks, std::span<const float> window) {
+  KvStore store(pages.shape(), window_tokens);
+  store.pages_ = std::move(pages);
+  store.centre_.assign(centre.begin(), centre.end());
+  store.sinks_.assign(sinks.begin(), sinks.end());
+  store.grow_window(window_count);
+  const std::size_t dim = store.shape().page.dim, size = window_count * dim;
+  for (uint32_t i = 0; i < store.shape().heads_total() * 2; ++i)
+    std::copy_n(window.data() + i * size, size, store.window_.data() + std::size_t{i} * store.capacity_ * dim);
+  store.window_count_ = window_count;
+  return store;
+}
+
+}  // namespace kvasir

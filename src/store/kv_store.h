@@ -1,0 +1,93 @@
+// The keys and values of one timeline: sealed int8 pages, and around them what stays in full precision.
+//
+//   tokens   0 ........ T | T .............. pages * T | ........ n
+//            sinks (copy) | sealed pages               | window
+//
+// Tokens enter the window. When it holds a page more than window_tokens, its oldest page_tokens tokens are sealed. The first page's tokens
+// (the sinks) are kept in full precision as well, and attention reads them there: selection begins at page 1.
+// K is stored centred: the mean key of what the window holds when the first page is sealed is subtracted from every key of
+// the layer and head, for good. That shifts all logits of a query by the same number, so attention is unchanged.
+// With window_tokens == keep_all nothing is ever sealed: the full-precision store.
+//
+// A step is prepare(n), write(layer, ...) for every layer, commit(n). Until commit nothing is visible, so a step that fails or is
+// cancelled is simply dropped. Threads: as PageStore; write() for different layers may not overlap with commit().
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "compute/thread_pool.h"
+#include "store/page_store.h"
+
+namespace kvasir {
+
+class KvStore {
+ public:
+  static constexpr uint32_t keep_all = UINT32_MAX;
+
+  KvStore(const StoreShape& shape, uint32_t window_tokens);
+  KvStore(const KvStore& other);  // a fork: shares pages, copies the window
+  KvStore(KvStore&&) noexcept = default;
+  KvStore& operator=(KvStore&&) noexcept = default;
+
+  const StoreShape& shape() const { return pages_.shape(); }
+  const PageStore& pages() const { return pages_; }
+  uint64_t tokens() const { return sealed_tokens() + window_count_; }
+  uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
+  uint32_t window_count() const { return window_count_; }
+  uint32_t window_tokens() const { return window_tokens_; }
+  uint32_t sink_count() const { return pages_.pages() ? shape().page.page_tokens : 0; }
+
+  // Full-precision rows, [count][dim], centred when the store is; the window's are followed by those written and not committed.
+  struct Rows {
+    const float* k;
+    const float* v;
+  };
+  Rows sinks(uint32_t layer, uint32_t head) const;
+  Rows window(uint32_t layer, uint32_t head) const;
+
+  // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc; the store stays as it was.
+  void prepare(uint32_t n);
+  // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
+  void write(uint32_t layer, uint32_t n, const float* k, const float* v);
+  void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
+
+  // Back to the first `tokens` tokens (<= tokens()). Tokens whose window rows are gone come back from their pages, until the window holds
+  // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file: Code::corrupt, nothing changed.
+  Status rewind(uint64_t tokens, const Kernels& kernels);
+
+  // Takes back the newest token alone, to run it again. tokens() > 0.
+  void pop() { --window_count_; }
+
+  uint64_t private_bytes() const;
+
+  // Persistence of the parts around the pages; sizes in floats.
+  std::size_t sinks_size() const;   // [layers][kv_heads][2][page_tokens][dim], 0 when nothing is sealed
+  std::size_t window_size() const;  // [layers][kv_heads][2][window_count][dim]
+  std::size_t centre_size() const { return centre_.size(); }  // [layers][kv_heads][dim], 0 when nothing is sealed
+  std::span<const float> centre() const { return centre_; }
+  std::span<const float> sink_floats() const { return sinks_; }
+  Array<float> window_floats() const;
+  // A store from saved parts; sizes have been checked by the caller.
+  static KvStore restore(PageStore pages, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
+                         std::span<const float> sinks, std::span<const float> window);
+
+ private:
+  float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
+  const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
+  void grow_window(uint32_t rows);
+  void fix_centre(uint32_t rows);
+  uint32_t pages_to_seal(uint32_t count) const;
+
+  PageStore pages_;
+  uint32_t window_tokens_;
+  uint32_t window_count_ = 0;
+  uint32_t capacity_ = 0;    // rows of the window
+  Array<float> window_;      // [layers][kv_heads][2][capacity][dim]
+  Array<float> sinks_;       // [layers][kv_heads][2][page_tokens][dim]
+  Array<float> centre_;      // [layers][kv_heads][dim]
+};
+
+}  // namespace kvasir
