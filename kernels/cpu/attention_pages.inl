@@ -31,6 +31,21 @@ struct alignas(64) PageTile {
   const int8_t* second_keys[tile_tokens];  // of its second half, where a page has fewer tokens than a vector has lanes
 };
 
+// The next tile's pages, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
+// the processor cannot guess them.
+struct PagesAhead {
+  const PageRef* pages = nullptr;
+  uint32_t lines = 0, next = 0;  // lines of 64 bytes in all those pages
+  uint32_t lines_a_step = 0;
+
+  void step() {
+    for (uint32_t i = 0; i < lines_a_step && next < lines; ++i, ++next) {
+      __builtin_prefetch(pages[next / page_lines].data + next % page_lines * line_bytes);
+    }
+  }
+  static constexpr uint32_t line_bytes = 64, page_lines = page_bytes / line_bytes;
+};
+
 // The scales and masks of n pages, padded with tokens that take no part to a multiple of what the kernels handle at once.
 // Returns the padded number of tokens.
 template <class Isa>
@@ -63,7 +78,8 @@ uint32_t load_tile(const PageRef* pages, uint32_t n, uint32_t page_tokens, PageT
 
 // tile.scores[r][t] = K[t] . q[r] for R rows. start: what cancels key_offset.
 template <class Isa, uint32_t R, bool Halves>
-void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile) {
+void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
+                PagesAhead& ahead) {
   constexpr uint32_t C = Isa::key_columns;
   for (uint32_t v = 0; v < tokens / Isa::lanes; v += C) {
     typename Isa::I acc[R][C];
@@ -73,6 +89,7 @@ void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(start[r]);
     }
     for (std::size_t d = 0; d < dim; d += 4) {
+      ahead.step();
       typename Isa::K k[C];
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) {
@@ -140,17 +157,18 @@ void weigh_tile(uint32_t r, float q_scale, uint32_t tokens, PageTile& tile, floa
   }
 }
 
-// o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on. o: the first row's.
-template <class Isa, uint32_t R>
+// o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D vectors of dimensions at a time.
+// o: the first row's.
+template <class Isa, uint32_t R, uint32_t D>
 void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first, const PageTile& tile,
-                float* o) {
-  constexpr uint32_t D = smaller(4, 32 / Isa::lanes);  // dim >= 32
+                PagesAhead& ahead, float* o) {
   for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
     typename Isa::W acc[R][D] = {};
     for (uint32_t p = 0; p < n; ++p) {
       const int8_t* v = pages[p].data + page_bytes / 2 + d * 4;
       const uint32_t base = p * page_tokens;
       for (uint32_t t = 0; t < page_tokens; t += 4, v += std::size_t{dim} * 4) {
+        ahead.step();
         typename Isa::B values[D];
 #pragma GCC unroll 4
         for (uint32_t c = 0; c < D; ++c) values[c] = Isa::bytes(v + c * Isa::lanes * 4);
@@ -176,22 +194,35 @@ void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_to
 }
 
 template <class Isa, uint32_t R>
-void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile) {
+void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
+                PagesAhead& ahead) {
   if constexpr (Isa::lanes == 16) {
-    if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile);
+    if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile, ahead);
   }
-  score_tile<Isa, R, false>(q, dim, page_tokens, start, tokens, tile);
+  score_tile<Isa, R, false>(q, dim, page_tokens, start, tokens, tile, ahead);
 }
 
 template <class Isa>
 void score_rows(uint32_t rows, const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens,
-                PageTile& tile) {
+                PageTile& tile, PagesAhead& ahead) {
   switch (rows) {
-    case 1: return score_rows<Isa, 1>(q, dim, page_tokens, start, tokens, tile);
-    case 2: return score_rows<Isa, 2>(q, dim, page_tokens, start, tokens, tile);
-    case 3: return score_rows<Isa, 3>(q, dim, page_tokens, start, tokens, tile);
-    default: return score_rows<Isa, 4>(q, dim, page_tokens, start, tokens, tile);
+    case 1: return score_rows<Isa, 1>(q, dim, page_tokens, start, tokens, tile, ahead);
+    case 2: return score_rows<Isa, 2>(q, dim, page_tokens, start, tokens, tile, ahead);
+    case 3: return score_rows<Isa, 3>(q, dim, page_tokens, start, tokens, tile, ahead);
+    default: return score_rows<Isa, 4>(q, dim, page_tokens, start, tokens, tile, ahead);
   }
+}
+
+template <class Isa>
+void add_values(uint32_t rows, const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first,
+                const PageTile& tile, PagesAhead& ahead, float* o) {
+  constexpr uint32_t narrow = smaller(4, 32 / Isa::lanes), wide = smaller(4, 64 / Isa::lanes);
+  if (rows == 1) {
+    if (dim == 32) return add_values<Isa, 1, narrow>(pages, n, dim, page_tokens, first, tile, ahead, o);
+    return add_values<Isa, 1, wide>(pages, n, dim, page_tokens, first, tile, ahead, o);
+  }
+  if (dim == 32) return add_values<Isa, value_rows, narrow>(pages, n, dim, page_tokens, first, tile, ahead, o);
+  add_values<Isa, value_rows, wide>(pages, n, dim, page_tokens, first, tile, ahead, o);
 }
 
 // starts[r] = -key_offset * sum of q[r].
@@ -206,6 +237,15 @@ void key_offsets(const int8_t* q, uint32_t rows, uint32_t bytes, int32_t* starts
   }
 }
 
+// Spreads the lines of n pages over the steps that q.rows rows of dim take with a tile of `tokens`.
+template <class Isa>
+PagesAhead pages_ahead(const PageRef* pages, uint32_t n, uint32_t rows, uint32_t dim, uint32_t tokens) {
+  const uint32_t key_steps = (rows + row_block - 1) / row_block * (tokens / (Isa::key_columns * Isa::lanes)) * (dim / 4);
+  const uint32_t value_steps = (rows + value_rows - 1) / value_rows * (tokens / 4) * (dim / smaller(4 * Isa::lanes, dim));
+  const uint32_t lines = n * PagesAhead::page_lines, steps = key_steps + value_steps;
+  return {pages, lines, 0, (lines + steps - 1) / steps};
+}
+
 template <class Isa>
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch) {
   const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, tile_pages = tile_tokens / page_tokens;
@@ -215,19 +255,16 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   for (uint32_t page = 0; page < n_pages; page += tile_pages) {
     const uint32_t n = smaller(tile_pages, n_pages - page);
     const uint32_t tokens = load_tile<Isa>(pages + page, n, page_tokens, tile);
+    PagesAhead ahead = pages_ahead<Isa>(pages + page + n, smaller(tile_pages, n_pages - page - n), q.rows, dim, tokens);
     for (uint32_t row = 0; row < q.rows; row += row_block) {
       const uint32_t rows = smaller(row_block, q.rows - row);
-      score_rows<Isa>(rows, q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile);
+      score_rows<Isa>(rows, q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, ahead);
       for (uint32_t r = 0; r < rows; ++r) {
         weigh_tile<Isa>(r, q.scale[row + r], tokens, tile, state.m + row + r, state.l + row + r);
       }
       float* o = state.o + row * std::size_t{dim};
       for (uint32_t r = 0; r < rows; r += value_rows) {
-        if (rows - r >= value_rows) {
-          add_values<Isa, value_rows>(pages + page, n, dim, page_tokens, r, tile, o + r * std::size_t{dim});
-        } else {
-          add_values<Isa, 1>(pages + page, n, dim, page_tokens, r, tile, o + r * std::size_t{dim});
-        }
+        add_values<Isa>(smaller(value_rows, rows - r), pages + page, n, dim, page_tokens, r, tile, ahead, o + r * std::size_t{dim});
       }
     }
   }
