@@ -1,0 +1,182 @@
+// Tokenizers over any text, and any vocabulary: ids are tokens, byte-level BPE gives the bytes back, a call that fails changes nothing.
+//
+// The first byte of an input chooses: below 17 a family of pre-tokenizers, then SentencePiece with and without tokens across
+// spaces (the rest is text); above, a vocabulary that the rest spells, a line an entry: "3<s>" a token of kind 3, "ma b" a merge,
+// "i7" the unknown token's id, "xabc" a text to encode. A NUL in a line stands for a line feed.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../gguf/gguf_builder.h"
+#include "replay.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+using namespace kvasir;
+using kvasir::test::GgufBuilder;
+using kvasir::test::require;
+
+namespace {
+
+constexpr const char* kFamilies[] = {"default", "gpt-2",  "smollm", "falcon", "llama-bpe", "qwen2",        "qwen35",         "seed-coder", "bailingmoe",
+                                     "minicpm5", "tekken", "gpt-4o", "bloom",  "viking",    "deepseek-llm", "deepseek-coder", "deepseek-v3"};
+constexpr std::size_t kFamilyCount = std::size(kFamilies);
+
+struct Words {
+  std::vector<std::string> tokens, merges, texts;
+  std::vector<int32_t> types;
+  std::vector<float> scores;
+
+  void add(std::string_view text, int32_t type) {
+    tokens.emplace_back(text);
+    types.push_back(type);
+    scores.push_back(-static_cast<float>(tokens.size() % 7));
+  }
+};
+
+std::unique_ptr<const Tokenizer> load(const GgufBuilder& builder, ChatFormat* format) {
+  const std::vector<std::byte> file = builder.build();
+  Gguf gguf;
+  require(Gguf::parse(file, &gguf).ok(), "the builder's files are GGUF");
+  std::unique_ptr<const Tokenizer> tokenizer;
+  if (!Tokenizer::load(gguf, &tokenizer).ok()) {
+    require(!tokenizer, "a refused vocabulary leaves no tokenizer");
+    return nullptr;
+  }
+  *format = recognise_chat_format(gguf, *tokenizer);
+  return tokenizer;
+}
+
+GgufBuilder file_of(const Words& words, const char* pre) {
+  GgufBuilder builder;
+  builder.key("tokenizer.ggml.model", pre ? "gpt2" : "llama");
+  if (pre) builder.key("tokenizer.ggml.pre", pre).key("tokenizer.ggml.merges", words.merges);
+  builder.key("tokenizer.ggml.tokens", words.tokens).key("tokenizer.ggml.token_type", words.types);
+  builder.key("tokenizer.ggml.scores", words.scores);
+  return builder;
+}
+
+// The printable bytes spell themselves, the others U+0100 and up, as byte-level vocabularies have it.
+std::string spell(unsigned byte, unsigned* next) {
+  const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+  const unsigned code = printable ? byte : (*next)++;
+  if (code < 0x80) return {static_cast<char>(code)};
+  return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+}
+
+Words byte_words() {
+  Words words;
+  unsigned next = 0x100;
+  for (unsigned byte = 0; byte < 256; ++byte) words.add(spell(byte, &next), 1);
+  for (const char* merge : {"a b", "a a", "aa aa", "ab ab", "e r", "\xC4\xA0 \xC4\xA0", "\xC4\xA0 a", "1 2", "\xC3\xA9 x", "x y"}) {
+    const std::string_view whole = merge;
+    words.merges.emplace_back(whole);
+    std::string result(whole);
+    result.erase(result.find(' '), 1);
+    if (whole != "x y") words.add(result, 1);  // one merge whose result is no token
+  }
+  words.add("<|im_start|>", 3);
+  words.add("<|im_end|>", 3);
+  words.add("<|im", 4);
+  return words;
+}
+
+Words spm_words(bool across) {
+  Words words;
+  words.add("<unk>", 2);
+  words.add("<s>", 3);
+  words.add("</s>", 3);
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", byte);
+    words.add(text, 6);
+  }
+  for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba", "\xE2\x96\x81" "a", "\xE2\x96\x81\xE2\x96\x81", "aba", "\xC3\xA9", "\xC3\xA9" "a"})
+    words.add(piece, 1);
+  if (across) words.add("a\xE2\x96\x81" "b", 1);
+  return words;
+}
+
+Array<Token> check_text(const Tokenizer& tokenizer, std::string_view text, bool parse_special, bool text_start) {
+  Array<Token> ids = {7};
+  const bool ok = tokenizer.encode(text, parse_special, text_start, &ids).ok();
+  require(ids.size() >= 1 && ids[0] == 7, "what stood in the output stays");
+  require(ok || ids.size() == 1, "a failed call adds nothing");
+  ids.erase(ids.begin());
+  for (const Token id : ids) require(id >= 0 && static_cast<uint32_t>(id) < tokenizer.size(), "ids are tokens");
+  const std::size_t cut = text.size() / 2;
+  const Tokenizer::Part parts[] = {{text.substr(0, cut), false}, {text.substr(cut), false}};
+  Array<Token> joined, whole;
+  const bool joined_ok = tokenizer.encode(parts, text_start, &joined).ok();
+  require(joined_ok == tokenizer.encode(text, false, text_start, &whole).ok(), "parts fail as their text does");
+  return ids;
+}
+
+void check_bytes(const Tokenizer& tokenizer, std::string_view text, const Array<Token>& ids, std::string_view prefix) {
+  std::string back;
+  for (const Token id : ids) back += tokenizer.piece(id, true);
+  require(back == std::string(text.empty() ? "" : prefix).append(text), "text comes back");
+}
+
+void run_text(std::size_t choice, std::string_view text) {
+  static std::unique_ptr<const Tokenizer> tokenizers[kFamilyCount + 2];
+  std::unique_ptr<const Tokenizer>& tokenizer = tokenizers[choice];
+  const bool bpe = choice < kFamilyCount;
+  ChatFormat format;
+  if (!tokenizer) tokenizer = load(bpe ? file_of(byte_words(), kFamilies[choice]) : file_of(spm_words(choice > kFamilyCount), nullptr), &format);
+  require(tokenizer != nullptr, "the target's own vocabularies load");
+  const Array<Token> plain = check_text(*tokenizer, text, false, true);
+  const Array<Token> special = check_text(*tokenizer, text, true, false);
+  if (bpe) {
+    check_bytes(*tokenizer, text, plain, "");
+    check_bytes(*tokenizer, text, special, "");
+  } else if (text.find("\xE2\x96\x81") == std::string_view::npos) {  // which comes back as a space
+    check_bytes(*tokenizer, text, plain, " ");
+  }
+}
+
+void run_vocabulary(bool bpe, std::string_view lines) {
+  Words words = bpe ? Words() : spm_words(false);
+  int64_t unknown = -1;
+  while (!lines.empty()) {
+    const std::size_t end = std::min(lines.find('\n'), lines.size());
+    std::string line(lines.substr(0, end));
+    lines.remove_prefix(std::min(end + 1, lines.size()));
+    std::replace(line.begin(), line.end(), '\0', '\n');
+    if (line.empty()) continue;
+    const std::string rest = line.substr(1);
+    if (line[0] >= '0' && line[0] <= '9') words.add(rest, line[0] - '0');
+    if (line[0] == 'm') words.merges.push_back(rest);
+    if (line[0] == 'i') unknown = rest.empty() ? 0 : static_cast<unsigned char>(rest[0]) - '0';
+    if (line[0] == 'x') words.texts.push_back(rest);
+  }
+  GgufBuilder builder = file_of(words, bpe ? kFamilies[words.tokens.size() % kFamilyCount] : nullptr);
+  if (unknown >= 0) builder.key("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(unknown));
+  ChatFormat format;
+  const auto tokenizer = load(builder, &format);
+  if (!tokenizer) return;
+  require(chat_format_by_name(chat_format_name(format)) == format, "a recognised format has a name");
+  for (uint32_t i = 0; i < tokenizer->size(); ++i) {
+    (void)tokenizer->piece(static_cast<Token>(i), true);
+    (void)tokenizer->ends_turn(static_cast<Token>(i));
+  }
+  for (const std::string& text : words.texts) {
+    check_text(*tokenizer, text, false, true);
+    check_text(*tokenizer, text, true, false);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::size_t choice = data[0] % (kFamilyCount + 4);
+  if (choice < kFamilyCount + 2) run_text(choice, rest);
+  else run_vocabulary(choice == kFamilyCount + 2, rest);
+  return 0;
+}
