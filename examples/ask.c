@@ -1,69 +1,102 @@
-/* Reads a document once, keeps what was read in a cache file, and answers a question about it: ask MODEL DOCUMENT CACHE QUESTION.
- * From the second run on the cache is mapped and the document is not looked at. */
-#include <kvasir.h>
+/* The smallest complete program: reads a document once, keeps it in a cache file, answers a question about it.
+ *
+ *     ask MODEL.gguf DOCUMENT.txt CACHE.kv "Question?"
+ *
+ * The first run reads the document, which takes a while; the next ones map the cache. An application would also make
+ * sure that the cache is of this document, by naming it after the document's checksum for example. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int32_t print_text(const char *text, size_t size, void *user) {
+#include "kvasir.h"
+
+static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
   (void)user;
-  return fwrite(text, 1, size, stdout) == size ? 0 : 1;
+  if (phase == KV_PHASE_PREFILL && total > 0) fprintf(stderr, "\rreading: %3d%%", (int)(100 * done / total));
+  return 0; /* anything else would stop the reading */
 }
 
-/* The whole file, to be freed by the caller; NULL when it cannot be read. */
+static int32_t print_text(const char *text, size_t size, void *user) {
+  (void)user;
+  fwrite(text, 1, size, stdout);
+  fflush(stdout);
+  return 0;
+}
+
+/* The whole file, to be freed by the caller; NULL if it cannot be read. */
 static char *read_file(const char *path, size_t *size) {
-  char *text = NULL;
   FILE *file = fopen(path, "rb");
-  long end = -1;
-  if (file && fseek(file, 0, SEEK_END) == 0) end = ftell(file);
-  if (end >= 0 && fseek(file, 0, SEEK_SET) == 0) text = malloc((size_t)end + 1);
-  *size = text ? fread(text, 1, (size_t)end, file) : 0;
-  if (text && *size != (size_t)end) {
+  char *text = NULL;
+  size_t capacity = 0, used = 0, got;
+  if (!file) return NULL;
+  do {
+    char *larger;
+    capacity = capacity ? 2 * capacity : 65536;
+    larger = realloc(text, capacity);
+    if (!larger) break;
+    text = larger;
+    got = fread(text + used, 1, capacity - used, file);
+    used += got;
+  } while (used == capacity);
+  if (ferror(file) || used == capacity) {
     free(text);
     text = NULL;
   }
-  if (file) fclose(file);
+  fclose(file);
+  *size = used;
   return text;
 }
 
-/* A session over the document's text, saved to the cache. */
-static kv_status read_document(kv_model *model, const char *document, const char *cache, kv_session **session,
-                               kv_error *error) {
-  size_t size;
+/* Reads the document into a new session and saves that. */
+static kv_status read_document(kv_model *model, const char *path, const char *cache, kv_session **out, kv_error *error) {
+  kv_call_options options;
+  kv_session *session = NULL;
   kv_status status;
-  char *text = read_file(document, &size);
+  size_t size = 0;
+  char *text = read_file(path, &size);
   if (!text) {
-    snprintf(error->message, sizeof error->message, "%s cannot be read", document);
+    error->status = KV_IO;
+    snprintf(error->message, sizeof error->message, "cannot read %.300s", path);
     return KV_IO;
   }
-  status = kv_session_open(model, NULL, session, error);
-  if (status == KV_OK) status = kv_prefill(*session, text, size, NULL, NULL, NULL, error);
-  if (status == KV_OK) status = kv_save(*session, cache, NULL, error);
+  kv_call_options_init(&options);
+  options.progress = print_progress;
+  status = kv_session_open(model, NULL, &session, error);
+  if (status == KV_OK) status = kv_prefill(session, text, size, &options, NULL, NULL, error);
+  fputc('\n', stderr);
+  if (status == KV_OK) status = kv_save(session, cache, NULL, error);
   free(text);
+  if (status == KV_OK) {
+    *out = session;
+  } else {
+    kv_session_close(session);
+  }
   return status;
 }
 
-int main(int argc, char **argv) {
-  kv_error error;
+int main(int count, char **values) {
   kv_model *model = NULL;
   kv_session *session = NULL;
+  kv_error error;
   kv_status status;
-  if (argc != 5) {
-    fprintf(stderr, "usage: ask MODEL DOCUMENT CACHE QUESTION\n");
+  if (count != 5) {
+    fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt CACHE.kv QUESTION\n", values[0]);
     return 2;
   }
-  status = kv_open(argv[1], NULL, &model, &error);
+  status = kv_open(values[1], NULL, &model, &error);
   if (status == KV_OK) {
-    status = kv_load(model, argv[3], NULL, NULL, &session, &error);
+    status = kv_load(model, values[3], NULL, NULL, &session, &error);
+    /* Not there yet, or of another model or version: nothing is broken, the document is read again. */
     if (status == KV_NOT_FOUND || kv_status_is_stale(status))
-      status = read_document(model, argv[2], argv[3], &session, &error);
+      status = read_document(model, values[2], values[3], &session, &error);
   }
   if (status == KV_OK)
-    status = kv_generate(session, argv[4], strlen(argv[4]), NULL, print_text, NULL, NULL, &error);
-  if (status == KV_OK)
-    printf("\n");
-  else
-    fprintf(stderr, "ask: %s\n", error.message);
+    status = kv_generate(session, values[4], strlen(values[4]), NULL, print_text, NULL, NULL, &error);
+  if (status == KV_OK) {
+    putchar('\n');
+  } else {
+    fprintf(stderr, "%s: %s\n", kv_status_text(status), error.message);
+  }
   kv_session_close(session);
   kv_close(model);
   return status == KV_OK ? 0 : 1;

@@ -1,0 +1,179 @@
+"""Reading, keeping, going on, mapping: ask, prefill, inspect and verify on real documents."""
+import os
+import signal
+import unittest
+
+import tool
+from tool import BOOK, CODE, FACT, MODEL, QUESTION, SHORT, run
+
+LONG = BOOK[:30000] + " " + FACT + " " + BOOK[30000:36000]
+
+
+class Documents(tool.InFolder):
+    def ask(self, document, *more, code=0):
+        return self.expect(run("ask", "-m", MODEL, "-f", document, *more, QUESTION), code)
+
+    def prefill(self, document, cache, *more):
+        return run("prefill", "-m", MODEL, "-f", document, "-o", cache, *more)
+
+    def test_a_fact_in_a_document_is_found(self):
+        result = self.ask(self.file("short.txt", SHORT))
+        self.assertIn(f"> {QUESTION}\n", result.stdout)
+        self.assertIn(CODE, result.stdout)
+        self.assertRegex(result.stderr, r"Read [\d,]+ tokens of short.txt")
+        self.assertRegex(result.stderr, r"\d+ tokens, first after .* tokens/s; \w+ read .*% of the tokens")
+        self.assertNotIn("\x1b", result.stderr + result.stdout)
+
+    def test_quiet_leaves_the_answer_alone(self):
+        result = self.ask(self.file("short.txt", SHORT), "--quiet")
+        self.assertEqual(result.stderr, "")
+        self.assertEqual(result.stdout, f"The access code of the north gate is {CODE}.\n")
+
+    def test_the_document_and_the_questions_come_from_pipes(self):
+        result = self.expect(run("ask", "-q", "-m", MODEL, "-f", "-", QUESTION, stdin=SHORT), 0)
+        self.assertIn(CODE, result.stdout)
+        document = self.file("short.txt", SHORT)
+        result = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, stdin=f"{QUESTION}\n\n{QUESTION}\n"), 0)
+        self.assertEqual(result.stdout.count(CODE), 2)
+
+    def test_a_saved_document_is_mapped_and_not_read_again(self):
+        document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
+        first = self.ask(document, "--save", cache)
+        self.assertIn("Saved", first.stderr)
+        second = self.ask(document, "--save", cache)
+        self.assertRegex(second.stderr, r"short.kv: mapped [\d,]+ tokens in .*; nothing to read")
+        self.assertNotIn("Read ", second.stderr)
+        self.assertEqual(second.stdout, first.stdout)
+        third = self.expect(run("ask", "-m", MODEL, "-c", cache, QUESTION), 0)
+        self.assertEqual(third.stdout, first.stdout)
+
+    def test_json_holds_source_and_answers(self):
+        document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
+        first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION, "And the south gate?"))
+        self.assertEqual([a["question"] for a in first["answers"]], [QUESTION, "And the south gate?"])
+        self.assertIn(CODE, first["answers"][0]["answer"])
+        self.assertEqual(first["answers"][0]["stop"], "end_of_turn")
+        self.assertGreater(first["source"]["read_tokens"], 1000)
+        self.assertNotIn("mapped_tokens", first["source"])
+        second = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION))
+        self.assertEqual(second["source"]["mapped_tokens"], first["source"]["tokens"])
+        self.assertNotIn("read_tokens", second["source"])
+
+    def test_a_cache_of_another_document_is_never_used(self):
+        cache = self.folder / "a.kv"
+        self.expect(self.prefill(self.file("a.txt", "Well. " + SHORT), cache), 0)
+        # The same tokens but for the beginning: the end of a document is not the document.
+        result = self.ask(self.file("b.txt", SHORT), "--save", cache)
+        self.assertIn("holds another document", result.stderr)
+        self.assertIn("Read ", result.stderr)
+        self.assertIn("nothing to read", self.ask(self.file("b.txt", SHORT), "--save", cache).stderr)
+
+    def test_a_document_that_has_grown_is_read_from_where_it_ended(self):
+        document, cache = self.file("log.txt", SHORT), self.folder / "log.kv"
+        self.expect(self.prefill(document, cache), 0)
+        document.write_text(SHORT + " The access code of the south gate is 1029384.")
+        result = run("ask", "-m", MODEL, "-f", document, "-s", cache, "What is the access code of the south gate?")
+        self.expect(result, 0)
+        self.assertIn("1029384", result.stdout)
+        self.assertIn("reading the rest", result.stderr)
+        self.assertRegex(result.stderr, r"Read \d\d tokens")
+
+    def test_a_file_that_is_no_cache_is_not_overwritten(self):
+        document, precious = self.file("short.txt", SHORT), self.file("letter.txt", "Dear Irene")
+        self.expect_error(self.prefill(document, precious), 3, "letter.txt", "--force")
+        self.assertEqual(precious.read_text(), "Dear Irene")
+        self.expect(self.prefill(document, precious, "--force"), 0)
+        self.expect(run("verify", precious), 0)
+
+    def test_a_damaged_cache_is_told_and_rebuilt(self):
+        document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
+        self.expect(self.prefill(document, cache), 0)
+        sound = cache.read_bytes()
+        cache.write_bytes(sound[:-5000])
+        self.expect_error(run("verify", cache), 3, "short.kv")
+        self.expect_error(run("ask", "-m", MODEL, "-c", cache, QUESTION), 3, "short.kv")
+        result = self.ask(document, "--save", cache)
+        self.assertIn("damaged", result.stderr)
+        self.assertIn(CODE, result.stdout)
+        self.expect(run("verify", cache), 0)
+
+    def test_a_cache_of_another_model_is_stale(self):
+        other = tool.FIXTURES / "models" / "llama-q8_0.gguf"
+        cache = self.folder / "other.kv"
+        self.expect(run("prefill", "-m", other, "-f", self.file("tiny.txt", "a b c"), "-o", cache), 0)
+        error = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION), 4)["error"]
+        self.assertEqual(error["status"], 14)
+        result = self.ask(self.file("short.txt", SHORT), "--save", cache)
+        self.assertIn("stale", result.stderr)
+        self.assertIn(CODE, result.stdout)
+
+    def test_a_cache_says_what_it_is(self):
+        cache = self.folder / "short.kv"
+        self.expect(self.prefill(self.file("short.txt", SHORT), cache), 0)
+        facts = self.expect_json(run("inspect", cache, "--json"))
+        self.assertEqual((facts["kind"], facts["layers"], facts["kv_type"]), ("cache", 10, "int8"))
+        self.assertEqual(facts["file_bytes"], cache.stat().st_size)
+        self.assertIn("every byte", self.expect(run("verify", cache), 0).stdout)
+
+    def test_a_closed_disk_does_not_cost_the_answer(self):
+        if os.geteuid() == 0:
+            self.skipTest("root writes anywhere")
+        document = self.file("short.txt", SHORT)
+        os.chmod(self.folder, 0o500)
+        self.addCleanup(os.chmod, self.folder, 0o700)
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "-s", self.folder / "a.kv", QUESTION), 3, "folder")
+
+
+class Interrupted(tool.InFolder):
+    def start(self, document, cache, **options):
+        return tool.OnTerminal("prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256, **options)
+
+    def test_a_first_interrupt_keeps_what_was_read_and_the_next_run_goes_on(self):
+        document, cache = self.file("long.txt", LONG), self.folder / "long.kv"
+        reading = self.start(document, cache)
+        self.assertTrue(reading.read_until("% "), reading.seen)  # the progress line: it is under way
+        reading.interrupt()
+        self.assertEqual(reading.finish(), 130, reading.seen)
+        self.assertRegex(reading.seen, r"stopped; kept [\d,]+ of [\d,]+ tokens in .*long.kv; run the same command again")
+        kept = self.expect_json(run("inspect", cache, "--json"))["tokens"]
+        self.assertGreater(kept, 0)
+        self.expect(run("verify", cache), 0)
+
+        rest = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION))
+        self.assertEqual(rest["source"]["mapped_tokens"], kept)
+        self.assertEqual(rest["source"]["mapped_tokens"] + rest["source"]["read_tokens"], rest["source"]["tokens"])
+        self.assertIn(CODE, rest["answers"][0]["answer"])
+
+    def test_a_second_interrupt_ends_at_once(self):
+        process = tool.OnTerminal("chat", "-m", MODEL, whole=True)
+        self.assertTrue(process.read_until("> "))
+        process.interrupt()
+        self.assertTrue(process.read_until("Ctrl-D leaves"))
+        process.interrupt()
+        self.assertIn(process.finish(), (0, -signal.SIGINT))
+
+    def test_without_a_file_to_keep_it_the_loss_is_told(self):
+        reading = tool.OnTerminal("ask", "-m", MODEL, "-f", self.file("long.txt", LONG), "--chunk", 256, QUESTION)
+        self.assertTrue(reading.read_until("% "), reading.seen)
+        reading.interrupt()
+        self.assertEqual(reading.finish(), 130, reading.seen)
+        self.assertRegex(reading.seen, r"kvasir: stopped .*--save")
+
+    def test_progress_is_drawn_on_a_terminal_and_erased(self):
+        reading = self.start(self.file("long.txt", LONG[:12000]), self.folder / "long.kv", columns=100)
+        self.assertEqual(reading.finish(), 0)
+        self.assertRegex(reading.seen, r"Reading long.txt .*\d+%")
+        drawn = [part for part in reading.seen.split("\r") if "%" in part]
+        self.assertEqual([part for part in drawn if len(part.replace("\x1b[K", "")) >= 100], [])
+        left = [line for line in tool.on_screen(reading.seen) if "%" in line]
+        self.assertEqual(left, [])
+
+    def test_progress_is_not_drawn_for_quiet_or_json(self):
+        document = self.file("short.txt", SHORT)
+        for flag in ("--quiet", "--json"):
+            reading = tool.OnTerminal("ask", "-m", MODEL, "-f", document, flag, QUESTION)
+            self.assertEqual(reading.finish(), 0)
+            self.assertEqual(reading.seen, "")
+
+
+tool.main()

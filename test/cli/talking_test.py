@@ -1,0 +1,59 @@
+"""kvasir chat, from a pipe and at a terminal."""
+import json
+import unittest
+
+import tool
+from tool import CODE, MODEL, QUESTION, SHORT, run
+
+
+class Talking(tool.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.cache = self.folder / "short.kv"
+        document = self.file("short.txt", SHORT)
+        self.expect(run("prefill", "-q", "-m", MODEL, "-f", document, "-o", self.cache), 0)
+
+    def chat(self, *lines):
+        return self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="\n".join(lines) + "\n"), 0).stdout
+
+    def test_lines_from_a_pipe_are_answered(self):
+        self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
+
+    def test_turns_stay_until_they_are_forgotten(self):
+        def tokens(text):
+            return [json.loads("{" + part.split("\n}")[0] + "}")["tokens"] for part in text.split("{")[1:]]
+
+        before, after, forgotten = tokens(self.chat("/stats", QUESTION, "/stats", "/reset", "/stats"))
+        self.assertGreater(after, before)
+        self.assertEqual(forgotten, before)
+
+    def test_a_conversation_is_saved_and_gone_on_with(self):
+        saved = self.folder / "talk.kv"
+        self.chat(QUESTION, f"/save {saved}")
+        self.expect(run("verify", saved), 0)
+        result = self.expect(run("chat", "-q", "-m", MODEL, "-c", saved, stdin=QUESTION + "\n"), 0)
+        self.assertIn(CODE, result.stdout)
+        # A conversation is worth more than a cache: reading the document again must not destroy it.
+        self.expect_error(run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION), 3, "conversation")
+
+    def test_help_and_unknown_commands(self):
+        self.assertIn("/reset", self.chat("/help"))
+        result = run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="/nonsense\n")
+        self.assertIn("/help", self.expect(result, 0).stderr)
+
+    def test_at_a_terminal_an_interrupt_stops_the_answer_only(self):
+        talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, "--max-tokens", 100000, "--temperature", 3, "--stop",
+                               "never said", whole=True)
+        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk.write("Go on for ever\n")
+        self.assertTrue(talk.read_until("\n"))
+        talk.read_until("e", 5)
+        talk.interrupt()
+        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk.write(QUESTION + "\n")
+        self.assertTrue(talk.read_until("tokens/s"), talk.seen)
+        talk.write("\x04")
+        self.assertEqual(talk.finish(), 0)
+
+
+tool.main()
