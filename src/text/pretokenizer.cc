@@ -5,6 +5,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -140,7 +141,7 @@ class Cutter {
       return {};
     }
     if (rc == PCRE2_ERROR_NOMATCH) return {};
-    if (rc == PCRE2_ERROR_NOMEMORY) return Status::error(Code::no_memory, "cutting text into words");
+    if (rc == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT)
       return Status::error(Code::limit, "cutting text into words at byte %zu took too much effort", from);
     return Status::error(Code::internal, "cutting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
@@ -173,16 +174,17 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
     const std::string expanded = expand(*expression);
     int error = 0;
     PCRE2_SIZE at = 0;
-    pcre2_code* code =
+    Pcre<pcre2_code> code(
         pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_DOLLAR_ENDONLY | PCRE2_NO_AUTO_CAPTURE, &error,
-                      &at, options.get());
+                      &at, options.get()));
+    if (!code && error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
     if (!code)
       return Status::error(Code::internal, "the expression of \"%.*s\" does not compile (PCRE2 error %d at %zu)",
                            static_cast<int>(name.size()), name.data(), error, at);
-    steps->codes.emplace_back(code);
     // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same result.
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+    pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
+    steps->codes.push_back(std::move(code));
   }
   out->reset(new Pretokenizer(std::move(steps)));
   return {};

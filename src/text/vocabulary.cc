@@ -24,6 +24,8 @@ bool is_plain(TokenKind kind) {
   return kind == TokenKind::normal || kind == TokenKind::user_defined || kind == TokenKind::unused;
 }
 
+uint32_t hash_of(std::string_view text) { return static_cast<uint32_t>(checksum(text.data(), text.size(), 0)); }
+
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
@@ -48,37 +50,42 @@ std::string_view StringList::operator[](std::size_t i) const {
   return {bytes_.data() + begin, static_cast<std::size_t>(ends_[i] - begin)};
 }
 
-void TextIndex::rebuild(const StringList& list, std::size_t capacity) {
-  Array<uint32_t> old(capacity, kFree);
+// The strings of an index differ from each other, so a slot that moves only needs a free place.
+void TextIndex::grow(std::size_t capacity) {
+  Array<Slot> old(capacity);
   old.swap(slots_);
-  for (const uint32_t number : old) {
-    if (number != kFree) slots_[place(list, list[number])] = number;
+  for (const Slot& slot : old) {
+    if (slot.number == kFree) continue;
+    std::size_t i = slot.hash & (capacity - 1);
+    while (slots_[i].number != kFree) i = (i + 1) & (capacity - 1);
+    slots_[i] = slot;
   }
 }
 
-void TextIndex::reserve(const StringList& list, std::size_t strings) {
+void TextIndex::reserve(std::size_t strings) {
   std::size_t capacity = 16;
   while (capacity < strings * 2) capacity *= 2;
-  if (capacity > slots_.size()) rebuild(list, capacity);
+  if (capacity > slots_.size()) grow(capacity);
 }
 
-std::size_t TextIndex::place(const StringList& list, std::string_view text) const {
+std::size_t TextIndex::place(const StringList& list, std::string_view text, uint32_t hash) const {
   const std::size_t mask = slots_.size() - 1;
-  std::size_t i = static_cast<std::size_t>(checksum(text.data(), text.size(), 0)) & mask;
-  while (slots_[i] != kFree && list[slots_[i]] != text) i = (i + 1) & mask;
+  std::size_t i = hash & mask;
+  while (slots_[i].number != kFree && (slots_[i].hash != hash || list[slots_[i].number] != text)) i = (i + 1) & mask;
   return i;
 }
 
 void TextIndex::add(const StringList& list, uint32_t number) {
-  if ((used_ + 1) * 2 > slots_.size()) reserve(list, used_ * 2 + 8);
-  uint32_t& slot = slots_[place(list, list[number])];
-  if (slot != kFree) return;
-  slot = number;
+  if ((used_ + 1) * 2 > slots_.size()) reserve(used_ * 2 + 8);
+  const uint32_t hash = hash_of(list[number]);
+  Slot& slot = slots_[place(list, list[number], hash)];
+  if (slot.number != kFree) return;
+  slot = {number, hash};
   ++used_;
 }
 
 uint32_t TextIndex::find(const StringList& list, std::string_view text) const {
-  return slots_.empty() ? kFree : slots_[place(list, text)];
+  return slots_.empty() ? kFree : slots_[place(list, text, hash_of(text))].number;
 }
 
 Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out) {
@@ -127,7 +134,7 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
       }
     }
   }
-  index_.reserve(texts_, n);
+  index_.reserve(n);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
   }
@@ -136,7 +143,7 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
     const Token token = find(name);
     if (token >= 0 && kind(token) != TokenKind::unknown) kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
   }
-  plain_index_.reserve(texts_, n);
+  plain_index_.reserve(n);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty() && is_plain(kinds_[i])) plain_index_.add(texts_, static_cast<uint32_t>(i));
   }

@@ -30,15 +30,19 @@ class StringList {
 // Finds a string's number in a StringList; of equal strings the first that was added.
 class TextIndex {
  public:
-  void reserve(const StringList& list, std::size_t strings);
+  void reserve(std::size_t strings);
   void add(const StringList& list, uint32_t number);
   uint32_t find(const StringList& list, std::string_view text) const;  // UINT32_MAX when absent
 
  private:
-  void rebuild(const StringList& list, std::size_t capacity);
-  std::size_t place(const StringList& list, std::string_view text) const;
+  struct Slot {
+    uint32_t number = UINT32_MAX;  // UINT32_MAX: free
+    uint32_t hash = 0;             // the low half; spares a look at most texts that differ
+  };
+  void grow(std::size_t capacity);
+  std::size_t place(const StringList& list, std::string_view text, uint32_t hash) const;
 
-  Array<uint32_t> slots_;  // open addressing, a power of two, at most half full
+  Array<Slot> slots_;  // open addressing, a power of two, at most half full
   std::size_t used_ = 0;
 };
 
