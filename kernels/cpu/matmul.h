@@ -20,8 +20,8 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t panel_cols = 1024;       // of a quantised panel: 32 rows are 32 KiB
-constexpr uint32_t float_panel_cols = 256;  // of a float panel: the same
+constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are 16 KiB
+constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
 constexpr uint32_t row_tokens = 4;          // inputs multiplied together by the row kernel
 constexpr uint32_t few = 8;                 // at most so many inputs take the row kernel (measured: panels win from 9 on)
 
@@ -189,42 +189,66 @@ template <class Isa, std::size_t tokens>
   }
 }
 
+// What the tile kernel needs to know of a format: formats that agree share its code.
+template <uint32_t width_, uint32_t zero_, bool is_signed_, uint32_t max_, bool has_offset_>
+struct TileKind {
+  static constexpr uint32_t width = width_, zero = zero_, max = max_;
+  static constexpr bool is_signed = is_signed_, has_offset = has_offset_;
+};
+
+// acc += offsets of 32 / width runs times the sums of block b's inputs.
+template <class Isa, class Kind, std::size_t tokens>
+[[gnu::always_inline]] inline void add_offsets(typename Isa::F (&acc)[tokens][2], const float* offset, const Activations& in, uint32_t b) {
+  for (uint32_t h = 0; h < 32 / Kind::width; ++h, offset += panel_rows<Isa>) {
+    const auto m0 = Isa::load(offset), m1 = Isa::load(offset + Isa::lanes);
+    for (std::size_t t = 0; t < tokens; ++t) {
+      const int16_t* sums = in.sums + t * (in.cols / 16) + 2 * b;
+      const int total = Kind::width == 32 ? sums[0] + sums[1] : sums[h];
+      const float value = static_cast<float>(total) * in.scale[t * (in.cols / 32) + b];
+      const auto a = Isa::broadcast(&value);
+      acc[t][0] = Isa::fma(m0, a, acc[t][0]);
+      acc[t][1] = Isa::fma(m1, a, acc[t][1]);
+    }
+  }
+}
+
 // Inputs [0, tokens) of `in` (columns of this chunk) times a panel of `cols` columns.
-template <class Isa, class Format, std::size_t tokens>
+template <class Isa, class Kind, std::size_t tokens>
 void tile(const Panel<Isa>& panel, uint32_t cols, const Activations& in, Output out, uint32_t rows, bool is_first) {
   using F = typename Isa::F;
-  constexpr uint32_t width = Format::width, stride = panel_rows<Isa>;
+  constexpr uint32_t stride = panel_rows<Isa>, runs = 32 / Kind::width;
   F acc[tokens][2];
   for (auto& pair : acc) pair[0] = pair[1] = Isa::zero();
-  for (uint32_t b = 0; b < cols / 32; ++b) {
-    for (uint32_t h = 0; h < 32 / width; ++h) {
-      const uint32_t run = b * (32 / width) + h;
-      typename Isa::I sum[tokens][2];
-      if (h == 0) Isa::template accumulate<Format, 0>(sum, panel.q + run * width * stride, in.q + run * width, in.sums + 2 * b, in.cols);
-      else Isa::template accumulate<Format, 1>(sum, panel.q + run * width * stride, in.q + run * width, in.sums + 2 * b, in.cols);
-      const F s0 = Isa::load(panel.scale + run * stride), s1 = Isa::load(panel.scale + run * stride + Isa::lanes);
+  const uint8_t* q = panel.q;
+  const float* scale = panel.scale;
+  for (uint32_t b = 0; b < cols / 32; ++b, q += 32 * stride, scale += runs * stride) {
+    typename Isa::I sum[tokens][2];
+    Isa::template accumulate<Kind, 0>(sum, q, in.q + b * 32, in.sums + 2 * b, in.cols);
+    const F s0 = Isa::load(scale), s1 = Isa::load(scale + Isa::lanes);
+    F block[tokens][2];
+    for (std::size_t t = 0; t < tokens; ++t) {
+      block[t][0] = Isa::mul(Isa::to_float(sum[t][0]), s0);
+      block[t][1] = Isa::mul(Isa::to_float(sum[t][1]), s1);
+    }
+    if constexpr (runs == 2) {
+      Isa::template accumulate<Kind, 1>(sum, q + 16 * stride, in.q + b * 32 + 16, in.sums + 2 * b, in.cols);
+      const F s2 = Isa::load(scale + stride), s3 = Isa::load(scale + stride + Isa::lanes);
       for (std::size_t t = 0; t < tokens; ++t) {
-        const F a = Isa::broadcast(in.scale + t * (in.cols / 32) + b);
-        acc[t][0] = Isa::fma(Isa::to_float(sum[t][0]), Isa::mul(s0, a), acc[t][0]);
-        acc[t][1] = Isa::fma(Isa::to_float(sum[t][1]), Isa::mul(s1, a), acc[t][1]);
-      }
-      if constexpr (Format::has_offset) {
-        const F m0 = Isa::load(panel.offset + run * stride), m1 = Isa::load(panel.offset + run * stride + Isa::lanes);
-        for (std::size_t t = 0; t < tokens; ++t) {
-          const int16_t* sums = in.sums + t * (in.cols / 16) + 2 * b;
-          const int total = width == 32 ? sums[0] + sums[1] : sums[h];
-          const float value = static_cast<float>(total) * in.scale[t * (in.cols / 32) + b];
-          const F a = Isa::broadcast(&value);
-          acc[t][0] = Isa::fma(m0, a, acc[t][0]);
-          acc[t][1] = Isa::fma(m1, a, acc[t][1]);
-        }
+        block[t][0] = Isa::fma(Isa::to_float(sum[t][0]), s2, block[t][0]);
+        block[t][1] = Isa::fma(Isa::to_float(sum[t][1]), s3, block[t][1]);
       }
     }
+    for (std::size_t t = 0; t < tokens; ++t) {
+      const F a = Isa::broadcast(in.scale + t * (in.cols / 32) + b);
+      acc[t][0] = Isa::fma(block[t][0], a, acc[t][0]);
+      acc[t][1] = Isa::fma(block[t][1], a, acc[t][1]);
+    }
+    if constexpr (Kind::has_offset) add_offsets<Isa, Kind>(acc, panel.offset + b * runs * stride, in, b);
   }
   store_tile<Isa, tokens>(acc, out, rows, is_first);
 }
 
-// Runs f<tokens>(first) over n inputs, Isa::tile_tokens at a time and what is left in one smaller tile.
+// Runs f<tokens>(first) over n inputs, `most` at a time and what is left in one smaller tile.
 template <std::size_t tokens, class F>
 void rest_of_tiles(uint32_t first, uint32_t left, F&& f) {
   if constexpr (tokens > 0) {
@@ -233,26 +257,27 @@ void rest_of_tiles(uint32_t first, uint32_t left, F&& f) {
   }
 }
 
-template <class Isa, class F>
+template <std::size_t most, class F>
 void for_tiles(uint32_t n, F&& f) {
   uint32_t i = 0;
-  for (; i + Isa::tile_tokens <= n; i += Isa::tile_tokens) f.template operator()<Isa::tile_tokens>(i);
-  rest_of_tiles<Isa::tile_tokens - 1>(i, n - i, f);
+  for (; i + most <= n; i += most) f.template operator()<most>(i);
+  rest_of_tiles<most - 1>(i, n - i, f);
 }
 
 template <class Isa, class Format>
 void many_products(const WeightView& w, const Activations& x, Output out, uint32_t row_begin, uint32_t row_end, Panel<Isa>& panel) {
+  using Kind = TileKind<Format::width, Format::zero, Format::is_signed, Isa::template tile_max<Format>, Format::has_offset>;
   for (uint32_t row = row_begin; row < row_end; row += panel_rows<Isa>) {
     const uint32_t rows = row_end - row < panel_rows<Isa> ? row_end - row : panel_rows<Isa>;
     for (uint32_t col = 0; col < w.cols; col += panel_cols) {
       const uint32_t cols = w.cols - col < panel_cols ? w.cols - col : panel_cols;
       unpack<Isa, Format>(w, row, col, cols, panel);
-      for_tiles<Isa>(x.n, [&]<std::size_t tokens>(std::size_t i) {
+      for_tiles<Isa::template tile_tokens<Format::width>>(x.n, [&]<std::size_t tokens>(std::size_t i) {
         Activations in = x;
         in.q += i * x.cols + col;
         in.scale += (i * x.cols + col) / 32;
         in.sums += (i * x.cols + col) / 16;
-        tile<Isa, Format, tokens>(panel, cols, in, {out.y + i * out.stride + row, out.stride}, rows, col == 0);
+        tile<Isa, Kind, tokens>(panel, cols, in, {out.y + i * out.stride + row, out.stride}, rows, col == 0);
       });
     }
   }

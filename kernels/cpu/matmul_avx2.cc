@@ -15,7 +15,11 @@ struct Avx2 {
     __m256i v[2];
   };
   static constexpr uint32_t lanes = 8;
+  template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;  // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16
+
+  template <class Format>
+  static constexpr uint32_t tile_max = Format::max;
 
   template <std::size_t n>
   struct Floats {

@@ -13,7 +13,12 @@ struct Avx512 {
   using I = __m512i;
   using W = __m512i;
   static constexpr uint32_t lanes = 16;
-  static constexpr std::size_t tile_tokens = 6;  // 2 x 6 float and 2 x 6 integer accumulators, weights and an input: 28 of 32 registers
+  // Registers of a tile, of 32: 2 x 6 float and 2 x 6 integer accumulators, weights, an input. With two scales in 32 columns
+  // there are 2 x 4 of each and of the block's float sums.
+  template <uint32_t width>
+  static constexpr std::size_t tile_tokens = width == 32 ? 6 : 4;
+  template <class Format>
+  static constexpr uint32_t tile_max = 0;  // of no interest here
 
   template <std::size_t n>
   struct FloatsOf;

@@ -117,7 +117,7 @@ void many_float_products(const WeightView& w, const Activations& x, Output out, 
     for (uint32_t col = 0; col < w.cols; col += float_panel_cols) {
       const uint32_t cols = w.cols - col < float_panel_cols ? w.cols - col : float_panel_cols;
       unpack_floats<Isa, Format>(w, row, col, cols, panel);
-      for_tiles<Isa>(x.n, [&]<std::size_t tokens>(std::size_t i) {
+      for_tiles<Isa::template tile_tokens<32>>(x.n, [&]<std::size_t tokens>(std::size_t i) {
         float_tile<Isa, tokens>(panel, cols, x.f32 + i * x.cols + col, x.cols, {out.y + i * out.stride + row, out.stride}, rows, col == 0);
       });
     }

@@ -21,7 +21,10 @@ struct Scalar {
     float v[n];
   };
   static constexpr uint32_t lanes = 4;
+  template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;
+  template <class Format>
+  static constexpr uint32_t tile_max = 0;  // of no interest here
 
   // ---- floats ----
   static F zero() { return {}; }
