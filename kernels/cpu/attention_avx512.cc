@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 struct Avx512 {
-  static constexpr uint32_t lanes = 16, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 16, row_block = 6, key_columns = 4, row_columns = 4;
   static constexpr int32_t key_offset = 128;  // vpdpbusd wants one side unsigned
   using F = __m512;
   using I = __m512i;

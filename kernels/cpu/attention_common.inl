@@ -4,6 +4,7 @@
 // its Isa in an anonymous namespace, so that nothing compiled with wider flags has a name that the linker could share.
 //
 //   lanes                      32-bit lanes of a vector: 16, 8, 4 or 1
+//   row_block                  query rows that share one pass over keys
 //   key_columns, row_columns   vectors that share one broadcast, so that accumulators fit the registers: 1, 2 or 4
 //   key_offset                 what dot_keys adds to every key byte: 128 where the instruction wants them unsigned, else 0
 //   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same, prepared for dot_keys
@@ -36,13 +37,29 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t row_block = 4;        // query rows that share one pass over keys
+constexpr uint32_t most_rows = 6;        // the largest row_block
+constexpr uint32_t block_floats = 16;    // one float for each of its rows, in whole vectors
 constexpr uint32_t value_rows = 2;       // query rows that share one pass over int8 values: two accumulators each
 constexpr float minus_infinity = -__builtin_inff();
 
 constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 constexpr uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 constexpr std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// A number known to the compiler, as an argument.
+template <uint32_t N>
+struct Count {
+  static constexpr uint32_t value = N;
+};
+
+// f(Count<n>()) for n in 1 .. Most.
+template <uint32_t Most, class F>
+void with_count(uint32_t n, F&& f) {
+  if constexpr (Most > 1) {
+    if (n < Most) return with_count<Most - 1>(n, f);
+  }
+  f(Count<Most>());
+}
 
 inline float from_bf16(uint16_t x) {
   const uint32_t bits = uint32_t{x} << 16;
@@ -80,6 +97,12 @@ float exp_negative_one(float x) {
   float lanes[Isa::lanes];
   Isa::store(lanes, exp_negative<Isa>(Isa::set(x)));
   return lanes[0];
+}
+
+// x[i] = e^x[i] for n <= most_rows numbers in an array of block_floats; the others must be numbers too.
+template <class Isa>
+void exp_negative_all(float* x, uint32_t n) {
+  for (uint32_t i = 0; i < n; i += Isa::lanes) Isa::store(x + i, exp_negative<Isa>(Isa::load(x + i)));
 }
 
 template <class Isa>

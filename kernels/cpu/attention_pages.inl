@@ -21,12 +21,13 @@ struct alignas(64) PageTile {
   float k_scale[tile_tokens];
   float v_scale[tile_tokens];
   float bias[tile_tokens];  // 0, or -inf for tokens that take no part
-  int32_t scores[row_block][tile_tokens];
-  uint8_t high[row_block][tile_tokens];  // upper 7 bits of the weights
-  uint8_t low[row_block][tile_tokens];   // lower 7 bits
-  float s[tile_tokens];                  // one row's scores, then its weights
-  float keep[row_block];                 // what is left of the output so far: exp(m_old - m)
-  float gain[row_block];                 // one step of the integer weights
+  int32_t scores[most_rows][tile_tokens];
+  uint8_t high[most_rows][tile_tokens];  // upper 7 bits of the weights
+  uint8_t low[most_rows][tile_tokens];   // lower 7 bits
+  float s[most_rows][tile_tokens];       // the scores as floats, then the weights
+  float m[most_rows];                    // the new maximum
+  float keep[block_floats];              // what is left of the output so far: exp(m_old - m)
+  float gain[most_rows];                 // one step of the integer weights
   const int8_t* keys[tile_tokens];       // first K bytes of each vector of tokens
   const int8_t* second_keys[tile_tokens];  // of its second half, where a page has fewer tokens than a vector has lanes
 };
@@ -83,7 +84,7 @@ void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
   constexpr uint32_t C = Isa::key_columns;
   for (uint32_t v = 0; v < tokens / Isa::lanes; v += C) {
     typename Isa::I acc[R][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(start[r]);
@@ -99,14 +100,14 @@ void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
           k[c] = Isa::keys(tile.keys[v + c] + d * page_tokens);
         }
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (uint32_t r = 0; r < R; ++r) {
         const int32_t q4 = load_four(q + r * std::size_t{dim} + d);
 #pragma GCC unroll 4
         for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], q4);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) Isa::istore(tile.scores[r] + (v + c) * Isa::lanes, acc[r][c]);
@@ -114,47 +115,53 @@ void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
   }
 }
 
-// Row r's scores become weights; m and l take them in.
+// tile.s[r] and tile.m[r] from the integer scores of row r; tile.keep[r] becomes m_old - m.
 template <class Isa>
-void weigh_tile(uint32_t r, float q_scale, uint32_t tokens, PageTile& tile, float* m, float* l) {
-  auto best = Isa::set(minus_infinity);
+void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile& tile) {
+  auto best = Isa::set(m);
+  const auto row_scale = Isa::set(q_scale);
   for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
-    const auto scale = Isa::mul(Isa::load(tile.k_scale + t), Isa::set(q_scale));
+    const auto scale = Isa::mul(Isa::load(tile.k_scale + t), row_scale);
     const auto s = Isa::fma(Isa::to_float(Isa::iload(tile.scores[r] + t)), scale, Isa::load(tile.bias + t));
-    Isa::store(tile.s + t, s);
+    Isa::store(tile.s[r] + t, s);
     best = Isa::max(best, s);
   }
-  const float tile_best = Isa::largest(best), new_m = tile_best > *m ? tile_best : *m;
-  tile.keep[r] = 1;
-  tile.gain[r] = 0;
-  if (new_m == minus_infinity) {  // only scales that are not numbers come here
-    std::memset(tile.high[r], 0, tokens);
-    std::memset(tile.low[r], 0, tokens);
-    return;
-  }
-  tile.keep[r] = exp_negative_one<Isa>(*m - new_m);
+  tile.m[r] = Isa::largest(best);
+  tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
+}
+
+// The integer weights of row r from tile.s[r]; m and l take the tile in.
+template <class Isa>
+void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* l) {
+  const auto new_m = Isa::set(tile.m[r]);
   auto total = Isa::set(0), largest = Isa::set(0);
   for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
-    const auto p = exp_negative<Isa>(Isa::sub(Isa::load(tile.s + t), Isa::set(new_m)));
+    const auto p = exp_negative<Isa>(Isa::sub(Isa::load(tile.s[r] + t), new_m));
     const auto w = Isa::mul(p, Isa::load(tile.v_scale + t));
     total = Isa::add(total, p);
     largest = Isa::max(largest, w);
-    Isa::store(tile.s + t, w);
+    Isa::store(tile.s[r] + t, w);
   }
   *l = *l * tile.keep[r] + Isa::sum(total);
-  *m = new_m;
+  *m = tile.m[r];
   const float largest_weight = Isa::largest(largest);
-  float steps = 0;  // integer steps a unit of weight
-  if (largest_weight >= smallest_weight) {
-    steps = weight_steps / largest_weight;
-    tile.gain[r] = largest_weight / weight_steps;
-  }
+  const bool counts = largest_weight >= smallest_weight;
+  const auto steps = Isa::set(counts ? weight_steps / largest_weight : 0);  // integer steps a unit of weight
+  tile.gain[r] = counts ? largest_weight / weight_steps : 0;
   for (uint32_t t = 0; t < tokens; t += 4 * Isa::lanes) {
     typename Isa::I w[4];
 #pragma GCC unroll 4
-    for (uint32_t i = 0; i < 4; ++i) w[i] = Isa::to_int(Isa::mul(Isa::load(tile.s + t + i * Isa::lanes), Isa::set(steps)));
+    for (uint32_t i = 0; i < 4; ++i) w[i] = Isa::to_int(Isa::mul(Isa::load(tile.s[r] + t + i * Isa::lanes), steps));
     Isa::store_weights(tile.high[r] + t, tile.low[r] + t, w);
   }
+}
+
+// Scores of the row block become weights; m and l, of its first row, take them in.
+template <class Isa>
+void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& tile, float* m, float* l) {
+  for (uint32_t r = 0; r < rows; ++r) scale_scores<Isa>(r, q_scale[r], m[r], tokens, tile);
+  exp_negative_all<Isa>(tile.keep, rows);
+  for (uint32_t r = 0; r < rows; ++r) weigh_scores<Isa>(r, tokens, tile, m + r, l + r);
 }
 
 // o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D vectors of dimensions at a time.
@@ -180,7 +187,7 @@ void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_to
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
       const auto keep = Isa::set(tile.keep[first + r]), gain = Isa::set(tile.gain[first + r]);
       float* row = o + r * std::size_t{dim} + d;
@@ -200,17 +207,6 @@ void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
     if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile, ahead);
   }
   score_tile<Isa, R, false>(q, dim, page_tokens, start, tokens, tile, ahead);
-}
-
-template <class Isa>
-void score_rows(uint32_t rows, const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens,
-                PageTile& tile, PagesAhead& ahead) {
-  switch (rows) {
-    case 1: return score_rows<Isa, 1>(q, dim, page_tokens, start, tokens, tile, ahead);
-    case 2: return score_rows<Isa, 2>(q, dim, page_tokens, start, tokens, tile, ahead);
-    case 3: return score_rows<Isa, 3>(q, dim, page_tokens, start, tokens, tile, ahead);
-    default: return score_rows<Isa, 4>(q, dim, page_tokens, start, tokens, tile, ahead);
-  }
 }
 
 template <class Isa>
@@ -240,7 +236,7 @@ void key_offsets(const int8_t* q, uint32_t rows, uint32_t bytes, int32_t* starts
 // Spreads the lines of n pages over the steps that q.rows rows of dim take with a tile of `tokens`.
 template <class Isa>
 PagesAhead pages_ahead(const PageRef* pages, uint32_t n, uint32_t rows, uint32_t dim, uint32_t tokens) {
-  const uint32_t key_steps = (rows + row_block - 1) / row_block * (tokens / (Isa::key_columns * Isa::lanes)) * (dim / 4);
+  const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block * (tokens / (Isa::key_columns * Isa::lanes)) * (dim / 4);
   const uint32_t value_steps = (rows + value_rows - 1) / value_rows * (tokens / 4) * (dim / smaller(4 * Isa::lanes, dim));
   const uint32_t lines = n * PagesAhead::page_lines, steps = key_steps + value_steps;
   return {pages, lines, 0, (lines + steps - 1) / steps};
@@ -250,18 +246,19 @@ template <class Isa>
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch) {
   const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, tile_pages = tile_tokens / page_tokens;
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  std::memset(tile.keep, 0, sizeof tile.keep);
   auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
   key_offsets<Isa>(q.q, q.rows, dim, starts);
   for (uint32_t page = 0; page < n_pages; page += tile_pages) {
     const uint32_t n = smaller(tile_pages, n_pages - page);
     const uint32_t tokens = load_tile<Isa>(pages + page, n, page_tokens, tile);
     PagesAhead ahead = pages_ahead<Isa>(pages + page + n, smaller(tile_pages, n_pages - page - n), q.rows, dim, tokens);
-    for (uint32_t row = 0; row < q.rows; row += row_block) {
-      const uint32_t rows = smaller(row_block, q.rows - row);
-      score_rows<Isa>(rows, q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, ahead);
-      for (uint32_t r = 0; r < rows; ++r) {
-        weigh_tile<Isa>(r, q.scale[row + r], tokens, tile, state.m + row + r, state.l + row + r);
-      }
+    for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {
+      const uint32_t rows = smaller(Isa::row_block, q.rows - row);
+      with_count<Isa::row_block>(rows, [&](auto count) {
+        score_rows<Isa, count.value>(q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, ahead);
+      });
+      weigh_tile<Isa>(rows, q.scale + row, tokens, tile, state.m + row, state.l + row);
       float* o = state.o + row * std::size_t{dim};
       for (uint32_t r = 0; r < rows; r += value_rows) {
         add_values<Isa>(smaller(value_rows, rows - r), pages + page, n, dim, page_tokens, r, tile, ahead, o + r * std::size_t{dim});

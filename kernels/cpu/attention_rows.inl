@@ -12,8 +12,9 @@ namespace {
 constexpr uint32_t rows_tile_tokens = 64;
 
 struct alignas(64) RowsTile {
-  float p[row_block][rows_tile_tokens];  // scores, then exp(score - m)
-  float keep[row_block];                 // exp(m_old - m)
+  float p[most_rows][rows_tile_tokens];  // scores, then exp(score - m)
+  float m[most_rows];                    // the new maximum
+  float keep[block_floats];              // exp(m_old - m)
   float* keys;                           // [dim][rows_tile_tokens]
 };
 
@@ -32,7 +33,7 @@ void transpose_keys(const float* k, uint32_t n, uint32_t dim, float* keys) {
 template <class Isa, uint32_t R, uint32_t C>
 void score_columns(const float* q, uint32_t dim, uint32_t v, RowsTile& tile) {
   typename Isa::F acc[R][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::set(0);
@@ -42,54 +43,60 @@ void score_columns(const float* q, uint32_t dim, uint32_t v, RowsTile& tile) {
     typename Isa::F k[C];
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) k[c] = Isa::load(keys + c * Isa::lanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
       const auto element = Isa::set(q[r * std::size_t{dim} + d]);
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::fma(element, k[c], acc[r][c]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) Isa::store(tile.p[r] + (v + c) * Isa::lanes, acc[r][c]);
   }
 }
 
-// Row r's scores of its first `seen` tokens become exp(score - m), the others up to `tokens` 0; m and l take them in.
+// tile.m[r] from row r's first `seen` scores, the others up to `tokens` being put out of play; tile.keep[r] becomes m_old - m.
 template <class Isa>
-void weigh_row(uint32_t r, uint32_t seen, uint32_t tokens, RowsTile& tile, float* m, float* l) {
+void find_maximum(uint32_t r, uint32_t seen, uint32_t tokens, float m, RowsTile& tile) {
   float* p = tile.p[r];
-  tile.keep[r] = 1;
-  const auto limit = Isa::set(static_cast<float>(seen));
-  auto best = Isa::set(minus_infinity);
-  for (uint32_t t = 0; t < seen; t += Isa::lanes) {
-    const auto index = Isa::add(Isa::set(static_cast<float>(t)), Isa::iota());
-    const auto s = Isa::select_less(index, limit, Isa::load(p + t), Isa::set(minus_infinity));
+  auto best = Isa::set(m);
+  uint32_t t = 0;
+  for (; t + Isa::lanes <= seen; t += Isa::lanes) best = Isa::max(best, Isa::load(p + t));
+  const auto none = Isa::set(minus_infinity);
+  if (t < seen) {
+    const auto left = Isa::set(static_cast<float>(seen - t));
+    const auto s = Isa::select_less(Isa::iota(), left, Isa::load(p + t), none);
     Isa::store(p + t, s);
     best = Isa::max(best, s);
+    t += Isa::lanes;
   }
-  const float tile_best = Isa::largest(best), new_m = tile_best > *m ? tile_best : *m;
-  uint32_t t = 0;
-  if (new_m > minus_infinity) {
-    tile.keep[r] = exp_negative_one<Isa>(*m - new_m);
-    auto total = Isa::set(0);
-    for (; t < seen; t += Isa::lanes) {
-      const auto e = exp_negative<Isa>(Isa::sub(Isa::load(p + t), Isa::set(new_m)));
-      total = Isa::add(total, e);
-      Isa::store(p + t, e);
-    }
-    *l = *l * tile.keep[r] + Isa::sum(total);
-    *m = new_m;
+  for (; t < tokens; t += Isa::lanes) Isa::store(p + t, none);
+  tile.m[r] = Isa::largest(best);
+  tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
+}
+
+// Row r's scores become exp(score - m); m and l take them in.
+template <class Isa>
+void weigh_row(uint32_t r, uint32_t tokens, RowsTile& tile, float* m, float* l) {
+  float* p = tile.p[r];
+  const auto new_m = Isa::set(tile.m[r] > minus_infinity ? tile.m[r] : 0);  // a row that has seen nothing yet
+  auto total = Isa::set(0);
+  for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
+    const auto e = exp_negative<Isa>(Isa::sub(Isa::load(p + t), new_m));
+    total = Isa::add(total, e);
+    Isa::store(p + t, e);
   }
-  for (; t < tokens; t += Isa::lanes) Isa::store(p + t, Isa::set(0));
+  *l = *l * tile.keep[r] + Isa::sum(total);
+  *m = tile.m[r];
 }
 
 // o[r] = o[r] * keep[r] + sum over n tokens of p[r][t] * v[t] for R rows and C vectors of dimensions from d on.
 template <class Isa, uint32_t R, uint32_t C>
 void add_row_values(const float* v, uint32_t n, uint32_t dim, uint32_t d, const RowsTile& tile, float* o) {
   typename Isa::F acc[R][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
     const auto keep = Isa::set(tile.keep[r]);
 #pragma GCC unroll 4
@@ -100,14 +107,14 @@ void add_row_values(const float* v, uint32_t n, uint32_t dim, uint32_t d, const 
     typename Isa::F values[C];
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) values[c] = Isa::load(v + c * Isa::lanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
       const auto weight = Isa::set(tile.p[r][t]);
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::fma(weight, values[c], acc[r][c]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) Isa::store(o + r * std::size_t{dim} + d + c * Isa::lanes, acc[r][c]);
@@ -125,7 +132,9 @@ void attend_row_block(const float* q, const float* v, const uint32_t* seen, uint
   if (most == 0) return;
   const auto tokens = static_cast<uint32_t>(round_up(most, Isa::lanes));
   for (uint32_t t = 0; t < tokens; t += C * Isa::lanes) score_columns<Isa, R, C>(q, dim, t / Isa::lanes, tile);
-  for (uint32_t r = 0; r < R; ++r) weigh_row<Isa>(r, seen[r], tokens, tile, m + r, l + r);
+  for (uint32_t r = 0; r < R; ++r) find_maximum<Isa>(r, seen[r], tokens, m[r], tile);
+  exp_negative_all<Isa>(tile.keep, R);
+  for (uint32_t r = 0; r < R; ++r) weigh_row<Isa>(r, tokens, tile, m + r, l + r);
   if (dim == 32) {
     for (uint32_t d = 0; d < dim; d += narrow * Isa::lanes) add_row_values<Isa, R, narrow>(v, most, dim, d, tile, o);
   } else {
@@ -138,13 +147,14 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
                  std::byte* scratch) {
   const std::size_t dim = q.dim;
   auto& tile = *reinterpret_cast<RowsTile*>(scratch);
+  std::memset(tile.keep, 0, sizeof tile.keep);
   tile.keys = reinterpret_cast<float*>(scratch + sizeof(RowsTile));
   for (uint32_t base = 0; base < n; base += rows_tile_tokens) {
     const uint32_t tokens = smaller(rows_tile_tokens, n - base);
     transpose_keys<Isa>(k + base * dim, tokens, q.dim, tile.keys);
-    for (uint32_t row = 0; row < q.rows; row += row_block) {
-      const uint32_t rows = smaller(row_block, q.rows - row);
-      uint32_t seen[row_block];
+    for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {
+      const uint32_t rows = smaller(Isa::row_block, q.rows - row);
+      uint32_t seen[most_rows];
       for (uint32_t r = 0; r < rows; ++r) {
         const uint32_t end = limit ? smaller(limit[row + r], n) : n;
         seen[r] = end > base ? smaller(end - base, tokens) : 0;
@@ -152,12 +162,9 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
       const float* q_rows = q.f32 + row * dim;
       float* o = state.o + row * dim;
       float *m = state.m + row, *l = state.l + row;
-      switch (rows) {
-        case 1: attend_row_block<Isa, 1>(q_rows, v + base * dim, seen, q.dim, tile, o, m, l); break;
-        case 2: attend_row_block<Isa, 2>(q_rows, v + base * dim, seen, q.dim, tile, o, m, l); break;
-        case 3: attend_row_block<Isa, 3>(q_rows, v + base * dim, seen, q.dim, tile, o, m, l); break;
-        default: attend_row_block<Isa, 4>(q_rows, v + base * dim, seen, q.dim, tile, o, m, l); break;
-      }
+      with_count<Isa::row_block>(rows, [&](auto count) {
+        attend_row_block<Isa, count.value>(q_rows, v + base * dim, seen, q.dim, tile, o, m, l);
+      });
     }
   }
 }

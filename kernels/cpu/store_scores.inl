@@ -7,6 +7,7 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t columns = 16;
+constexpr uint32_t scan_rows = 4;  // query rows that share one pass over the summaries
 static_assert(columns == tile_blocks && columns == extent_pages);
 
 // out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 * quad + i], for R rows, 16 columns.
@@ -48,22 +49,19 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
 template <class Isa>
 void score_tiles(const int8_t* data, const int8_t* scales, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
                  float* scores, std::size_t stride) {
-  for (uint32_t row = 0; row < rows.rows; row += row_block) {
-    const uint32_t n = smaller(row_block, rows.rows - row);
+  for (uint32_t row = 0; row < rows.rows; row += scan_rows) {
+    const uint32_t n = smaller(scan_rows, rows.rows - row);
     const int8_t* block = q + std::size_t{row} * quads * 4;
-    int32_t starts[row_block];
+    int32_t starts[scan_rows];
     key_offsets<Isa>(block, n, quads * 4, starts);
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const int8_t* tile_data = data + std::size_t{tile} * quads * 4 * columns;
       const int8_t* tile_scales = scales + tile * columns * sizeof(float);
       float* out = scores + row * stride + tile * columns;
       const float* q_scale = rows.scale + row;
-      switch (n) {
-        case 1: score_columns<Isa, 1>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride); break;
-        case 2: score_columns<Isa, 2>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride); break;
-        case 3: score_columns<Isa, 3>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride); break;
-        default: score_columns<Isa, 4>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride); break;
-      }
+      with_count<scan_rows>(n, [&](auto count) {
+        score_columns<Isa, count.value>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride);
+      });
     }
   }
 }
