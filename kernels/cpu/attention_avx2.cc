@@ -112,10 +112,16 @@ struct Avx2 {
     }
   }
 
-  static uint32_t at_least(const uint32_t* p, uint32_t threshold) {
-    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(x, _mm256_set1_epi32(static_cast<int32_t>(threshold))), x);
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(reached)));
+  static uint32_t at_least(const float* p, float threshold) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
+  }
+  static I count_at_least(I counts, const float* p, float threshold) {
+    return _mm256_sub_epi32(counts, _mm256_castps_si256(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
+  }
+  static uint32_t isum(I x) {
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1))));
   }
 };
 

@@ -92,9 +92,11 @@ struct Avx512 {
     }
   }
 
-  static uint32_t at_least(const uint32_t* p, uint32_t threshold) {
-    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int32_t>(threshold)));
+  static uint32_t at_least(const float* p, float threshold) { return _mm512_cmp_ps_mask(load(p), set(threshold), _CMP_GE_OQ); }
+  static I count_at_least(I counts, const float* p, float threshold) {
+    return _mm512_mask_add_epi32(counts, _mm512_cmp_ps_mask(load(p), set(threshold), _CMP_GE_OQ), counts, iset(1));
   }
+  static uint32_t isum(I x) { return static_cast<uint32_t>(_mm512_reduce_add_epi32(x)); }
 };
 
 }  // namespace

@@ -24,8 +24,8 @@
 //   store_bytes(p, i)          lanes int32, saturated to int8
 //   store_weights(h, l, i[4])  4 * lanes values of 14 bits as their upper and lower 7 bits
 //   transpose(...)             a square of lanes x lanes floats
-//   at_least(p, threshold)     bit i set where the uint32 p[i] >= threshold
-//   prefetch_line(p)
+//   at_least(p, threshold)     bit i set where the float p[i] >= threshold
+//   count_at_least(c, p, t)    c + 1 in each lane where that is so;  isum: over the lanes
 #pragma once
 
 #include <cstddef>

@@ -85,10 +85,14 @@ struct Neon {
     store(to + 3 * to_stride, vcombine_f32(vget_high_f32(x01.val[1]), vget_high_f32(x23.val[1])));
   }
 
-  static uint32_t at_least(const uint32_t* p, uint32_t threshold) {
+  static uint32_t at_least(const float* p, float threshold) {
     const uint32_t bit_values[4] = {1, 2, 4, 8};
-    return vaddvq_u32(vandq_u32(vcgeq_u32(vld1q_u32(p), vdupq_n_u32(threshold)), vld1q_u32(bit_values)));
+    return vaddvq_u32(vandq_u32(vcgeq_f32(load(p), set(threshold)), vld1q_u32(bit_values)));
   }
+  static I count_at_least(I counts, const float* p, float threshold) {
+    return vsubq_s32(counts, vreinterpretq_s32_u32(vcgeq_f32(load(p), set(threshold))));
+  }
+  static uint32_t isum(I x) { return static_cast<uint32_t>(vaddvq_s32(x)); }
 };
 
 }  // namespace

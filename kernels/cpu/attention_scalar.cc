@@ -61,7 +61,9 @@ struct Scalar {
     }
   }
   static void transpose(const float* from, std::size_t, uint32_t, float* to, std::size_t) { *to = *from; }
-  static uint32_t at_least(const uint32_t* p, uint32_t threshold) { return *p >= threshold ? 1 : 0; }
+  static uint32_t at_least(const float* p, float threshold) { return *p >= threshold ? 1 : 0; }
+  static I count_at_least(I counts, const float* p, float threshold) { return counts + (*p >= threshold ? 1 : 0); }
+  static uint32_t isum(I x) { return static_cast<uint32_t>(x); }
 };
 
 }  // namespace

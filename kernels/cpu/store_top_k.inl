@@ -1,7 +1,8 @@
-// The k largest of n scores: the k-th largest is found by counting the scores' upper bits, then one pass writes the indices.
+// The k largest of n scores: find a threshold that exactly k scores reach, or that the k-th largest equals, then write the indices.
 //
-// Scores become unsigned keys in the same order. A histogram of the keys' first 11 bits says in which bin the k-th largest lies;
-// two more histograms, over that bin's keys alone, settle the other 21 bits.
+// Thresholds are found by bisection over the floats in their order, counting the scores that reach the middle: a count is one
+// pass of compares. To have few scores to count, candidates are chosen first: scores are folded into groups, each represented by its
+// maximum; what k of these maxima reach, at least k scores reach, and not many more when there are several groups for each of the k.
 #pragma once
 
 #include "attention_common.inl"
@@ -9,61 +10,93 @@
 namespace kvasir {
 namespace {
 
-// Larger floats give larger keys; -0 counts as 0.
-inline uint32_t key_of(float score) {
-  score += 0.0f;
+// Numbers in the order of the floats: larger floats give larger ranks; -0 counts as 0.
+inline uint32_t rank_of(float x) {
+  x += 0.0f;
   uint32_t bits;
-  std::memcpy(&bits, &score, sizeof bits);
+  std::memcpy(&bits, &x, sizeof bits);
   return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
 }
 
-// Calls f(i) for each i in [0, n) with keys[i] >= threshold, ascending, until f returns false.
+inline float float_of(uint32_t rank) {
+  const uint32_t bits = rank & 0x80000000u ? rank ^ 0x80000000u : ~rank;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+template <class Isa>
+uint32_t count_at_least(const float* x, uint32_t n, float threshold) {
+  auto counts = Isa::iset(0);
+  uint32_t i = 0;
+  for (; i + Isa::lanes <= n; i += Isa::lanes) counts = Isa::count_at_least(counts, x + i, threshold);
+  uint32_t count = Isa::isum(counts);
+  for (; i < n; ++i) count += x[i] >= threshold ? 1 : 0;
+  return count;
+}
+
+// Calls f(i) for each i in [0, n) with x[i] >= threshold, ascending, until f returns false.
 template <class Isa, class F>
-void for_each_at_least(const uint32_t* keys, uint32_t n, uint32_t threshold, F&& f) {
+void for_each_at_least(const float* x, uint32_t n, float threshold, F&& f) {
   uint32_t i = 0;
   for (; i + Isa::lanes <= n; i += Isa::lanes) {
-    for (uint32_t mask = Isa::at_least(keys + i, threshold); mask != 0; mask &= mask - 1) {
+    for (uint32_t mask = Isa::at_least(x + i, threshold); mask != 0; mask &= mask - 1) {
       if (!f(i + static_cast<uint32_t>(__builtin_ctz(mask)))) return;
     }
   }
   for (; i < n; ++i) {
-    if (keys[i] >= threshold && !f(i)) return;
+    if (x[i] >= threshold && !f(i)) return;
   }
 }
 
-// Where the rank-th largest (1 is the largest) of a histogram lies; rank becomes its rank within that bin.
-inline uint32_t find_bin(const uint32_t* counts, uint32_t bins, uint32_t& rank) {
-  uint32_t bin = bins - 1;
-  for (; bin > 0 && counts[bin] < rank; --bin) rank -= counts[bin];
-  return bin;
+struct Threshold {
+  float value;
+  uint32_t reached;  // how many reach it
+  uint32_t above;    // how many exceed it, when reached is more than was allowed
+};
+
+// The largest threshold that the bisection meets which at least k of x reach, and at most `allowed` where ties let it be so; otherwise
+// it is the k-th largest itself. lowest: what at least k are known to reach.
+template <class Isa>
+Threshold find_threshold(const float* x, uint32_t n, uint32_t k, uint32_t allowed, float lowest) {
+  uint32_t low = rank_of(lowest), high = rank_of(__builtin_inff()) + 1;
+  uint32_t reached = n, above = 0;
+  while (reached > allowed && high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    const uint32_t count = count_at_least<Isa>(x, n, float_of(middle));
+    if (count >= k) {
+      low = middle;
+      reached = count;
+    } else {
+      high = middle;
+      above = count;
+    }
+  }
+  return {float_of(low), reached, above};
 }
 
-constexpr uint32_t top_bits = 11, middle_bits = 11, last_bits = 10;
-constexpr uint32_t most_bins = 1u << 11;
-
-// The rank-th largest of the keys in [low, low + (1 << (bits + shift))), as the lower end of its bin of 1 << shift keys.
+// Writes the candidates' scores and indices, at most n / 2 of each, into scratch. Returns how many; 0 when there are more.
 template <class Isa>
-uint32_t refine(const uint32_t* keys, uint32_t n, uint32_t low, uint32_t bits, uint32_t shift, uint32_t& rank) {
-  const uint32_t bins = 1u << bits;
-  uint32_t counts[most_bins];
-  std::memset(counts, 0, bins * sizeof counts[0]);
-  for_each_at_least<Isa>(keys, n, low, [&](uint32_t i) {
-    const uint32_t bin = (keys[i] - low) >> shift;
-    if (bin < bins) ++counts[bin];
+uint32_t choose_candidates(const float* scores, uint32_t n, uint32_t k, float* values, uint32_t* indices) {
+  constexpr uint32_t fold = 8;  // vectors a group
+  const uint32_t groups = n / (fold * Isa::lanes) * Isa::lanes;
+  if (groups < 2 * k) return 0;
+  for (uint32_t g = 0; g < groups; g += Isa::lanes) {
+    auto most = Isa::load(scores + g * fold);
+#pragma GCC unroll 8
+    for (uint32_t i = 1; i < fold; ++i) most = Isa::max(most, Isa::load(scores + g * fold + i * Isa::lanes));
+    Isa::store(values + g, most);
+  }
+  const float lowest = find_threshold<Isa>(values, groups, k, k + k / 8 + 4, minus_infinity).value;
+  uint32_t found = 0;
+  bool fits = true;
+  for_each_at_least<Isa>(scores, n, lowest, [&](uint32_t i) {
+    if (found == n / 2) return fits = false;
+    values[found] = scores[i];
+    indices[found++] = i;
     return true;
   });
-  return low + (find_bin(counts, bins, rank) << shift);
-}
-
-// rank becomes how many of the equals of the rank-th largest belong to the rank largest.
-template <class Isa>
-uint32_t kth_largest(const uint32_t* keys, uint32_t n, uint32_t& rank) {
-  uint32_t counts[2][most_bins] = {};  // two, so that neighbours in one bin do not wait for each other
-  for (uint32_t i = 0; i < n; ++i) ++counts[i & 1][keys[i] >> (32 - top_bits)];
-  for (uint32_t b = 0; b < most_bins; ++b) counts[0][b] += counts[1][b];
-  uint32_t low = find_bin(counts[0], most_bins, rank) << (32 - top_bits);
-  low = refine<Isa>(keys, n, low, middle_bits, last_bits, rank);
-  return refine<Isa>(keys, n, low, last_bits, 0, rank);
+  return fits ? found : 0;
 }
 
 template <class Isa>
@@ -73,17 +106,20 @@ uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out, std::
     return n;
   }
   if (k == 0) return 0;
-  auto* keys = reinterpret_cast<uint32_t*>(scratch);
-  for (uint32_t i = 0; i < n; ++i) keys[i] = key_of(scores[i]);
-  uint32_t ties = k;  // how many scores equal to the k-th largest are wanted
-  const uint32_t threshold = kth_largest<Isa>(keys, n, ties);
-  uint32_t found = 0;
-  for_each_at_least<Isa>(keys, n, threshold, [&](uint32_t i) {
-    if (keys[i] == threshold) {
+  auto* values = reinterpret_cast<float*>(scratch);  // [n / 2]
+  auto* indices = reinterpret_cast<uint32_t*>(scratch) + n / 2;  // [n / 2]
+  uint32_t candidates = choose_candidates<Isa>(scores, n, k, values, indices);
+  const bool mapped = candidates != 0;
+  const float* x = mapped ? values : scores;
+  if (!mapped) candidates = n;
+  const Threshold threshold = find_threshold<Isa>(x, candidates, k, k, minus_infinity);
+  uint32_t found = 0, ties = k - threshold.above;  // ties: wanted of those equal to the threshold, when too many reach it
+  for_each_at_least<Isa>(x, candidates, threshold.value, [&](uint32_t i) {
+    if (threshold.reached > k && x[i] == threshold.value) {
       if (ties == 0) return true;
       --ties;
     }
-    out[found++] = i;
+    out[found++] = mapped ? indices[i] : i;
     return found < k;
   });
   return k;
