@@ -1,8 +1,224 @@
-// Placeholder of the matmul half of the neon table.
+// Matrix products and elementwise operations with NEON and its dot product of signed bytes.
+#include <arm_neon.h>
+
+#include "elementwise.h"
 #include "fill.h"
+#include "matmul_float.h"
 
 namespace kvasir {
+namespace {
 
-void fill_matmul_neon(Kernels&) {}
+struct Neon {
+  using F = float32x4_t;
+  using I = int32x4_t;
+  struct W {
+    uint8x16_t v[4];
+  };
+  static constexpr uint32_t lanes = 4;
+  // Registers of a tile, of 32: 2 x 4 float and 2 x 4 integer accumulators, 8 of weights, an input.
+  template <uint32_t>
+  static constexpr std::size_t tile_tokens = 4;
+  template <class Format>
+  static constexpr uint32_t tile_max = 0;  // of no interest here
+
+  template <std::size_t n>
+  struct Floats {
+    float32x4_t v[n / 4];
+  };
+
+  // ---- floats ----
+  static F zero() { return vdupq_n_f32(0); }
+  static F load(const float* p) { return vld1q_f32(p); }
+  static void store(float* p, F v) { vst1q_f32(p, v); }
+  static F broadcast(const float* p) { return vld1q_dup_f32(p); }
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F mul(F a, F b) { return vmulq_f32(a, b); }
+  static F add(F a, F b) { return vaddq_f32(a, b); }
+  static F to_float(I v) { return vcvtq_f32_s32(v); }
+  static float sum(F v) { return vaddvq_f32(v); }
+  static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+  static F load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+
+  // ---- quants ----
+  static W load64(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}}; }
+  static void store64(uint8_t* p, const W& v) {
+    for (std::size_t i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, v.v[i]);
+  }
+  static W load32x2(const uint8_t* p0, const uint8_t* p1) {
+    return {{vld1q_u8(p0), vld1q_u8(p0 + 16), vld1q_u8(p1), vld1q_u8(p1 + 16)}};
+  }
+  static W mask(W v, uint8_t m) {
+    for (uint8x16_t& each : v.v) each = vandq_u8(each, vdupq_n_u8(m));
+    return v;
+  }
+  static W merge(W a, const W& b) {
+    for (std::size_t i = 0; i < 4; ++i) a.v[i] = vorrq_u8(a.v[i], b.v[i]);
+    return a;
+  }
+  static W set_bits(W v, uint64_t bits, uint8_t value) {
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+    for (uint32_t i = 0; i < 4; ++i) {
+      const auto byte = [&](uint32_t k) { return vdup_n_u8(static_cast<uint8_t>(bits >> (16 * i + 8 * k))); };
+      const uint8x16_t is_set = vtstq_u8(vcombine_u8(byte(0), byte(1)), bit);
+      v.v[i] = vorrq_u8(v.v[i], vandq_u8(is_set, vdupq_n_u8(value)));
+    }
+    return v;
+  }
+  template <int a>
+  static uint8x16_t shift(uint8x16_t v) {
+    if constexpr (a > 0) return vshrq_n_u8(v, a);
+    else if constexpr (a < 0) return vshlq_n_u8(v, -a);
+    else return v;
+  }
+  template <int a>
+  static W shift_right(W v) {
+    for (uint8x16_t& each : v.v) each = shift<a>(each);
+    return v;
+  }
+  template <int a, int b>
+  static W spread(const uint8_t* p) {
+    const uint8x16_t low = vld1q_u8(p), high = vld1q_u8(p + 16);
+    return {{shift<a>(low), shift<a>(high), shift<b>(low), shift<b>(high)}};
+  }
+  static W nibbles(const uint8_t* p0, const uint8_t* p1) {
+    const uint8x16_t a = vld1q_u8(p0), b = vld1q_u8(p1), low = vdupq_n_u8(15);
+    return {{vandq_u8(a, low), vshrq_n_u8(a, 4), vandq_u8(b, low), vshrq_n_u8(b, 4)}};
+  }
+  static W lookup(W v, const int8_t (&table)[16]) {
+    const uint8x16_t t = vreinterpretq_u8_s8(vld1q_s8(table));
+    for (uint8x16_t& each : v.v) each = vqtbl1q_u8(t, each);
+    return v;
+  }
+
+  // ---- scales ----
+  static float half(const uint8_t* p) { return static_cast<float>(kvasir::load<__fp16>(p)); }
+  static Floats<8> from_halves(const uint8_t* p, uint32_t stride) {
+    uint16_t h[8];
+    for (uint32_t i = 0; i < 8; ++i) h[i] = kvasir::load<uint16_t>(p + i * stride);
+    return {{vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4)))}};
+  }
+  static Floats<8> from_bytes(uint64_t v) {
+    const uint16x8_t wide = vmovl_u8(vcreate_u8(v));
+    return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))), vcvtq_f32_u32(vmovl_high_u16(wide))}};
+  }
+  static Floats<16> from_bytes(uint64_t low, uint64_t high) {
+    const Floats<8> a = from_bytes(low), b = from_bytes(high);
+    return {{a.v[0], a.v[1], b.v[0], b.v[1]}};
+  }
+  static Floats<16> from_signed_bytes(const uint8_t* p) {
+    const int8x16_t v = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t a = vmovl_s8(vget_low_s8(v)), b = vmovl_high_s8(v);
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)), vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))),
+             vcvtq_f32_s32(vmovl_high_s16(b))}};
+  }
+  template <std::size_t n>
+  static Floats<n> times(Floats<n> v, float f) {
+    for (float32x4_t& each : v.v) each = vmulq_n_f32(each, f);
+    return v;
+  }
+  template <std::size_t n>
+  static Floats<n> plus(Floats<n> v, float f) {
+    for (float32x4_t& each : v.v) each = vaddq_f32(each, vdupq_n_f32(f));
+    return v;
+  }
+  template <std::size_t n>
+  static void store(float* p, const Floats<n>& v) {
+    for (std::size_t i = 0; i < n / 4; ++i) vst1q_f32(p + 4 * i, v.v[i]);
+  }
+
+  // ---- products ----
+  // Quants become signed bytes around zero: both sides of the dot product are signed.
+  template <class Format>
+  static void prepare(W (&u)[4]) {
+    if constexpr (Format::zero != 0) {
+      for (W& w : u) {
+        for (uint8x16_t& each : w.v) each = vsubq_u8(each, vdupq_n_u8(Format::zero));
+      }
+    }
+  }
+
+  struct RowSum {
+    F f[4] = {zero(), zero(), zero(), zero()};
+  };
+  static float total(const RowSum& s) { return sum(add(add(s.f[0], s.f[1]), add(s.f[2], s.f[3]))); }
+
+  template <class Format>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], const Floats<scale_count<Format>>& scale,
+                                                      const Floats<scale_count<Format>>& offset, const GroupInput& in) {
+    constexpr bool wide = Format::width == 32;
+    constexpr std::size_t vectors = scale_count<Format> / 4;
+    const float32x4_t in_scale[2] = {vld1q_f32(in.scale), vld1q_f32(in.scale + 4)};
+    float32x4_t scales[vectors], in_scales[vectors];
+    if constexpr (wide) {
+      in_scales[0] = in_scale[0], in_scales[1] = in_scale[1];
+    } else {
+      for (std::size_t i = 0; i < 2; ++i) {
+        in_scales[2 * i] = vzip1q_f32(in_scale[i], in_scale[i]);
+        in_scales[2 * i + 1] = vzip2q_f32(in_scale[i], in_scale[i]);
+      }
+    }
+    for (std::size_t i = 0; i < vectors; ++i) {
+      scales[i] = mul(scale.v[i], in_scales[i]);
+      if constexpr (Format::has_offset) {
+        I sums;
+        if constexpr (wide) sums = vpaddlq_s16(vld1q_s16(in.sums + 8 * i));
+        else sums = vmovl_s16(vld1_s16(in.sums + 4 * i));
+        sum.f[i] = fma(mul(to_float(sums), in_scales[i]), offset.v[i], sum.f[i]);
+      }
+    }
+    for (std::size_t b = 0; b < 8; ++b) {
+      const auto w = [&](std::size_t i) { return vreinterpretq_s8_u8(u[b / 2].v[b % 2 * 2 + i]); };
+      const int8_t* q = in.q + 32 * b;
+      if constexpr (wide) {
+        const I products = vdotq_s32(vdotq_s32(vdupq_n_s32(0), w(0), vld1q_s8(q)), w(1), vld1q_s8(q + 16));
+        sum.f[b % 4] = vfmaq_n_f32(sum.f[b % 4], to_float(products), scales[b / 4][b % 4]);
+      } else {
+        for (std::size_t i = 0; i < 2; ++i) {
+          const I products = vdotq_s32(vdupq_n_s32(0), w(i), vld1q_s8(q + 16 * i));
+          const std::size_t run = 2 * b + i;
+          sum.f[run % 4] = vfmaq_n_f32(sum.f[run % 4], to_float(products), scales[run / 4][run % 4]);
+        }
+      }
+    }
+  }
+
+  // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a register that holds sixteen.
+  template <class Kind, int, std::size_t tokens>
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t*, uint32_t cols) {
+    for (auto& pair : sum) pair[0] = pair[1] = vdupq_n_s32(0);
+    for (uint32_t k = 0; k < Kind::width; k += 16) {
+      int8x16_t w[8];
+      for (uint32_t i = 0; i < 8; ++i) w[i] = vreinterpretq_s8_u8(vld1q_u8(panel + k * 8 + 16 * i));
+      for (std::size_t t = 0; t < tokens; ++t) {
+        const int8x16_t a = vld1q_s8(q + t * cols + k);
+        for (uint32_t v = 0; v < 2; ++v) {
+          sum[t][v] = vdotq_laneq_s32(sum[t][v], w[v], a, 0);
+          sum[t][v] = vdotq_laneq_s32(sum[t][v], w[2 + v], a, 1);
+          sum[t][v] = vdotq_laneq_s32(sum[t][v], w[4 + v], a, 2);
+          sum[t][v] = vdotq_laneq_s32(sum[t][v], w[6 + v], a, 3);
+        }
+      }
+    }
+  }
+
+  // 4 x 4 words.
+  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to, std::size_t to_stride) {
+    uint32x4_t r[4];
+    for (std::size_t i = 0; i < 4; ++i) r[i] = vreinterpretq_u32_u8(vld1q_u8(from + i * from_stride));
+    const uint32x4x2_t a = vtrnq_u32(r[0], r[1]), b = vtrnq_u32(r[2], r[3]);
+    const auto put = [&](std::size_t i, uint64x2_t v) { vst1q_u8(to + i * to_stride, vreinterpretq_u8_u64(v)); };
+    for (std::size_t i = 0; i < 2; ++i) {
+      put(i, vtrn1q_u64(vreinterpretq_u64_u32(a.val[i]), vreinterpretq_u64_u32(b.val[i])));
+      put(i + 2, vtrn2q_u64(vreinterpretq_u64_u32(a.val[i]), vreinterpretq_u64_u32(b.val[i])));
+    }
+  }
+};
+
+}  // namespace
+
+void fill_matmul_neon(Kernels& k) {
+  fill_elementwise(k);
+  fill_matmul<Neon>(k);
+}
 
 }  // namespace kvasir
