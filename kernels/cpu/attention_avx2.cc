@@ -10,7 +10,7 @@ namespace kvasir {
 namespace {
 
 struct Avx2 {
-  static constexpr uint32_t lanes = 8, row_block = 4, key_columns = 2, row_columns = 2;
+  static constexpr uint32_t lanes = 8, row_block = 4, scan_rows = 4, key_columns = 2, row_columns = 2;
   static constexpr int32_t key_offset = 0;
   using F = __m256;
   using I = __m256i;

@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 struct Avx512 {
-  static constexpr uint32_t lanes = 16, row_block = 6, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 16, row_block = 6, scan_rows = 8, key_columns = 4, row_columns = 4;
   static constexpr int32_t key_offset = 128;  // vpdpbusd wants one side unsigned
   using F = __m512;
   using I = __m512i;
@@ -47,6 +47,14 @@ struct Avx512 {
     return _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), _mm512_set1_epi8(-128));
   }
   static I dot_keys(I acc, K k, int32_t q4) { return _mm512_dpbusd_epi32(acc, k, _mm512_set1_epi32(q4)); }
+
+  static int32_t sum_bytes(const int8_t* p, uint32_t n) {
+    __m256i sums = _mm256_setzero_si256();
+    for (uint32_t i = 0; i < n; i += 32) {
+      sums = _mm256_dpbusd_epi32(sums, _mm256_set1_epi8(1), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)));
+    }
+    return _mm512_reduce_add_epi32(_mm512_zextsi256_si512(sums));
+  }
 
   static B bytes(const int8_t* p) { return _mm512_loadu_si512(p); }
   struct W {

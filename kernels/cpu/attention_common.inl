@@ -5,6 +5,7 @@
 //
 //   lanes                      32-bit lanes of a vector: 16, 8, 4 or 1
 //   row_block                  query rows that share one pass over keys
+//   scan_rows                  query rows that share one pass over summaries
 //   key_columns, row_columns   vectors that share one broadcast, so that accumulators fit the registers: 1, 2 or 4
 //   key_offset                 what dot_keys adds to every key byte: 128 where the instruction wants them unsigned, else 0
 //   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same, prepared for dot_keys
@@ -19,6 +20,7 @@
 //   iota                       0, 1, 2 ...
 //   keys(p), keys_halves(p, q) 4 * lanes bytes of K at p, or half of them at p and half at q (16 lanes only)
 //   dot_keys(acc, k, q4)       acc += sum of four (k + key_offset) * q products a lane; q4: four int8 in one int32
+//   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not 0
 //   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit parts times V
 //   W::add(high, low, v)       high, low: four parts in one int32;  W::total(): 128 * high products + low products
 //   store_bytes(p, i)          lanes int32, saturated to int8
@@ -108,6 +110,15 @@ void exp_negative_all(float* x, uint32_t n) {
 template <class Isa>
 typename Isa::F absolute(typename Isa::F x) {
   return Isa::max(x, Isa::sub(Isa::set(0), x));
+}
+
+// starts[r] = -key_offset * sum of the n bytes of q[r]: what a sum of products starts with, so that the offset drops out.
+template <class Isa>
+void key_offsets(const int8_t* q, uint32_t rows, uint32_t n, int32_t* starts) {
+  for (uint32_t r = 0; r < rows; ++r) {
+    starts[r] = 0;
+    if constexpr (Isa::key_offset != 0) starts[r] = -Isa::key_offset * Isa::sum_bytes(q + r * std::size_t{n}, n);
+  }
 }
 
 // The largest magnitude of n floats; infinities and NaNs count as 0. n: a multiple of 32.

@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 struct Neon {
-  static constexpr uint32_t lanes = 4, row_block = 6, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 4, row_block = 6, scan_rows = 4, key_columns = 4, row_columns = 4;
   static constexpr int32_t key_offset = 0;
   using F = float32x4_t;
   using I = int32x4_t;

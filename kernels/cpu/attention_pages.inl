@@ -221,18 +221,6 @@ void add_values(uint32_t rows, const PageRef* pages, uint32_t n, uint32_t dim, u
   add_values<Isa, value_rows, wide>(pages, n, dim, page_tokens, first, tile, ahead, o);
 }
 
-// starts[r] = -key_offset * sum of q[r].
-template <class Isa>
-void key_offsets(const int8_t* q, uint32_t rows, uint32_t bytes, int32_t* starts) {
-  for (uint32_t r = 0; r < rows; ++r) {
-    int32_t sum = 0;
-    if constexpr (Isa::key_offset != 0) {
-      for (uint32_t d = 0; d < bytes; ++d) sum += q[r * std::size_t{bytes} + d];
-    }
-    starts[r] = -Isa::key_offset * sum;
-  }
-}
-
 // Spreads the lines of n pages over the steps that q.rows rows of dim take with a tile of `tokens`.
 template <class Isa>
 PagesAhead pages_ahead(const PageRef* pages, uint32_t n, uint32_t rows, uint32_t dim, uint32_t tokens) {

@@ -7,7 +7,6 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t columns = 16;
-constexpr uint32_t scan_rows = 4;  // query rows that share one pass over the summaries
 static_assert(columns == tile_blocks && columns == extent_pages);
 
 // out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 * quad + i], for R rows, 16 columns.
@@ -17,7 +16,7 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
                    const float* q_scale, float* out, std::size_t stride) {
   constexpr uint32_t C = columns / Isa::lanes;
   typename Isa::I acc[R][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(starts[r]);
@@ -26,7 +25,7 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
     typename Isa::K k[C];
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(data + c * Isa::lanes * 4);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
       const int32_t q4 = load_four(q + (r * std::size_t{quads} + quad) * 4);
 #pragma GCC unroll 4
@@ -35,7 +34,7 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
   }
   float scales[columns];
   std::memcpy(scales, scale, sizeof scales);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) {
@@ -49,17 +48,17 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
 template <class Isa>
 void score_tiles(const int8_t* data, const int8_t* scales, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
                  float* scores, std::size_t stride) {
-  for (uint32_t row = 0; row < rows.rows; row += scan_rows) {
-    const uint32_t n = smaller(scan_rows, rows.rows - row);
+  for (uint32_t row = 0; row < rows.rows; row += Isa::scan_rows) {
+    const uint32_t n = smaller(Isa::scan_rows, rows.rows - row);
     const int8_t* block = q + std::size_t{row} * quads * 4;
-    int32_t starts[scan_rows];
+    int32_t starts[Isa::scan_rows];
     key_offsets<Isa>(block, n, quads * 4, starts);
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const int8_t* tile_data = data + std::size_t{tile} * quads * 4 * columns;
       const int8_t* tile_scales = scales + tile * columns * sizeof(float);
       float* out = scores + row * stride + tile * columns;
       const float* q_scale = rows.scale + row;
-      with_count<scan_rows>(n, [&](auto count) {
+      with_count<Isa::scan_rows>(n, [&](auto count) {
         score_columns<Isa, count.value>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride);
       });
     }
