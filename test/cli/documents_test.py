@@ -139,7 +139,7 @@ class Interrupted(tool.InFolder):
         self.assertGreater(kept, 0)
         self.expect(run("verify", cache), 0)
 
-        rest = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION))
+        rest = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--strategy", "full", QUESTION))
         self.assertEqual(rest["source"]["mapped_tokens"], kept)
         self.assertEqual(rest["source"]["mapped_tokens"] + rest["source"]["read_tokens"], rest["source"]["tokens"])
         self.assertIn(CODE, rest["answers"][0]["answer"])

@@ -117,8 +117,8 @@ std::string Progress::line(int columns) const {
 
   // The fullest form that leaves room for a bar.
   const std::vector<std::string> forms = {
-      percentage + "  " + counts + "  " + speed + "  " + elapsed + "  " + left,
-      percentage + "  " + speed + "  " + elapsed + "  " + left,
+      percentage + "  " + counts + "  " + speed + "  " + elapsed + ", " + left,
+      percentage + "  " + speed + "  " + elapsed + ", " + left,
       percentage + "  " + speed + "  " + left,
       percentage + "  " + left,
       percentage,
