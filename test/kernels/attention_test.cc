@@ -203,3 +203,197 @@ TEST_CASE("attention over full-precision tokens is the exact softmax, whatever t
     }
   }
 }
+
+TEST_CASE("attention over nothing leaves a state as it was, bit for bit") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(3);
+    Pages pages(64, 5, random);
+    Queries q(*k, 3, 64, random, 0.2f);
+    State state(3, 64), before(3, 64);
+    CHECK(state == before);
+    attend(*k, q.view, nullptr, 0, state);
+    attend(*k, q.view, nullptr, nullptr, 0, nullptr, state);
+    CHECK(state == before);
+    attend(*k, q.view, pages.refs.data(), 5, state);
+    attend(*k, q.view, pages.refs.data(), 5, before);
+    attend(*k, q.view, nullptr, 0, state);
+    attend(*k, q.view, nullptr, nullptr, 0, nullptr, state);
+    Guarded<float> some(64 * 7);
+    for (std::size_t i = 0; i < some.size(); ++i) some[i] = 1;
+    const uint32_t none[3] = {0, 0, 0};
+    attend(*k, q.view, some.data(), some.data(), 7, none, state);
+    CHECK(state == before);
+  }
+}
+
+TEST_CASE("pages of zeros give the average of their values: zero") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      Random random(4);
+      Pages pages(dim, 3, random);
+      std::memset(pages.data.data(), 0, pages.data.size());
+      std::memset(pages.scales.data(), 0, pages.scales.size() * 2);
+      Queries q(*k, 2, dim, random, 1);
+      State state(2, dim);
+      attend(*k, q.view, pages.refs.data(), 3, state);
+      for (uint32_t r = 0; r < 2; ++r) {
+        CHECK(state.m[r] == 0);
+        CHECK(state.l[r] == static_cast<float>(3 * pages.page_tokens));
+        for (std::size_t d = 0; d < dim; ++d) CHECK(state.o[r * dim + d] == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("equal scores give the plain average") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(8);
+    Pages pages(64, 11, random);
+    Queries q(*k, 5, 64, random, 0);  // zero queries: every score is 0
+    State state(5, 64);
+    attend(*k, q.view, pages.refs.data(), 11, state);
+    ReferenceState want(5, 64);
+    reference::attend_pages(q.view, pages.refs.data(), 11, want.o.data(), want.m.data(), want.l.data());
+    CHECK(worst_row(state, want) < 1e-3);  // the average of many is small beside its terms
+    CHECK(state.l[0] == 11 * 32);
+  }
+}
+
+TEST_CASE("scores of ten thousand neither overflow nor lose the largest") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (float size : {50.0f, 300.0f, 3000.0f}) {
+      Random random(21);
+      Pages pages(128, 30, random);
+      Queries q(*k, 4, 128, random, size);
+      State state(4, 128);
+      attend(*k, q.view, pages.refs.data(), 30, state);
+      ReferenceState want(4, 128);
+      reference::attend_pages(q.view, pages.refs.data(), 30, want.o.data(), want.m.data(), want.l.data());
+      CAPTURE(k->name);
+      CAPTURE(want.m[0]);
+      // A score's own rounding, 2^-24 of it three times over, is an error of the weight's exponent.
+      CHECK(worst_row(state, want) < pages_tolerance + want.m[0] * 4e-7);
+      CHECK(test::relative_error(state.m.data(), want.m.data(), 4) < 1e-6);
+    }
+  }
+}
+
+TEST_CASE("far apart tiles: what comes after a much larger score changes nothing, what comes before it vanishes") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(22);
+    const uint32_t n = 12;
+    Pages pages(64, n, random);  // 4 pages a tile
+    for (uint32_t i = 0; i < 32; ++i) pages.scales[std::size_t{5} * 64 + i] = 0x4680;  // page 5: K scales of 16384
+    Queries q(*k, 2, 64, random, 1);
+    State state(2, 64);
+    attend(*k, q.view, pages.refs.data(), n, state);
+    ReferenceState want(2, 64);
+    reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+    CHECK(worst_row(state, want) < 1e-4);
+    CHECK(std::isfinite(state.l[0]));
+  }
+}
+
+TEST_CASE("two parts merged are the whole, in either order; empty parts change no bit") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      Random random(dim + 5);
+      const uint32_t rows = 3, n = 16;
+      Pages pages(dim, n, random);
+      Queries q(*k, rows, dim, random, 0.3f);
+      ReferenceState want(rows, dim);
+      reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+      for (uint32_t cut : {0u, 5u, 16u}) {
+        State first(rows, dim), second(rows, dim), other(rows, dim);
+        attend(*k, q.view, pages.refs.data(), cut, first);
+        attend(*k, q.view, pages.refs.data() + cut, n - cut, second);
+        attend(*k, q.view, pages.refs.data(), cut, other);
+        State whole(rows, dim);
+        attend(*k, q.view, pages.refs.data(), n, whole);
+        k->merge(first.view(), second.view(), rows, dim);
+        k->merge(second.view(), other.view(), rows, dim);
+        CHECK(first.guards_intact());
+        CHECK(worst_row(first, want) < pages_tolerance);
+        CHECK(worst_row(second, want) < pages_tolerance);
+        if (cut == 0 || cut == n) {
+          CHECK(first == whole);
+          CHECK(second == whole);
+        }
+      }
+      State a(rows, dim), b(rows, dim);
+      k->merge(a.view(), b.view(), rows, dim);
+      CHECK(a == b);
+    }
+  }
+}
+
+TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw nothing") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : {1u, 7u, 48u, 64u}) {
+      const uint32_t rows = 3, dim = 64, stride = 70;
+      Random random(head_dim);
+      State state(rows, dim);
+      for (std::size_t i = 0; i < state.o.size(); ++i) state.o[i] = random.normal();
+      for (uint32_t r = 0; r < 2; ++r) {
+        state.m[r] = 1;
+        state.l[r] = 2.5f + static_cast<float>(r);
+      }
+      Guarded<float> out(std::size_t{rows - 1} * stride + head_dim);
+      k->finish(state.view(), rows, dim, head_dim, out.data(), stride);
+      CHECK(out.guards_intact());
+      for (std::size_t r = 0; r < rows; ++r) {
+        for (std::size_t d = 0; d < head_dim; ++d) {
+          const float want = r < 2 ? state.o[r * dim + d] / state.l[r] : 0;
+          CHECK(out[r * stride + d] == doctest::Approx(want).epsilon(1e-6));
+        }
+        if (r + 1 < rows) {
+          for (std::size_t d = head_dim; d < stride; ++d) CHECK(std::isnan(out[r * stride + d]));  // not touched
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("instruction sets agree on attention over pages far closer than the weights' rounding") {
+  // Scores and products are the same integers everywhere. A weight's rounding may differ by one step of 1/16383 where the
+  // exponentials differ in their last bits, which is rare.
+  for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    Random random(dim);
+    const uint32_t rows = 7, n = 33;
+    Pages pages(dim, n, random);
+    Queries q(cpu_kernels(), rows, dim, random, 0.2f);
+    State first(rows, dim);
+    attend(*test::all_kernels().front(), q.view, pages.refs.data(), n, first);
+    ReferenceState want(rows, dim);
+    for (std::size_t i = 0; i < first.o.size(); ++i) want.o[i] = double{first.o[i]};
+    for (std::size_t r = 0; r < rows; ++r) {
+      want.m[r] = double{first.m[r]};
+      want.l[r] = double{first.l[r]};
+    }
+    for (const Kernels* k : test::all_kernels()) {
+      State state(rows, dim);
+      attend(*k, q.view, pages.refs.data(), n, state);
+      CAPTURE(k->name);
+      CAPTURE(dim);
+      CHECK(worst_row(state, want) < 2e-5);
+      for (std::size_t r = 0; r < rows; ++r) CHECK(std::fabs(state.m[r] / first.m[r] - 1) < 3e-7f);
+    }
+  }
+}
+
+TEST_CASE("damaged scales give wrong numbers but no wild reads") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(77);
+    Pages pages(64, 9, random);
+    for (std::size_t i = 0; i < pages.scales.size(); ++i) pages.scales[i] = static_cast<uint16_t>(random.next());
+    Queries q(*k, 5, 64, random, 1);
+    State state(5, 64);
+    attend(*k, q.view, pages.refs.data(), 9, state);
+    for (std::size_t i = 0; i < pages.scales.size(); ++i) pages.scales[i] = i % 2 ? 0x7fc0 : 0xff80;  // NaN, -inf
+    state.clear();
+    attend(*k, q.view, pages.refs.data(), 9, state);
+    Guarded<float> out(5 * 64);
+    k->finish(state.view(), 5, 64, 64, out.data(), 64);
+    CHECK(out.guards_intact());
+  }
+}
