@@ -54,8 +54,8 @@ void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
                              duration(cost.first_token_ms.median() / 1e3).c_str(), byte_count(cost.kv_bytes).c_str(),
                              byte_count(cost.resident_bytes).c_str(),
                              percent(static_cast<double>(cost.resident_bytes), static_cast<double>(cost.kv_bytes)).c_str(),
-                             byte_count(static_cast<uint64_t>(std::max<int64_t>(cost.private_bytes, 0))).c_str()));
-  terminal.print("mapped cache files; resident: of the file at the end of an answer; private: memory that loading and answering added\n");
+                             byte_count(cost.stats.value("private_bytes", uint64_t{0})).c_str()));
+  terminal.print("mapped cache files; resident: of the file at the end of an answer; private: keys and values in memory of its own\n");
 }
 
 Json samples_json(const Samples& samples) { return {{"median", samples.median()}, {"samples", samples.values}}; }
@@ -80,7 +80,7 @@ Json depth_json(const DepthResult& result, const DepthResult& shallowest) {
                               {"first_token_ms", samples_json(cost.first_token_ms)},
                               {"kv_bytes", cost.kv_bytes},
                               {"resident_bytes", cost.resident_bytes},
-                              {"private_bytes", cost.private_bytes}});
+                              {"stats", cost.stats}});
   return json;
 }
 

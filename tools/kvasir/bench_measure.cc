@@ -191,7 +191,6 @@ std::vector<MappedCost> Bench::mapped(uint64_t depth) {
 void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost) {
   doing(depth, "mapped file, " + cost.strategy);
   kv_error error{};
-  const uint64_t private_before = private_bytes().value_or(0);
   SessionFlags flags = arguments_.session;
   flags.strategy = cost.strategy;
   const kv_session_options options = session_options(context_, flags);
@@ -212,7 +211,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   cost.first_token_ms.values.push_back(static_cast<double>(answer.first_token_ns) * 1e-6);
 
   cost.resident_bytes = resident_bytes_of(path).value_or(0);
-  cost.private_bytes = static_cast<int64_t>(private_bytes().value_or(0)) - static_cast<int64_t>(private_before);
+  cost.stats = stats_of(session.get());
   kv_file_information info{};
   info.struct_size = sizeof info;
   check(kv_file_inspect(path.c_str(), &info, &error), error);

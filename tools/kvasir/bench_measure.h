@@ -26,7 +26,7 @@ struct MappedCost {
   Samples first_token_ms;  // of an answer to a short question, right after loading
   uint64_t kv_bytes = 0;        // in the file
   uint64_t resident_bytes = 0;  // of the file's mapping, at the end of the answer
-  int64_t private_bytes = 0;    // that loading and answering added
+  Json stats;                   // after the last repetition
 };
 
 struct DepthResult {
@@ -46,7 +46,5 @@ std::vector<DepthResult> measure(Context& context, const BenchModel& model, cons
 
 // Resident bytes of this process's mappings of a file; nothing where the system does not tell.
 std::optional<uint64_t> resident_bytes_of(const std::string& path);
-// Resident bytes that are of no file.
-std::optional<uint64_t> private_bytes();
 
 }  // namespace tool

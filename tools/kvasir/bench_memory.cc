@@ -1,4 +1,4 @@
-// Resident memory as Linux tells it in /proc/self.
+// Resident memory as Linux tells it.
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -35,13 +35,6 @@ std::optional<uint64_t> resident_bytes_of(const std::string& path) {
     }
   }
   return sum;
-}
-
-std::optional<uint64_t> private_bytes() {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);)
-    if (const auto bytes = kilobytes(line, "RssAnon:")) return bytes;
-  return {};
 }
 
 }  // namespace tool
