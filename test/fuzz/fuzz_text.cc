@@ -22,8 +22,10 @@ using kvasir::test::require;
 
 namespace {
 
-constexpr const char* kFamilies[] = {"default", "gpt-2",  "smollm", "falcon", "llama-bpe", "qwen2",        "qwen35",         "seed-coder", "bailingmoe",
-                                     "minicpm5", "tekken", "gpt-4o", "bloom",  "viking",    "deepseek-llm", "deepseek-coder", "deepseek-v3"};
+constexpr const char* kFamilies[] = {
+    "default",    "gpt-2",    "smollm", "falcon", "llama-bpe", "qwen2",  "qwen35",       "seed-coder",
+    "bailingmoe", "minicpm5", "tekken", "gpt-4o", "bloom",     "viking", "deepseek-llm", "deepseek-coder",
+    "deepseek-v3"};
 constexpr std::size_t kFamilyCount = std::size(kFamilies);
 
 struct Words {
@@ -95,7 +97,8 @@ Words spm_words(bool across) {
     std::snprintf(text, sizeof text, "<0x%02X>", byte);
     words.add(text, 6);
   }
-  for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba", "\xE2\x96\x81" "a", "\xE2\x96\x81\xE2\x96\x81", "aba", "\xC3\xA9", "\xC3\xA9" "a"})
+  for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba", "\xE2\x96\x81" "a", "\xE2\x96\x81\xE2\x96\x81",
+                            "aba", "\xC3\xA9", "\xC3\xA9" "a"})
     words.add(piece, 1);
   if (across) words.add("a\xE2\x96\x81" "b", 1);
   return words;
@@ -127,7 +130,10 @@ void run_text(std::size_t choice, std::string_view text) {
   std::unique_ptr<const Tokenizer>& tokenizer = tokenizers[choice];
   const bool bpe = choice < kFamilyCount;
   ChatFormat format;
-  if (!tokenizer) tokenizer = load(bpe ? file_of(byte_words(), kFamilies[choice]) : file_of(spm_words(choice > kFamilyCount), nullptr), &format);
+  if (!tokenizer) {
+    tokenizer = load(bpe ? file_of(byte_words(), kFamilies[choice]) : file_of(spm_words(choice > kFamilyCount), nullptr),
+                     &format);
+  }
   require(tokenizer != nullptr, "the target's own vocabularies load");
   const Array<Token> plain = check_text(*tokenizer, text, false, true);
   const Array<Token> special = check_text(*tokenizer, text, true, false);

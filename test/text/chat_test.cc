@@ -33,9 +33,9 @@ ChatFormat by_tokens(std::vector<const char*> names, const char* pre = "gpt-2") 
 std::string conversation(ChatFormat format) {
   const ChatMarks& m = chat_marks(format);
   std::string out;
-  for (const std::string_view part : {m.document_open, std::string_view("DOC"), m.document_close, m.question_open, std::string_view("Q1"),
-                                      m.question_close, std::string_view("A1"), m.answer_close, m.question_open, std::string_view("Q2"),
-                                      m.question_close})
+  using namespace std::string_view_literals;
+  for (const std::string_view part : {m.document_open, "DOC"sv, m.document_close, m.question_open, "Q1"sv, m.question_close,
+                                      "A1"sv, m.answer_close, m.question_open, "Q2"sv, m.question_close})
     out += part;
   return out;
 }

@@ -42,7 +42,8 @@ TEST_CASE("numbers are grouped as another family does") {
 TEST_CASE("letter cases divide words in families that ignore them, or do not where they do") {
   CHECK(words_of("gpt-4o", "HelloWorld") == Words{"Hello", "World"});
   CHECK(words_of("tekken", "HTTPServer") == Words{"HTTPServer"});
-  CHECK(words_of("tekken", "helloWorld \xC3\x89t\xC3\xA9\xC3\x89t\xC3\xA9") == Words{"hello", "World", " \xC3\x89t\xC3\xA9", "\xC3\x89t\xC3\xA9"});
+  CHECK(words_of("tekken", "helloWorld \xC3\x89t\xC3\xA9\xC3\x89t\xC3\xA9") ==
+        Words{"hello", "World", " \xC3\x89t\xC3\xA9", "\xC3\x89t\xC3\xA9"});
   CHECK(words_of("llama-bpe", "HelloWorld") == Words{"HelloWorld"});
 }
 
