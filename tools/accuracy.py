@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What a strategy and its budget cost in right answers.
 
-Documents of given lengths are cut from a text, with facts, key-value tables and a pass key hidden in them (tools/tasks.py). Each is read
-once and saved; every strategy and budget maps the file and answers all questions greedily, in random order. An answer counts when it
+Documents of given lengths are cut from a text, some with facts and a pass key hidden in them, some with a table of keys and values
+(tools/tasks.py). Each is read once and saved; every strategy and budget maps the file and answers all questions greedily, in random order. An answer counts when it
 is exactly the expected sentence. The same seed gives the same documents and questions. What was read and answered stays in the work
 folder, so an interrupted run goes on where it was.
 """
@@ -19,7 +19,7 @@ import kvasir_ctypes as kvasir
 import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENT_QUESTIONS = {"fact": 10, "key-value": 9, "pass-key": 1}  # a document
+FACTS, TABLE_QUESTIONS = 15, 12  # of a text document, which also has a pass key, and of a table document
 ANSWER_TOKENS = 160  # the longest expected answer, two UUIDs, has about 100
 ALWAYS = ("full", "window")  # strategies without a budget
 
@@ -103,16 +103,16 @@ def identity(arguments):
 
 
 def make_samples(arguments, model, work):
-    """Documents of all lengths, as many as the questions need."""
+    """Documents of all lengths, as many pairs of both kinds as the questions need."""
     text = arguments.text.read_text(encoding="utf-8")
-    each = sum(DOCUMENT_QUESTIONS.values())
-    documents = -(-arguments.questions // (each * len(arguments.length)))
+    pairs = -(-arguments.questions // ((FACTS + 1 + TABLE_QUESTIONS) * len(arguments.length)))
     samples = []
     for length in arguments.length:
-        for number in range(documents):
-            rng = random.Random(f"{arguments.seed} {length} {number}")
-            document = tasks.make_document(text, token_count(length), DOCUMENT_QUESTIONS, model.count_tokens, rng)
-            samples.append(Sample(length, work / f"{length}-{number}.kv", document))
+        for number in range(pairs):
+            for kind, make, questions in (("text", tasks.text_document, FACTS), ("table", tasks.table_document, TABLE_QUESTIONS)):
+                rng = random.Random(f"{arguments.seed} {length} {kind} {number}")
+                document = make(text, token_count(length), questions, model.count_tokens, rng)
+                samples.append(Sample(length, work / f"{length}-{kind}-{number}.kv", document))
     return samples
 
 

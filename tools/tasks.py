@@ -1,14 +1,14 @@
-"""Questions whose answers are known: facts, key-value tables and pass keys, hidden in a long text.
+"""Questions whose answers are known, hidden in a long text: facts, pass keys, and key-value tables.
 
-make_document() takes any text, a length in tokens and a random generator and gives one document with its questions. The forms are those
-that the bundled model was trained on; models that follow instructions answer them too. An answer is right if it is exactly the
-expected sentence.
+text_document() and table_document() take any text, a length in tokens and a random generator and give a document with its questions.
+The forms are those that the bundled model was trained on; models that follow instructions answer them too. An answer is right if it is
+exactly the expected sentence.
 """
 import dataclasses
 import re
 import uuid
 
-TASKS = ("fact", "key-value", "pass-key")
+TASKS = ("fact", "pass-key", "key-value")
 
 ATTRIBUTES = (
     "access code", "serial number", "opening date", "registration code", "storage location", "inspection date", "catalogue number",
@@ -27,7 +27,7 @@ WORDS = (
     "salmon", "sparrow", "spruce", "thistle", "timber", "topaz", "tunnel", "velvet", "walnut", "willow", "window", "zephyr")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")
 LEADS = ("The", "Note that the", "Remember: the", "According to the records, the")
-TABLE_PAIRS = 24  # of a key-value table
+TEXT_BEFORE_TABLE = 0.25  # of a table's document. A small table in the middle of a text is not what the bundled model was trained on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,85 +41,68 @@ class Question:
 @dataclasses.dataclass(frozen=True)
 class Document:
     text: str
-    questions: tuple
+    questions: tuple  # in random order
 
 
-@dataclasses.dataclass(frozen=True)
-class _Insert:
-    text: str
-    questions: tuple  # (task, question, answer)
-    paragraph: bool   # stands on lines of its own
-
-
-def make_document(haystack, tokens, counts, count_tokens, rng):
-    """A document of about `tokens` tokens: a random part of the text `haystack` with what the questions ask for inserted at random
-    depths. counts: questions a task, {"fact": 10, ...}; pass-key at most 1, key-value in tables of 24 pairs. count_tokens(text) gives
-    a text's number of tokens. The questions come in random order."""
-    inserts = _inserts(counts, rng)
-    room = tokens - sum(count_tokens(insert.text) for insert in inserts)
+def text_document(haystack, tokens, facts, count_tokens, rng):
+    """About `tokens` tokens of the text `haystack`, from a random place, with `facts` facts and a pass key at random depths, each with its
+    question. count_tokens(text) gives a text's number of tokens."""
+    subjects = rng.sample([(a, e) for a in ATTRIBUTES for e in ENTITIES], facts)
+    inserts = [_fact(attribute, entity, rng) for attribute, entity in subjects] + [_pass_key(rng)]
+    rng.shuffle(inserts)
+    room = tokens - sum(count_tokens(sentence) for sentence, *_ in inserts)
     sentences = _part(haystack, room, count_tokens, rng)
     if len(sentences) <= len(inserts):
-        raise ValueError(f"{tokens} tokens are too few for what is to be hidden in them")
+        raise ValueError(f"{tokens} tokens are too few for {facts} facts")
 
-    rng.shuffle(inserts)
-    places = _spread(len(inserts), len(sentences), rng)
-    pieces, starts, size = [], [], 0  # starts: of each insert, characters
-    waiting = list(zip(places, inserts))
+    pieces, starts, size = [], [], 0  # starts: of the inserts, characters
+    waiting = list(zip(_spread(len(inserts), len(sentences), rng), inserts))
     for number, sentence in enumerate(sentences):
         if waiting and waiting[0][0] == number:
             insert = waiting.pop(0)[1]
-            text = f"\n{insert.text}\n" if insert.paragraph else insert.text + " "
-            starts.append((insert, size))
-            pieces.append(text)
-            size += len(text)
+            starts.append(size)
+            pieces.append(insert[0] + " ")
+            size += len(pieces[-1])
         pieces.append(sentence)
         size += len(sentence)
-    questions = [Question(task, text, answer, round(start / size, 4)) for insert, start in starts for task, text, answer in insert.questions]
+    questions = [Question(task, text, answer, round(start / size, 4)) for start, (_, task, text, answer) in zip(starts, inserts)]
     rng.shuffle(questions)
-    return Document("".join(pieces).strip() + "\n", tuple(questions))
+    return Document("".join(pieces).rstrip() + "\n", tuple(questions))
 
 
-def _inserts(counts, rng):
-    if set(counts) - set(TASKS):
-        raise ValueError(f"unknown tasks: {', '.join(sorted(set(counts) - set(TASKS)))}")
-    if counts.get("pass-key", 0) > 1:
-        raise ValueError("a document has one pass key")
-    subjects = rng.sample([(a, e) for a in ATTRIBUTES for e in ENTITIES], counts.get("fact", 0))
-    inserts = [_fact(attribute, entity, rng) for attribute, entity in subjects]
-    inserts += _tables(counts.get("key-value", 0), rng)
-    if counts.get("pass-key", 0):
-        inserts.append(_pass_key(rng))
-    return inserts
+def table_document(haystack, tokens, questions, count_tokens, rng):
+    """About `tokens` tokens: some of the text, then one table of keys and values, with questions for random keys. Keys are of one kind
+    and values of one kind; UUIDs for UUIDs are left out, the bundled model runs on after many of them."""
+    text = "".join(_part(haystack, int(tokens * TEXT_BEFORE_TABLE), count_tokens, rng)).rstrip()
+    kind, value_kind = rng.choice([(k, v) for k in (_number, _two_words, _uuid) for v in (_number, _two_words, _uuid) if k != v or k != _uuid])
+    pairs, room = {}, tokens - count_tokens(text)
+    while room > 0:
+        key, value = kind(rng), value_kind(rng)
+        if key not in pairs:
+            pairs[key] = value
+            room -= count_tokens(f'"{key}": "{value}",\n')
+    if len(pairs) < questions:
+        raise ValueError(f"{tokens} tokens are too few for a table with {questions} questions")
+
+    table = ",\n".join(f'"{key}": "{value}"' for key, value in pairs.items())
+    document = f"{text}\nJSON data:\n{{{table}}}\n"
+    asked = [Question("key-value", f'What is the value for the key "{key}"?', f'The value for "{key}" is "{pairs[key]}".',
+                      round(document.index(f'"{key}": ') / len(document), 4)) for key in rng.sample(list(pairs), questions)]
+    return Document(document, tuple(asked))
 
 
 def _fact(attribute, entity, rng):
-    subject = f"{attribute} {rng.choice(('of', 'for'))} the {entity}"
+    """(sentence, task, question, answer); the document may say "for" where question and answer say "of"."""
     value = rng.choice((_number, _code, _date, _two_words))(rng)
+    subject = f"{attribute} of the {entity}"
+    sentence = f"{rng.choice(LEADS)} {attribute} {rng.choice(('of', 'for'))} the {entity} is {value}."
     question = rng.choice((f"What is the {subject}?", f"Tell me the {subject}."))
-    return _Insert(f"{rng.choice(LEADS)} {subject} is {value}.", (("fact", question, f"The {subject} is {value}."),), False)
-
-
-def _tables(count, rng):
-    """Tables of all kinds of keys in turn, as many as are needed to ask each for half of its pairs at most."""
-    kinds = (_uuid, _number, _two_words)
-    tables = max(min(count, len(kinds)), -(-count // (TABLE_PAIRS // 2)))
-    return [_table(kinds[i % len(kinds)], kinds, count // tables + (i < count % tables), rng) for i in range(tables)]
-
-
-def _table(kind, kinds, count, rng):
-    keys = {}
-    while len(keys) < TABLE_PAIRS:
-        keys[kind(rng)] = rng.choice(kinds)(rng)
-    questions = tuple(("key-value", f'What is the value for the key "{key}"?', f'The value for "{key}" is "{value}".')
-                      for key, value in rng.sample(list(keys.items()), count))
-    lines = ",\n".join(f'"{key}": "{value}"' for key, value in keys.items())
-    return _Insert(f"JSON data:\n{{{lines}}}", questions, True)
+    return sentence, "fact", question, f"The {subject} is {value}."
 
 
 def _pass_key(rng):
     key = rng.randrange(10000, 100000)
-    text = f"The pass key is {key}. Remember it. {key} is the pass key."
-    return _Insert(text, (("pass-key", "What is the pass key?", f"The pass key is {key}."),), False)
+    return f"The pass key is {key}. Remember it. {key} is the pass key.", "pass-key", "What is the pass key?", f"The pass key is {key}."
 
 
 def _number(rng):
