@@ -4,7 +4,7 @@
 // 2 * 127 * 127 < 2^15 always fits.
 #include <immintrin.h>
 
-#include "attention_fill.inl"
+#include "attention_fill.h"
 
 namespace kvasir {
 namespace {

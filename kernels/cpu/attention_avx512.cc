@@ -1,7 +1,7 @@
 // Attention and store kernels for AVX-512 with VNNI: 16 lanes, int8 dot products in one instruction.
 #include <immintrin.h>
 
-#include "attention_fill.inl"
+#include "attention_fill.h"
 
 namespace kvasir {
 namespace {

@@ -1,7 +1,7 @@
 // Attention and store kernels for NEON with dot products (ARMv8.2): 4 lanes, int8 dot products in one instruction.
 #include <arm_neon.h>
 
-#include "attention_fill.inl"
+#include "attention_fill.h"
 
 namespace kvasir {
 namespace {

@@ -1,7 +1,7 @@
 // Attention and store kernels for any processor: vectors of one lane.
 #include <cmath>
 
-#include "attention_fill.inl"
+#include "attention_fill.h"
 
 namespace kvasir {
 namespace {

@@ -1,0 +1,36 @@
+// The attention half of a table for one Isa.
+#pragma once
+
+#include "attention_pages.h"
+#include "attention_rows.h"
+#include "attention_state.h"
+#include "store_scores.h"
+#include "store_seal.h"
+#include "store_top_k.h"
+
+namespace kvasir {
+namespace {
+
+std::size_t attend_scratch(uint32_t rows, uint32_t dim) {
+  const std::size_t pages = sizeof(PageTile) + rows * sizeof(int32_t);
+  const std::size_t tokens = sizeof(RowsTile) + std::size_t{dim} * rows_tile_tokens * sizeof(float);
+  return round_up(pages > tokens ? pages : tokens, 64);
+}
+
+template <class Isa>
+void fill_attention(Kernels& k) {
+  k.quantize_queries = quantize_queries<Isa>;
+  k.attend_pages = attend_pages<Isa>;
+  k.attend_rows = attend_rows<Isa>;
+  k.attend_scratch = attend_scratch;
+  k.merge = merge<Isa>;
+  k.finish = finish<Isa>;
+  k.seal_page = seal_page<Isa>;
+  k.unseal_page = unseal_page<Isa>;
+  k.score_bounds = score_bounds<Isa>;
+  k.score_means = score_means<Isa>;
+  k.top_k = top_k<Isa>;
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,82 @@
+// The selector's scans over an extent's summaries: integer dot products of columns interleaved by four, 16 at a time.
+#pragma once
+
+#include "attention_common.h"
+
+namespace kvasir {
+namespace {
+
+constexpr uint32_t columns = 16;
+static_assert(columns == tile_blocks && columns == extent_pages);
+
+// out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 * quad + i], for R rows, 16 columns.
+// data: int8 [quads][16][4]; q: int8 [R][4 * quads]; scale: f32 [16].
+template <class Isa, uint32_t R>
+void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, const int8_t* q, const int32_t* starts,
+                   const float* q_scale, float* out, std::size_t stride) {
+  constexpr uint32_t C = columns / Isa::lanes;
+  typename Isa::I acc[R][C];
+#pragma GCC unroll 8
+  for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(starts[r]);
+  }
+  for (uint32_t quad = 0; quad < quads; ++quad, data += columns * 4) {
+    typename Isa::K k[C];
+#pragma GCC unroll 4
+    for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(data + c * Isa::lanes * 4);
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+      const int32_t q4 = load_four(q + (r * std::size_t{quads} + quad) * 4);
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], q4);
+    }
+  }
+  float scales[columns];
+  std::memcpy(scales, scale, sizeof scales);
+#pragma GCC unroll 8
+  for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (uint32_t c = 0; c < C; ++c) {
+      const auto unit = Isa::mul(Isa::load(scales + c * Isa::lanes), Isa::set(q_scale[r]));
+      Isa::store(out + r * stride + c * Isa::lanes, Isa::mul(Isa::to_float(acc[r][c]), unit));
+    }
+  }
+}
+
+// The same for any number of rows and tiles of 16 columns; scales: f32 [tiles][16].
+template <class Isa>
+void score_tiles(const int8_t* data, const int8_t* scales, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
+                 float* scores, std::size_t stride) {
+  for (uint32_t row = 0; row < rows.rows; row += Isa::scan_rows) {
+    const uint32_t n = smaller(Isa::scan_rows, rows.rows - row);
+    const int8_t* block = q + std::size_t{row} * quads * 4;
+    int32_t starts[Isa::scan_rows];
+    key_offsets<Isa>(block, n, quads * 4, starts);
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+      const int8_t* tile_data = data + std::size_t{tile} * quads * 4 * columns;
+      const int8_t* tile_scales = scales + tile * columns * sizeof(float);
+      float* out = scores + row * stride + tile * columns;
+      const float* q_scale = rows.scale + row;
+      with_count<Isa::scan_rows>(n, [&](auto count) {
+        score_columns<Isa, count.value>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride);
+      });
+    }
+  }
+}
+
+template <class Isa>
+void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, float* scores, std::size_t stride) {
+  const uint32_t tiles = extent_pages * (shape.page_tokens / shape.block_tokens) / tile_blocks;
+  const int8_t* scales = bounds + std::size_t{tiles} * tile_blocks * 2 * shape.dim;
+  score_tiles<Isa>(bounds, scales, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
+}
+
+template <class Isa>
+void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride) {
+  const int8_t* scales = means + std::size_t{2} * shape.dim * extent_pages;
+  score_tiles<Isa>(means, scales, 1, shape.dim / 4, q.q, q, scores, stride);
+}
+
+}  // namespace
+}  // namespace kvasir
