@@ -1,0 +1,87 @@
+// The forward pass against logits of independent references.
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "helpers.h"
+
+using namespace kvasir;
+using nlohmann::json;
+
+namespace {
+
+json read_json(const std::string& path) {
+  std::ifstream in(path);
+  REQUIRE(in.good());
+  return json::parse(in);
+}
+
+std::vector<float> read_floats(const std::string& path, std::size_t n) {
+  std::vector<float> out(n);
+  std::ifstream in(path, std::ios::binary);
+  in.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(n * sizeof(float)));
+  REQUIRE(in.good());
+  return out;
+}
+
+std::size_t largest(const float* row, std::size_t n) { return static_cast<std::size_t>(std::max_element(row, row + n) - row); }
+
+// [tokens][vocabulary]
+std::vector<float> logits_of(std::shared_ptr<const Model> model, std::span<const Token> tokens, const SessionOptions& options) {
+  auto session = test::open_session(model, options);
+  std::vector<float> logits(tokens.size() * model->config().vocabulary);
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(tokens, logits.data(), nullptr, {}, &done);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return logits;
+}
+
+}  // namespace
+
+TEST_CASE("every architecture, RoPE kind and weight type gives the reference's logits") {
+  for (const json& fixture : read_json(FIXTURES "/models/fixtures.json")) {
+    const std::string weights = fixture["weights"], name = fixture["model"];
+    CAPTURE(name);
+    const auto model = test::open_model(FIXTURES "/models/" + name);
+    const std::vector<Token> tokens = fixture["tokens"];
+    const std::size_t rows = fixture["shape"][0], cols = fixture["shape"][1];
+    const auto expected = read_floats(FIXTURES "/models/" + fixture["logits"].get<std::string>(), rows * cols);
+    SessionOptions options;
+    options.full_precision = true;
+    const auto logits = logits_of(model, tokens, options);
+    double difference = 0, norm = 0, same = 0;
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      difference += std::pow(static_cast<double>(logits[i]) - static_cast<double>(expected[i]), 2);
+      norm += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    for (std::size_t r = 0; r < rows; ++r) same += largest(&logits[r * cols], cols) == largest(&expected[r * cols], cols);
+    // Float weights are computed in float, so only its rounding is left; quantised ones meet 8-bit activations.
+    const bool is_float = weights == "F32" || weights == "F16" || weights == "BF16";
+    CHECK(std::sqrt(difference / norm) < (is_float ? 1e-5 : 3e-2));
+    CHECK(same / static_cast<double>(rows) >= (is_float ? 1.0 : 0.95));
+  }
+}
+
+TEST_CASE("int8 keys and values cost the trained model less than half a percent of log-probability") {
+  const json reference = read_json(FIXTURES "/mini-reference.json");
+  const std::vector<Token> tokens = reference["tokens"];
+  const std::size_t vocabulary = reference["vocab"];
+  const auto nll = [&](const SessionOptions& options) {
+    const auto logits = logits_of(test::mini_model(), tokens, options);
+    double sum = 0;
+    for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const float* row = &logits[i * vocabulary];
+      const double top = static_cast<double>(row[largest(row, vocabulary)]);
+      double total = 0;
+      for (std::size_t v = 0; v < vocabulary; ++v) total += std::exp(static_cast<double>(row[v]) - top);
+      sum += top + std::log(total) - static_cast<double>(row[static_cast<std::size_t>(tokens[i + 1])]);
+    }
+    return sum / static_cast<double>(tokens.size() - 1);
+  };
+  const double expected = reference["mean_nll"];
+  SessionOptions exact, sealed;
+  exact.full_precision = true;
+  sealed.prefill_chunk = 64;  // so that most of the prompt is read from sealed pages
+  CHECK(std::abs(nll(exact) / expected - 1) < 1e-3);
+  CHECK(std::abs(nll(sealed) / expected - 1) < 5e-3);
+}

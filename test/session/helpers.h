@@ -1,0 +1,74 @@
+// A model and sessions for the session tests.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "session/session.h"
+
+namespace kvasir::test {
+
+inline std::shared_ptr<const Model> open_model(const std::string& path) {
+  std::shared_ptr<const Model> model;
+  const Status s = Model::open(path, "", &model);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return model;
+}
+
+// The trained model that the project ships, opened once.
+inline std::shared_ptr<const Model> mini_model() {
+  static const auto model = open_model(EXAMPLES "/mini-reader-q8_0.gguf");
+  return model;
+}
+
+inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model, const SessionOptions& options = {}) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::open(std::move(model), options, &session);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
+// Tokens that are text to the mini model: the first `n` of its book.
+std::vector<Token> book_tokens(std::size_t n);
+
+inline void read(Session* session, std::span<const Token> tokens) {
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE(done == tokens.size());
+}
+
+// The next n tokens, greedily.
+inline std::vector<Token> continue_with(Session* session, int n) {
+  std::vector<Token> out;
+  for (int i = 0; i < n; ++i) {
+    Token token = -1;
+    bool end = false;
+    const Status s = session->next({}, nullptr, &token, &end);
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    out.push_back(token);
+  }
+  return out;
+}
+
+inline std::string ask(Session* session, std::string_view question, GenerateOptions options = {}) {
+  std::string text;
+  Answer answer;
+  const Status s = session->generate(question, options, [&](std::string_view t) { return text += t, 0; }, &answer);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return text;
+}
+
+// The logits that the timeline's continuation `token` gives.
+inline std::vector<float> logits_after(Session* session, Token token) {
+  std::vector<float> logits(session->model().config().vocabulary);
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens({&token, 1}, logits.data(), nullptr, {}, &done);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return logits;
+}
+
+}  // namespace kvasir::test

@@ -1,0 +1,105 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "session/sampler.h"
+
+using namespace kvasir;
+
+namespace {
+
+Token draw(std::vector<float> logits, const SamplingOptions& options, std::vector<Token> recent = {}) {
+  Token out = -1;
+  REQUIRE(Sampler(options).sample(logits, recent, &out).ok());
+  return out;
+}
+
+// How often each token comes in n draws at different positions.
+std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& options, int n = 20000) {
+  std::vector<double> out(logits.size());
+  std::vector<Token> recent;
+  for (int i = 0; i < n; ++i, recent.push_back(0)) out[static_cast<std::size_t>(draw(logits, options, recent))] += 1.0 / n;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("greedy takes the largest and the lowest id among equals") {
+  CHECK(draw({1, 3, 2}, {}) == 1);
+  CHECK(draw({3, 3, 3}, {}) == 0);
+}
+
+TEST_CASE("draws follow the softmax of the tempered logits") {
+  SamplingOptions o;
+  o.temperature = 0.5f;
+  const auto share = shares({0, 1, 2}, o, 40000);
+  const double total = 1 + std::exp(2.0) + std::exp(4.0);
+  CHECK(share[0] == doctest::Approx(1 / total).epsilon(0.15));
+  CHECK(share[1] == doctest::Approx(std::exp(2.0) / total).epsilon(0.05));
+  CHECK(share[2] == doctest::Approx(std::exp(4.0) / total).epsilon(0.02));
+}
+
+TEST_CASE("top-k, top-p and min-p each cut what they should") {
+  SamplingOptions o;
+  o.temperature = 1;
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  o.top_k = 2;
+  auto share = shares(logits, o, 4000);
+  CHECK(share[2] + share[3] == 0);
+  CHECK(share[0] == doctest::Approx(0.625).epsilon(0.05));
+  o.top_k = 0, o.top_p = 0.7f;  // 0.5 is not enough, 0.8 is
+  share = shares(logits, o, 4000);
+  CHECK(share[1] > 0);
+  CHECK(share[2] + share[3] == 0);
+  o.top_p = 1, o.min_p = 0.2f;  // a fifth of the best: 0.1
+  share = shares(logits, o, 4000);
+  CHECK(share[2] > 0);
+  CHECK(share[3] == 0);
+}
+
+TEST_CASE("a repeated token is less likely, once, whatever its sign") {
+  SamplingOptions o;
+  o.repetition_penalty = 2;
+  CHECK(draw({3, 2, 0}, o, {0, 0, 0}) == 1);    // 3 / 2 < 2, and not 3 / 8
+  CHECK(draw({-1, -1.5f, -9}, o, {0}) == 1);    // -1 * 2 < -1.5
+  std::vector<Token> long_ago(300, 1);
+  long_ago[0] = 0;
+  CHECK(draw({3, 2, 0}, o, long_ago) == 0);     // only the newest tokens count
+}
+
+TEST_CASE("the same seed and position draw the same token, another seed another sequence") {
+  SamplingOptions a, b;
+  a.temperature = b.temperature = 1;
+  b.seed = 1;
+  const std::vector<float> flat(50, 0.0f);
+  int same = 0;
+  std::vector<Token> recent;
+  for (int i = 0; i < 200; ++i, recent.push_back(0)) {
+    CHECK(draw(flat, a, recent) == draw(flat, a, recent));
+    same += draw(flat, a, recent) == draw(flat, b, recent);
+  }
+  CHECK(same < 30);
+}
+
+TEST_CASE("damaged weights are told and wrong options are refused") {
+  std::vector<float> logits = {1, std::numeric_limits<float>::quiet_NaN()};
+  Token out = -1;
+  CHECK(Sampler({}).sample(logits, {}, &out).code() == Code::corrupt);
+  SamplingOptions o;
+  for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    o = {};
+    o.temperature = bad;
+    CHECK(!check_sampling_options(o).ok());
+    o = {};
+    o.top_p = bad;
+    CHECK(!check_sampling_options(o).ok());
+    o = {};
+    o.min_p = bad;
+    CHECK(!check_sampling_options(o).ok());
+    o = {};
+    o.repetition_penalty = bad;
+    CHECK(!check_sampling_options(o).ok());
+  }
+}
