@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <memory>
+#include <utility>
 
 #include "commands.h"
 #include "failure.h"
@@ -84,7 +86,8 @@ CLI::Option* value(CLI::App* app, const std::string& names, const char* kind, co
 }
 
 template <typename Number>
-CLI::Option* count(CLI::App* app, const std::string& names, Number* target, Number least, Number most, const std::string& help) {
+CLI::Option* count(CLI::App* app, const std::string& names, Number* target, Number least, Number most,
+                   const std::string& help) {
   return value(app, names, "N", help,
                [=](const std::string& text) { *target = number<Number>(text, least, most); });
 }
@@ -161,26 +164,31 @@ void add_source(CLI::App* app, SourceFlags* flags) {
 
 using Command = std::function<void(Context&)>;
 
-// A subcommand with its own arguments, which live as long as the command can be called.
-template <typename Arguments>
-CLI::App* add_command(CLI::App& app, const char* name, const char* help, GlobalFlags* global, Command* chosen,
-                      void (*run)(Context&, const Arguments&), std::shared_ptr<Arguments>* arguments) {
-  *arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand(name, help);
-  command->callback([chosen, run, held = *arguments] { *chosen = [run, held](Context& context) { run(context, *held); }; });
-  add_global(command, global);
-  return command;
-}
+struct Grammar {
+  CLI::App& app;
+  GlobalFlags* global;
+  Command* chosen;  // set by the subcommand that was given
 
-void add_ask(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<AskArguments> arguments;
-  CLI::App* command = add_command(app, "ask", "Question a document", global, chosen, run_ask, &arguments);
+  // A subcommand and its own arguments, which live as long as the command can be called.
+  template <typename Arguments>
+  std::pair<CLI::App*, std::shared_ptr<Arguments>> add(const char* name, const char* help,
+                                                       void (*run)(Context&, const Arguments&)) {
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = app.add_subcommand(name, help);
+    command->callback([to = chosen, run, arguments] { *to = [run, arguments](Context& c) { run(c, *arguments); }; });
+    add_global(command, global);
+    return {command, arguments};
+  }
+};
+
+void add_ask(Grammar& grammar) {
+  const auto [command, arguments] = grammar.add("ask", "Question a document", run_ask);
   add_model(command, &arguments->model);
   add_source(command, &arguments->source);
   add_strategy(command, &arguments->session);
   add_reading(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
-  command->add_option("questions", arguments->questions, wrapped("Questions; without one, a question a line from standard input"))
+  command->add_option("questions", arguments->questions, "Questions; none: one a line from standard input")
       ->type_name("TEXT");
   command->footer(
       "Each question is answered on its own: an answer does not know the one before. For a conversation see `kvasir chat`.\n\n"
@@ -191,9 +199,8 @@ void add_ask(CLI::App& app, GlobalFlags* global, Command* chosen) {
       "  pdftotext report.pdf - | kvasir ask -m model.gguf -f - --json \"What does it conclude?\"");
 }
 
-void add_prefill(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<PrefillArguments> arguments;
-  CLI::App* command = add_command(app, "prefill", "Read a document and save it as a cache", global, chosen, run_prefill, &arguments);
+void add_prefill(Grammar& grammar) {
+  const auto [command, arguments] = grammar.add("prefill", "Read a document and save it as a cache", run_prefill);
   add_model(command, &arguments->model);
   add_document(command, &arguments->source, "-o,--output", "The cache file to write");
   command->get_option("--file")->required();
@@ -207,9 +214,8 @@ void add_prefill(CLI::App& app, GlobalFlags* global, Command* chosen) {
       "  kvasir ask -m model.gguf -c book.kv \"Who is Irene Adler?\"");
 }
 
-void add_chat(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<ChatArguments> arguments;
-  CLI::App* command = add_command(app, "chat", "Talk about a document, or just talk", global, chosen, run_chat, &arguments);
+void add_chat(Grammar& grammar) {
+  const auto [command, arguments] = grammar.add("chat", "Talk about a document, or just talk", run_chat);
   add_model(command, &arguments->model);
   add_source(command, &arguments->source);
   add_strategy(command, &arguments->session);
@@ -224,12 +230,11 @@ void add_chat(CLI::App& app, GlobalFlags* global, Command* chosen) {
       "  printf 'Who is he?\\nWhy?\\n' | kvasir chat -m model.gguf -c book.kv");
 }
 
-void add_inspect_and_verify(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<FileArguments> inspected, verified;
-  CLI::App* inspect = add_command(app, "inspect", "Say what a model or a cache file is", global, chosen, run_inspect, &inspected);
+void add_inspect_and_verify(Grammar& grammar) {
+  const auto [inspect, inspected] = grammar.add("inspect", "Say what a model or a cache file is", run_inspect);
   text(inspect, "file", &inspected->path, "FILE", "A GGUF model or a cache")->required();
   inspect->footer("Examples:\n  kvasir inspect model.gguf\n  kvasir inspect --json book.kv");
-  CLI::App* verify = add_command(app, "verify", "Check a model or a cache file", global, chosen, run_verify, &verified);
+  const auto [verify, verified] = grammar.add("verify", "Check a model or a cache file", run_verify);
   text(verify, "file", &verified->path, "FILE", "A GGUF model or a cache")->required();
   verify->footer(
       "Of a cache every byte is checked against its checksums. Of a model the metadata and the shapes of all tensors are\n"
@@ -237,9 +242,8 @@ void add_inspect_and_verify(CLI::App& app, GlobalFlags* global, Command* chosen)
       "Examples:\n  kvasir verify book.kv && echo sound");
 }
 
-void add_bench(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<BenchArguments> arguments;
-  CLI::App* command = add_command(app, "bench", "Measure speed at several depths", global, chosen, run_bench, &arguments);
+void add_bench(Grammar& grammar) {
+  const auto [command, arguments] = grammar.add("bench", "Measure speed at several depths", run_bench);
   BenchArguments* const a = arguments.get();
   add_model(command, &a->model);
   value(command, "--depth", "N,N,...", "Tokens that are there before [0,4096]",
@@ -256,29 +260,28 @@ void add_bench(CLI::App& app, GlobalFlags* global, Command* chosen) {
   a->folder = ".";
   text(command, "--folder", &a->folder, "FOLDER", "Where --mapped puts its file, removed afterwards [.]");
   command->footer(
-      "Speeds are tokens a second. Ratios are of the same run: to full attention at the same depth, and to the smallest depth.\n\n"
+      "Speeds are tokens a second. Ratios are of the same run: to full attention at the same depth, and to the\n"
+      "smallest depth.\n\n"
       "Examples:\n"
       "  kvasir bench -m model.gguf --depth 0,8192,32768 --prompt 512 --generate 32 --strategy full,quest --budget 2%\n"
       "  kvasir bench -m model.gguf --depth 131072 --budget 2048 --dense-layers 0 --mapped --json");
 }
 
-void add_tokenize_and_logits(CLI::App& app, GlobalFlags* global, Command* chosen) {
-  std::shared_ptr<TokenizeArguments> tokenized;
-  CLI::App* tokens = add_command(app, "tokenize", "Print a text's token ids as a JSON array", global, chosen, run_tokenize, &tokenized);
+void add_tokenize_and_logits(Grammar& grammar) {
+  const auto [tokens, tokenized] = grammar.add("tokenize", "Print a text's token ids as a JSON array", run_tokenize);
   add_model(tokens, &tokenized->model);
   text(tokens, "-f,--file", &tokenized->file, "FILE", "The text; - is standard input")->required();
   flag(tokens, "--special", &tokenized->special, "Text that spells a control token is that token");
   flag(tokens, "--bos", &tokenized->bos, "Begin with the begin-of-text token, if the model wants one");
   tokens->footer("Examples:\n  kvasir tokenize -m model.gguf --special -f prompt.txt > ids.json");
 
-  std::shared_ptr<LogitsArguments> measured;
-  CLI::App* logits = add_command(app, "logits", "Write the logits at each token, to compare runtimes", global, chosen, run_logits, &measured);
+  const auto [logits, measured] = grammar.add("logits", "Write the logits at each token, to compare runtimes", run_logits);
   add_model(logits, &measured->model);
   text(logits, "--tokens", &measured->tokens, "FILE", "A JSON array of token ids; - is standard input")->required();
   text(logits, "-o,--output", &measured->output, "FILE", "float32 [tokens][vocabulary], little endian")->required();
-  value(logits, "--kv", "f32|int8", "Precision of keys and values [int8]", [measured](const std::string& given) {
+  value(logits, "--kv", "f32|int8", "Precision of keys and values [int8]", [held = measured](const std::string& given) {
     if (given != "f32" && given != "int8") throw CLI::ValidationError("'" + given + "' is neither f32 nor int8");
-    measured->session.full_precision = given == "f32";
+    held->session.full_precision = given == "f32";
   });
   add_reading(logits, &measured->session);
   logits->footer(
@@ -321,12 +324,13 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   add_global(&app, &invocation.global);
   app.set_version_flag("--version", version_text, "Version, and what it was built with");
   Command chosen;
-  add_ask(app, &invocation.global, &chosen);
-  add_prefill(app, &invocation.global, &chosen);
-  add_chat(app, &invocation.global, &chosen);
-  add_inspect_and_verify(app, &invocation.global, &chosen);
-  add_bench(app, &invocation.global, &chosen);
-  add_tokenize_and_logits(app, &invocation.global, &chosen);
+  Grammar grammar{app, &invocation.global, &chosen};
+  add_ask(grammar);
+  add_prefill(grammar);
+  add_chat(grammar);
+  add_inspect_and_verify(grammar);
+  add_bench(grammar);
+  add_tokenize_and_logits(grammar);
   try {
     app.parse(argument_count, values);
   } catch (const CLI::CallForHelp&) {

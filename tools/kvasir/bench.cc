@@ -55,7 +55,7 @@ void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
                              byte_count(cost.resident_bytes).c_str(),
                              percent(static_cast<double>(cost.resident_bytes), static_cast<double>(cost.kv_bytes)).c_str(),
                              byte_count(cost.stats.value("private_bytes", uint64_t{0})).c_str()));
-  terminal.print("mapped cache files; resident: of the file at the end of an answer; private: keys and values in memory of its own\n");
+  terminal.print("mapped cache files; resident: of the file at the end of an answer; private: keys and values beside it\n");
 }
 
 Json samples_json(const Samples& samples) { return {{"median", samples.median()}, {"samples", samples.values}}; }
@@ -117,7 +117,8 @@ void run_bench(Context& context, const BenchArguments& given) {
   if (context.json) return;
   const std::string threads = arguments.session.threads == 0 ? "all" : std::to_string(arguments.session.threads);
   context.terminal.print_untrusted(std::string(model.info.name) + ", " + model.info.architecture + " " +
-                                   model.info.weights + ", " + grouped(model.info.parameters) + " parameters, threads: " + threads + "\n");
+                                   model.info.weights + ", " + grouped(model.info.parameters) +
+                                   " parameters, threads: " + threads + "\n");
   print_speeds(context.terminal, results, arguments);
   if (arguments.mapped) print_mapped(context.terminal, results);
 }

@@ -86,8 +86,13 @@ double Progress::seconds_left() const {
   return a * (1 - cost_in_tokens(done_)) + b * (1 - cost_in_pairs(done_));
 }
 
+// Of all there will be, what went before included.
+double Progress::share() const {
+  return static_cast<double>(before_ + done_) / static_cast<double>(before_ + total_);
+}
+
 std::string Progress::bar(int columns) const {
-  const double filled = total_ > 0 ? cost_in_tokens(done_) * columns : 0;
+  const double filled = share() * columns;
   const auto whole = std::min(static_cast<int>(filled), columns);
   std::string text;
   if (!terminal_.has_utf8()) {
@@ -106,8 +111,8 @@ std::string Progress::line(int columns) const {
   if (total_ == 0) return label_;
   const double now = seconds();
   const bool tokens = unit_ == Unit::tokens;
-  const std::string percentage = printed("%3.0f%%", std::floor(100 * cost_in_tokens(done_)));
-  const std::string counts = tokens ? grouped(done_) + " of " + grouped(total_) + " tokens"
+  const std::string percentage = printed("%3.0f%%", std::floor(100 * share()));
+  const std::string counts = tokens ? grouped(before_ + done_) + " of " + grouped(before_ + total_) + " tokens"
                                     : byte_count(done_) + " of " + byte_count(total_);
   const std::string speed = tokens ? rate(speed_) + " tokens/s"
                                    : byte_count(static_cast<uint64_t>(speed_)) + "/s";

@@ -31,6 +31,7 @@ class Progress {
   double seconds_left() const;
   std::string line(int columns) const;
   std::string bar(int columns) const;
+  double share() const;
   double cost_in_tokens(uint64_t done) const;
   double cost_in_pairs(uint64_t done) const;
 

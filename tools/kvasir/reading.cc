@@ -142,7 +142,8 @@ void Reader::use_holdings(const Holdings& holdings) {
 // The read part is worth minutes, so it is kept where there is a file for it; another Ctrl-C gives it up.
 void Reader::stopped(const kv_error& error, uint64_t added, uint64_t expected) {
   const bool cancelled = error.status == KV_CANCELLED;
-  if (error.status == KV_CONTEXT_FULL) throw Failure(error, "take a part of " + document_name() + ", or a model with a longer context");
+  if (error.status == KV_CONTEXT_FULL)
+    throw Failure(error, "take a part of " + document_name() + ", or a model with a longer context");
   if (!cancelled && (added == 0 || flags_.save.empty())) throw Failure(error, "");
   const uint64_t tokens = reading_.tokens + added;
   const std::string of = grouped(tokens) + " of " + grouped(reading_.tokens + expected) + " tokens";

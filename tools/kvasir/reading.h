@@ -15,9 +15,9 @@ struct Reading {
   std::optional<Failure> save_failure;  // the document was read but could not be saved
 };
 
-// Reads flags.document, or maps flags.cache. With flags.save the cache file is used when it holds this very document, continued when
-// it holds the document's beginning, and written otherwise. A Ctrl-C keeps what was read in flags.save. Says what it does, and
-// describes it in context.result["source"].
+// Reads flags.document, or maps flags.cache. With flags.save the cache file is used when it holds this very document,
+// continued when it holds the document's beginning, and written otherwise. A Ctrl-C keeps what was read in flags.save.
+// Says what it does, and describes it in context.result["source"].
 Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags, const SessionFlags& session_flags);
 
 // -c stands instead of -f and --save. Throws Failure(exit_usage).

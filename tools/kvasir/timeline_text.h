@@ -1,4 +1,5 @@
-// What a saved timeline holds of a document. The comparison is of text, byte for byte, so a cache is never taken for another document's.
+// What a saved timeline holds of a document. The comparison is of text, byte for byte, so a cache is never taken for
+// another document's.
 #pragma once
 
 #include <cstddef>
