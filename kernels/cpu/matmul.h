@@ -101,8 +101,7 @@ void few_products(const WeightView& w, const Activations& x, Output out, uint32_
     for (uint32_t i = 0; i < x.n;) {
       const uint32_t left = x.n - i;
       if (left >= 4) row_product<Isa, Format, 4>(row, tail, x, i, padded + i, y), i += 4;
-      else if (left == 3) row_product<Isa, Format, 3>(row, tail, x, i, padded + i, y), i += 3;
-      else if (left == 2) row_product<Isa, Format, 2>(row, tail, x, i, padded + i, y), i += 2;
+      else if (left >= 2) row_product<Isa, Format, 2>(row, tail, x, i, padded + i, y), i += 2;
       else row_product<Isa, Format, 1>(row, tail, x, i, padded + i, y), i += 1;
     }
   }

@@ -67,8 +67,7 @@ void few_float_products(const WeightView& w, const Activations& x, Output out, u
     for (uint32_t i = 0; i < x.n;) {
       const uint32_t left = x.n - i;
       if (left >= 4) float_row_product<Isa, Format, 4>(row, x, i, y), i += 4;
-      else if (left == 3) float_row_product<Isa, Format, 3>(row, x, i, y), i += 3;
-      else if (left == 2) float_row_product<Isa, Format, 2>(row, x, i, y), i += 2;
+      else if (left >= 2) float_row_product<Isa, Format, 2>(row, x, i, y), i += 2;
       else float_row_product<Isa, Format, 1>(row, x, i, y), i += 1;
     }
   }

@@ -63,6 +63,7 @@ struct Kernels {
   // y[i * y_stride + r] = sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
   // row_begin is a multiple of matmul_rows; row_end too, or w.rows. Quantised weights use x.q/scale/sums and integer dot products;
   // F32, F16 and BF16 weights use x.f32 and float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
+  // Up to eight inputs take another way than more: the two round differently. Within each, an output depends on its row and input alone.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride, uint32_t row_begin,
                  uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
@@ -117,8 +118,8 @@ struct Kernels {
   // The same with each page's mean key: scores[r * stride + p], p in [0, 16).
   void (*score_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride);
 
-  // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns min(k, n).
-  // No score is NaN. scratch: n * 4 bytes.
+  // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns how many:
+  // min(k, n), or fewer when a score is NaN, which a damaged summary may cause. scratch: n * 4 bytes.
   uint32_t (*top_k)(const float* scores, uint32_t n, uint32_t k, uint32_t* out, std::byte* scratch);
 };
 
