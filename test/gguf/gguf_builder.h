@@ -25,14 +25,16 @@ namespace kvasir::test {
 template <class T>
 void append(std::vector<std::byte>* out, T value) {
   static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-  const auto* p = reinterpret_cast<const std::byte*>(&value);
-  out->insert(out->end(), p, p + sizeof value);
+  const std::size_t at = out->size();
+  out->resize(at + sizeof value);
+  std::memcpy(out->data() + at, &value, sizeof value);
 }
 
 inline void append_text(std::vector<std::byte>* out, std::string_view text) {
   append(out, uint64_t{text.size()});
-  const auto* p = reinterpret_cast<const std::byte*>(text.data());
-  out->insert(out->end(), p, p + text.size());
+  const std::size_t at = out->size();
+  out->resize(at + text.size());
+  if (!text.empty()) std::memcpy(out->data() + at, text.data(), text.size());
 }
 
 // Overwrites the bytes at `at`.
