@@ -130,15 +130,17 @@ typedef struct kv_model_options {
   uint32_t flags;          /* 0 */
   kv_log_fn log;           /* NULL: silent */
   void *log_user;
-  const char *chat_format; /* NULL: recognised from the file; or "raw" "chatml" "llama3" "llama2" "mistral" "gemma" "phi" "deepseek" */
+  /* NULL: recognised from the file's template, never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
+   * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr". */
+  const char *chat_format;
 } kv_model_options;
 
 KV_API void kv_model_options_init(kv_model_options *options);
 
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
  * while the model is open. *out is closed with kv_close.
- * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (not a GGUF, damaged, contradictory); KV_UNSUPPORTED (architecture, weight
- * type, tokenizer or feature that is not implemented, named in the message); KV_NO_MEMORY. */
+ * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory); KV_UNSUPPORTED (not a GGUF; an architecture,
+ * weight type, tokenizer or feature that is not implemented, named in the message); KV_NO_MEMORY. */
 KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
 
 /* One more reference, to be closed as well. Returns the same pointer. */

@@ -1,0 +1,161 @@
+// Where tokens are as they pass from the window into pages, what a fork and a step back see.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "store/kv_store.h"
+
+using namespace kvasir;
+
+namespace {
+
+constexpr uint32_t layers = 2, heads = 3, head_dim = 40;  // padded to 64: pages of 32 tokens
+const StoreShape shape{layers, heads, PageShape::of(head_dim)};
+
+struct Tokens {
+  std::vector<float> k, v;  // [n][heads][head_dim]
+};
+
+Tokens random_tokens(uint32_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Tokens t{std::vector<float>(n * heads * head_dim), std::vector<float>(n * heads * head_dim)};
+  for (float& x : t.k) x = normal(random) + 3;  // a mean to centre away
+  for (float& x : t.v) x = normal(random);
+  return t;
+}
+
+ThreadPool& pool() {
+  static const auto one = [] {
+    std::unique_ptr<ThreadPool> p;
+    REQUIRE(ThreadPool::create(2, &p).ok());
+    return p;
+  }();
+  return *one;
+}
+
+void append(KvStore* store, uint32_t n, uint32_t seed) {
+  REQUIRE(store->prepare(n).ok());
+  for (uint32_t l = 0; l < layers; ++l) {
+    const Tokens t = random_tokens(n, seed * 10 + l);
+    store->write(l, n, t.k.data(), t.v.data());
+  }
+  store->commit(n, cpu_kernels(), &pool());
+}
+
+// K and V of every token of a layer and head as attention sees them: pages, then window. [tokens][2][dim]
+std::vector<float> contents(const KvStore& store, uint32_t layer, uint32_t head) {
+  const uint32_t dim = shape.page.dim, page_tokens = shape.page.page_tokens;
+  std::vector<float> out;
+  std::vector<float> k(page_tokens * dim), v(page_tokens * dim);
+  const auto add = [&](const float* rows_k, const float* rows_v, uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i) {
+      out.insert(out.end(), rows_k + i * dim, rows_k + (i + 1) * dim);
+      out.insert(out.end(), rows_v + i * dim, rows_v + (i + 1) * dim);
+    }
+  };
+  for (uint32_t p = 0; p < store.pages().pages(); ++p) {
+    const PageRef page = store.pages().page(layer, head, p);
+    cpu_kernels().unseal_page(shape.page, page.data, page.scales, k.data(), v.data());
+    add(k.data(), v.data(), page_tokens);
+  }
+  const KvStore::Rows window = store.window(layer, head);
+  add(window.k, window.v, store.window_count());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("tokens leave the window as pages and the window never shrinks below its size") {
+  KvStore store(shape, 64);
+  for (uint32_t n : {1u, 62u, 1u, 31u, 1u, 200u, 7u, 512u}) {
+    const uint64_t before = store.tokens();
+    append(&store, n, n);
+    CHECK(store.tokens() == before + n);
+    CHECK(store.window_count() < 64 + 32);
+    if (store.pages().pages()) CHECK(store.window_count() >= 64);
+    CHECK(store.sink_count() == (store.pages().pages() ? 32 : 0));
+  }
+}
+
+TEST_CASE("what is stored is what was written, centred by one vector a head") {
+  KvStore store(shape, 64);
+  append(&store, 300, 5);
+  append(&store, 10, 6);
+  REQUIRE(store.pages().pages() > 5);
+  for (uint32_t l = 0; l < layers; ++l) {
+    const Tokens first = random_tokens(300, 50 + l), second = random_tokens(10, 60 + l);
+    for (uint32_t h = 0; h < heads; ++h) {
+      const auto rows = contents(store, l, h);
+      const float* centre = store.centre().data() + (l * heads + h) * shape.page.dim;
+      double worst_k = 0, worst_v = 0;
+      for (uint32_t t = 0; t < 310; ++t) {
+        const Tokens& from = t < 300 ? first : second;
+        const std::size_t at = ((t < 300 ? t : t - 300) * heads + h) * head_dim;
+        for (uint32_t d = 0; d < head_dim; ++d) {
+          worst_k = std::max(worst_k, std::abs(static_cast<double>(rows[(t * 2) * 64 + d] + centre[d] - from.k[at + d])));
+          worst_v = std::max(worst_v, std::abs(static_cast<double>(rows[(t * 2 + 1) * 64 + d] - from.v[at + d])));
+        }
+        for (uint32_t d = head_dim; d < 64; ++d) CHECK(rows[(t * 2) * 64 + d] == 0);
+      }
+      CHECK(worst_k < 0.03);  // half a step of int8 at amplitudes up to 5
+      CHECK(worst_v < 0.03);
+    }
+  }
+}
+
+TEST_CASE("a step that is not committed leaves no trace") {
+  KvStore store(shape, 64), plain(shape, 64);
+  append(&store, 200, 1);
+  append(&plain, 200, 1);
+  REQUIRE(store.prepare(500).ok());
+  const Tokens other = random_tokens(500, 99);
+  for (uint32_t l = 0; l < layers; ++l) store.write(l, 500, other.k.data(), other.v.data());
+  append(&store, 90, 2);
+  append(&plain, 90, 2);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+}
+
+TEST_CASE("a fork shares pages and writes its own") {
+  KvStore store(shape, 64);
+  append(&store, 700, 1);
+  const auto before = contents(store, 0, 1);
+  KvStore fork(store);
+  append(&fork, 400, 2);
+  CHECK(contents(store, 0, 1) == before);
+  append(&store, 300, 3);
+  auto head = contents(fork, 0, 1);
+  KvStore straight(shape, 64);
+  append(&straight, 700, 1);
+  append(&straight, 400, 2);
+  CHECK(head == contents(straight, 0, 1));
+}
+
+TEST_CASE("going back keeps what pages and window held, for every length") {
+  KvStore store(shape, 64);
+  append(&store, 333, 1);
+  for (uint64_t to : {332u, 310u, 290u, 288u, 257u, 128u, 96u, 95u, 64u, 33u, 32u, 31u, 1u}) {
+    KvStore shorter(store);
+    const auto all = contents(shorter, 1, 1);
+    REQUIRE(shorter.rewind(to, cpu_kernels()).ok());
+    CHECK(shorter.tokens() == to);
+    auto kept = contents(shorter, 1, 1);
+    CHECK(kept.size() == to * 2 * 64);
+    const bool sinks_return = shorter.pages().pages() == 0;  // in full precision, better than the page had them
+    const std::size_t from = sinks_return ? std::min<std::size_t>(kept.size(), 32 * 2 * 64) : 0;
+    CHECK(std::equal(kept.begin() + static_cast<std::ptrdiff_t>(from), kept.end(), all.begin() + static_cast<std::ptrdiff_t>(from)));
+    append(&shorter, 200, 9);  // and it goes on
+    CHECK(shorter.tokens() == to + 200);
+  }
+}
+
+TEST_CASE("a full-precision store never seals") {
+  KvStore store(shape, KvStore::keep_all);
+  for (uint32_t i = 0; i < 20; ++i) append(&store, 77, i);
+  CHECK(store.pages().pages() == 0);
+  CHECK(store.window_count() == 20 * 77);
+  const Tokens last = random_tokens(77, 190);
+  CHECK(store.window(0, 0).k[(19 * 77) * 64] == last.k[0]);
+}
