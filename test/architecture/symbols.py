@@ -14,7 +14,7 @@ from source import code_only, finish, read
 MOST_BYTES = 3_000_000  # of the stripped shared library
 NEEDED = re.compile(r"lib(c|m|stdc\+\+|gcc_s|zstd|pcre2-8|mimalloc(-secure)?|pthread)\.so|ld-linux|ld-musl")
 NEVER_IMPORTED = {"abort", "exit", "_exit", "printf", "puts", "putchar", "fputs", "fwrite", "perror", "__printf_chk", "__fprintf_chk",
-                  "getenv", "secure_getenv", "signal", "sigaction", "_ZSt4cout", "_ZSt4cerr", "_ZSt9terminatev"}
+                  "getenv", "secure_getenv", "signal", "sigaction", "_ZSt4cout", "_ZSt4cerr"}
 TOLD_AT_START = 8  # bytes of .init_array: the compiler's own frame_dummy
 
 
