@@ -25,6 +25,10 @@ constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
 constexpr uint32_t row_tokens = 4;          // inputs multiplied together by the row kernel
 constexpr uint32_t few = 8;                 // at most so many inputs take the row kernel (measured: panels win from 9 on)
 
+// Bytes that the row kernel asks memory for in advance, beyond what the processor foresees by itself: measured on Zen 5, where less
+// than 4 KiB loses and 8 KiB gains a twentieth. Rows lie one after the other, so it reaches into the following ones.
+constexpr uint32_t read_ahead = 8192;
+
 // One group of an input row.
 struct GroupInput {
   const int8_t* q;      // [256]
@@ -70,7 +74,9 @@ void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, 
     in[t] = {x.q + i * x.cols, x.scale + i * (x.cols / 32), x.sums + i * (x.cols / 16)};
   }
   for (uint32_t g = 0; g < groups; ++g) {
-    row_group<Isa, Format, tokens>(row + std::size_t{g} * Format::group_bytes, sum, in);
+    const uint8_t* p = row + std::size_t{g} * Format::group_bytes;
+    for (uint32_t b = 0; b < Format::group_bytes; b += 64) __builtin_prefetch(p + read_ahead + b);
+    row_group<Isa, Format, tokens>(p, sum, in);
     for (GroupInput& each : in) each = {each.q + 256, each.scale + 8, each.sums + 16};
   }
   if (tail) {

@@ -181,7 +181,8 @@ struct Avx2 {
   }
 
   template <class Format, int half, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t* sums, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
+                                                       const int16_t* sums, uint32_t cols) {
     // So many steps of four columns fit 16 bits before they are widened.
     constexpr uint32_t fits = 32767 / (2 * 127 * Format::max);
     constexpr uint32_t steps = fits >= 8 ? 8 : fits >= 4 ? 4 : fits >= 2 ? 2 : 1;

@@ -166,7 +166,8 @@ struct Avx512 {
 
   // sum[t][v] = products of one run of `width` columns; run `half` of its 32.
   template <class Format, int half, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t* sums, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
+                                                       const int16_t* sums, uint32_t cols) {
     for (std::size_t t = 0; t < tokens; ++t) {
       if constexpr (bias<Format> == 0) {
         sum[t][0] = sum[t][1] = _mm512_setzero_si512();

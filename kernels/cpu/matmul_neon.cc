@@ -184,7 +184,8 @@ struct Neon {
 
   // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a register that holds sixteen.
   template <class Kind, int, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t*, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
+                                                       const int16_t*, uint32_t cols) {
     for (auto& pair : sum) pair[0] = pair[1] = vdupq_n_s32(0);
     for (uint32_t k = 0; k < Kind::width; k += 16) {
       int8x16_t w[8];
