@@ -1,8 +1,9 @@
-"""include/kvasir.h compiles alone and twice, without a warning, as C and as C++: header.py CC... -- CXX..."""
+"""include/kvasir.h compiles alone and twice, without a warning, as C and as C++, and so does README's example: header.py CC... -- CXX..."""
+import re
 import subprocess
 import sys
 
-from source import ROOT, finish
+from source import ROOT, finish, read
 
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-Wconversion", "-Wshadow", "-Wundef"]
 C_WARNINGS = ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wc++-compat"]
@@ -13,9 +14,9 @@ int main(void) { return sizeof(kv_error) == 0 || KV_OK != 0; }
 """
 
 
-def problem(compiler, language, standard, warnings):
+def problem(compiler, language, standard, warnings, source=SOURCE):
     command = [*compiler, f"-std={standard}", *WARNINGS, *warnings, f"-I{ROOT / 'include'}", "-fsyntax-only", "-x", language, "-"]
-    run = subprocess.run(command, input=SOURCE, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     return [f"{' '.join(command)}\n{run.stderr}"] if run.returncode else []
 
 
@@ -27,6 +28,11 @@ def main():
         problems += problem(cc, "c", standard, C_WARNINGS)
     for standard in ["c++11", "c++20"]:
         problems += problem(cxx, "c++", standard, CPP_WARNINGS)
+    examples = re.findall(r"^```c\n(.*?)^```", read("README.md"), re.DOTALL | re.MULTILINE)
+    if not examples:
+        problems.append("README.md has no example in C")
+    for example in examples:
+        problems += problem(cc, "c", "c99", C_WARNINGS, example)
     return finish(problems)
 
 
