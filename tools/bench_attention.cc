@@ -134,7 +134,9 @@ struct Pages {
     for (int8_t& x : data) x = random.byte();
     for (uint16_t& s : scales) s = static_cast<uint16_t>(0x3c00 + random.next() % 128);
     const uint64_t all = tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << tokens) - 1;
-    for (std::size_t p = 0; p < bytes / page_bytes; ++p) refs.push_back({data.data() + p * page_bytes, scales.data() + p * 2 * tokens, all});
+    for (std::size_t p = 0; p < bytes / page_bytes; ++p) {
+      refs.push_back({data.data() + p * page_bytes, scales.data() + p * 2 * tokens, all});
+    }
   }
   Array<int8_t> data;
   Array<uint16_t> scales;

@@ -10,11 +10,12 @@
 //   key_offset                 what dot_keys adds to every key byte: 128 where the instruction wants them unsigned, else 0
 //   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same, prepared for dot_keys
 //   set, load, store           all of any alignment;  iset, iload, istore for int32
-//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, with one rounding where there is an instruction;  max(a, b) may give either where one is NaN
+//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, rounded once where there is an instruction; max may give either beside a NaN
 //   residue(a, b, x)           a * b - x, whose sign is exact
 //   sum, largest               over the lanes, in a fixed order
 //   ceil, to_float, to_int     to_int rounds to nearest, ties to even
-//   scale_by_pow2(p, n)        p * 2^n for whole n <= 0, 0 where n < -126 or so; round(x): to the nearest whole number
+//   round(x)                   to the nearest whole number
+//   scale_by_pow2(p, n)        p * 2^n for whole n <= 0; may be 0 where that is no normal number, and is from n = -150 down
 //   finite_or_zero(x)          0 where x is infinite or NaN
 //   select_less(a, b, x, y)    x where a < b, else y
 //   iota                       0, 1, 2 ...

@@ -85,7 +85,7 @@ struct Kernels {
   void (*add)(float* x, const float* y, std::size_t n);
 
   // ---- attention ------------------------------------------------------------------------------------------------------
-  // Fills q, split (may be null) and scale of QueryRows from f32.
+  // Fills q, split (may be null) and scale of QueryRows from f32. Infinities and NaNs count as zeros; a row of zeros gets scale 0.
   void (*quantize_queries)(const float* f32, uint32_t rows, uint32_t dim, int8_t* q, int8_t* split, float* scale);
 
   // Adds the chosen tokens of n_pages pages to the states of all rows (each row sees them all). Scores are integer products
@@ -106,7 +106,8 @@ struct Kernels {
 
   // ---- store ----------------------------------------------------------------------------------------------------------
   // Seals page `page` (0 .. 15) of an extent: quantises k, v: [page_tokens][dim] (padding zero, K already centred) and writes the page, its
-  // scales, bounds and means into the extent's arrays. A token of zeros gets scale 0.
+  // scales, bounds and means into the extent's arrays. A token of zeros gets scale 0. Infinities, NaNs and tokens of magnitude
+  // under 1e-30 count as zeros. Bounds and means are those of the int8 values, and sealing an unsealed page gives the same bytes.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* pages,
                     uint16_t* scales, int8_t* bounds, int8_t* means);
   // The reverse for one page: k, v: [page_tokens][dim].
