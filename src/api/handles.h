@@ -78,15 +78,22 @@ Status read_options(const Options* in, void (*init)(Options*), Options* out) {
   return {};
 }
 
-// Fills a caller's result struct as far as its struct_size goes.
+// Whether a caller's result struct can be filled.
 template <class Result>
-Status write_result(const Result& result, Result* out, const char* name) {
+Status check_result(const Result* out, const char* name) {
   if (!out) return Status::error(Code::bad_argument, "%s is NULL", name);
   const std::size_t size = out->struct_size;
   if (size < 2 * sizeof(uint32_t))
     return Status::error(Code::bad_argument, "%s->struct_size is %zu: set it to the struct's size", name, size);
+  return {};
+}
+
+// Fills a caller's result struct as far as its struct_size goes.
+template <class Result>
+Status write_result(const Result& result, Result* out, const char* name) {
+  if (Status s = check_result(out, name); !s.ok()) return s;
   std::memcpy(reinterpret_cast<char*>(out) + sizeof(uint32_t), reinterpret_cast<const char*>(&result) + sizeof(uint32_t),
-              std::min(size, sizeof(Result)) - sizeof(uint32_t));
+              std::min<std::size_t>(out->struct_size, sizeof(Result)) - sizeof(uint32_t));
   return {};
 }
 

@@ -152,7 +152,7 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     if (o.keep > 1) return Status::error(Code::bad_argument, "keep is %u: use 0 or 1", o.keep);
     if (!o.stop && o.stop_count) return Status::error(Code::bad_argument, "stop is NULL and stop_count is %u", o.stop_count);
     if (answer)  // a wrong size is found before the work
-      if (Status e = api::write_result(kv_answer{}, answer, "answer"); !e.ok()) return e;
+      if (Status e = api::check_result(answer, "answer"); !e.ok()) return e;
     GenerateOptions g;
     g.max_tokens = o.max_tokens ? o.max_tokens : 512;
     g.sampling = sampling_of(o);
@@ -168,7 +168,7 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     if (on_text) text = [=](std::string_view t) { return on_text(t.data(), t.size(), user); };
     Answer made;
     Status status = s.generate({question, size}, g, text, &made);
-    if (answer)
+    if (answer && (status.ok() || status.code() == Code::cancelled))
       if (Status e = api::write_result(to_public(made), answer, "answer"); !e.ok()) return e;
     return status;
   });
@@ -178,6 +178,7 @@ kv_status kv_next(kv_session* session, const kv_generate_options* options, int32
   return api::exclusive(session, error, [&](Session& s) -> Status {
     kv_generate_options o;
     if (Status e = api::read_options(options, kv_generate_options_init, &o); !e.ok()) return e;
+    if (Status e = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL); !e.ok()) return e;
     if (!token) return Status::error(Code::bad_argument, "token is NULL");
     bool ends = false;
     if (Status e = s.next(sampling_of(o), flag_of(o.cancel), token, &ends); !e.ok()) return e;

@@ -2,8 +2,10 @@
 // dozens of them microseconds apart, then sleep. The destructor joins them all.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 #include "base/status.h"
@@ -19,11 +21,26 @@ class ThreadPool {
   uint32_t threads() const;
 
   // Calls f(task, worker) for every task in [0, n_tasks), tasks in ascending order as workers get free; worker < threads() names the thread's
-  // scratch. Returns when all are done. Not re-entrant; one caller at a time. f must not throw.
+  // scratch. Returns when all are done. Not re-entrant; one caller at a time. f may throw std::bad_alloc and nothing else: the other
+  // tasks still run, then this throws it.
   template <class F>
   void run(uint32_t n_tasks, F&& f) {
-    run_erased(n_tasks, [](void* context, uint32_t task, uint32_t worker) { (*static_cast<std::remove_reference_t<F>*>(context))(task, worker); },
-               const_cast<void*>(static_cast<const void*>(&f)));
+    struct Call {
+      std::remove_reference_t<F>& f;
+      std::atomic<bool> out_of_memory{false};
+    } call{f};
+    run_erased(
+        n_tasks,
+        [](void* context, uint32_t task, uint32_t worker) {
+          auto& c = *static_cast<Call*>(context);
+          try {
+            c.f(task, worker);
+          } catch (const std::bad_alloc&) {
+            c.out_of_memory.store(true, std::memory_order_relaxed);
+          }
+        },
+        &call);
+    if (call.out_of_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
  private:

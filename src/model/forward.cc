@@ -29,7 +29,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   cancel_ = step.cancel;
   resize(n);
-  store->prepare(n);
+  if (Status s = store->prepare(n); !s.ok()) return s;
   model_->rope().angles(store->tokens(), n, cos_.data(), sin_.data());
 
   for (uint32_t i = 0; i < n; ++i)

@@ -109,8 +109,8 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   answer->question_tokens = tokens.size();
   if (s.ok()) {
     turn_ = Turn::answer;
+    if (o.keep) restore.release();  // whatever ends the answer, its whole tokens stay
     s = answer_loop(o, on_text, begin, answer);
-    if (o.keep) restore.release();
   }
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
   answer->total_ns = os::now_ns() - begin;

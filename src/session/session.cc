@@ -79,14 +79,23 @@ Status Session::check_room(uint64_t more) const {
                        tokens_.size(), options_.context);
 }
 
-// Runs tokens at the end of the timeline, chunk by chunk; what is done stays. exact: attention over everything, as for a
-// document; otherwise as the plan for decode says.
+// Runs tokens at the end of the timeline, chunk by chunk; what is done stays, and the caller learns how much, whatever stops it.
+// exact: attention over everything, as for a document; otherwise as the plan for decode says.
 Status Session::append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done) {
+  *done = 0;
+  try {
+    return append_chunks(tokens, exact, all_logits, cancel, progress, done);
+  } catch (const std::bad_alloc&) {
+    return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done, tokens.size());
+  }
+}
+
+Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+                              uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary;
   tokens_.reserve(tokens_.size() + tokens.size());
-  logits_.resize(vocabulary);
-  *done = 0;
+  next_logits_.resize(vocabulary);
   while (*done < tokens.size()) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
     const std::size_t n = std::min<std::size_t>(options_.prefill_chunk, tokens.size() - *done);
@@ -96,13 +105,12 @@ Status Session::append(std::span<const Token> tokens, bool exact, float* all_log
     if (!exact) plan_step(&step);
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
-    step.logits = all_logits ? all_logits + *done * vocabulary : logits_.data();
-    logits_at_ = 0;
+    step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
-    if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, logits_.data());
-    if (last) logits_at_ = tokens_.size();
+    if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
+    if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }
@@ -209,16 +217,12 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (Status s = check_room(1); !s.ok()) return s;
   if (Status s = refresh_logits(cancel); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
-  Array<float> logits(logits_);  // a failed step leaves the real ones
+  Array<float> logits(logits_);  // sampling changes them; a failed step leaves the real ones
   Token chosen = 0;
   if (Status s = Sampler(sampling).sample(logits, tokens_, &chosen); !s.ok()) return s;
   forward_->attention().reset_counts();
   uint64_t done = 0;
-  if (Status s = append({&chosen, 1}, false, nullptr, cancel, nullptr, &done); !s.ok()) {
-    logits_ = std::move(logits);
-    logits_at_ = 0;
-    return s;
-  }
+  if (Status s = append({&chosen, 1}, false, nullptr, cancel, nullptr, &done); !s.ok()) return s;
   if (turn_ == Turn::empty) turn_ = Turn::tokens;
   last_read_ = forward_->attention().counts();
   last_steps_ = 1;

@@ -110,6 +110,8 @@ class Session {
   Status start();
   Status append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
                 uint64_t* done);
+  Status append_chunks(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+                       uint64_t* done);
   void plan_step(ForwardStep* step);
   Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
@@ -127,6 +129,7 @@ class Session {
   Turn turn_ = Turn::empty;
   Array<float> logits_;        // after the last token, valid where logits_at_ == tokens_.size()
   uint64_t logits_at_ = 0;
+  Array<float> next_logits_;   // of the step that runs: it may fail
 
   // For stats.
   Plan plan_;

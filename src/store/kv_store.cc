@@ -64,14 +64,14 @@ uint32_t KvStore::pages_to_seal(uint32_t count) const {
   return count <= window_tokens_ ? 0 : (count - window_tokens_) / shape().page.page_tokens;
 }
 
-void KvStore::prepare(uint32_t n) {
+Status KvStore::prepare(uint32_t n) {
   grow_window(window_count_ + n);
   const uint32_t sealed = pages_to_seal(window_count_ + n);
-  if (sealed == 0) return;
+  if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
   centre_.reserve(shape().heads_total() * dim);
-  pages_.reserve(pages_.pages() + sealed);
+  return pages_.reserve(pages_.pages() + sealed);
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {

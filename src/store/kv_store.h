@@ -48,8 +48,9 @@ class KvStore {
   Rows sinks(uint32_t layer, uint32_t head) const;
   Rows window(uint32_t layer, uint32_t head) const;
 
-  // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc; the store stays as it was.
-  void prepare(uint32_t n);
+  // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc or says Code::corrupt (a damaged page
+  // of a mapped file would have to be copied); the store stays as it was.
+  Status prepare(uint32_t n);
   // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);

@@ -107,7 +107,7 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
                        : kind == SectionKind::scales ? static_cast<const void*>(slab->scales)
                        : kind == SectionKind::bounds ? static_cast<const void*>(slab->bounds)
                                                      : static_cast<const void*>(slab->means);
-    if (slab->file && !slab->file->check(*slab->file->find(kind), slab->index * bytes, bytes)) return damaged();
+    if (!intact_extent(kind, e)) return damaged();
     if (Status s = write(data, bytes); !s.ok()) return s;
   }
   return {};
@@ -134,6 +134,12 @@ bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t
   const uint64_t bytes = array_bytes(shape_.page, kind);
   const uint64_t at = (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) * bytes;
   return slab->file->check(*slab->file->find(kind), at + offset, size);
+}
+
+bool PageStore::intact_extent(SectionKind kind, uint32_t e) const {
+  const SlabRef& slab = slabs_[e];
+  const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
+  return !slab->file || slab->file->check(*slab->file->find(kind), slab->index * bytes, bytes);
 }
 
 bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
@@ -177,13 +183,15 @@ PageStore::SlabRef PageStore::new_slab() const {
   return SlabRef(slab.release());
 }
 
-void PageStore::reserve(uint32_t pages) {
-  if (pages <= pages_) return;
+Status PageStore::reserve(uint32_t pages) {
+  if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab();
     const std::size_t heads = shape_.heads_total();
     const SlabRef& old = slabs_[last];
+    for (SectionKind kind : sections)
+      if (!intact_extent(kind, last)) return damaged();
     std::memcpy(const_cast<int8_t*>(copy->pages), old->pages, heads * PageShape::pages_bytes());
     std::memcpy(const_cast<uint16_t*>(copy->scales), old->scales, heads * shape_.page.scales_bytes());
     std::memcpy(const_cast<int8_t*>(copy->bounds), old->bounds, heads * shape_.page.bounds_bytes());
@@ -194,6 +202,7 @@ void PageStore::reserve(uint32_t pages) {
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) slabs_.push_back(new_slab());
+  return {};
 }
 
 void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v) {

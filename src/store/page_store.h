@@ -64,8 +64,9 @@ class PageStore {
   Status damaged() const;  // the error for a check that failed
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
-  // Throws std::bad_alloc and leaves the store as it was (room made so far is kept).
-  void reserve(uint32_t pages);
+  // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a
+  // mapped file is damaged: the copy would pass for intact.
+  Status reserve(uint32_t pages);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
   void commit(uint32_t pages);
@@ -78,6 +79,7 @@ class PageStore {
   struct Slab;
   class SlabRef;
   SlabRef new_slab() const;
+  bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;

@@ -1,0 +1,297 @@
+// Every allocation of every kind of call fails once, or from then on: the code is KV_NO_MEMORY, nothing leaks (a leak checker's business),
+// and the handle goes on to the same answers as one that was left alone.
+#include <algorithm>
+#include <functional>
+
+#include "failing_allocations.h"
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace api_test;
+
+namespace {
+
+struct Outcome {
+  bool reached;  // there was an Nth allocation
+  bool failed;   // and the call failed for it
+};
+
+// Calls attempt(n, once) with the Nth allocation failing, for every n until there are no more; larger steps further on. attempt makes its
+// FailingAllocations around the tested call alone. A call may succeed all the same where only the words of a message were lost that
+// nobody reads, so that is the exception.
+void sweep(const std::function<Outcome(long first, bool once)>& attempt) {
+  for (bool once : {true, false}) {
+    int attempts = 0, failures = 0;
+    for (long n = 0; n < 100'000; n += 1 + n / 16, ++attempts) {
+      CAPTURE(n);
+      CAPTURE(once);
+      const Outcome outcome = attempt(n, once);
+      failures += outcome.failed;
+      if (!outcome.reached) break;
+    }
+    CHECK(attempts > 2);
+    CHECK(failures * 10 > attempts * 8);
+  }
+}
+
+// One call with failing memory.
+template <class Call>
+Outcome run(long first, bool once, Call call) {
+  kv_error error{};
+  kv_status status;
+  bool reached;
+  {
+    FailingAllocations failing(first, once);
+    status = call(&error);
+    reached = failing.reached();
+  }
+  if (status != KV_OK) {
+    CHECK(reached);
+    CHECK_MESSAGE(status == KV_NO_MEMORY, error.message);
+    CHECK(error.status == status);
+  }
+  return {reached, status != KV_OK};
+}
+
+const Session& base() {  // 300 tokens: 64-token pages behind a window, the last extent is not full
+  static const Session session = tiny_session(300);
+  return session;
+}
+
+const std::vector<int32_t>& base_next() {
+  static const std::vector<int32_t> next = peek(base().get(), 6);
+  return next;
+}
+
+void check_untouched(kv_session* session) {
+  CHECK(timeline(session).size() == 300);
+  CHECK(peek(session, 6) == base_next());
+}
+
+}  // namespace
+
+TEST_CASE("opening a model without memory") {
+  sweep([](long n, bool once) {
+    kv_model* model = nullptr;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_open(tiny_path, nullptr, &model, e); });
+    CHECK((model == nullptr) == outcome.failed);
+    kv_close(model);
+    return outcome;
+  });
+  sweep([](long n, bool once) {
+    kv_model_information info{};
+    info.struct_size = sizeof info;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_model_inspect(tiny_path, &info, e); });
+    CHECK((info.layers == 0) == outcome.failed);
+    return outcome;
+  });
+}
+
+TEST_CASE("tokens and text without memory") {
+  const std::string text = book(300);
+  tiny_model();
+  std::vector<int32_t> tokens(1000);
+  std::size_t count = 0;
+  sweep([&](long n, bool once) {
+    return run(n, once, [&](kv_error* e) {
+      return kv_tokenize(tiny_model(), text.data(), text.size(), 0, tokens.data(), tokens.size(), &count, e);
+    });
+  });
+  std::string back(2000, 0);
+  std::size_t size = 0;
+  sweep([&](long n, bool once) {
+    return run(n, once, [&](kv_error* e) {
+      return kv_detokenize(tiny_model(), tokens.data(), count, 0, back.data(), back.size(), &size, e);
+    });
+  });
+  CHECK(back.substr(0, size) == text);
+}
+
+TEST_CASE("opening a session without memory") {
+  const kv_session_options o = small_options();
+  tiny_model();
+  sweep([&](long n, bool once) {
+    kv_session* session = nullptr;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_session_open(tiny_model(), &o, &session, e); });
+    CHECK((session == nullptr) == outcome.failed);
+    kv_session_close(session);
+    return outcome;
+  });
+  kv_cancel* cancel = nullptr;
+  CHECK(run(0, true, [&](kv_error* e) { return kv_cancel_create(&cancel, e); }).failed);
+  CHECK(cancel == nullptr);
+}
+
+TEST_CASE("reading tokens without memory keeps whole chunks and goes on to the same state") {
+  const std::vector<int32_t> tokens = some_tokens(300);
+  base_next();
+  sweep([&](long n, bool once) {
+    const Session session = open_session(tiny_model());
+    uint64_t done = 99;
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_prefill_tokens(session.get(), tokens.data(), tokens.size(), nullptr, &done, e);
+    });
+    CHECK(done % 64 == (outcome.failed ? 0 : 300 % 64));
+    CHECK(timeline(session.get()).size() == done);
+    read_tokens(session.get(), {tokens.begin() + static_cast<std::ptrdiff_t>(done), tokens.end()});
+    CHECK(peek(session.get(), 6) == base_next());
+    return outcome;
+  });
+}
+
+TEST_CASE("reading text without memory keeps whole chunks and remembers that the document has begun") {
+  const std::string text = book(400);
+  const Session whole = open_session(tiny_model());
+  read_text(whole.get(), text);
+  const std::vector<int32_t> tokens = timeline(whole.get());
+  sweep([&](long n, bool once) {
+    const Session session = open_session(tiny_model());
+    uint64_t done = 99, bytes = 99;
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_prefill(session.get(), text.data(), text.size(), nullptr, &done, &bytes, e);
+    });
+    CHECK(timeline(session.get()).size() == done);
+    CHECK((bytes == text.size()) == !outcome.failed);
+    read_text(session.get(), text.substr(bytes));
+    const std::vector<int32_t> after = timeline(session.get());
+    CHECK(std::count(after.begin(), after.end(), tokens[0]) == std::count(tokens.begin(), tokens.end(), tokens[0]));
+    return outcome;
+  });
+}
+
+TEST_CASE("answering without memory leaves the timeline as it was") {
+  const std::string answer = ask(base().get(), "a question", 6).text;
+  sweep([&](long n, bool once) {
+    const Session session = fork(base().get());
+    kv_generate_options o;
+    kv_generate_options_init(&o);
+    o.max_tokens = 6;
+    const char* const stop[] = {"never to be seen, this string is"};
+    o.stop = stop;
+    o.stop_count = 1;
+    const auto ignore = [](const char*, size_t, void*) -> int32_t { return 0; };
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_generate(session.get(), "a question", 10, &o, ignore, nullptr, nullptr, e);
+    });
+    check_untouched(session.get());
+    CHECK(ask(session.get(), "a question", 6).text == answer);
+    return outcome;
+  });
+}
+
+TEST_CASE("a kept answer without memory keeps whole tokens") {
+  const std::vector<int32_t> before = timeline(base().get());
+  sweep([&](long n, bool once) {
+    const Session session = fork(base().get());
+    kv_generate_options o;
+    kv_generate_options_init(&o);
+    o.max_tokens = 70;  // seals a page
+    o.keep = 1;
+    o.temperature = 1;
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_generate(session.get(), "a", 1, &o, nullptr, nullptr, nullptr, e);
+    });
+    const std::vector<int32_t> after = timeline(session.get());
+    REQUIRE(after.size() >= before.size());
+    CHECK(std::equal(before.begin(), before.end(), after.begin()));
+    CHECK(ask(session.get(), "b", 4, 1).status == KV_OK);
+    return outcome;
+  });
+}
+
+TEST_CASE("a token, a fork, going back and statistics without memory") {
+  sweep([&](long n, bool once) {
+    const Session session = fork(base().get());
+    int32_t token = -1;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    if (outcome.failed) {
+      CHECK(token == -1);
+      check_untouched(session.get());
+    }
+    return outcome;
+  });
+  sweep([&](long n, bool once) {
+    kv_session* out = nullptr;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_fork(base().get(), &out, e); });
+    CHECK((out == nullptr) == outcome.failed);
+    if (out) check_untouched(out);
+    kv_session_close(out);
+    check_untouched(base().get());
+    return outcome;
+  });
+  sweep([&](long n, bool once) {  // into a page, which is opened again, and then a token whose logits have to be made again
+    const Session session = fork(base().get());
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_rewind(session.get(), 150, e); });
+    if (outcome.failed) check_untouched(session.get());
+    return outcome;
+  });
+  const Session shorter = fork(base().get());
+  REQUIRE_OK(kv_rewind(shorter.get(), 150, error));
+  const std::vector<int32_t> next = peek(shorter.get(), 4);
+  sweep([&](long n, bool once) {
+    const Session session = fork(shorter.get());
+    int32_t token = -1;
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    if (outcome.failed) CHECK(peek(session.get(), 4) == next);
+    return outcome;
+  });
+  std::string json(4000, 0);
+  std::size_t size = 0;
+  sweep([&](long n, bool once) {
+    return run(n, once, [&](kv_error* e) { return kv_stats(base().get(), json.data(), json.size(), &size, e); });
+  });
+}
+
+TEST_CASE("saving and loading without memory leave the old file and no temporary one") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Session old = tiny_session(40);
+  sweep([&](long n, bool once) {
+    save(old.get(), path);
+    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_save(base().get(), path.c_str(), nullptr, e); });
+    CHECK(folder.entries() == 1);
+    const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
+    const std::size_t tokens = timeline(there.get()).size();
+    CHECK((tokens == 300 || (outcome.failed && tokens == 40)));
+    return outcome;
+  });
+  check_untouched(base().get());
+  save(base().get(), path);
+  const kv_session_options o = small_options();
+  for (uint32_t flags : {0u, KV_LOAD_VERIFY}) {
+    kv_call_options call;
+    kv_call_options_init(&call);
+    call.flags = flags;
+    sweep([&](long n, bool once) {
+      kv_session* out = nullptr;
+      const std::size_t descriptors = open_descriptors();
+      const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_load(tiny_model(), path.c_str(), &o, &call, &out, e); });
+      CHECK((out == nullptr) == outcome.failed);
+      CHECK(open_descriptors() == descriptors);
+      if (out) check_untouched(out);
+      kv_session_close(out);
+      return outcome;
+    });
+  }
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  sweep([&](long n, bool once) { return run(n, once, [&](kv_error* e) { return kv_file_inspect(path.c_str(), &info, e); }); });
+  sweep([&](long n, bool once) { return run(n, once, [&](kv_error* e) { return kv_file_verify(path.c_str(), nullptr, e); }); });
+}
+
+TEST_CASE("a loaded session that runs out of memory while it copies a page of its file") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  save(base().get(), path);
+  const std::vector<int32_t> more = some_tokens(128);
+  sweep([&](long n, bool once) {
+    const Session session = load(tiny_model(), path);
+    uint64_t done = 0;
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_prefill_tokens(session.get(), more.data(), more.size(), nullptr, &done, e);
+    });
+    CHECK(timeline(session.get()).size() == 300 + done);
+    if (done == 0) check_untouched(session.get());
+    return outcome;
+  });
+}

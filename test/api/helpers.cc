@@ -1,0 +1,130 @@
+#include "helpers.h"
+
+#include <fstream>
+#include <iterator>
+
+namespace api_test {
+
+Model open_model(const char* path) {
+  kv_model* model = nullptr;
+  REQUIRE_OK(kv_open(path, nullptr, &model, error));
+  return Model(model);
+}
+
+kv_model* tiny_model() {
+  static const Model model = open_model(tiny_path);
+  return model.get();
+}
+
+kv_model* mini_model() {
+  static const Model model = open_model(mini_path);
+  return model.get();
+}
+
+kv_session_options small_options() {
+  kv_session_options o;
+  kv_session_options_init(&o);
+  o.threads = 2;
+  o.prefill_chunk = 64;
+  o.strategy = "quest";
+  o.budget_tokens = 64;
+  o.dense_layers = 0;
+  return o;
+}
+
+Session open_session(kv_model* model, const kv_session_options& options) {
+  kv_session* session = nullptr;
+  REQUIRE_OK(kv_session_open(model, &options, &session, error));
+  return Session(session);
+}
+
+Cancel make_cancel() {
+  kv_cancel* cancel = nullptr;
+  REQUIRE_OK(kv_cancel_create(&cancel, error));
+  return Cancel(cancel);
+}
+
+std::vector<int32_t> some_tokens(std::size_t n) {
+  std::vector<int32_t> out(n);
+  uint32_t state = 7;
+  for (int32_t& token : out) {
+    state = state * 1664525u + 1013904223u;
+    token = static_cast<int32_t>(3 + (state >> 16) % 250);
+  }
+  return out;
+}
+
+std::string book(std::size_t bytes) {
+  std::ifstream in(EXAMPLES "/demo.txt", std::ios::binary);
+  std::string text(bytes, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(bytes));
+  REQUIRE(in.good());
+  return text;
+}
+
+void read_tokens(kv_session* session, const std::vector<int32_t>& tokens) {
+  REQUIRE_OK(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, error));
+}
+
+void read_text(kv_session* session, const std::string& text) {
+  REQUIRE_OK(kv_prefill(session, text.data(), text.size(), nullptr, nullptr, nullptr, error));
+}
+
+Session tiny_session(std::size_t n, const kv_session_options& options) {
+  Session session = open_session(tiny_model(), options);
+  read_tokens(session.get(), some_tokens(n));
+  return session;
+}
+
+Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t keep) {
+  kv_generate_options o;
+  kv_generate_options_init(&o);
+  o.max_tokens = max_tokens;
+  o.keep = keep;
+  Told out{};
+  const auto on_text = [](const char* text, size_t size, void* user) -> int32_t {
+    static_cast<std::string*>(user)->append(text, size);
+    return 0;
+  };
+  out.status = kv_generate(session, question, std::char_traits<char>::length(question), &o, on_text, &out.text, nullptr, &out.error);
+  return out;
+}
+
+std::vector<int32_t> timeline(const kv_session* session) {
+  std::size_t count = 0;
+  kv_session_tokens(session, nullptr, 0, &count, nullptr);
+  std::vector<int32_t> out(count);
+  REQUIRE_OK(kv_session_tokens(session, out.data(), out.size(), &count, error));
+  return out;
+}
+
+std::vector<int32_t> peek(kv_session* session, int n) {
+  const Session other = fork(session);
+  std::vector<int32_t> out;
+  for (int i = 0; i < n; ++i) {
+    int32_t token = -1;
+    REQUIRE_OK(kv_next(other.get(), nullptr, &token, nullptr, error));
+    out.push_back(token);
+  }
+  return out;
+}
+
+Session fork(kv_session* session) {
+  kv_session* out = nullptr;
+  REQUIRE_OK(kv_fork(session, &out, error));
+  return Session(out);
+}
+
+void save(kv_session* session, const std::string& path) { REQUIRE_OK(kv_save(session, path.c_str(), nullptr, error)); }
+
+Session load(kv_model* model, const std::string& path, uint32_t flags) {
+  kv_call_options call;
+  kv_call_options_init(&call);
+  call.flags = flags;
+  const kv_session_options options = small_options();
+  kv_session* out = nullptr;
+  REQUIRE_OK(kv_load(model, path.c_str(), &options, &call, &out, error));
+  return Session(out);
+}
+
+}  // namespace api_test

@@ -1,0 +1,359 @@
+// Every function called wrongly: each pointer NULL in turn, sizes and ranges out of bounds. The answer is a code and a message, outputs
+// and handles stay as they were. A table by hand; a test compares it with the header, so that no function is forgotten.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <regex>
+#include <set>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace api_test;
+
+namespace {
+
+// Everything that a call may write, filled with a pattern that no call would.
+struct Outputs {
+  kv_model* model;
+  kv_session* session;
+  kv_cancel* cancel;
+  std::size_t count;
+  int32_t tokens[4], token, end;
+  float logits[1024];
+  char text[64];
+  kv_answer answer;
+  kv_model_information model_info;
+  kv_file_information file_info;
+
+  void fill() {
+    std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
+    answer.struct_size = sizeof answer;
+    model_info.struct_size = sizeof model_info;
+    file_info.struct_size = sizeof file_info;
+  }
+};
+
+struct Misuse {
+  const char* function;
+  const char* how;
+  kv_status expected;
+  std::function<kv_status(kv_error*)> call;
+};
+
+class Misuses {
+ public:
+  Misuses() : session_(tiny_session(200)), empty_(open_session(tiny_model())), path_(folder_.file("a.kv")) {
+    save(session_.get(), path_);
+    add_model();
+    add_tokens();
+    add_session();
+    add_prefill();
+    add_generate();
+    add_timeline();
+    add_files();
+  }
+  const std::vector<Misuse>& table() const { return table_; }
+  kv_session* session() const { return session_.get(); }
+  Outputs& out() { return out_; }
+  std::size_t files() const { return folder_.entries(); }
+
+ private:
+  void add(const char* function, const char* how, std::function<kv_status(kv_error*)> call, kv_status expected = KV_BAD_ARGUMENT) {
+    table_.push_back({function, how, expected, std::move(call)});
+  }
+  void add_model();
+  void add_tokens();
+  void add_session();
+  void add_prefill();
+  void add_generate();
+  void add_timeline();
+  void add_files();
+  void add_generate_option(const char* how, std::function<void(kv_generate_options*)> change);
+  void add_session_option(const char* how, std::function<void(kv_session_options*)> change);
+
+  TempFolder folder_;
+  Session session_, empty_;
+  std::string path_;
+  Outputs out_;
+  std::vector<Misuse> table_;
+};
+
+const float nan_f = std::numeric_limits<float>::quiet_NaN(), inf_f = std::numeric_limits<float>::infinity();
+const double nan_d = std::numeric_limits<double>::quiet_NaN();
+
+void Misuses::add_model() {
+  add("kv_cancel_create", "out", [](kv_error* e) { return kv_cancel_create(nullptr, e); });
+  add("kv_open", "path", [&](kv_error* e) { return kv_open(nullptr, nullptr, &out_.model, e); });
+  add("kv_open", "out", [](kv_error* e) { return kv_open(tiny_path, nullptr, nullptr, e); });
+  add("kv_open", "an empty path", [&](kv_error* e) { return kv_open("", nullptr, &out_.model, e); }, KV_NOT_FOUND);
+  add("kv_open", "no such file", [&](kv_error* e) { return kv_open((path_ + "x").c_str(), nullptr, &out_.model, e); }, KV_NOT_FOUND);
+  add("kv_open", "a folder", [&](kv_error* e) { return kv_open(folder_.path().c_str(), nullptr, &out_.model, e); });
+  add("kv_open", "a file that is no model", [&](kv_error* e) { return kv_open(path_.c_str(), nullptr, &out_.model, e); }, KV_UNSUPPORTED);
+  add("kv_open", "flags", [&](kv_error* e) {
+    kv_model_options o;
+    kv_model_options_init(&o);
+    o.flags = 1;
+    return kv_open(tiny_path, &o, &out_.model, e);
+  });
+  for (const char* format : {"chatml2", "CHATML"}) {
+    add("kv_open", "chat_format", [&, format](kv_error* e) {
+      kv_model_options o;
+      kv_model_options_init(&o);
+      o.chat_format = format;
+      return kv_open(tiny_path, &o, &out_.model, e);
+    });
+  }
+  add("kv_model_info", "model", [&](kv_error* e) { return kv_model_info(nullptr, &out_.model_info, e); });
+  add("kv_model_info", "info", [](kv_error* e) { return kv_model_info(tiny_model(), nullptr, e); });
+  add("kv_model_inspect", "path", [&](kv_error* e) { return kv_model_inspect(nullptr, &out_.model_info, e); });
+  add("kv_model_inspect", "info", [](kv_error* e) { return kv_model_inspect(tiny_path, nullptr, e); });
+  add("kv_model_inspect", "no such file", [&](kv_error* e) { return kv_model_inspect("/nowhere/x", &out_.model_info, e); }, KV_NOT_FOUND);
+}
+
+void Misuses::add_tokens() {
+  add("kv_tokenize", "model", [&](kv_error* e) { return kv_tokenize(nullptr, "a", 1, 0, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "text", [&](kv_error* e) { return kv_tokenize(tiny_model(), nullptr, 1, 0, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "tokens", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, nullptr, 4, &out_.count, e); });
+  add("kv_tokenize", "count", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, out_.tokens, 4, nullptr, e); });
+  add("kv_tokenize", "flags", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 4, out_.tokens, 4, &out_.count, e); });
+  static const int32_t ids[] = {5, 6};
+  add("kv_detokenize", "model", [&](kv_error* e) { return kv_detokenize(nullptr, ids, 2, 0, out_.text, 64, &out_.count, e); });
+  add("kv_detokenize", "tokens", [&](kv_error* e) { return kv_detokenize(tiny_model(), nullptr, 2, 0, out_.text, 64, &out_.count, e); });
+  add("kv_detokenize", "text", [&](kv_error* e) { return kv_detokenize(tiny_model(), ids, 2, 0, nullptr, 64, &out_.count, e); });
+  add("kv_detokenize", "size", [&](kv_error* e) { return kv_detokenize(tiny_model(), ids, 2, 0, out_.text, 64, nullptr, e); });
+  add("kv_detokenize", "flags", [&](kv_error* e) {
+    return kv_detokenize(tiny_model(), ids, 2, KV_TOKENIZE_BOS, out_.text, 64, &out_.count, e);
+  });
+  for (int32_t bad : {-1, 259, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    add("kv_detokenize", "a token that is none", [&, bad](kv_error* e) {
+      return kv_detokenize(tiny_model(), &bad, 1, 0, out_.text, 64, &out_.count, e);
+    });
+    add("kv_prefill_tokens", "a token that is none", [&, bad](kv_error* e) {
+      const int32_t two[] = {5, bad};
+      return kv_prefill_tokens(session_.get(), two, 2, nullptr, nullptr, e);
+    });
+  }
+}
+
+void Misuses::add_session_option(const char* how, std::function<void(kv_session_options*)> change) {
+  const auto changed = [change] {
+    kv_session_options o = small_options();
+    change(&o);
+    return o;
+  };
+  add("kv_session_open", how, [&, changed](kv_error* e) {
+    const kv_session_options o = changed();
+    return kv_session_open(tiny_model(), &o, &out_.session, e);
+  });
+  add("kv_load", how, [&, changed](kv_error* e) {
+    const kv_session_options o = changed();
+    return kv_load(tiny_model(), path_.c_str(), &o, nullptr, &out_.session, e);
+  });
+}
+
+void Misuses::add_session() {
+  add("kv_session_open", "model", [&](kv_error* e) { return kv_session_open(nullptr, nullptr, &out_.session, e); });
+  add("kv_session_open", "out", [](kv_error* e) { return kv_session_open(tiny_model(), nullptr, nullptr, e); });
+  add_session_option("threads", [](auto* o) { o->threads = 257; });
+  add_session_option("context", [](auto* o) { o->context = UINT64_MAX; });
+  add_session_option("kv_type", [](auto* o) { o->kv_type = 2; });
+  add_session_option("window", [](auto* o) { o->window = UINT32_MAX; });
+  add_session_option("prefill_chunk", [](auto* o) { o->prefill_chunk = 4097; });
+  add_session_option("share_heads", [](auto* o) { o->share_heads = 2; });
+  add_session_option("reserved", [](auto* o) { o->reserved = 1; });
+  const auto strategy = [&](const char* name, uint64_t tokens, double fraction) {
+    add_session_option("strategy and budget", [=](auto* o) { o->strategy = name, o->budget_tokens = tokens, o->budget_fraction = fraction; });
+    add("kv_session_set_strategy", "strategy and budget",
+        [=, this](kv_error* e) { return kv_session_set_strategy(session_.get(), name, tokens, fraction, e); });
+  };
+  for (const char* name : {"", "Quest", "quest ", "hnsw", "\xff\xfe%s%n"}) strategy(name, 0, 0);
+  for (double fraction : {-0.01, 1.01, nan_d, -nan_d, HUGE_VAL, -HUGE_VAL}) strategy("quest", 0, fraction);
+  strategy("quest", 1, 0.5);
+  add("kv_session_set_strategy", "session", [](kv_error* e) { return kv_session_set_strategy(nullptr, "full", 0, 0, e); });
+}
+
+void Misuses::add_prefill() {
+  kv_session* const s = session_.get();
+  static const int32_t ids[] = {5, 6};
+  kv_call_options flags;
+  kv_call_options_init(&flags);
+  flags.flags = 8;
+  add("kv_prefill", "session", [](kv_error* e) { return kv_prefill(nullptr, "a", 1, nullptr, nullptr, nullptr, e); });
+  add("kv_prefill", "text", [s](kv_error* e) { return kv_prefill(s, nullptr, 1, nullptr, nullptr, nullptr, e); });
+  add("kv_prefill", "flags", [s, flags](kv_error* e) { return kv_prefill(s, "a", 1, &flags, nullptr, nullptr, e); });
+  add("kv_prefill_tokens", "session", [](kv_error* e) { return kv_prefill_tokens(nullptr, ids, 2, nullptr, nullptr, e); });
+  add("kv_prefill_tokens", "tokens", [s](kv_error* e) { return kv_prefill_tokens(s, nullptr, 2, nullptr, nullptr, e); });
+  add("kv_prefill_tokens", "flags", [s, flags](kv_error* e) { return kv_prefill_tokens(s, ids, 2, &flags, nullptr, e); });
+  add("kv_prefill_tokens", "more than the context", [s](kv_error* e) {
+    const std::vector<int32_t> many(5'000'000, 5);
+    return kv_prefill_tokens(s, many.data(), many.size(), nullptr, nullptr, e);
+  }, KV_CONTEXT_FULL);
+  add("kv_prefill_logits", "session", [&](kv_error* e) { return kv_prefill_logits(nullptr, ids, 2, out_.logits, nullptr, e); });
+  add("kv_prefill_logits", "tokens", [&, s](kv_error* e) { return kv_prefill_logits(s, nullptr, 2, out_.logits, nullptr, e); });
+  add("kv_prefill_logits", "logits", [s](kv_error* e) { return kv_prefill_logits(s, ids, 2, nullptr, nullptr, e); });
+  add("kv_prefill_logits", "flags", [&, s, flags](kv_error* e) { return kv_prefill_logits(s, ids, 2, out_.logits, &flags, e); });
+}
+
+void Misuses::add_generate_option(const char* how, std::function<void(kv_generate_options*)> change) {
+  const auto changed = [change] {
+    kv_generate_options o;
+    kv_generate_options_init(&o);
+    o.max_tokens = 2;
+    change(&o);
+    return o;
+  };
+  add("kv_generate", how, [&, changed](kv_error* e) {
+    const kv_generate_options o = changed();
+    return kv_generate(session_.get(), "a", 1, &o, nullptr, nullptr, &out_.answer, e);
+  });
+  if (std::string_view(how).substr(0, 4) == "stop" || std::string_view(how) == "keep") return;  // kv_next does not use these
+  add("kv_next", how, [&, changed](kv_error* e) {
+    const kv_generate_options o = changed();
+    return kv_next(session_.get(), &o, &out_.token, &out_.end, e);
+  });
+}
+
+void Misuses::add_generate() {
+  add("kv_generate", "session", [&](kv_error* e) { return kv_generate(nullptr, "a", 1, nullptr, nullptr, nullptr, &out_.answer, e); });
+  add("kv_generate", "question", [&](kv_error* e) {
+    return kv_generate(session_.get(), nullptr, 1, nullptr, nullptr, nullptr, &out_.answer, e);
+  });
+  add("kv_generate", "nothing to answer", [&](kv_error* e) {
+    kv_model_options o;
+    kv_model_options_init(&o);
+    o.chat_format = "raw";
+    kv_model* raw = nullptr;
+    REQUIRE(kv_open(FIXTURES "/models/qwen2-f16.gguf", &o, &raw, nullptr) == KV_OK);  // wants no begin-of-text token
+    const Model owner(raw);
+    const Session empty = open_session(raw);
+    return kv_generate(empty.get(), nullptr, 0, nullptr, nullptr, nullptr, &out_.answer, e);
+  }, KV_BAD_STATE);
+  add_generate_option("flags", [](auto* o) { o->flags = 2; });
+  add_generate_option("keep", [](auto* o) { o->keep = 2; });
+  for (float x : {-1.0f, 101.0f, nan_f, inf_f}) add_generate_option("temperature", [x](auto* o) { o->temperature = x; });
+  for (float x : {-1.0f, 0.0f, 1.5f, nan_f}) add_generate_option("top_p", [x](auto* o) { o->top_p = x; });
+  for (float x : {-0.5f, 1.0f, nan_f}) add_generate_option("min_p", [x](auto* o) { o->min_p = x; });
+  for (float x : {-1.0f, 0.0f, 1000.0f, nan_f}) add_generate_option("repetition_penalty", [x](auto* o) { o->repetition_penalty = x; });
+  static const char* const with_null[] = {"a", nullptr};
+  static const char* const with_empty[] = {"a", ""};
+  add_generate_option("stop: no strings", [](auto* o) { o->stop_count = 1; });
+  add_generate_option("stop: a NULL string", [](auto* o) { o->stop = with_null, o->stop_count = 2; });
+  add_generate_option("stop: an empty string", [](auto* o) { o->stop = with_empty, o->stop_count = 2; });
+  add("kv_next", "session", [&](kv_error* e) { return kv_next(nullptr, nullptr, &out_.token, &out_.end, e); });
+  add("kv_next", "token", [&](kv_error* e) { return kv_next(session_.get(), nullptr, nullptr, &out_.end, e); });
+  add("kv_next", "empty timeline", [&](kv_error* e) { return kv_next(empty_.get(), nullptr, &out_.token, &out_.end, e); }, KV_BAD_STATE);
+}
+
+void Misuses::add_timeline() {
+  kv_session* const s = session_.get();
+  add("kv_session_tokens", "session", [&](kv_error* e) { return kv_session_tokens(nullptr, out_.tokens, 4, &out_.count, e); });
+  add("kv_session_tokens", "tokens", [&, s](kv_error* e) { return kv_session_tokens(s, nullptr, 4, &out_.count, e); });
+  add("kv_session_tokens", "count", [&, s](kv_error* e) { return kv_session_tokens(s, out_.tokens, 4, nullptr, e); });
+  add("kv_rewind", "session", [](kv_error* e) { return kv_rewind(nullptr, 0, e); });
+  add("kv_rewind", "beyond the end", [s](kv_error* e) { return kv_rewind(s, 201, e); });
+  add("kv_rewind", "far beyond the end", [s](kv_error* e) { return kv_rewind(s, UINT64_MAX, e); });
+  add("kv_fork", "session", [&](kv_error* e) { return kv_fork(nullptr, &out_.session, e); });
+  add("kv_fork", "out", [s](kv_error* e) { return kv_fork(s, nullptr, e); });
+  add("kv_stats", "session", [&](kv_error* e) { return kv_stats(nullptr, out_.text, 64, &out_.count, e); });
+  add("kv_stats", "json", [&, s](kv_error* e) { return kv_stats(s, nullptr, 64, &out_.count, e); });
+  add("kv_stats", "size", [&, s](kv_error* e) { return kv_stats(s, out_.text, 64, nullptr, e); });
+}
+
+void Misuses::add_files() {
+  kv_call_options flags;
+  kv_call_options_init(&flags);
+  flags.flags = 8;
+  const std::string nowhere = folder_.file("none/a.kv");
+  add("kv_save", "session", [&](kv_error* e) { return kv_save(nullptr, path_.c_str(), nullptr, e); });
+  add("kv_save", "path", [&](kv_error* e) { return kv_save(session_.get(), nullptr, nullptr, e); });
+  add("kv_save", "flags", [&, flags](kv_error* e) { return kv_save(session_.get(), path_.c_str(), &flags, e); });
+  add("kv_save", "no such folder", [&, nowhere](kv_error* e) { return kv_save(session_.get(), nowhere.c_str(), nullptr, e); }, KV_NOT_FOUND);
+  add("kv_load", "model", [&](kv_error* e) { return kv_load(nullptr, path_.c_str(), nullptr, nullptr, &out_.session, e); });
+  add("kv_load", "path", [&](kv_error* e) { return kv_load(tiny_model(), nullptr, nullptr, nullptr, &out_.session, e); });
+  add("kv_load", "out", [&](kv_error* e) { return kv_load(tiny_model(), path_.c_str(), nullptr, nullptr, nullptr, e); });
+  add("kv_load", "flags", [&, flags](kv_error* e) { return kv_load(tiny_model(), path_.c_str(), nullptr, &flags, &out_.session, e); });
+  add("kv_load", "no such file", [&, nowhere](kv_error* e) {
+    return kv_load(tiny_model(), nowhere.c_str(), nullptr, nullptr, &out_.session, e);
+  }, KV_NOT_FOUND);
+  add("kv_load", "another kind of file", [&](kv_error* e) {
+    return kv_load(tiny_model(), tiny_path, nullptr, nullptr, &out_.session, e);
+  }, KV_NOT_A_CACHE);
+  add("kv_load", "a shorter context", [&](kv_error* e) {
+    kv_session_options o = small_options();
+    o.context = 199;
+    return kv_load(tiny_model(), path_.c_str(), &o, nullptr, &out_.session, e);
+  }, KV_CONTEXT_FULL);
+  add("kv_file_inspect", "path", [&](kv_error* e) { return kv_file_inspect(nullptr, &out_.file_info, e); });
+  add("kv_file_inspect", "info", [&](kv_error* e) { return kv_file_inspect(path_.c_str(), nullptr, e); });
+  add("kv_file_inspect", "another kind of file", [&](kv_error* e) { return kv_file_inspect(tiny_path, &out_.file_info, e); }, KV_NOT_A_CACHE);
+  add("kv_file_verify", "path", [](kv_error* e) { return kv_file_verify(nullptr, nullptr, e); });
+  add("kv_file_verify", "flags", [&, flags](kv_error* e) { return kv_file_verify(path_.c_str(), &flags, e); });
+}
+
+}  // namespace
+
+TEST_CASE("a wrong call gets its code and a message and changes nothing") {
+  Misuses misuses;
+  const std::vector<int32_t> tokens = timeline(misuses.session()), next = peek(misuses.session(), 3);
+  for (const Misuse& m : misuses.table()) {
+    CAPTURE(std::string(m.function));
+    CAPTURE(std::string(m.how));
+    misuses.out().fill();
+    std::vector<char> before(sizeof(Outputs));
+    std::memcpy(before.data(), &misuses.out(), sizeof(Outputs));
+    kv_error error{};
+    error.status = -1;
+    CHECK(m.call(&error) == m.expected);
+    CHECK(error.status == m.expected);
+    CHECK(std::string_view(error.message).size() > 5);
+    CHECK(std::string_view(error.message).find('\n') == std::string_view::npos);
+    CHECK(m.call(nullptr) == m.expected);
+    CHECK(std::memcmp(before.data(), &misuses.out(), sizeof(Outputs)) == 0);
+  }
+  CHECK(timeline(misuses.session()) == tokens);
+  CHECK(peek(misuses.session(), 3) == next);
+  CHECK(misuses.files() == 1);
+}
+
+TEST_CASE("NULL where nothing can go wrong is nothing") {
+  kv_close(nullptr);
+  kv_session_close(nullptr);
+  kv_cancel_release(nullptr);
+  kv_cancel_fire(nullptr);
+  kv_cancel_reset(nullptr);
+  CHECK(kv_retain(nullptr) == nullptr);
+  kv_model_options_init(nullptr);
+  kv_session_options_init(nullptr);
+  kv_call_options_init(nullptr);
+  kv_generate_options_init(nullptr);
+}
+
+TEST_CASE("every function of the header is misused here") {
+  std::set<std::string> known = {"kv_close", "kv_session_close", "kv_cancel_release", "kv_cancel_fire", "kv_cancel_reset", "kv_retain",
+                                 "kv_model_options_init", "kv_session_options_init", "kv_call_options_init", "kv_generate_options_init",
+                                 // No pointers in: status_test below.
+                                 "kv_status_text", "kv_status_is_stale", "kv_version", "kv_build_info"};
+  const Misuses misuses;
+  for (const Misuse& m : misuses.table()) known.insert(m.function);
+  std::ifstream in(EXAMPLES "/../include/kvasir.h");
+  const std::string header(std::istreambuf_iterator<char>(in), {});
+  const std::regex declaration("KV_API [^;(]*?(kv_[a-z_]+)\\(");
+  std::set<std::string> declared;
+  for (std::sregex_iterator i(header.begin(), header.end(), declaration), end; i != end; ++i) declared.insert((*i)[1]);
+  CHECK(declared.size() > 30);
+  CHECK(declared == known);
+}
+
+TEST_CASE("every status has a text, and numbers that are none have one too") {
+  std::set<std::string> texts;
+  for (kv_status s = KV_OK; s <= KV_INTERNAL; ++s) {
+    texts.insert(kv_status_text(s));
+    CHECK(kv_status_is_stale(s) == (s == KV_VERSION || s == KV_MODEL_MISMATCH));
+  }
+  CHECK(texts.size() == KV_INTERNAL + 1);
+  for (kv_status s : {-1, KV_INTERNAL + 1, INT32_MIN, INT32_MAX}) CHECK(std::string(kv_status_text(s)) == "unknown status");
+  CHECK(kv_version() == KV_VERSION_NUMBER);
+}

@@ -1,0 +1,213 @@
+// A timeline saved and loaded through the public header: what files and sessions say of themselves, and what becomes of a mapped file.
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace api_test;
+
+namespace {
+
+nlohmann::json stats(kv_session* session) {
+  std::size_t size = 0;
+  kv_stats(session, nullptr, 0, &size, nullptr);
+  std::string text(size, '?');
+  REQUIRE_OK(kv_stats(session, text.data(), size, &size, error));
+  REQUIRE(text.back() == '\0');
+  text.pop_back();
+  return nlohmann::json::parse(text);
+}
+
+struct Progress {
+  int32_t phase = 0;
+  int calls = 0, wrong = 0;
+  uint64_t done = 0, total = 0;
+
+  static int32_t call(int32_t phase, uint64_t done, uint64_t total, void* user) {
+    auto& p = *static_cast<Progress*>(user);
+    p.wrong += p.calls > 0 && (phase != p.phase || done < p.done || total != p.total);
+    p.wrong += done > total;
+    p.phase = phase, p.done = done, p.total = total;
+    return ++p.calls, 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a loaded session goes on as the saved one would, and says that it is mapped") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Session session = open_session(mini_model());
+  read_text(session.get(), book(9000));
+  const auto before = stats(session.get());
+  const std::string answer = ask(session.get(), "Who is this about?", 24).text;
+  save(session.get(), path);
+  const Session loaded = load(mini_model(), path);
+  CHECK(timeline(loaded.get()) == timeline(session.get()));
+  CHECK(ask(loaded.get(), "Who is this about?", 24).text == answer);
+  CHECK(peek(loaded.get(), 80) == peek(session.get(), 80));
+  const auto after = stats(loaded.get());
+  for (const char* same : {"tokens", "context", "page_tokens", "sealed_pages", "sealed_tokens", "window_tokens", "kv_bytes_per_token"})
+    CHECK(before[same] == after[same]);
+  CHECK(before["mapped_bytes"] == 0);
+  CHECK(after["mapped_bytes"] > 0);
+  CHECK(after["private_bytes"] < before["private_bytes"]);
+  CHECK(after["load_ms"] > 0);
+  CHECK(before["load_ms"] == 0);
+}
+
+TEST_CASE("statistics fit what was done") {
+  const Session session = open_session(tiny_model());
+  CHECK(stats(session.get())["tokens"] == 0);
+  read_tokens(session.get(), some_tokens(500));
+  CHECK(ask(session.get(), "q", 5).status == KV_OK);
+  const auto s = stats(session.get());
+  CHECK(s["tokens"] == 500);
+  CHECK(s["threads"] == 2);
+  CHECK(s["prefill_chunk"] == 64);
+  CHECK(s["kv_type"] == "int8");
+  CHECK(s["sealed_tokens"] == s["sealed_pages"].get<uint64_t>() * s["page_tokens"].get<uint64_t>());
+  CHECK(s["sealed_tokens"].get<uint64_t>() + s["window_tokens"].get<uint64_t>() == 500);
+  CHECK(s["strategy_asked"] == "quest");
+  CHECK(s["strategy_planned"] == "quest");
+  CHECK(s["budget_tokens"] == 64);
+  CHECK(s["dense_layers"] == 0);
+  CHECK(s["share_heads"] == true);
+  CHECK(s["last_tokens_read"] > 0);
+  CHECK(s["last_tokens_read"] < s["last_tokens_present"]);
+  CHECK(s["last_pages_touched"] > 0);
+  CHECK(s["last_steps"] <= 5);
+  CHECK(s["prefill_tokens"] == 500);
+  CHECK(s["prefill_ms"] > 0);
+  CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 1);
+}
+
+TEST_CASE("a file says what is in it") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  for (uint32_t type : {KV_KV_INT8, KV_KV_F32}) {
+    kv_session_options o = small_options();
+    o.kv_type = type;
+    const Session session = tiny_session(333, o);
+    save(session.get(), path);
+    kv_file_information info{};
+    info.struct_size = sizeof info;
+    REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
+    kv_model_information model{};
+    model.struct_size = sizeof model;
+    REQUIRE_OK(kv_model_info(tiny_model(), &model, error));
+    CHECK(info.format_version == 1);
+    CHECK(info.file_bytes == std::filesystem::file_size(path));
+    CHECK(info.tokens == 333);
+    CHECK(info.sealed_tokens == (type == KV_KV_INT8 ? stats(session.get())["sealed_tokens"].get<uint64_t>() : 0));
+    CHECK((info.kv_bytes > 0) == (type == KV_KV_INT8));
+    CHECK(info.layers == model.layers);
+    CHECK(info.kv_heads == model.kv_heads);
+    CHECK(info.head_dim == model.head_dim);
+    CHECK(info.kv_type == type);
+    CHECK(std::string(info.model_name) == model.name);
+    const Session loaded = load(tiny_model(), path);
+    CHECK(stats(loaded.get())["kv_type"] == (type == KV_KV_INT8 ? "int8" : "f32"));
+    CHECK(peek(loaded.get(), 5) == peek(session.get(), 5));
+  }
+}
+
+TEST_CASE("a model says the same opened and inspected") {
+  for (const char* path : {tiny_path, same_shape_path, mini_path}) {
+    kv_model_information opened{}, inspected{};
+    opened.struct_size = inspected.struct_size = sizeof opened;
+    const Model model = open_model(path);
+    REQUIRE_OK(kv_model_info(model.get(), &opened, error));
+    REQUIRE_OK(kv_model_inspect(path, &inspected, error));
+    CHECK(std::string(opened.weights) == inspected.weights);
+    CHECK(opened.parameters == inspected.parameters);
+    CHECK(opened.weight_bytes < std::filesystem::file_size(path));
+    CHECK(opened.kv_bytes_per_token > 2u * opened.layers * opened.kv_heads * opened.head_dim);
+    CHECK(opened.context > 0);
+  }
+}
+
+TEST_CASE("a mapped file may be replaced or removed by name while it is in use") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
+  const Session session = tiny_session(900), next = tiny_session(123);
+  save(session.get(), path);
+  const std::vector<int32_t> expected = peek(session.get(), 30);
+  const Session mapped = load(tiny_model(), path);
+  save(next.get(), path);  // over it
+  CHECK(peek(mapped.get(), 30) == expected);
+  CHECK(timeline(load(tiny_model(), path).get()).size() == 123);
+
+  save(mapped.get(), path);  // a mapped session over another file, then over its own
+  const Session again = load(tiny_model(), path);
+  save(again.get(), path);
+  CHECK(peek(again.get(), 30) == expected);
+  CHECK(peek(load(tiny_model(), path, KV_LOAD_VERIFY).get(), 30) == expected);
+
+  save(next.get(), other);
+  REQUIRE(std::rename(other.c_str(), path.c_str()) == 0);
+  CHECK(peek(again.get(), 30) == expected);
+  REQUIRE(std::remove(path.c_str()) == 0);
+  CHECK(peek(again.get(), 30) == expected);
+  CHECK(ask(again.get(), "q", 100, 1).status == KV_OK);  // seals pages over a file without a name
+  save(again.get(), path);
+  CHECK(timeline(load(tiny_model(), path).get()).size() > 1000);
+}
+
+TEST_CASE("saved files do not depend on when or how often they are saved") {
+  TempFolder folder;
+  const std::string a = folder.file("a.kv"), b = folder.file("b.kv");
+  const Session session = tiny_session(640);
+  save(session.get(), a);
+  save(session.get(), b);
+  CHECK(read_file(a) == read_file(b));
+  const Session loaded = load(tiny_model(), a);
+  save(loaded.get(), b);
+  CHECK(read_file(a) == read_file(b));
+  save(fork(loaded.get()).get(), b);
+  CHECK(read_file(a) == read_file(b));
+}
+
+TEST_CASE("an empty timeline is saved and loaded too") {
+  TempFolder folder;
+  const Session session = open_session(tiny_model());
+  save(session.get(), folder.file("a.kv"));
+  const Session loaded = load(tiny_model(), folder.file("a.kv"), KV_LOAD_VERIFY);
+  read_tokens(loaded.get(), some_tokens(300));
+  CHECK(peek(loaded.get(), 5) == peek(tiny_session(300).get(), 5));
+}
+
+TEST_CASE("progress is told in order, with the phase and up to the end") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const std::vector<int32_t> tokens = some_tokens(1000);
+  Progress progress;
+  kv_call_options call;
+  kv_call_options_init(&call);
+  call.progress = Progress::call;
+  call.progress_user = &progress;
+  const auto check = [&](int32_t phase) {
+    CHECK(progress.calls > 0);
+    CHECK(progress.phase == phase);
+    CHECK(progress.done == progress.total);
+    CHECK(progress.total > 0);
+    CHECK(progress.wrong == 0);
+    progress = {};
+  };
+  const Session session = open_session(tiny_model());
+  REQUIRE_OK(kv_prefill_tokens(session.get(), tokens.data(), tokens.size(), &call, nullptr, error));
+  CHECK(progress.total == 1000);
+  check(KV_PHASE_PREFILL);
+  REQUIRE_OK(kv_save(session.get(), path.c_str(), &call, error));
+  check(KV_PHASE_SAVE);
+  REQUIRE_OK(kv_file_verify(path.c_str(), &call, error));
+  check(KV_PHASE_VERIFY);
+  kv_session* loaded = nullptr;
+  call.flags = KV_LOAD_VERIFY;
+  REQUIRE_OK(kv_load(tiny_model(), path.c_str(), nullptr, &call, &loaded, error));
+  kv_session_close(loaded);
+  check(KV_PHASE_VERIFY);
+}
