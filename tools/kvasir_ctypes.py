@@ -112,7 +112,8 @@ class Model(_Handle):
 class Session(_Handle):
     _close = "kv_session_close"
 
-    def __init__(self, model, cache=None, threads=0, strategy=None, budget_tokens=0, budget_fraction=0.0, dense_layers=None):
+    def __init__(self, model, cache=None, threads=0, strategy=None, budget_tokens=0, budget_fraction=0.0, dense_layers=None,
+                 share_heads=True):
         """Empty, or the timeline of a cache file."""
         super().__init__(model.library)
         options = self.library.options(_SessionOptions, "kv_session_options_init")
@@ -120,6 +121,7 @@ class Session(_Handle):
         options.strategy = strategy.encode() if strategy else None
         options.budget_tokens = budget_tokens
         options.budget_fraction = budget_fraction
+        options.share_heads = int(share_heads)
         if dense_layers is not None:
             options.dense_layers = dense_layers
         if cache is None:
