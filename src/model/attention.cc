@@ -95,7 +95,7 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
                       const Plan& plan, const Cancel* cancel, float* out) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
-  Status s = selector ? selective(layer, n, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
+  Status s = selector ? selective(layer, 0, n, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
   for (const Worker& w : workers_) counts_ += w.counts;
   counts_.tokens_present += behind_sinks * n * config_.kv_heads;
   return s;
@@ -161,14 +161,29 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
   return {};
 }
 
-Status Attention::selective(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector,
+Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
+                        const Plan& plan, const float* exact, double* difference, double* norm) {
+  const std::size_t size = std::size_t{count} * config_.q_width();
+  probed_.resize(size);
+  for (Worker& w : workers_) w.counts = {};
+  if (Status s = selective(layer, n - count, n, q, store, selector, plan, nullptr, probed_.data()); !s.ok()) return s;
+  const float* expected = exact + (std::size_t{n} - count) * config_.q_width();
+  for (std::size_t i = 0; i < size; ++i) {
+    const double e = static_cast<double>(expected[i]), d = static_cast<double>(probed_[i]) - e;
+    *difference += d * d;
+    *norm += e * e;
+  }
+  return {};
+}
+
+Status Attention::selective(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const Cancel* cancel, float* out) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   std::atomic<bool> intact{true};
-  pool_->run(heads * n, [&](uint32_t task, uint32_t worker) {
+  pool_->run(heads * (n - first), [&](uint32_t task, uint32_t worker) {
     if (is_cancelled(cancel)) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, token = task / heads;
+    const uint32_t h = task % heads, token = first + task / heads;
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
     if (store.sink_count() > 0) {
@@ -196,7 +211,7 @@ Status Attention::selective(uint32_t layer, uint32_t n, const float* q, const Kv
     kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
-    write_out(state, token, 1, h, out);
+    write_out(state, token - first, 1, h, out);
   });
   return intact ? Status() : store.pages().damaged();
 }

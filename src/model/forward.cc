@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/checked.h"
 
@@ -43,8 +44,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     rotate(q_.data(), n, c.heads, w.q_norm);
     rotate(k_.data(), n, c.kv_heads, w.k_norm);
     store->write(l, n, k_.data(), v_.data());
-    const Selector* selector = l < step.plan.dense_layers ? nullptr : step.selector;
+    const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
     if (Status s = attention_.run(l, n, q_.data(), *store, selector, step.plan, step.cancel, a_.data()); !s.ok()) return s;
+    if (step.probe)
+      if (Status s = probe(step, l, *store); !s.ok()) return s;
     multiply(a_.data(), n, c.q_width(), {{&w.o, h_.data()}});
     add(x_.data(), h_.data(), n);
 
@@ -59,6 +62,17 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   write_logits(step, n);
   if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
   store->commit(n, kernels_, pool_);
+  return {};
+}
+
+Status Forward::probe(const ForwardStep& step, uint32_t layer, const KvStore& store) {
+  const auto n = static_cast<uint32_t>(step.tokens.size());
+  double difference = 0, norm = 0;
+  if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), q_.data(), store, *step.probe, step.plan, a_.data(),
+                                  &difference, &norm);
+      !s.ok())
+    return s;
+  step.errors[layer] = norm > 0 ? static_cast<float>(std::sqrt(difference / norm)) : 0.0f;
   return {};
 }
 

@@ -24,6 +24,12 @@ struct ForwardStep {
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;
+
+  // Where set, the last probe_tokens of an exact step also go through this selector, and errors[layer] receives how far its
+  // attention output is from the exact one, relative L2. What is computed does not change.
+  const Selector* probe = nullptr;
+  uint32_t probe_tokens = 0;
+  float* errors = nullptr;  // [layers]
 };
 
 class Forward {
@@ -48,6 +54,7 @@ class Forward {
   void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
   void add(float* x, const float* y, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
+  Status probe(const ForwardStep& step, uint32_t layer, const KvStore& store);
   void write_logits(const ForwardStep& step, uint32_t n);
   template <class F>
   void by_rows(uint32_t n, F&& f);

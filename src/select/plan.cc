@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace kvasir {
 
@@ -19,7 +20,7 @@ Status check_select_options(const SelectOptions& options) {
   return {};
 }
 
-Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers) {
+Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors) {
   Plan plan;
   plan.share_heads = options.share_heads;
   plan.why = "asked for";
@@ -40,6 +41,12 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers) {
                                       default_fraction ? plan.strategy->budget_floor : 1);
   const bool by_strategy = options.dense_layers == UINT32_MAX || !plan.strategy->make;
   plan.dense_layers = std::min(by_strategy ? plan.strategy->dense_layers : options.dense_layers, layers);
+  std::vector<uint32_t> order(layers);
+  std::iota(order.begin(), order.end(), 0u);
+  if (errors.size() == layers)
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
+  plan.dense.assign(layers, false);
+  for (uint32_t i = 0; i < plan.dense_layers; ++i) plan.dense[order[i]] = true;
   return plan;
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "select/selector.h"
@@ -13,22 +15,27 @@ struct SelectOptions {
   std::string strategy = "auto";
   uint64_t budget_tokens = 0;      // 0: by fraction
   double budget_fraction = 0;      // 0: the strategy's default
-  uint32_t dense_layers = UINT32_MAX;  // UINT32_MAX: the strategy's default
+  uint32_t dense_layers = UINT32_MAX;  // how many attend everything; UINT32_MAX: the strategy's default
   bool share_heads = true;
 };
 
 struct Plan {
   const StrategyInfo* strategy = nullptr;
-  uint32_t dense_layers = 0;   // layers [0, dense_layers) attend everything
+  std::vector<bool> dense;     // [layers] those that attend everything
+  uint32_t dense_layers = 0;   // how many that are
   uint64_t budget_tokens = 0;  // a list, besides sinks and window
   bool share_heads = true;
   const char* why = "";        // constant text
+
+  bool is_dense(uint32_t layer) const { return dense.empty() || dense[layer]; }
 };
 
 // Code::bad_argument names the option.
 Status check_select_options(const SelectOptions& options);
 
-// For `sealed` tokens behind the window. Pure: the same input gives the same plan.
-Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers);
+// For `sealed` tokens behind the window. errors: [layers] how far each layer's attention was from the exact one when the
+// document was read (ForwardStep::errors), or empty. The dense layers are those with the largest errors, or the first ones
+// (as Quest has them) where nothing was measured. Pure: the same input gives the same plan.
+Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors);
 
 }  // namespace kvasir

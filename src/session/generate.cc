@@ -108,6 +108,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   }
   answer->question_tokens = tokens.size();
   if (s.ok()) {
+    if (turn_ != Turn::answer) document_tokens_ = restore.tokens, document_turn_ = turn_;
     turn_ = Turn::answer;
     if (o.keep) restore.release();  // whatever ends the answer, its whole tokens stay
     s = answer_loop(o, on_text, begin, answer);

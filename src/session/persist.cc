@@ -14,7 +14,7 @@ using format::SectionKind;
 
 namespace {
 
-constexpr std::size_t state_bytes = 40;
+constexpr std::size_t state_bytes = 48;
 
 void put(std::byte* at, uint64_t value, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
@@ -31,13 +31,15 @@ std::array<std::byte, state_bytes> encode(const SavedTimeline& s) {
   const uint32_t small[] = {s.turn, s.full_precision, s.window_tokens, s.window_count, s.pages, s.page_tokens};
   for (std::size_t i = 0; i < 6; ++i) put(out.data() + 4 * i, small[i], 4);
   put(out.data() + 24, s.tokens, 8);
-  put(out.data() + 32, s.reserved, 8);
+  put(out.data() + 32, s.document_tokens, 8);
+  put(out.data() + 40, s.document_turn, 4);
+  put(out.data() + 44, s.reserved, 4);
   return out;
 }
 
 SavedTimeline decode(const std::byte* at) {
   const auto small = [&](std::size_t i) { return static_cast<uint32_t>(get(at + 4 * i, 4)); };
-  return {small(0), small(1), small(2), small(3), small(4), small(5), get(at + 24, 8), get(at + 32, 8)};
+  return {small(0), small(1), small(2), small(3), small(4), small(5), get(at + 24, 8), get(at + 32, 8), small(10), small(11)};
 }
 
 Status write_all(CacheWriter* writer, const void* data, std::size_t size, const Cancel* cancel, Progress* progress) {
@@ -95,6 +97,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   state.pages = store_.pages().pages();
   state.page_tokens = shape.page.page_tokens;
   state.tokens = tokens_.size();
+  state.document_tokens = turn_ == Turn::answer ? document_tokens_ : 0;
+  state.document_turn = static_cast<uint32_t>(turn_ == Turn::answer ? document_turn_ : Turn::empty);
   const auto state_data = encode(state);
   const Array<float> window = store_.window_floats();
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
@@ -107,6 +111,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                {SectionKind::centre, store_.centre().data(), store_.centre().size_bytes()},
                {SectionKind::sinks, store_.sink_floats().data(), store_.sink_floats().size_bytes()},
                {SectionKind::window, window.data(), window.size() * sizeof(float)},
+               {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
                {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0}};
 
   std::unique_ptr<CacheWriter> writer;
@@ -141,7 +146,8 @@ Status check_file(const CacheFile& file, const Model& model, const SessionOption
       id.vocabulary != model.config().vocabulary)
     return Status::error(Code::corrupt, "%s: the header's shape is not the model's though the fingerprint is; nothing was loaded",
                          file.path().c_str());
-  if (s.turn > 3) return corrupt("an unknown turn");
+  if (s.turn > 3 || s.document_turn > 2) return corrupt("an unknown turn");
+  if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0)) return corrupt("a conversation that begins nowhere");
   if (s.full_precision > 1 || s.reserved != 0) return corrupt("an unknown flag");
   if (s.page_tokens != shape.page.page_tokens) return corrupt("another page size");
   if (s.tokens != id.tokens) return corrupt("not the header's number of tokens");
@@ -220,11 +226,20 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (std::any_of(session->tokens_.begin(), session->tokens_.end(), [&](Token t) { return t < 0 || t >= vocabulary; }))
     return Status::error(Code::corrupt, "%s: section 'tokens' holds a token that the model does not have; nothing was loaded", path.c_str());
   session->turn_ = static_cast<Turn>(state.turn);
+  session->document_tokens_ = state.document_tokens;
+  session->document_turn_ = static_cast<Turn>(state.document_turn);
   if (const CacheFile::Section* logits = file->find(SectionKind::logits); logits && logits->bytes) {
     if (Status s = take(*file, SectionKind::logits, model->config().vocabulary * sizeof(float), &at); !s.ok()) return s;
     const auto values = floats(at, logits->bytes);
     session->logits_.assign(values.begin(), values.end());
     session->logits_at_ = state.tokens;
+  }
+  if (const CacheFile::Section* errors = file->find(SectionKind::errors); errors && errors->bytes) {
+    if (Status s = take(*file, SectionKind::errors, model->config().layers * sizeof(float), &at); !s.ok()) return s;
+    const auto values = floats(at, errors->bytes);
+    if (Status s = check_finite(*file, SectionKind::errors, values); !s.ok()) return s;
+    session->layer_errors_.assign(values.begin(), values.end());
+    session->probed_at_ = state.sealed_tokens();
   }
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;

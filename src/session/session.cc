@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdio>
 
 #include "base/checked.h"
 
 namespace kvasir {
 
 constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
+constexpr char probe_strategy[] = "quest";
+constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing much is left out
+constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
+constexpr uint32_t probe_tokens = 32;
 constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
 
 static uint32_t choose_chunk(const StoreShape& shape) {
@@ -56,6 +61,10 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, KvStore(store_)));
   session->tokens_ = tokens_;
   session->turn_ = turn_;
+  session->layer_errors_ = layer_errors_;
+  session->probed_at_ = probed_at_;
+  session->document_tokens_ = document_tokens_;
+  session->document_turn_ = document_turn_;
   session->logits_ = logits_;
   session->logits_at_ = logits_at_;
   if (Status s = session->start(); !s.ok()) return s;
@@ -103,12 +112,15 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
     if (!exact) plan_step(&step);
+    Array<float> errors;
+    if (exact && *done + n == tokens.size()) plan_probe(&step, &errors);
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
+    if (!errors.empty()) layer_errors_ = std::move(errors), probed_at_ = store_.sealed_tokens();
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
@@ -117,10 +129,31 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
   return {};
 }
 
+// Which layers a choice of pages serves badly is a property of model and text, so it is measured where the exact answer is known:
+// on the last tokens of what was read, again when the text has grown by half.
+void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
+  const uint64_t sealed = store_.sealed_tokens();
+  if (sealed < probe_context || sealed * 2 < probed_at_ * 3) return;
+  if (!probe_selector_) probe_selector_ = strategy_info(probe_strategy)->make();
+  SelectOptions select = options_.select;
+  select.strategy = probe_strategy;
+  select.budget_tokens = 0;
+  select.budget_fraction = probe_fraction;
+  step->plan = make_plan(select, sealed, model_->config().layers, {});
+  step->probe = probe_selector_.get();
+  step->probe_tokens = probe_tokens;
+  errors->resize(model_->config().layers);
+  step->errors = errors->data();
+}
+
 void Session::plan_step(ForwardStep* step) {
-  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers);
-  if (!selector_ || !planned_ || plan.strategy != plan_.strategy)
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
+  if (!planned_ || plan.strategy != plan_.strategy) {
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+    char line[160];
+    std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(), plan.why);
+    log(2, line);
+  }
   plan_ = plan;
   planned_ = true;
   step->plan = plan;
@@ -181,7 +214,8 @@ Status Session::rewind(uint64_t tokens) {
   if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
   tokens_.resize(tokens);
   logits_at_ = 0;
-  if (tokens == 0) turn_ = Turn::empty;
+  if (tokens == 0) turn_ = Turn::empty, layer_errors_.clear(), probed_at_ = 0;
+  if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
   return {};
 }
 

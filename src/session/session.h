@@ -65,7 +65,9 @@ struct SavedTimeline {
   uint32_t pages = 0;
   uint32_t page_tokens = 0;
   uint64_t tokens = 0;
-  uint64_t reserved = 0;
+  uint64_t document_tokens = 0;
+  uint32_t document_turn = 0;
+  uint32_t reserved = 0;
 
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
 };
@@ -113,6 +115,7 @@ class Session {
   Status append_chunks(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
   void plan_step(ForwardStep* step);
+  void plan_probe(ForwardStep* step, Array<float>* errors);
   Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   Status check_room(uint64_t more) const;
@@ -127,9 +130,15 @@ class Session {
   KvStore store_;
   Array<Token> tokens_;
   Turn turn_ = Turn::empty;
+  uint64_t document_tokens_ = 0;     // where the conversation began, once turn_ is answer,
+  Turn document_turn_ = Turn::empty;  // and what the timeline ended in there: going back restores it
   Array<float> logits_;        // after the last token, valid where logits_at_ == tokens_.size()
   uint64_t logits_at_ = 0;
   Array<float> next_logits_;   // of the step that runs: it may fail
+
+  Array<float> layer_errors_;  // [layers] of the probe, empty before it
+  uint64_t probed_at_ = 0;     // sealed tokens then
+  std::unique_ptr<const Selector> probe_selector_;
 
   // For stats.
   Plan plan_;

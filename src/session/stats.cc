@@ -21,6 +21,11 @@ class Json {
     text_ += "\":";
     text_ += value;
   }
+  // A list of numbers of any length.
+  void list(const char* key, const std::string& numbers) {
+    add(key, "[");
+    text_ += numbers + "]";
+  }
   void count(const char* key, uint64_t value) { add(key, "%" PRIu64, value); }
   void real(const char* key, double value) { add(key, "%.6g", value); }
   std::string take() && { return std::move(text_) + "}"; }
@@ -33,7 +38,7 @@ class Json {
 
 std::string Session::stats_json() const {
   const StoreShape& shape = store_.shape();
-  const Plan plan = planned_ ? plan_ : make_plan(options_.select, store_.sealed_tokens(), shape.layers);
+  const Plan plan = planned_ ? plan_ : make_plan(options_.select, store_.sealed_tokens(), shape.layers, layer_errors_);
   Json json;
   json.count("tokens", tokens_.size());
   json.count("context", options_.context);
@@ -51,7 +56,16 @@ std::string Session::stats_json() const {
   json.add("strategy_asked", "\"%.40s\"", options_.select.strategy.c_str());
   json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
   json.add("planned_because", "\"%s\"", plan.why);
-  json.count("dense_layers", plan.dense_layers);
+  std::string dense, errors;
+  for (uint32_t l = 0; l < shape.layers; ++l)
+    if (plan.is_dense(l)) dense += (dense.empty() ? "" : ",") + std::to_string(l);
+  for (float e : layer_errors_) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%s%.3g", errors.empty() ? "" : ",", static_cast<double>(e));
+    errors += number;
+  }
+  json.list("dense_layers", dense);
+  json.list("layer_errors", errors);
   json.count("budget_tokens", plan.budget_tokens);
   json.add("share_heads", plan.share_heads ? "true" : "false");
   json.count("last_steps", last_steps_);

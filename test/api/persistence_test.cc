@@ -74,7 +74,7 @@ TEST_CASE("statistics fit what was done") {
   CHECK(s["strategy_asked"] == "quest");
   CHECK(s["strategy_planned"] == "quest");
   CHECK(s["budget_tokens"] == 64);
-  CHECK(s["dense_layers"] == 0);
+  CHECK(s["dense_layers"].empty());
   CHECK(s["share_heads"] == true);
   CHECK(s["last_tokens_read"] > 0);
   CHECK(s["last_tokens_read"] < s["last_tokens_present"]);

@@ -120,6 +120,22 @@ TEST_CASE("every strategy that should find the fact finds it") {
   CHECK(ask(session.get(), question) != fact_answer);  // the fact is out of the window: nothing else may be read
 }
 
+TEST_CASE("layers that pages serve badly are measured while reading, attend everything, and a cache remembers them") {
+  auto session = with_document(20000, with("quest", 256));
+  const std::string stats = session->stats_json();
+  const auto list_of = [](const std::string& json) {
+    const std::size_t at = json.find("\"dense_layers\":[");
+    return json.substr(at, json.find(']', at) - at);
+  };
+  CHECK(list_of(stats) == "\"dense_layers\":[7,8");  // the mini model's retrieving layers
+  CHECK(list_of(save_and_load(session.get(), with("quest", 256))->stats_json()) == list_of(stats));
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
+  CHECK(list_of(fork->stats_json()) == list_of(stats));
+  auto unmeasured = with_document(4000, with("quest", 256));
+  CHECK(list_of(unmeasured->stats_json()) == "\"dense_layers\":[0,1");
+}
+
 TEST_CASE("a kept answer stays and the next question follows it") {
   auto session = with_document(8000, with("full"));
   const std::size_t before = session->tokens().size();
@@ -130,6 +146,10 @@ TEST_CASE("a kept answer stays and the next question follows it") {
   CHECK(ask(session.get(), question, keep) == fact_answer);
   uint64_t tokens = 0, bytes = 0;
   CHECK(session->prefill("more", false, nullptr, {}, &tokens, &bytes).code() == Code::bad_state);
+  session = save_and_load(session.get(), with("full"));
+  REQUIRE(session->rewind(before).ok());  // the document's turn is open again
+  CHECK(session->prefill(" The end.", false, nullptr, {}, &tokens, &bytes).ok());
+  CHECK(ask(session.get(), question) == fact_answer);
 }
 
 TEST_CASE("a budget of everything is full attention") {

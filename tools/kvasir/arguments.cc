@@ -114,7 +114,7 @@ void add_threads(CLI::App* app, SessionFlags* flags) {
 void add_budget(CLI::App* app, SessionFlags* flags) {
   value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
         [=](const std::string& given) { flags->budget = budget_of(given); });
-  value(app, "--dense-layers", "N", "First layers that read everything; without it the strategy decides",
+  value(app, "--dense-layers", "N", "Layers that read everything, those that a choice serves worst; without it the strategy decides",
         [=](const std::string& given) { flags->dense_layers = number<uint32_t>(given, 0, 1024); });
   flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
 }
