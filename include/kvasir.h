@@ -201,7 +201,7 @@ typedef struct kv_session_options {
   uint32_t window;           /* newest tokens kept in full precision and always attended; 0: 64 */
   uint32_t prefill_chunk;    /* tokens read together, 1 to 4096; 0: chosen, 512 or less where that would take much memory */
   /* Layers that attend everything; UINT32_MAX: the strategy's default (quest: 2). Which: those that a choice of pages serves
-   * worst, measured on the last tokens of what was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
+   * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
   const char *strategy;      /* what decode reads: NULL or "auto", "full", "window", "quest" */
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window; 0: use the fraction */

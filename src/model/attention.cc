@@ -95,7 +95,7 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
                       const Plan& plan, const Cancel* cancel, float* out) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
-  Status s = selector ? selective(layer, 0, n, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
+  Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
   for (const Worker& w : workers_) counts_ += w.counts;
   counts_.tokens_present += behind_sinks * n * config_.kv_heads;
   return s;
@@ -163,27 +163,28 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
 
 Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                         const Plan& plan, const float* exact, double* difference, double* norm) {
-  const std::size_t size = std::size_t{count} * config_.q_width();
-  probed_.resize(size);
+  const uint32_t stride = n / count, width = config_.q_width();
+  probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
-  if (Status s = selective(layer, n - count, n, q, store, selector, plan, nullptr, probed_.data()); !s.ok()) return s;
-  const float* expected = exact + (std::size_t{n} - count) * config_.q_width();
-  for (std::size_t i = 0; i < size; ++i) {
-    const double e = static_cast<double>(expected[i]), d = static_cast<double>(probed_[i]) - e;
-    *difference += d * d;
-    *norm += e * e;
+  if (Status s = selective(layer, count, stride, q, store, selector, plan, nullptr, probed_.data()); !s.ok()) return s;
+  for (std::size_t t = 0; t < count; ++t) {
+    for (std::size_t i = 0; i < width; ++i) {
+      const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;
+      *difference += d * d;
+      *norm += e * e;
+    }
   }
   return {};
 }
 
-Status Attention::selective(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector,
+Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const Cancel* cancel, float* out) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   std::atomic<bool> intact{true};
-  pool_->run(heads * (n - first), [&](uint32_t task, uint32_t worker) {
+  pool_->run(heads * count, [&](uint32_t task, uint32_t worker) {
     if (is_cancelled(cancel)) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, token = first + task / heads;
+    const uint32_t h = task % heads, token = task / heads * stride;
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
     if (store.sink_count() > 0) {
@@ -199,19 +200,19 @@ Status Attention::selective(uint32_t layer, uint32_t first, uint32_t n, const fl
       const Array<PageRef>& list = w.selection.lists[i];
       w.counts.pages_touched += list.size();
       if (list.empty()) continue;
-      const auto count = static_cast<uint32_t>(list.size());
+      const auto pages = static_cast<uint32_t>(list.size());
       if (w.selection.lists.size() == 1) {
-        kernels_.attend_pages(rows, list.data(), count, state, w.scratch.data());
+        kernels_.attend_pages(rows, list.data(), pages, state, w.scratch.data());
       } else {
         const auto r = static_cast<uint32_t>(i);
-        kernels_.attend_pages(row_of(rows, r), list.data(), count, row_of(state, r, dim), w.scratch.data());
+        kernels_.attend_pages(row_of(rows, r), list.data(), pages, row_of(state, r, dim), w.scratch.data());
       }
     }
     const KvStore::Rows window = store.window(layer, h);
     kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
-    write_out(state, token - first, 1, h, out);
+    write_out(state, task / heads, 1, h, out);
   });
   return intact ? Status() : store.pages().damaged();
 }

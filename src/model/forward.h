@@ -25,7 +25,7 @@ struct ForwardStep {
   float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;
 
-  // Where set, the last probe_tokens of an exact step also go through this selector, and errors[layer] receives how far its
+  // Where set, probe_tokens of an exact step's tokens also go through this selector, and errors[layer] receives how far its
   // attention output is from the exact one, relative L2. What is computed does not change.
   const Selector* probe = nullptr;
   uint32_t probe_tokens = 0;

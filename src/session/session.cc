@@ -113,14 +113,14 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     step.cancel = cancel;
     if (!exact) plan_step(&step);
     Array<float> errors;
-    if (exact && *done + n == tokens.size()) plan_probe(&step, &errors);
+    if (exact) plan_probe(&step, &errors);
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
-    if (!errors.empty()) layer_errors_ = std::move(errors), probed_at_ = store_.sealed_tokens();
+    if (!errors.empty()) note_probe(errors);
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
@@ -130,10 +130,11 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
 }
 
 // Which layers a choice of pages serves badly is a property of model and text, so it is measured where the exact answer is known:
-// on the last tokens of what was read, again when the text has grown by half.
+// while reading, each time the text has grown by a quarter. A layer that retrieves shows it only where the text gives it
+// something to retrieve, so what counts is the largest error seen.
 void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   const uint64_t sealed = store_.sealed_tokens();
-  if (sealed < probe_context || sealed * 2 < probed_at_ * 3) return;
+  if (sealed < probe_context || sealed * 4 < probed_at_ * 5) return;
   if (!probe_selector_) probe_selector_ = strategy_info(probe_strategy)->make();
   SelectOptions select = options_.select;
   select.strategy = probe_strategy;
@@ -144,6 +145,12 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   step->probe_tokens = probe_tokens;
   errors->resize(model_->config().layers);
   step->errors = errors->data();
+}
+
+void Session::note_probe(const Array<float>& errors) {
+  layer_errors_.resize(errors.size());
+  for (std::size_t l = 0; l < errors.size(); ++l) layer_errors_[l] = std::max(layer_errors_[l], errors[l]);
+  probed_at_ = store_.sealed_tokens();
 }
 
 void Session::plan_step(ForwardStep* step) {

@@ -116,6 +116,7 @@ class Session {
                        uint64_t* done);
   void plan_step(ForwardStep* step);
   void plan_probe(ForwardStep* step, Array<float>* errors);
+  void note_probe(const Array<float>& errors);
   Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   Status check_room(uint64_t more) const;
@@ -136,7 +137,7 @@ class Session {
   uint64_t logits_at_ = 0;
   Array<float> next_logits_;   // of the step that runs: it may fail
 
-  Array<float> layer_errors_;  // [layers] of the probe, empty before it
+  Array<float> layer_errors_;  // [layers] largest of all probes, empty before the first
   uint64_t probed_at_ = 0;     // sealed tokens then
   std::unique_ptr<const Selector> probe_selector_;
 
