@@ -106,7 +106,7 @@ typedef struct kv_cancel kv_cancel;
 KV_API kv_status kv_cancel_create(kv_cancel **out, kv_error *error);
 /* From any thread or a signal handler, any number of times. NULL does nothing. */
 KV_API void kv_cancel_fire(kv_cancel *cancel);
-/* Makes it usable again. */
+/* Makes it usable again. A call that has seen it fired stays cancelled. */
 KV_API void kv_cancel_reset(kv_cancel *cancel);
 KV_API void kv_cancel_release(kv_cancel *cancel);
 
@@ -243,7 +243,8 @@ KV_API kv_status kv_prefill(kv_session *session, const char *text, size_t size, 
 KV_API kv_status kv_prefill_tokens(kv_session *session, const int32_t *tokens, size_t count, const kv_call_options *options,
                                    uint64_t *tokens_done, kv_error *error);
 
-/* As kv_prefill_tokens, and logits: float32 [count][vocabulary] receives the logits at each token. For measurement. */
+/* As kv_prefill_tokens, and logits: float32 [count][vocabulary] receives the logits at each token. For measurement. When it fails midway,
+ * whole chunks stay, as kv_session_tokens tells, and the logits of the others are not written. */
 KV_API kv_status kv_prefill_logits(kv_session *session, const int32_t *tokens, size_t count, float *logits,
                                    const kv_call_options *options, kv_error *error);
 

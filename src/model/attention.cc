@@ -92,7 +92,7 @@ void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t 
 }
 
 Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector,
-                      const Plan& plan, const Cancel* cancel, float* out) {
+                      const Plan& plan, const CancelLatch& cancel, float* out) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
   Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
@@ -101,7 +101,7 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
   return s;
 }
 
-Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Cancel* cancel, float* out) {
+Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out) {
   const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim;
   const uint32_t sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   std::atomic<bool> intact{true};
@@ -123,7 +123,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
 
   // Tasks in the order of their cost would end unevenly; the longest limits (last blocks) go first.
   pool_->run(heads * blocks * parts, [&](uint32_t task, uint32_t worker) {
-    if (is_cancelled(cancel)) return;
+    if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads % blocks, part = task / heads / blocks;
     const uint32_t first = block * block_tokens, count = std::min(block_tokens, n - first);
@@ -147,7 +147,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
     w.counts.pages_touched += uint64_t{count} * (end - begin);
     if (parts == 1) write_out(state, first, count, h, out);
   });
-  if (parts == 1 || is_cancelled(cancel)) return {};
+  if (parts == 1 || cancel.fired()) return {};
   const uint32_t rows = n * group;
   const auto state_at = [&](std::size_t i) {
     float* at = partials_.data() + i * state_size;
@@ -166,7 +166,7 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   const uint32_t stride = n / count, width = config_.q_width();
   probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
-  if (Status s = selective(layer, count, stride, q, store, selector, plan, nullptr, probed_.data()); !s.ok()) return s;
+  if (Status s = selective(layer, count, stride, q, store, selector, plan, CancelLatch(nullptr), probed_.data()); !s.ok()) return s;
   for (std::size_t t = 0; t < count; ++t) {
     for (std::size_t i = 0; i < width; ++i) {
       const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;
@@ -178,11 +178,11 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
 }
 
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
-                            const Plan& plan, const Cancel* cancel, float* out) {
+                            const Plan& plan, const CancelLatch& cancel, float* out) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   std::atomic<bool> intact{true};
   pool_->run(heads * count, [&](uint32_t task, uint32_t worker) {
-    if (is_cancelled(cancel)) return;
+    if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, token = task / heads * stride;
     const QueryRows rows = gather(&w, q, token, 1, h, true);

@@ -46,7 +46,7 @@ class Attention {
   // written, uncommitted rows. selector null: exact. When cancelled the output is meaningless.
   // Code::corrupt when a page of a mapped file is damaged.
   Status run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
-             const Cancel* cancel, float* out);
+             const CancelLatch& cancel, float* out);
 
   // How far the selector's choice would be from the exact output, for `count` tokens evenly spread over the step: the squared norm of the
   // difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted.
@@ -58,10 +58,10 @@ class Attention {
 
  private:
   struct Worker;  // scratch of one thread
-  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Cancel* cancel, float* out);
+  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out);
   // For `count` tokens, from the step's first one in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
-                   const Cancel* cancel, float* out);
+                   const CancelLatch& cancel, float* out);
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const;
 

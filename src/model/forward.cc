@@ -28,7 +28,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const ModelConfig& c = model_->config();
   const Weights& weights = model_->weights();
   const auto n = static_cast<uint32_t>(step.tokens.size());
-  cancel_ = step.cancel;
+  const CancelLatch cancel(step.cancel);
+  cancel_ = &cancel;
   resize(n);
   if (Status s = store->prepare(n); !s.ok()) return s;
   model_->rope().angles(store->tokens(), n, cos_.data(), sin_.data());
@@ -45,7 +46,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     rotate(k_.data(), n, c.kv_heads, w.k_norm);
     store->write(l, n, k_.data(), v_.data());
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
-    if (Status s = attention_.run(l, n, q_.data(), *store, selector, step.plan, step.cancel, a_.data()); !s.ok()) return s;
+    if (Status s = attention_.run(l, n, q_.data(), *store, selector, step.plan, cancel, a_.data()); !s.ok()) return s;
     if (step.probe)
       if (Status s = probe(step, l, *store); !s.ok()) return s;
     multiply(a_.data(), n, c.q_width(), {{&w.o, h_.data()}});
@@ -57,10 +58,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     multiply(gate_.data(), n, c.feed_forward, {{&w.down, h_.data()}});
     add(x_.data(), h_.data(), n);
 
-    if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
+    if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
   }
   write_logits(step, n);
-  if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
+  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
   store->commit(n, kernels_, pool_);
   return {};
 }
@@ -144,7 +145,7 @@ void Forward::multiply(const float* x, uint32_t n, uint32_t cols, std::initializ
   for (const Product& p : products) tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
 
   pool_->run(tasks, [&](uint32_t task, uint32_t worker) {
-    if (is_cancelled(cancel_)) return;
+    if (cancel_->fired()) return;
     const Product* p = products.begin();
     for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task))); ++p) task -= own;
     const WeightView& w = p->linear->w;

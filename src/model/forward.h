@@ -64,7 +64,7 @@ class Forward {
   ThreadPool* pool_;
   Attention attention_;
 
-  const Cancel* cancel_ = nullptr; // of the running step
+  const CancelLatch* cancel_ = nullptr;  // of the running step
   uint32_t capacity_ = 0;          // tokens the workspace holds
   Array<float> x_, h_;             // [n][width] residual stream; its normalised copy
   Array<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice

@@ -129,9 +129,9 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   while (answer->reason == StopReason::none) {
     if (is_cancelled(o.cancel)) return stopped();
     Token token = 0;
+    logits_at_ = 0;  // sampling changes them
     if (Status s = sampler.sample(logits_, tokens_, &token); !s.ok()) return s;
     if (answer->answer_tokens == 0) answer->first_token_ns = os::now_ns() - begin_ns;
-    logits_at_ = 0;  // sampling changed them
     if (tokenizer.ends_turn(token)) {
       answer->reason = StopReason::end_of_turn;
       break;
@@ -145,7 +145,7 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
     const bool last = answer->reason != StopReason::none || !go_on;
     if (!last || (o.keep && tokens_.size() < options_.context)) {
       uint64_t done = 0;
-      if (Status s = append({&token, 1}, false, nullptr, o.cancel, nullptr, &done); !s.ok()) return s;
+      if (Status s = append({&token, 1}, false, nullptr, o.keep ? nullptr : o.cancel, nullptr, &done); !s.ok()) return s;
     }
     if (!go_on) return stopped();
   }

@@ -15,6 +15,7 @@ using format::SectionKind;
 namespace {
 
 constexpr std::size_t state_bytes = 48;
+constexpr uint32_t section_version = 1;  // of every section's own encoding
 
 void put(std::byte* at, uint64_t value, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
@@ -33,7 +34,7 @@ std::array<std::byte, state_bytes> encode(const SavedTimeline& s) {
   put(out.data() + 24, s.tokens, 8);
   put(out.data() + 32, s.document_tokens, 8);
   put(out.data() + 40, s.document_turn, 4);
-  put(out.data() + 44, s.reserved, 4);
+  put(out.data() + 44, s.probed_pages, 4);
   return out;
 }
 
@@ -54,12 +55,19 @@ Status write_all(CacheWriter* writer, const void* data, std::size_t size, const 
   return {};
 }
 
+Status check_version(const CacheFile& file, const CacheFile::Section& section) {
+  if (section.version == section_version) return {};
+  return Status::error(Code::version, "%s: section '%s' has version %u, this library reads %u; nothing was loaded", file.path().c_str(),
+                       format::name_of(section.kind), section.version, section_version);
+}
+
 // A section that must be there with exactly this size, its checksums verified.
 Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const std::byte** out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes != bytes)
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
                          file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
+  if (Status s = check_version(file, *section); !s.ok()) return s;
   if (Status s = file.check_section(*section); !s.ok()) return s;
   *out = file.bytes(kind).data();
   return {};
@@ -99,6 +107,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   state.tokens = tokens_.size();
   state.document_tokens = turn_ == Turn::answer ? document_tokens_ : 0;
   state.document_turn = static_cast<uint32_t>(turn_ == Turn::answer ? document_turn_ : Turn::empty);
+  state.probed_pages = static_cast<uint32_t>(probed_at_ / shape.page.page_tokens);
   const auto state_data = encode(state);
   const Array<float> window = store_.window_floats();
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
@@ -117,9 +126,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
   for (const auto& part : parts)
-    if (Status s = writer->add_section(part.kind, 1, part.bytes); !s.ok()) return s;
+    if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections)
-    if (Status s = writer->add_section(kind, 1, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
+    if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
@@ -148,7 +157,8 @@ Status check_file(const CacheFile& file, const Model& model, const SessionOption
                          file.path().c_str());
   if (s.turn > 3 || s.document_turn > 2) return corrupt("an unknown turn");
   if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0)) return corrupt("a conversation that begins nowhere");
-  if (s.full_precision > 1 || s.reserved != 0) return corrupt("an unknown flag");
+  if (s.full_precision > 1) return corrupt("an unknown flag");
+  if (s.probed_pages > s.pages) return corrupt("a measurement of pages that are not there");
   if (s.page_tokens != shape.page.page_tokens) return corrupt("another page size");
   if (s.tokens != id.tokens) return corrupt("not the header's number of tokens");
   if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count) return corrupt("pages and window do not add up to its tokens");
@@ -212,6 +222,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     if (!section || section->bytes != PageStore::file_bytes(shape, kind, state.pages))
       return Status::error(Code::corrupt, "%s: section '%s' does not have the size of %u pages; nothing was loaded", path.c_str(),
                            format::name_of(kind), state.pages);
+    if (Status s = check_version(*file, *section); !s.ok()) return s;
     if (kind == SectionKind::pages) file->advise(*section, os::Mapping::Advice::random);
   }
 
@@ -239,7 +250,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     const auto values = floats(at, errors->bytes);
     if (Status s = check_finite(*file, SectionKind::errors, values); !s.ok()) return s;
     session->layer_errors_.assign(values.begin(), values.end());
-    session->probed_at_ = state.sealed_tokens();
+    session->probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
   }
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;

@@ -49,8 +49,11 @@ static double uniform(uint64_t seed, uint64_t position) {
 }
 
 Token Sampler::draw(std::span<const float> logits, uint64_t position) {
+  // Relative to the best before the division: a tiny temperature then gives 0 and -infinity, never NaN.
+  const float top = *std::max_element(logits.begin(), logits.end());
   candidates_.clear();
-  for (std::size_t i = 0; i < logits.size(); ++i) candidates_.push_back({logits[i] / options_.temperature, static_cast<Token>(i)});
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    candidates_.push_back({(logits[i] - top) / options_.temperature, static_cast<Token>(i)});
   const auto larger = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
   };

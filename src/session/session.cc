@@ -144,6 +144,7 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   step->probe = probe_selector_.get();
   step->probe_tokens = probe_tokens;
   errors->resize(model_->config().layers);
+  layer_errors_.reserve(errors->size());  // note_probe() may not fail: the step is done by then
   step->errors = errors->data();
 }
 
@@ -221,7 +222,8 @@ Status Session::rewind(uint64_t tokens) {
   if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
   tokens_.resize(tokens);
   logits_at_ = 0;
-  if (tokens == 0) turn_ = Turn::empty, layer_errors_.clear(), probed_at_ = 0;
+  if (tokens == 0) turn_ = Turn::empty;
+  if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;  // they were of text that is gone
   if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
   return {};
 }

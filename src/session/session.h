@@ -67,7 +67,7 @@ struct SavedTimeline {
   uint64_t tokens = 0;
   uint64_t document_tokens = 0;
   uint32_t document_turn = 0;
-  uint32_t reserved = 0;
+  uint32_t probed_pages = 0;
 
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
 };

@@ -145,6 +145,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     pages_.truncate(0);
     window_count_ = 0;
     centre_.clear();
+    sinks_.clear();
     return {};
   }
   if (tokens >= sealed_tokens()) {
