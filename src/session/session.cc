@@ -179,6 +179,9 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   Array<Token> tokens;
   if (first && tokenizer.add_bos()) tokens.push_back(tokenizer.bos());
   const std::size_t bos = tokens.size();
+  if (Status s = tokenizer.encode(marks, true, first, &tokens); !s.ok()) return s;
+  const std::size_t opened = tokens.size();  // tokens that open the turn; the last may merge with the text
+  tokens.resize(bos);
   const Tokenizer::Part parts[] = {{marks, true}, {text, parse_special}};
   if (Status s = tokenizer.encode(parts, first, &tokens); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
@@ -187,6 +190,11 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   Progress progress(std::move(report));
   const std::size_t before = tokens_.size();
   Status s = append(tokens, true, nullptr, cancel, &progress, tokens_done);
+  if (!s.ok() && first && *tokens_done < opened) {  // half a turn is none
+    if (Status e = rewind(0); !e.ok()) return e;
+    *tokens_done = 0;
+    return s;
+  }
   if (tokens_.size() > before) turn_ = Turn::document;
   prefill_tokens_ += *tokens_done;
   prefill_ns_ += os::now_ns() - begin;

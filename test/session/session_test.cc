@@ -241,6 +241,15 @@ TEST_CASE("a cancelled document keeps whole chunks and can go on") {
     CHECK(same_timeline(*session, *whole));
     CHECK(ask(session.get(), question) == fact_answer);
   }
+  {
+    SessionOptions tiny = o;
+    tiny.prefill_chunk = 2;  // stopped within the marks that open the document's turn
+    auto stopped = open_session(mini_model(), tiny);
+    CHECK(stopped->prefill(text, false, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes).code() == Code::cancelled);
+    CHECK(stopped->tokens().empty());
+    CHECK(tokens == 0);
+    CHECK(bytes == 0);
+  }
   Cancel cancel;
   cancel.fire();
   auto session = open_session(mini_model(), o);
