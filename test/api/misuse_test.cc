@@ -5,7 +5,6 @@
 #include <fstream>
 #include <functional>
 #include <limits>
-#include <regex>
 #include <set>
 
 #include "helpers.h"
@@ -340,9 +339,12 @@ TEST_CASE("every function of the header is misused here") {
   for (const Misuse& m : misuses.table()) known.insert(m.function);
   std::ifstream in(EXAMPLES "/../include/kvasir.h");
   const std::string header(std::istreambuf_iterator<char>(in), {});
-  const std::regex declaration("KV_API [^;(]*?(kv_[a-z_]+)\\(");
   std::set<std::string> declared;
-  for (std::sregex_iterator i(header.begin(), header.end(), declaration), end; i != end; ++i) declared.insert((*i)[1]);
+  const std::string mark = "\nKV_API ";
+  for (std::size_t at = header.find(mark); at != std::string::npos; at = header.find(mark, at + 1)) {
+    const std::size_t end = header.find('(', at), begin = header.find_last_of(" *", end) + 1;
+    declared.insert(header.substr(begin, end - begin));
+  }
   CHECK(declared.size() > 30);
   CHECK(declared == known);
 }

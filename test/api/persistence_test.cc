@@ -171,6 +171,27 @@ TEST_CASE("saved files do not depend on when or how often they are saved") {
   CHECK(read_file(a) == read_file(b));
 }
 
+TEST_CASE("a document read on after loading is measured when it would have been, so that the same layers are dense") {
+  TempFolder folder;
+  const std::string text = book(16'000);
+  std::vector<int32_t> tokens(4000);
+  std::size_t count = 0;
+  kv_tokenize(mini_model(), text.data(), text.size(), 0, tokens.data(), tokens.size(), &count, nullptr);
+  REQUIRE(count > 3200);
+  kv_session_options o = small_options();
+  o.dense_layers = 2;
+  const Session session = open_session(mini_model(), o);
+  read_tokens(session.get(), {tokens.begin(), tokens.begin() + 2432});  // measured at 2048 sealed tokens, again at 2560
+  save(session.get(), folder.file("a.kv"));
+  kv_session* out = nullptr;
+  REQUIRE_OK(kv_load(mini_model(), folder.file("a.kv").c_str(), &o, nullptr, &out, error));
+  const Session loaded(out);
+  CHECK(stats(loaded.get())["layer_errors"] == stats(session.get())["layer_errors"]);
+  for (kv_session* s : {session.get(), loaded.get()}) read_tokens(s, {tokens.begin() + 2432, tokens.begin() + 3200});
+  CHECK(stats(loaded.get())["layer_errors"] == stats(session.get())["layer_errors"]);
+  CHECK(peek(loaded.get(), 20) == peek(session.get(), 20));
+}
+
 TEST_CASE("an empty timeline is saved and loaded too") {
   TempFolder folder;
   const Session session = open_session(tiny_model());
