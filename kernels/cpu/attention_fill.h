@@ -29,6 +29,7 @@ void fill_attention(Kernels& k) {
   k.unseal_page = unseal_page<Isa>;
   k.score_bounds = score_bounds<Isa>;
   k.score_means = score_means<Isa>;
+  k.attention_shares = attention_shares<Isa>;
   k.top_k = top_k<Isa>;
 }
 

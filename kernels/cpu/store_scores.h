@@ -78,5 +78,34 @@ void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means
   score_tiles<Isa>(means, scales, 1, shape.dim / 4, q.q, q, scores, stride);
 }
 
+template <class Isa>
+void attention_shares(float* scores, uint32_t n, float m, float l) {
+  const uint32_t whole = n / Isa::lanes * Isa::lanes;
+  auto best = Isa::set(m);
+  for (uint32_t i = 0; i < whole; i += Isa::lanes) best = Isa::max(best, Isa::load(scores + i));
+  float most = Isa::largest(best);
+  for (uint32_t i = whole; i < n; ++i) most = scores[i] > most ? scores[i] : most;
+  if (most == minus_infinity) {
+    std::memset(scores, 0, n * sizeof(float));
+    return;
+  }
+  float rest[Isa::lanes];  // the last scores, filled up with what has no share
+  for (uint32_t i = 0; i < Isa::lanes; ++i) rest[i] = whole + i < n ? scores[whole + i] : minus_infinity;
+  const auto shift = Isa::set(most);
+  auto total = Isa::set(0);
+  for (uint32_t i = 0; i < whole; i += Isa::lanes) {
+    const auto e = exp_negative<Isa>(Isa::sub(Isa::load(scores + i), shift));
+    total = Isa::add(total, e);
+    Isa::store(scores + i, e);
+  }
+  const auto last = exp_negative<Isa>(Isa::sub(Isa::load(rest), shift));
+  Isa::store(rest, last);
+  const float others = l > 0 ? l * exp_negative_one<Isa>(m - most) : 0;
+  const auto inverse = Isa::set(1 / (Isa::sum(Isa::add(total, last)) + others));
+  for (uint32_t i = 0; i < whole; i += Isa::lanes) Isa::store(scores + i, Isa::mul(Isa::load(scores + i), inverse));
+  Isa::store(rest, Isa::mul(Isa::load(rest), inverse));
+  for (uint32_t i = whole; i < n; ++i) scores[i] = rest[i - whole];
+}
+
 }  // namespace
 }  // namespace kvasir

@@ -43,6 +43,7 @@ double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t pag
 
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
 void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, double* scores, std::size_t stride);
+void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares);
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out);
 
 }  // namespace kvasir::reference

@@ -49,6 +49,15 @@ void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means
   }
 }
 
+void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares) {
+  double most = double{m};
+  for (uint32_t i = 0; i < n; ++i) most = std::max(most, double{scores[i]});
+  if (most == -HUGE_VAL) return std::fill_n(shares, n, 0.0), void();
+  double total = double{l} > 0 ? double{l} * std::exp(double{m} - most) : 0;
+  for (uint32_t i = 0; i < n; ++i) total += shares[i] = std::exp(double{scores[i]} - most);
+  for (uint32_t i = 0; i < n; ++i) shares[i] /= total;
+}
+
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out) {
   std::vector<uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);

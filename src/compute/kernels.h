@@ -119,6 +119,10 @@ struct Kernels {
   // The same with each page's mean key: scores[r * stride + p], p in [0, 16).
   void (*score_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride);
 
+  // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
+  // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores of -inf get 0.
+  void (*attention_shares)(float* scores, uint32_t n, float m, float l);
+
   // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns how many:
   // min(k, n), or fewer when a score is NaN, which a damaged summary may cause. scratch: n * 4 bytes.
   uint32_t (*top_k)(const float* scores, uint32_t n, uint32_t k, uint32_t* out, std::byte* scratch);

@@ -354,3 +354,30 @@ TEST_CASE("scores of bounds and means are the reference's, for any rows and stri
     }
   }
 }
+
+TEST_CASE("attention shares sum up with the others to one, and are the softmax") {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(12);
+    for (uint32_t i = 0; i < 200; ++i) {
+      const uint32_t n = i < 20 ? i : random.below(5000);
+      const float spread = i % 3 == 0 ? 40.0f : 3.0f;
+      Guarded<float> scores(n);
+      for (uint32_t j = 0; j < n; ++j) scores[j] = i % 4 == 1 && random.below(3) == 0 ? -infinity : spread * random.normal();
+      const float m = i % 5 == 2 ? -infinity : spread * random.normal(), l = i % 5 == 2 ? 0.0f : random.uniform(1, 90);
+      std::vector<double> want(n);
+      reference::attention_shares(scores.data(), n, m, l, want.data());
+      k->attention_shares(scores.data(), n, m, l);
+      CAPTURE(k->name);
+      CAPTURE(n);
+      CHECK(scores.guards_intact());
+      double difference = 0;  // of shares of one whole
+      for (uint32_t j = 0; j < n; ++j) difference += std::abs(static_cast<double>(scores[j]) - want[j]);
+      CHECK(difference < 1e-5);
+    }
+    Guarded<float> none(37);
+    for (uint32_t j = 0; j < 37; ++j) none[j] = -infinity;
+    k->attention_shares(none.data(), 37, -infinity, 0);
+    for (uint32_t j = 0; j < 37; ++j) CHECK(none[j] == 0);
+  }
+}
