@@ -214,6 +214,20 @@ typedef struct kv_session_options {
 
 KV_API void kv_session_options_init(kv_session_options *options);
 
+typedef struct kv_strategy_information {
+  uint32_t struct_size;     /* in: set by the caller to sizeof */
+  uint32_t dense_layers;    /* the default of that option; UINT32_MAX: all */
+  double budget_fraction;   /* likewise */
+  uint64_t budget_floor;    /* tokens that the default fraction is at least */
+  uint32_t takes_budget;    /* 0: reads the same whatever the budget */
+  uint32_t reserved;        /* 0 */
+  char name[32];
+} kv_strategy_information;
+
+/* Fills *info, up to the struct_size it came with, for the strategy of an index: 0, 1 and so on, KV_NOT_FOUND after the last. "auto" is
+ * not among them: it is a choice of one. Any thread. */
+KV_API kv_status kv_strategy_info(uint32_t index, kv_strategy_information *info, kv_error *error);
+
 /* An empty timeline. *out is closed with kv_session_close. KV_BAD_ARGUMENT (unknown strategy, ranges), KV_NO_MEMORY, KV_LIMIT. */
 KV_API kv_status kv_session_open(kv_model *model, const kv_session_options *options, kv_session **out, kv_error *error);
 KV_API void kv_session_close(kv_session *session);
@@ -298,6 +312,13 @@ KV_API kv_status kv_generate(kv_session *session, const char *question, size_t s
  * KV_BAD_STATE on an empty timeline; KV_CONTEXT_FULL. */
 KV_API kv_status kv_next(kv_session *session, const kv_generate_options *options, int32_t *token, int32_t *end,
                          kv_error *error);
+
+/* How likely the model finds a given continuation: log_probabilities[i], float32 [count], receives the natural logarithm of the probability
+ * of tokens[i] after everything before it, each read one at a time as decode reads, through the strategy. The timeline is afterwards where
+ * it was, exactly. For measurement: exp(-mean) is the perplexity. kv_stats then tells of these steps as of an answer's.
+ * KV_CANCELLED, KV_BAD_STATE (empty timeline), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+KV_API kv_status kv_score(kv_session *session, const int32_t *tokens, size_t count, float *log_probabilities,
+                          const kv_call_options *options, kv_error *error);
 
 /* Tokens in the timeline. */
 KV_API kv_status kv_session_tokens(const kv_session *session, int32_t *tokens, size_t capacity, size_t *count,

@@ -58,6 +58,22 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
 
 extern "C" {
 
+kv_status kv_strategy_info(uint32_t index, kv_strategy_information* info, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    const std::span<const StrategyInfo> all = all_strategies();
+    if (Status s = api::check_result(info, "info"); !s.ok()) return s;
+    if (index >= all.size()) return Status::error(Code::not_found, "there is no strategy %u: there are %zu", index, all.size());
+    const StrategyInfo& strategy = all[index];
+    kv_strategy_information i{};
+    i.dense_layers = strategy.dense_layers;
+    i.budget_fraction = strategy.budget_fraction;
+    i.budget_floor = strategy.budget_floor;
+    i.takes_budget = strategy.make && strategy.budget_fraction > 0;
+    api::copy_text(i.name, strategy.name);
+    return api::write_result(i, info, "info");
+  });
+}
+
 void kv_session_options_init(kv_session_options* o) {
   if (!o) return;
   *o = {};
@@ -184,6 +200,19 @@ kv_status kv_next(kv_session* session, const kv_generate_options* options, int32
     if (Status e = s.next(sampling_of(o), flag_of(o.cancel), token, &ends); !e.ok()) return e;
     if (end) *end = ends;
     return {};
+  });
+}
+
+kv_status kv_score(kv_session* session, const int32_t* tokens, size_t count, float* log_probabilities, const kv_call_options* options,
+                   kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    kv_call_options o;
+    if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
+    if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
+    if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
+    if (!log_probabilities && count) return Status::error(Code::bad_argument, "log_probabilities is NULL");
+    return s.score({tokens, count}, log_probabilities, flag_of(o.cancel),
+                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
   });
 }
 

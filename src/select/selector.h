@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +59,8 @@ struct StrategyInfo {
   std::unique_ptr<const Selector> (*make)();  // null where every layer is dense
 };
 
+// All of them.
+std::span<const StrategyInfo> all_strategies();
 // Null when there is no such strategy.
 const StrategyInfo* strategy_info(std::string_view name);
 

@@ -10,6 +10,8 @@ constexpr StrategyInfo strategies[] = {
     {"quest", 2, 0.02, 512, make_quest_selector},
 };
 
+std::span<const StrategyInfo> all_strategies() { return strategies; }
+
 const StrategyInfo* strategy_info(std::string_view name) {
   for (const StrategyInfo& info : strategies)
     if (info.name == name) return &info;

@@ -1,5 +1,6 @@
-// Asking: a question into its turn, an answer out of it.
+// Asking: a question into its turn, an answer out of it. And how likely a given answer is.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "session/session.h"
@@ -151,6 +152,43 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   }
   const bool held_text_counts = answer->reason != StopReason::string;
   return held_text_counts && !stream.finish() ? stopped() : Status();
+}
+
+// Of the softmax; summed in double, because a large vocabulary has many small terms.
+static double log_probability(std::span<const float> logits, Token token) {
+  const float top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (float x : logits) sum += std::exp(static_cast<double>(x - top));
+  return static_cast<double>(logits[static_cast<std::size_t>(token)] - top) - std::log(sum);
+}
+
+Status Session::score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report report) {
+  if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
+  if (Status s = check_tokens(tokens); !s.ok()) return s;
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  if (tokens.empty()) return {};
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  Restore restore(this);
+  Array<float> found(tokens.size());
+  forward_->attention().reset_counts();
+  if (Status s = refresh_logits(cancel); !s.ok()) return s;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
+    const double logarithm = log_probability(logits_, tokens[i]);
+    if (std::isnan(logarithm)) return not_a_number();
+    found[i] = static_cast<float>(logarithm);
+    const bool last = i + 1 == tokens.size();  // nothing follows that would have to know of it
+    uint64_t done = 0;
+    if (!last)
+      if (Status s = append(tokens.subspan(i, 1), false, nullptr, cancel, nullptr, &done); !s.ok()) return s;
+    if (!progress.update(i + 1, tokens.size()) && !last) return Status::error(Code::cancelled, "stopped by the progress callback");
+  }
+  std::copy(found.begin(), found.end(), log_probabilities);
+  last_read_ = forward_->attention().counts();
+  last_steps_ = tokens.size();
+  last_decode_ns_ = os::now_ns() - begin;
+  return {};
 }
 
 }  // namespace kvasir

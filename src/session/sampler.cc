@@ -18,6 +18,8 @@ Status check_sampling_options(const SamplingOptions& o) {
   return {};
 }
 
+Status not_a_number() { return Status::error(Code::corrupt, "the model made a logit that is not a number: its weights are damaged"); }
+
 // Once a token, however often it occurs.
 void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) const {
   if (options_.repetition_penalty == 1) return;
@@ -32,8 +34,7 @@ void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) c
 }
 
 Status Sampler::sample(std::span<float> logits, std::span<const Token> recent, Token* out) {
-  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }))
-    return Status::error(Code::corrupt, "the model made a logit that is not a number: its weights are damaged");
+  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) return not_a_number();
   penalise(logits, recent);
   *out = options_.temperature == 0 ? static_cast<Token>(std::max_element(logits.begin(), logits.end()) - logits.begin())
                                    : draw(logits, recent.size());

@@ -26,6 +26,9 @@ struct SamplingOptions {
 // Code::bad_argument names the option that is out of range.
 Status check_sampling_options(const SamplingOptions& options);
 
+// For logits with a NaN among them: Code::corrupt.
+Status not_a_number();
+
 class Sampler {
  public:
   static constexpr uint32_t penalty_tokens = 256;  // the newest tokens of the timeline that the penalty looks at

@@ -205,13 +205,17 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   return s;
 }
 
+Status Session::check_tokens(std::span<const Token> tokens) const {
+  const auto vocabulary = static_cast<Token>(model_->config().vocabulary);
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token t) { return t < 0 || t >= vocabulary; });
+  if (bad == tokens.end()) return {};
+  return Status::error(Code::bad_argument, "token %zd is %d: the vocabulary has %d", bad - tokens.begin(), *bad, vocabulary);
+}
+
 Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel, Progress::Report report,
                                uint64_t* tokens_done) {
   *tokens_done = 0;
-  const auto vocabulary = static_cast<Token>(model_->config().vocabulary);
-  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token t) { return t < 0 || t >= vocabulary; });
-  if (bad != tokens.end())
-    return Status::error(Code::bad_argument, "token %zd is %d: the vocabulary has %d", bad - tokens.begin(), *bad, vocabulary);
+  if (Status s = check_tokens(tokens); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));

@@ -91,6 +91,8 @@ class Session {
                         uint64_t* tokens_done);
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text, Answer* answer);
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
+  // log_probabilities: [tokens], written when all are known.
+  Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report progress);
   Status rewind(uint64_t tokens);
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress) const;
   const SelectOptions& select() const { return options_.select; }
@@ -120,6 +122,7 @@ class Session {
   Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   Status check_room(uint64_t more) const;
+  Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
   void log(int level, const char* message) const;
 

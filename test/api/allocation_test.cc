@@ -242,6 +242,20 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   });
 }
 
+TEST_CASE("scoring a continuation without memory leaves the timeline as it was") {
+  const std::vector<int32_t> tokens = some_tokens(5);
+  sweep([&](long n, bool once) {
+    const Session session = fork(base().get());
+    std::vector<float> scores(tokens.size(), 7);
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_score(session.get(), tokens.data(), tokens.size(), scores.data(), nullptr, e);
+    });
+    CHECK((scores == std::vector<float>(tokens.size(), 7)) == outcome.failed);
+    check_untouched(session.get());
+    return outcome;
+  });
+}
+
 TEST_CASE("saving and loading without memory leave the old file and no temporary one") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");

@@ -133,6 +133,9 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   CHECK(bytes == 0);
   CHECK(kv_prefill_tokens(session.get(), tokens.data(), 10, &call, &done, nullptr) == KV_CANCELLED);
   CHECK(kv_next(session.get(), &o, &token, nullptr, nullptr) == KV_CANCELLED);
+  float score = 7;
+  CHECK(kv_score(session.get(), tokens.data(), 1, &score, &call, nullptr) == KV_CANCELLED);
+  CHECK(score == 7);
   CHECK(kv_save(session.get(), folder.file("b.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   CHECK(kv_file_verify(folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   call.flags = KV_LOAD_VERIFY;

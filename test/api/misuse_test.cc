@@ -26,12 +26,14 @@ struct Outputs {
   kv_answer answer;
   kv_model_information model_info;
   kv_file_information file_info;
+  kv_strategy_information strategy_info;
 
   void fill() {
     std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
     answer.struct_size = sizeof answer;
     model_info.struct_size = sizeof model_info;
     file_info.struct_size = sizeof file_info;
+    strategy_info.struct_size = sizeof strategy_info;
   }
 };
 
@@ -81,10 +83,13 @@ class Misuses {
 };
 
 const float nan_f = std::numeric_limits<float>::quiet_NaN(), inf_f = std::numeric_limits<float>::infinity();
+const int32_t known_tokens[] = {5, 6};
 const double nan_d = std::numeric_limits<double>::quiet_NaN();
 
 void Misuses::add_model() {
   add("kv_cancel_create", "out", [](kv_error* e) { return kv_cancel_create(nullptr, e); });
+  add("kv_strategy_info", "info", [](kv_error* e) { return kv_strategy_info(0, nullptr, e); });
+  add("kv_strategy_info", "after the last", [&](kv_error* e) { return kv_strategy_info(1000, &out_.strategy_info, e); }, KV_NOT_FOUND);
   add("kv_open", "path", [&](kv_error* e) { return kv_open(nullptr, nullptr, &out_.model, e); });
   add("kv_open", "out", [](kv_error* e) { return kv_open(tiny_path, nullptr, nullptr, e); });
   add("kv_open", "an empty path", [&](kv_error* e) { return kv_open("", nullptr, &out_.model, e); }, KV_NOT_FOUND);
@@ -243,6 +248,22 @@ void Misuses::add_generate() {
   add_generate_option("stop: an empty string", [](auto* o) { o->stop = with_empty, o->stop_count = 2; });
   add("kv_next", "session", [&](kv_error* e) { return kv_next(nullptr, nullptr, &out_.token, &out_.end, e); });
   add("kv_next", "token", [&](kv_error* e) { return kv_next(session_.get(), nullptr, nullptr, &out_.end, e); });
+  add("kv_score", "session", [&](kv_error* e) { return kv_score(nullptr, known_tokens, 2, out_.logits, nullptr, e); });
+  add("kv_score", "tokens", [&](kv_error* e) { return kv_score(session_.get(), nullptr, 2, out_.logits, nullptr, e); });
+  add("kv_score", "log_probabilities", [&](kv_error* e) { return kv_score(session_.get(), known_tokens, 2, nullptr, nullptr, e); });
+  add("kv_score", "a token of no vocabulary", [&](kv_error* e) {
+    static const int32_t wild[] = {5, 259};
+    return kv_score(session_.get(), wild, 2, out_.logits, nullptr, e);
+  });
+  add("kv_score", "flags", [&](kv_error* e) {
+    kv_call_options o;
+    kv_call_options_init(&o);
+    o.flags = KV_TOKENIZE_SPECIAL;
+    return kv_score(session_.get(), known_tokens, 2, out_.logits, &o, e);
+  });
+  add("kv_score", "empty timeline", [&](kv_error* e) {
+    return kv_score(empty_.get(), known_tokens, 2, out_.logits, nullptr, e);
+  }, KV_BAD_STATE);
   add("kv_next", "empty timeline", [&](kv_error* e) { return kv_next(empty_.get(), nullptr, &out_.token, &out_.end, e); }, KV_BAD_STATE);
 }
 
