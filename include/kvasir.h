@@ -247,8 +247,10 @@ typedef struct kv_call_options {
 KV_API void kv_call_options_init(kv_call_options *options);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
- * document. Attention is exact over everything before. When cancelled it keeps whole chunks: *tokens_done (may be NULL) tells in every
- * case how many tokens were added; *bytes_done how many bytes of the text they stand for, so that a later call may go on there.
+ * document. Attention is exact over everything before. When cancelled it keeps whole chunks, but no turn into which nothing was read:
+ * *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at which byte of the text they end.
+ * A later call with the rest of the text goes on there, with the tokens that this call would have read: always where a word begins at
+ * that byte; within a word the rest of it may be cut into other tokens, which spell the same text.
  * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_prefill(kv_session *session, const char *text, size_t size, const kv_call_options *options,
                             uint64_t *tokens_done, uint64_t *bytes_done, kv_error *error);

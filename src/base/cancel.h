@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 
 namespace kvasir {
 
@@ -32,5 +33,25 @@ class CancelLatch {
 };
 
 inline bool is_cancelled(const Cancel* cancel) noexcept { return cancel && cancel->fired(); }
+
+// For loops of many tiny steps: looks at the token once in a while.
+class CancelPoll {
+ public:
+  explicit CancelPoll(const Cancel* cancel) : cancel_(cancel) {}
+  // After `steps` more of them: whether to stop. Stays true.
+  bool stop(std::size_t steps = 1) noexcept {
+    steps_ += steps;
+    if (steps_ < between) return stopped_;
+    steps_ = 0;
+    return stopped_ = stopped_ || is_cancelled(cancel_);
+  }
+  bool stopped() const noexcept { return stopped_; }  // what the last stop() said
+
+ private:
+  static constexpr std::size_t between = 1 << 14;  // of a few nanoseconds each
+  const Cancel* cancel_;
+  std::size_t steps_ = between;  // the first step looks
+  bool stopped_ = false;
+};
 
 }  // namespace kvasir

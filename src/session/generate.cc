@@ -75,7 +75,7 @@ class Session::AnswerStream {
   std::string held_;
 };
 
-Status Session::question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const {
+Status Session::question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const ChatMarks& marks = chat_marks(model_->chat());
   if (turn_ == Turn::empty && tokenizer.add_bos()) out->push_back(tokenizer.bos());
@@ -84,7 +84,7 @@ Status Session::question_tokens(std::string_view question, bool parse_special, A
                                                          : std::string_view();
   const std::string_view open = turn_ == Turn::empty ? marks.first_question_open : marks.question_open;
   const Tokenizer::Part parts[] = {{close, true}, {open, true}, {question, parse_special}, {marks.question_close, true}};
-  return tokenizer.encode(parts, turn_ == Turn::empty, out);
+  return tokenizer.encode(parts, turn_ == Turn::empty, out, {nullptr, cancel});
 }
 
 Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text, Answer* answer) {
@@ -92,7 +92,10 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   if (Status s = check_sampling_options(o.sampling); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Array<Token> tokens;
-  if (Status s = question_tokens(question, o.parse_special, &tokens); !s.ok()) return s;
+  if (Status s = question_tokens(question, o.parse_special, o.cancel, &tokens); !s.ok()) {
+    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+    return s;
+  }
   if (tokens.empty() && tokens_.empty())
     return Status::error(Code::bad_state, "there is nothing to answer: the timeline and the question are empty");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;

@@ -177,20 +177,20 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   const bool first = turn_ == Turn::empty;
   const std::string_view marks = first ? chat_marks(model_->chat()).document_open : std::string_view();
   Array<Token> tokens;
-  if (first && tokenizer.add_bos()) tokens.push_back(tokenizer.bos());
-  const std::size_t bos = tokens.size();
-  if (Status s = tokenizer.encode(marks, true, first, &tokens); !s.ok()) return s;
-  const std::size_t opened = tokens.size();  // tokens that open the turn; the last may merge with the text
-  tokens.resize(bos);
+  Array<uint32_t> lengths;  // bytes of marks and text that each stands for
+  if (first && tokenizer.add_bos()) tokens.push_back(tokenizer.bos()), lengths.push_back(0);
   const Tokenizer::Part parts[] = {{marks, true}, {text, parse_special}};
-  if (Status s = tokenizer.encode(parts, first, &tokens); !s.ok()) return s;
+  const bool text_start = first || tokenizer.starts_text(tokens_.back());
+  if (Status s = tokenizer.encode(parts, text_start, &tokens, {&lengths, cancel}); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
 
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
   const std::size_t before = tokens_.size();
   Status s = append(tokens, true, nullptr, cancel, &progress, tokens_done);
-  if (!s.ok() && first && *tokens_done < opened) {  // half a turn is none
+  uint64_t read = 0;
+  for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
+  if (!s.ok() && first && read <= marks.size()) {  // a turn that nothing was read into is none
     if (Status e = rewind(0); !e.ok()) return e;
     *tokens_done = 0;
     return s;
@@ -198,10 +198,7 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   if (tokens_.size() > before) turn_ = Turn::document;
   prefill_tokens_ += *tokens_done;
   prefill_ns_ += os::now_ns() - begin;
-  uint64_t bytes = 0;
-  for (std::size_t i = bos; i < *tokens_done; ++i) bytes += tokenizer.piece(tokens[i], true).size();
-  const uint64_t around = marks.size() + (first && tokenizer.strips_leading_space() ? 1 : 0);
-  *bytes_done = s.ok() ? text.size() : std::min<uint64_t>(bytes - std::min(bytes, around), text.size());
+  *bytes_done = read - marks.size();
   return s;
 }
 

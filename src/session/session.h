@@ -119,7 +119,7 @@ class Session {
   void plan_step(ForwardStep* step);
   void plan_probe(ForwardStep* step, Array<float>* errors);
   void note_probe(const Array<float>& errors);
-  Status question_tokens(std::string_view question, bool parse_special, Array<Token>* out) const;
+  Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   Status check_room(uint64_t more) const;
   Status check_tokens(std::span<const Token> tokens) const;

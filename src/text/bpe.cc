@@ -64,8 +64,8 @@ class BpeTokenizer final : public Tokenizer {
   Status load_merges(const Gguf& gguf);
 
  private:
-  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, Array<Token>* out) const override;
-  Status encode_word(std::string_view word, EncodeScratch* scratch, Array<Token>* out) const;
+  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const override;
+  Status encode_word(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
   Token whole_word(std::string_view word, EncodeScratch* scratch) const;
 
   ByteAlphabet alphabet_;
@@ -103,8 +103,9 @@ Status BpeTokenizer::load_merges(const Gguf& gguf) {
   return {};
 }
 
-Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* scratch, Array<Token>* out) const {
-  return pretokenizer_->split(text, [&](std::string_view word) {
+Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* scratch, TokenSink* out) const {
+  return pretokenizer_->split(text, &scratch->cancel, [&](std::string_view word) {
+    if (scratch->cancel.stop(word.size())) return scratch->cancelled();
     return scratch->cache.encode(word, out, [&] { return encode_word(word, scratch, out); });
   });
 }
@@ -116,15 +117,15 @@ Token BpeTokenizer::whole_word(std::string_view word, EncodeScratch* scratch) co
   return vocabulary().find_plain(scratch->spelled);
 }
 
-Status BpeTokenizer::encode_word(std::string_view word, EncodeScratch* scratch, Array<Token>* out) const {
+Status BpeTokenizer::encode_word(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
   if (const Token token = whole_word(word, scratch); token >= 0) {
-    out->push_back(token);
+    out->push(token, word.size());
     return {};
   }
   scratch->row.clear();
-  for (std::size_t i = 0; i < word.size(); ++i)
+  for (std::size_t i = 0; i < word.size() && !scratch->cancel.stop(); ++i)
     scratch->row.push(byte_symbols_[static_cast<unsigned char>(word[i])], static_cast<uint32_t>(i));
-  return model_.finish(word, &scratch->row, out);
+  return model_.finish(word, scratch, out);
 }
 
 StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alphabet) {

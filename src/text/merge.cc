@@ -72,7 +72,7 @@ void MergeRow::consider(const MergeTable& table, uint32_t left) {
   std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
 }
 
-void MergeRow::merge(const MergeTable& table) {
+void MergeRow::merge(const MergeTable& table, CancelPoll* cancel) {
   const auto n = static_cast<uint32_t>(symbols_.size());
   if (n < 2) return;
   next_.resize(n);
@@ -84,9 +84,9 @@ void MergeRow::merge(const MergeTable& table) {
     next_[i] = i + 1 < n ? i + 1 : kEnd;
     previous_[i] = i > 0 ? i - 1 : kEnd;
   }
-  for (uint32_t i = 0; i < n; ++i) consider(table, i);
+  for (uint32_t i = 0; i < n && !cancel->stop(); ++i) consider(table, i);
 
-  while (!heap_.empty()) {
+  while (!heap_.empty() && !cancel->stop()) {
     const uint64_t best = heap_.front();
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     heap_.pop_back();

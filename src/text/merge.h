@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 
 namespace kvasir {
@@ -45,7 +46,8 @@ class MergeRow {
   void clear();
   // Appends a symbol that covers the word's bytes from `start` to the next symbol's start.
   void push(Symbol symbol, uint32_t start);
-  void merge(const MergeTable& table);
+  // What is in the row is meaningless after cancel->stop().
+  void merge(const MergeTable& table, CancelPoll* cancel);
 
   // After merge(), what is left: symbols in order, each with where it begins.
   std::size_t size() const { return symbols_.size(); }

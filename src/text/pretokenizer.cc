@@ -69,10 +69,10 @@ std::string expand(std::string_view expression) {
 }
 
 // A copy with every byte that is not UTF-8 replaced, empty when there is none.
-Array<char> replace_invalid(std::string_view text) {
+Array<char> replace_invalid(std::string_view text, CancelPoll* cancel) {
   Array<char> copy;
   std::size_t length;
-  for (std::size_t i = 0; i < text.size(); i += length) {
+  for (std::size_t i = 0; i < text.size() && !cancel->stop(); i += length) {
     const Utf8 step = utf8_step(text.substr(i), &length);
     if (step == Utf8::valid) continue;
     if (copy.empty()) copy.assign(text.begin(), text.end());
@@ -190,8 +190,9 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
   return {};
 }
 
-Status Pretokenizer::split(std::string_view text, const Word& word) const {
-  const Array<char> replaced = replace_invalid(text);
+Status Pretokenizer::split(std::string_view text, CancelPoll* cancel, const Word& word) const {
+  const Array<char> replaced = replace_invalid(text, cancel);
+  if (cancel->stopped()) return Status::error(Code::cancelled, "cancelled");
   const std::string_view subject = replaced.empty() ? text : std::string_view(replaced.data(), replaced.size());
   return Cutter(steps_->context.get(), steps_->codes, text, subject, word).cut(0, 0, text.size());
 }

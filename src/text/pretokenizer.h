@@ -7,6 +7,7 @@
 #include <memory>
 #include <string_view>
 
+#include "base/cancel.h"
 #include "base/status.h"
 
 namespace kvasir {
@@ -19,8 +20,9 @@ class Pretokenizer {
 
   // Calls `word` for consecutive pieces of `text` that together are all of it; stops at the first failure and returns it.
   // Linear in the text: a cut that took the matcher more than a fixed effort a byte is refused (Code::limit).
+  // Before the first word the token is looked at (Code::cancelled); from then on that is for `word` to do.
   using Word = std::function<Status(std::string_view)>;
-  Status split(std::string_view text, const Word& word) const;
+  Status split(std::string_view text, CancelPoll* cancel, const Word& word) const;
 
   bool adds_bos() const;        // unless the metadata say otherwise
   bool takes_whole_words() const;  // a word that is a token becomes it, even if merges would lead elsewhere

@@ -39,9 +39,9 @@ void SpecialMatcher::insert(std::string_view text, Token token, bool is_control)
   nodes_[node].is_control = is_control;
 }
 
-bool SpecialMatcher::find(std::string_view text, std::size_t from, bool with_control, Match* out) const {
+bool SpecialMatcher::find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel, Match* out) const {
   if (!with_control && !has_user_defined_) return false;
-  for (std::size_t begin = from; begin < text.size(); ++begin) {
+  for (std::size_t begin = from; begin < text.size() && !cancel->stop(); ++begin) {
     uint32_t node = first_[static_cast<unsigned char>(text[begin])];
     bool found = false;
     for (std::size_t end = begin + 1; node != 0; ++end) {

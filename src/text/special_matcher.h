@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "text/vocabulary.h"
 
@@ -22,8 +23,8 @@ class SpecialMatcher {
   // Knows user-defined tokens, which always count, and control and unknown tokens, which count when asked for.
   explicit SpecialMatcher(const Vocabulary& vocabulary);
 
-  // The first match at or after `from`. False when there is none.
-  bool find(std::string_view text, std::size_t from, bool with_control, Match* out) const;
+  // The first match at or after `from`. False when there is none, or when cancelled.
+  bool find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel, Match* out) const;
 
  private:
   struct Node {

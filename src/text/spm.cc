@@ -41,10 +41,10 @@ class SpmTokenizer final : public Tokenizer {
   void add_cuts(std::string_view text, MergeTable::Merge merge);
   void load_bytes();
 
-  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, Array<Token>* out) const override;
-  Status encode_cached(std::string_view word, EncodeScratch* scratch, Array<Token>* out) const;
-  Status encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, Array<Token>* out) const;
-  std::size_t word_size(std::string_view text) const;
+  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const override;
+  Status encode_cached(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
+  Status encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, TokenSink* out) const;
+  std::size_t word_size(std::string_view text, CancelPoll* cancel) const;
 
   MergeModel model_;
   std::array<Symbol, 128> ascii_{};
@@ -108,11 +108,11 @@ void SpmTokenizer::load_bytes() {
 }
 
 // Up to the next space that follows another character; all of `text` where tokens may reach across.
-std::size_t SpmTokenizer::word_size(std::string_view text) const {
+std::size_t SpmTokenizer::word_size(std::string_view text, CancelPoll* cancel) const {
   if (!words_are_separate_) return text.size();
   bool after_other = false;
   std::size_t at = 0;
-  while (at < text.size()) {
+  while (at < text.size() && !cancel->stop()) {
     const bool space = begins_with_space(text.substr(at));
     if (space && after_other) break;
     after_other |= !space;
@@ -121,10 +121,11 @@ std::size_t SpmTokenizer::word_size(std::string_view text) const {
   return at;
 }
 
-Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, Array<Token>* out) const {
+Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const {
   bool prefix = begins && space_prefix_;
   while (!text.empty()) {
-    const std::string_view word = text.substr(0, word_size(text));
+    const std::string_view word = text.substr(0, word_size(text, &scratch->cancel));
+    if (scratch->cancel.stop(word.size())) return scratch->cancelled();
     Status status = prefix ? encode_word(word, true, scratch, out) : encode_cached(word, scratch, out);
     if (!status.ok()) return status;
     prefix = false;
@@ -133,27 +134,48 @@ Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScra
   return {};
 }
 
-Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch, Array<Token>* out) const {
+Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
   return scratch->cache.encode(word, out, [&] { return encode_word(word, false, scratch, out); });
 }
 
-Status SpmTokenizer::encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, Array<Token>* out) const {
+// Turns the lengths of a word's tokens in its spelling into those in the word: a space of it is spelled by three bytes, and the
+// space before a text by as many that are not in it.
+void unspell_lengths(std::string_view word, bool prefix, std::span<uint32_t> lengths) {
+  std::size_t token_end = 0, spelled = prefix ? kSpace.size() : 0, at = 0;  // `spelled` bytes stand for word[0, at)
+  for (uint32_t& length : lengths) {
+    token_end += length;
+    const std::size_t begin = at;
+    while (at < word.size()) {
+      const std::size_t next = spelled + (word[at] == ' ' ? kSpace.size() : 1);
+      if (next > token_end) break;
+      spelled = next;
+      ++at;
+    }
+    length = static_cast<uint32_t>(at - begin);
+  }
+}
+
+Status SpmTokenizer::encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, TokenSink* out) const {
   std::string& spelled = scratch->spelled;
   spelled.assign(prefix ? kSpace : "");
   for (const char c : word) {
+    if (scratch->cancel.stop()) break;
     if (c == ' ') spelled.append(kSpace);
     else spelled.push_back(c);
   }
   scratch->row.clear();
   std::size_t size;
-  for (std::size_t at = 0; at < spelled.size(); at += size) {
+  for (std::size_t at = 0; at < spelled.size() && !scratch->cancel.stop(); at += size) {
     const std::string_view rest = std::string_view(spelled).substr(at);
     size = character_size(rest);
     const auto lead = static_cast<unsigned char>(rest[0]);
     const Symbol symbol = lead < 128 ? ascii_[lead] : model_.symbols().find(rest.substr(0, size));
     scratch->row.push(symbol, static_cast<uint32_t>(at));
   }
-  return model_.finish(spelled, &scratch->row, out);
+  const std::size_t first = out->size();
+  Status status = model_.finish(spelled, scratch, out);
+  unspell_lengths(word, prefix, out->lengths_from(first));
+  return status;
 }
 
 StringList decode_pieces(const Vocabulary& vocabulary) {

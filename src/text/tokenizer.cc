@@ -18,6 +18,8 @@ constexpr bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 // Positions in a text are 32 bits wide while it is encoded, and a space may be spelled by three bytes.
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
+constexpr std::size_t kCopiedTogether = std::size_t{1} << 24;  // bytes between two looks at the cancel token: a few ms
+
 struct ModelKind {
   std::string_view name;  // the value of tokenizer.ggml.model
   const char* meaning;
@@ -54,22 +56,23 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
 // One encode() call: cuts special tokens out of the text and passes on the plain runs between them.
 class Tokenizer::Run {
  public:
-  Run(const Tokenizer& tokenizer, std::string_view text, bool begins, Array<Token>* out)
-      : tokenizer_(tokenizer), text_(text), scratch_(text.size()), begins_(begins), out_(out) {}
+  Run(const Tokenizer& tokenizer, std::string_view text, bool begins, const Cancel* cancel, TokenSink* out)
+      : tokenizer_(tokenizer), text_(text), scratch_(text.size(), cancel), begins_(begins), out_(out) {}
 
   // The text up to `end`. What follows the last special token waits for more.
   Status add(std::size_t end, bool parse_special) {
     SpecialMatcher::Match match{};
-    while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special, &match)) {
+    while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special, &scratch_.cancel, &match)) {
       if (Status status = flush(match.begin); !status.ok()) return status;
-      out_->push_back(match.token);
       begins_ = true;
       plain_ = match.end;
       if (tokenizer_.strips_after(match.token)) {
         while (plain_ < text_.size() && is_blank(text_[plain_])) ++plain_;
       }
+      out_->push(match.token, plain_ - match.begin);
       scanned_ = plain_;
     }
+    if (scratch_.cancel.stopped()) return scratch_.cancelled();
     scanned_ = std::max(end, plain_);
     return {};
   }
@@ -88,15 +91,15 @@ class Tokenizer::Run {
   EncodeScratch scratch_;
   bool begins_;
   std::size_t plain_ = 0, scanned_ = 0;  // bytes of the text that are encoded, and that are searched for special tokens
-  Array<Token>* out_;
+  TokenSink* out_;
 };
 
 Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const {
   const Part part = {text, parse_special};
-  return encode(std::span(&part, 1), text_start, out);
+  return encode(std::span(&part, 1), text_start, out, {});
 }
 
-Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Token>* out) const {
+Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Token>* out, const EncodeExtras& extras) const {
   std::size_t size = 0;
   for (const Part& part : parts) {
     if (part.text.size() > kLongestText - size)
@@ -106,19 +109,25 @@ Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Tok
   Array<char> joined;
   if (parts.size() > 1) {
     joined.reserve(size);
-    for (const Part& part : parts) joined.insert(joined.end(), part.text.begin(), part.text.end());
+    for (const Part& part : parts) {
+      for (std::size_t at = 0; at < part.text.size(); at += kCopiedTogether) {
+        if (is_cancelled(extras.cancel)) return EncodeScratch::cancelled();
+        const std::string_view piece = part.text.substr(at, kCopiedTogether);
+        joined.insert(joined.end(), piece.begin(), piece.end());
+      }
+    }
   }
   const std::string_view text = parts.size() == 1 ? parts[0].text : std::string_view(joined.data(), joined.size());
 
-  const std::size_t before = out->size();
-  Run run(*this, text, text_start, out);
+  TokenSink sink(out, extras.lengths);
+  Run run(*this, text, text_start, extras.cancel, &sink);
   Status status;
   std::size_t end = 0;
   for (const Part& part : parts) {
     if (status.ok()) status = run.add(end += part.text.size(), part.parse_special);
   }
   if (status.ok()) status = run.flush(text.size());
-  if (!status.ok()) out->resize(before);
+  if (!status.ok()) sink.clear();
   return status;
 }
 
@@ -139,6 +148,7 @@ Token Tokenizer::eos() const { return vocabulary_->special().eos; }
 bool Tokenizer::add_bos() const { return vocabulary_->adds_bos(); }
 bool Tokenizer::add_eos() const { return vocabulary_->adds_eos(); }
 bool Tokenizer::ends_turn(Token token) const { return vocabulary_->ends_turn(token); }
+bool Tokenizer::starts_text(Token token) const { return kind(token) == TokenKind::control || kind(token) == TokenKind::user_defined; }
 
 WordCache::WordCache(std::size_t text_size) {
   // About a slot for every distinct word of a long text; small for a short one, which has to clear it too.
@@ -151,32 +161,34 @@ WordCache::Entry& WordCache::at(std::string_view word) {
   return entries_[static_cast<std::size_t>(checksum(word.data(), word.size(), 0)) & (entries_.size() - 1)];
 }
 
-Status MergeModel::finish(std::string_view word, MergeRow* row, Array<Token>* out) const {
-  row->merge(merges_);
-  for (std::size_t i = 0; i < row->size(); ++i) {
-    if (symbols_.is_token(row->symbol(i))) {
-      out->push_back(static_cast<Token>(row->symbol(i)));
+Status MergeModel::finish(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
+  MergeRow& row = scratch->row;
+  row.merge(merges_, &scratch->cancel);
+  if (scratch->cancel.stopped()) return scratch->cancelled();
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const std::size_t begin = row.start(i);
+    const std::size_t end = i + 1 < row.size() ? row.start(i + 1) : word.size();
+    if (symbols_.is_token(row.symbol(i))) {
+      out->push(static_cast<Token>(row.symbol(i)), end - begin);
       continue;
     }
-    const std::size_t begin = row->start(i);
-    const std::size_t end = i + 1 < row->size() ? row->start(i + 1) : word.size();
     if (Status status = append_bytes(word.substr(begin, end - begin), out); !status.ok()) return status;
   }
   return {};
 }
 
-Status MergeModel::append_bytes(std::string_view bytes, Array<Token>* out) const {
+Status MergeModel::append_bytes(std::string_view bytes, TokenSink* out) const {
   const auto token_of = [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)]; };
   const auto missing = std::find_if(bytes.begin(), bytes.end(), [&](char c) { return token_of(c) < 0; });
   if (missing == bytes.end()) {
-    for (const char c : bytes) out->push_back(token_of(c));
+    for (const char c : bytes) out->push(token_of(c), 1);
     return {};
   }
   const Token unknown = vocabulary_.special().unknown;
   if (unknown < 0)
     return Status::error(Code::unsupported, "the vocabulary has neither a token for byte 0x%02X nor an unknown token",
                          static_cast<unsigned>(static_cast<unsigned char>(*missing)));
-  out->push_back(unknown);
+  out->push(unknown, bytes.size());
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "gguf/gguf.h"
@@ -22,6 +23,7 @@ enum class TokenKind : uint8_t { normal, unknown, control, user_defined, unused,
 
 class SpecialMatcher;
 class StringList;
+class TokenSink;
 class Vocabulary;
 struct EncodeScratch;
 
@@ -40,13 +42,23 @@ class Tokenizer {
   // A byte that the vocabulary cannot express becomes its unknown token; without one the call fails and *out is as it was.
   Status encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const;
 
+  struct EncodeExtras {
+    // Receives, for each id appended, how many bytes of the text it stands for. Together they are the text: blanks that a special token
+    // swallows count with it, a space that was put before the text is none of its bytes, and where several tokens spell one
+    // character that was replaced (a space by U+2581), its byte counts with the last.
+    Array<uint32_t>* lengths = nullptr;
+    // Looked at between words and while a long one is merged: Code::cancelled. Finding where one word ends is not interrupted.
+    const Cancel* cancel = nullptr;
+  };
+
   // The same for parts that follow each other, each with its own parse_special: tokens form across the seams, as if the parts had
   // been one text, but no special token reaches across one. A document between the marks of its turn is encoded so.
   struct Part {
     std::string_view text;
     bool parse_special;
   };
-  Status encode(std::span<const Part> parts, bool text_start, Array<Token>* out) const;
+  Status encode(std::span<const Part> parts, bool text_start, Array<Token>* out) const { return encode(parts, text_start, out, {}); }
+  Status encode(std::span<const Part> parts, bool text_start, Array<Token>* out, const EncodeExtras& extras) const;
 
   // The bytes of one token; empty for control and unknown tokens unless `special`, and for numbers that are no token.
   // Not necessarily whole UTF-8 characters.
@@ -61,6 +73,7 @@ class Tokenizer {
   bool add_eos() const;                // the model wants eos() after a complete text (no generation follows)
   bool strips_leading_space() const { return space_prefix_; }  // SentencePiece: a decoded text loses its first space
   bool ends_turn(Token token) const;   // any of the model's end-of-turn / end-of-text tokens
+  bool starts_text(Token token) const; // what follows it is encoded with text_start
   const char* name() const { return name_.c_str(); }  // "bpe/qwen2", "spm"
 
  protected:
@@ -69,7 +82,7 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   // Appends the ids of text without special tokens, which is not empty. `begins`: as text_start.
-  virtual Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, Array<Token>* out) const = 0;
+  virtual Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const = 0;
 
   const Vocabulary& vocabulary() const { return *vocabulary_; }
 

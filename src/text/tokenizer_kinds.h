@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "text/merge.h"
 #include "text/tokenizer.h"
@@ -17,6 +19,45 @@ namespace kvasir {
 Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 
+// Where encode() puts the tokens of a text, in order, each with the bytes of the text that it stands for.
+class TokenSink {
+ public:
+  // lengths: null, or an array that gets one entry a token.
+  TokenSink(Array<Token>* tokens, Array<uint32_t>* lengths)
+      : tokens_(tokens), lengths_(lengths), first_(tokens->size()), first_length_(lengths ? lengths->size() : 0) {}
+
+  void push(Token token, std::size_t bytes) {
+    tokens_->push_back(token);
+    if (lengths_) lengths_->push_back(static_cast<uint32_t>(bytes));
+  }
+  std::size_t size() const { return tokens_->size() - first_; }  // tokens put so far
+  // Puts tokens [first, first + count) once more.
+  void repeat(std::size_t first, std::size_t count) {
+    repeat(tokens_, first_ + first, count);
+    if (lengths_) repeat(lengths_, first_length_ + first, count);
+  }
+  // The lengths of the tokens from `first` on, to be corrected; empty where nobody asked for them.
+  std::span<uint32_t> lengths_from(std::size_t first) {
+    return lengths_ ? std::span<uint32_t>(*lengths_).subspan(first_length_ + first) : std::span<uint32_t>();
+  }
+  void clear() {
+    tokens_->resize(first_);
+    if (lengths_) lengths_->resize(first_length_);
+  }
+
+ private:
+  template <class T>
+  static void repeat(Array<T>* array, std::size_t first, std::size_t count) {
+    const std::size_t end = array->size();
+    array->resize(end + count);
+    std::copy_n(array->begin() + static_cast<std::ptrdiff_t>(first), count, array->begin() + static_cast<std::ptrdiff_t>(end));
+  }
+
+  Array<Token>* tokens_;
+  Array<uint32_t>* lengths_;
+  std::size_t first_, first_length_;  // what stood there before
+};
+
 // Where each recent word of one encode() call has its tokens in the output, so that a word seen before is copied, not merged.
 class WordCache {
  public:
@@ -24,12 +65,11 @@ class WordCache {
 
   // Appends the tokens of `word`, which encode_word appends to *out when they are not known. `word` lies in the text being encoded.
   template <class Encode>
-  Status encode(std::string_view word, Array<Token>* out, Encode encode_word) {
+  Status encode(std::string_view word, TokenSink* out, Encode encode_word) {
     Entry& known = at(word);
     const std::size_t first = out->size();
     if (std::string_view(known.word, known.size) == word) {
-      out->resize(first + known.count);
-      std::copy_n(out->data() + known.first, known.count, out->data() + first);
+      out->repeat(known.first, known.count);
       return {};
     }
     Status status = encode_word();
@@ -50,7 +90,10 @@ class WordCache {
 
 // What one encode() call works with.
 struct EncodeScratch {
-  explicit EncodeScratch(std::size_t text_size) : cache(text_size) {}
+  EncodeScratch(std::size_t text_size, const Cancel* token) : cancel(token), cache(text_size) {}
+  static Status cancelled() { return Status::error(Code::cancelled, "cancelled while the text was cut into tokens"); }
+
+  CancelPoll cancel;
   MergeRow row;
   std::string spelled;  // the word as the vocabulary spells it
   WordCache cache;
@@ -66,11 +109,11 @@ class MergeModel {
   MergeTable& merges() { return merges_; }
   void set_byte_token(unsigned char byte, Token token) { byte_tokens_[byte] = token; }
 
-  // Merges the symbols in `row`, which cover `word`, and appends their tokens.
-  Status finish(std::string_view word, MergeRow* row, Array<Token>* out) const;
+  // Merges the symbols in `row`, which cover `word`, and appends their tokens with their lengths in `word`.
+  Status finish(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
 
  private:
-  Status append_bytes(std::string_view bytes, Array<Token>* out) const;
+  Status append_bytes(std::string_view bytes, TokenSink* out) const;
 
   const Vocabulary& vocabulary_;
   SymbolTable symbols_;

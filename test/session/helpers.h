@@ -3,10 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "gguf/gguf_builder.h"
 #include "session/session.h"
 
 namespace kvasir::test {
@@ -23,6 +25,11 @@ inline std::shared_ptr<const Model> mini_model() {
   static const auto model = open_model(EXAMPLES "/mini-reader-q8_0.gguf");
   return model;
 }
+
+// A llama model of one layer, 32 wide, over a file that holds a tokenizer of `vocabulary` tokens. Weights are zeros, but for the
+// tensors in `filled`, whose numbers are all the same.
+std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, const char* chat,
+                                        const std::map<std::string, float>& filled = {});
 
 inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model, const SessionOptions& options = {}) {
   std::unique_ptr<Session> session;

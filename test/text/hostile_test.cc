@@ -1,6 +1,7 @@
 // Texts made to be slow: eight times the text may cost eight times the time, never its square.
 #include <chrono>
 #include <random>
+#include <thread>
 
 #include "text/text_fixtures.h"
 
@@ -86,4 +87,45 @@ TEST_CASE("SentencePiece is quadratic in a hostile text") {
   vocabulary.add("aaaa", 1, -3);
   auto file = spm_file(vocabulary);
   check_linear(*tokenizer_of(file));
+}
+
+TEST_CASE("cutting a long text into tokens cannot be stopped") {
+  TestVocabulary spm = spm_vocabulary();
+  for (const char* c : {"a", "b"}) spm.add(c, 1, -9);
+  spm.add("aa", 1, -2);
+  auto bpe_model = bpe_file(run_vocabulary()), spm_model = spm_file(spm);
+  const auto bpe_tokenizer = tokenizer_of(bpe_model), spm_tokenizer = tokenizer_of(spm_model);
+  for (const Tokenizer* tokenizer : {bpe_tokenizer.get(), spm_tokenizer.get()}) {
+    for (const std::string& unit : std::vector<std::string> {"ab ", "a", "\xFF"}) {  // many words, a long one, one that is not UTF-8
+      CAPTURE(tokenizer->name());
+      CAPTURE(unit);
+      std::string text = repeat(unit, 1 << 20);
+      const Tokenizer::Part part = {text, true};
+      Array<Token> ids = {1, 2, 3};
+      Cancel cancel;
+      cancel.fire();
+      CHECK(tokenizer->encode({&part, 1}, true, &ids, {nullptr, &cancel}).code() == Code::cancelled);
+      CHECK(ids.size() == 3);
+      // And once it runs: a text that is longer each time, so that some run is long enough for the thread that fires.
+      Status status;
+      double seconds = 0;
+      for (int round = 0; round < 6 && status.ok(); ++round, text += text) {
+        cancel.reset();
+        std::chrono::steady_clock::time_point fired;
+        std::thread fire([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          fired = std::chrono::steady_clock::now();
+          cancel.fire();
+        });
+        const Tokenizer::Part longer = {text, true};
+        status = tokenizer->encode({&longer, 1}, true, &ids, {nullptr, &cancel});
+        const auto end = std::chrono::steady_clock::now();
+        fire.join();
+        seconds = std::chrono::duration<double>(end - fired).count();
+        ids.resize(3);
+      }
+      CHECK(status.code() == Code::cancelled);
+      CHECK(seconds < 2);  // 0.1 are promised, on a machine that is not overloaded
+    }
+  }
 }

@@ -10,12 +10,14 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+CancelPoll never(nullptr);
+
 Words words_of(const char* family, std::string_view text) {
   std::unique_ptr<const Pretokenizer> pretokenizer;
   const Status created = Pretokenizer::create(family, &pretokenizer);
   REQUIRE_MESSAGE(created.ok(), created.message());
   Words words;
-  const Status status = pretokenizer->split(text, [&](std::string_view word) {
+  const Status status = pretokenizer->split(text, &never, [&](std::string_view word) {
     words.emplace_back(word);
     return Status();
   });
@@ -74,7 +76,7 @@ TEST_CASE("a word that fails does not stop the cutting") {
   std::unique_ptr<const Pretokenizer> pretokenizer;
   REQUIRE(Pretokenizer::create("falcon", &pretokenizer).ok());
   int calls = 0;
-  const Status status = pretokenizer->split("a b c", [&](std::string_view) {
+  const Status status = pretokenizer->split("a b c", &never, [&](std::string_view) {
     ++calls;
     return Status::error(Code::cancelled, "stop");
   });
