@@ -189,6 +189,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     }
   }
   pages_.truncate(first);
+  if (first == 0) sinks_.clear();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
   window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());

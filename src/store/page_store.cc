@@ -68,6 +68,29 @@ std::size_t array_bytes(const PageShape& page, SectionKind kind) {
   }
 }
 
+// Zeroes what page p takes of one head's array, whose layout is page.h's.
+void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte* array) {
+  const auto clear = [&](std::size_t at, std::size_t size) { std::memset(array + at, 0, size); };
+  const std::size_t dim = shape.dim, word = sizeof(float);
+  switch (kind) {
+    case SectionKind::pages: return clear(std::size_t{p} * page_bytes, page_bytes);
+    case SectionKind::scales: return clear(shape.scales_bytes() / extent_pages * p, shape.scales_bytes() / extent_pages);
+    case SectionKind::bounds:
+      for (std::size_t b = p * shape.page_blocks(); b < (p + 1) * shape.page_blocks(); ++b) {
+        const std::size_t channels = b / tile_blocks * 2 * dim * tile_blocks + b % tile_blocks * word;
+        for (std::size_t c = 0; c < 2 * dim / 4; ++c) clear(channels + c * tile_blocks * word, word);
+        clear(shape.extent_tiles() * 2 * dim * tile_blocks + b * word, word);
+      }
+      return;
+    case SectionKind::means:
+      for (std::size_t d = 0; d < dim / 4; ++d) clear((d * extent_pages + p) * word, word);
+      clear(dim * (extent_pages + p), dim);
+      for (std::size_t which : {0, 1}) clear(2 * dim * extent_pages + (which * extent_pages + p) * word, word);
+      return;
+    default: return;
+  }
+}
+
 template <class T>
 const T* section_at(const CacheFile& file, SectionKind kind, uint64_t offset) {
   return reinterpret_cast<const T*>(file.bytes(kind).data() + offset);
@@ -100,7 +123,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
 }
 
 Status PageStore::write(SectionKind kind, const std::function<Status(const void*, std::size_t)>& write) const {
-  const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
+  const std::size_t bytes = array_bytes(shape_.page, kind);
   for (uint32_t e = 0; e < extents(); ++e) {
     const SlabRef& slab = slabs_[e];
     const void* data = kind == SectionKind::pages    ? static_cast<const void*>(slab->pages)
@@ -108,7 +131,17 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
                        : kind == SectionKind::bounds ? static_cast<const void*>(slab->bounds)
                                                      : static_cast<const void*>(slab->means);
     if (!intact_extent(kind, e)) return damaged();
-    if (Status s = write(data, bytes); !s.ok()) return s;
+    if ((e + 1) * extent_pages <= pages_) {
+      if (Status s = write(data, bytes * shape_.heads_total()); !s.ok()) return s;
+      continue;
+    }
+    // After a step back the pages that are not sealed still hold what was taken back.
+    Array<std::byte> array(bytes);
+    for (std::size_t head = 0; head < shape_.heads_total(); ++head) {
+      std::memcpy(array.data(), static_cast<const std::byte*>(data) + head * bytes, bytes);
+      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p) clear_page(shape_.page, kind, p, array.data());
+      if (Status s = write(array.data(), bytes); !s.ok()) return s;
+    }
   }
   return {};
 }

@@ -47,7 +47,8 @@ class PageStore {
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, PageStore* out);
   // Bytes of a section of this many pages, 0 for kinds that are not the store's.
   static uint64_t file_bytes(const StoreShape& shape, format::SectionKind kind, uint32_t pages);
-  // Hands one section's arrays to `write`, piece by piece. Damaged source blocks (of a mapped file) are Code::corrupt.
+  // Hands one section's arrays to `write`, piece by piece; pages that are not sealed as zeros. Damaged source blocks (of a mapped file)
+  // are Code::corrupt.
   Status write(format::SectionKind kind, const std::function<Status(const void* data, std::size_t size)>& write) const;
 
   const StoreShape& shape() const { return shape_; }

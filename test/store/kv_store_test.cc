@@ -151,6 +151,62 @@ TEST_CASE("going back keeps what pages and window held, for every length") {
   }
 }
 
+TEST_CASE("what was taken back is in no array that is saved") {
+  for (uint32_t dim : {20u, 40u, 128u, 200u}) {  // of each padded size
+    CAPTURE(dim);
+    const StoreShape one{1, 2, PageShape::of(dim)};
+    const uint32_t tokens = one.page.page_tokens;
+    std::mt19937 random(dim);
+    std::normal_distribution<float> normal;
+    const auto seal = [&](PageStore* store, uint32_t first, uint32_t end) {
+      REQUIRE(store->reserve(end).ok());
+      std::vector<float> k(std::size_t{tokens} * one.page.dim), v(k.size());
+      for (uint32_t p = first; p < end; ++p) {
+        for (uint32_t h = 0; h < 2; ++h) {
+          for (float& x : k) x = normal(random);
+          for (float& x : v) x = normal(random);
+          store->seal(cpu_kernels(), 0, h, p, k.data(), v.data());
+        }
+      }
+      store->commit(end);
+    };
+    const auto saved = [](const PageStore& store) {
+      std::vector<uint8_t> out;
+      for (const auto kind : PageStore::sections) {
+        const auto write = [&](const void* data, std::size_t size) {
+          out.insert(out.end(), static_cast<const uint8_t*>(data), static_cast<const uint8_t*>(data) + size);
+          return Status();
+        };
+        REQUIRE(store.write(kind, write).ok());
+      }
+      return out;
+    };
+    for (uint32_t kept : {1u, 5u, 15u, 16u, 19u}) {
+      PageStore store(one);
+      seal(&store, 0, kept);
+      const auto before = saved(store);
+      PageStore fork(store);
+      seal(&store, kept, 40);
+      store.truncate(kept);
+      CHECK(saved(store) == before);
+      CHECK(saved(fork) == before);
+      seal(&store, kept, kept + 1);  // what is sealed next is there
+      store.truncate(kept);
+      CHECK(saved(store) == before);
+    }
+  }
+}
+
+TEST_CASE("sinks that were taken back are gone") {
+  KvStore store(shape, 64);
+  append(&store, 300, 1);
+  REQUIRE(store.rewind(5, cpu_kernels()).ok());
+  CHECK(store.sink_floats().empty());
+  CHECK(store.window_count() == 5);
+  append(&store, 200, 2);
+  CHECK(store.sink_floats().size() == std::size_t{shape.heads_total()} * 2 * 32 * 64);
+}
+
 TEST_CASE("a full-precision store never seals") {
   KvStore store(shape, KvStore::keep_all);
   for (uint32_t i = 0; i < 20; ++i) append(&store, 77, i);
