@@ -29,6 +29,13 @@ Status Status::with_offset(uint64_t value) && noexcept {
   return std::move(*this);
 }
 
+Status Status::copy() const noexcept {
+  Status s;
+  s.code_ = code_;
+  if (detail_) s.detail_.reset(new (std::nothrow) Detail(*detail_));
+  return s;
+}
+
 int Status::sys_errno() const noexcept { return detail_ ? detail_->sys_errno : 0; }
 
 uint64_t Status::offset() const noexcept { return detail_ ? detail_->offset : UINT64_MAX; }

@@ -46,6 +46,9 @@ class [[nodiscard]] Status {
   Status with_errno(int value) && noexcept;
   Status with_offset(uint64_t value) && noexcept;
 
+  // The same once more, for those who report what another met.
+  Status copy() const noexcept;
+
   bool ok() const noexcept { return code_ == Code::ok; }
   Code code() const noexcept { return code_; }
   int sys_errno() const noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "base/checked.h"
 
@@ -180,7 +181,12 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const CancelLatch& cancel, float* out) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
-  std::atomic<bool> intact{true};
+  std::mutex failing;
+  Status failure;
+  const auto fail = [&](Status s) {
+    const std::lock_guard lock(failing);
+    failure = std::move(s);
+  };
   pool_->run(heads * count, [&](uint32_t task, uint32_t worker) {
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
@@ -192,14 +198,13 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
       kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
     }
     selector.select({kernels_, store.pages(), layer, h, rows, 1, plan.budget_tokens, plan.share_heads}, &w.selector, &w.selection);
-    if (!w.selection.intact) {
-      intact = false;
-      return;
-    }
+    if (!w.selection.intact) return fail(store.pages().damaged());
+    PageHold hold;
     for (std::size_t i = 0; i < w.selection.lists.size(); ++i) {
-      const Array<PageRef>& list = w.selection.lists[i];
+      Array<PageRef>& list = w.selection.lists[i];
       w.counts.pages_touched += list.size();
       if (list.empty()) continue;
+      if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return fail(std::move(s));
       const auto pages = static_cast<uint32_t>(list.size());
       if (w.selection.lists.size() == 1) {
         kernels_.attend_pages(rows, list.data(), pages, state, w.scratch.data());
@@ -214,7 +219,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     w.counts.summary_bytes += w.selection.summary_bytes;
     write_out(state, task / heads, 1, h, out);
   });
-  return intact ? Status() : store.pages().damaged();
+  return failure;
 }
 
 }  // namespace kvasir

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/status.h"
@@ -32,6 +33,12 @@ class File {
 
   Status size(uint64_t* out) const;
   Status read(uint64_t offset, void* data, std::size_t size) const;  // all of it, or Code::corrupt at the file's end
+  // The same into several places, one after the other from `offset` on; as few system calls as the system allows.
+  struct Piece {
+    void* data;
+    std::size_t size;
+  };
+  Status read(uint64_t offset, std::span<const Piece> pieces) const;
   Status write(uint64_t offset, const void* data, std::size_t size);
   Status preallocate(uint64_t size);  // reserves the blocks now, so that a full disk is known before the work
   Status sync();

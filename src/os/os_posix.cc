@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -215,19 +216,40 @@ Status File::size(uint64_t* out) const {
 }
 
 Status File::read(uint64_t offset, void* data, std::size_t size) const {
-  if (offset + size < offset || offset + size > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+  const Piece piece{data, size};
+  return read(offset, {&piece, 1});
+}
+
+Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
+  uint64_t left = 0;
+  for (const Piece& piece : pieces) left += piece.size;
+  if (offset + left < offset || offset + left > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     return failed("read", path_, EOVERFLOW).with_offset(offset);
   }
-  char* to = static_cast<char*>(data);
-  while (size > 0) {
-    std::size_t part = std::min(size, max_transfer);
+  std::size_t first = 0, skip = 0;  // the piece that is filled next, and how much of it is
+  while (left > 0) {
+    while (skip == pieces[first].size) ++first, skip = 0;
+    constexpr std::size_t most = 64;  // well under IOV_MAX
+    iovec parts[most];
+    int count = 0;
+    std::size_t asked = 0;
+    for (std::size_t i = first; i < pieces.size() && count < static_cast<int>(most) && asked < max_transfer; ++i) {
+      const std::size_t done = i == first ? skip : 0;
+      const std::size_t size = std::min(pieces[i].size - done, max_transfer - asked);
+      parts[count++] = {static_cast<char*>(pieces[i].data) + done, size};
+      asked += size;
+    }
     const int failure = consult("read", path_);
-    if (failure < 0) part = part - part / 2;
+    if (failure < 0) {  // a transfer in part
+      count = 1;
+      parts[0].iov_len -= parts[0].iov_len / 2;
+    }
     ssize_t n = -1;
     if (failure > 0) {
       errno = failure;
     } else {
-      n = pread(fd_, to, part, static_cast<off_t>(offset));
+      n = count == 1 ? pread(fd_, parts[0].iov_base, parts[0].iov_len, static_cast<off_t>(offset))
+                     : preadv(fd_, parts, count, static_cast<off_t>(offset));
     }
     if (n < 0) {
       if (errno == EINTR) continue;
@@ -235,12 +257,13 @@ Status File::read(uint64_t offset, void* data, std::size_t size) const {
     }
     if (n == 0) {
       return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early", shown(path_),
-                           static_cast<unsigned long long>(offset), static_cast<unsigned long long>(size))
+                           static_cast<unsigned long long>(offset), static_cast<unsigned long long>(left))
           .with_offset(offset);
     }
-    to += n;
     offset += static_cast<uint64_t>(n);
-    size -= static_cast<std::size_t>(n);
+    left -= static_cast<uint64_t>(n);
+    skip += static_cast<std::size_t>(n);
+    while (skip > pieces[first].size) skip -= pieces[first++].size;
   }
   return {};
 }

@@ -24,11 +24,8 @@ void blocks_to_pages(const SelectorQuery& query, const uint32_t* blocks, uint32_
     const uint32_t page = blocks[i] / page_blocks;
     const uint64_t bits = block_mask << (blocks[i] % page_blocks * shape.block_tokens);
     if (numbers->empty() || numbers->back() != page) {
-      PageRef ref = query.pages.page(query.layer, query.kv_head, page);
-      ref.tokens = 0;
-      refs->push_back(ref);
+      refs->push_back({nullptr, nullptr, 0});
       numbers->push_back(page);
-      out->intact = out->intact && query.pages.intact_page(query.layer, query.kv_head, page);
     }
     refs->back().tokens |= bits;
   }

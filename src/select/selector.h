@@ -29,12 +29,12 @@ struct SelectorQuery {
 };
 
 struct Selection {
-  // lists[0] for all rows when shared, else one a row. Pages ascending.
+  // lists[0] for all rows when shared, else one a row. Pages ascending; where they are is left open, PageStore::fetch() tells.
   std::vector<Array<PageRef>> lists;
   std::vector<Array<uint32_t>> page_numbers;  // of the same entries
   uint64_t tokens = 0;                        // chosen, summed over lists
   uint64_t summary_bytes = 0;                 // read to choose
-  bool intact = true;                         // false: a summary or page of a mapped file is damaged
+  bool intact = true;                         // false: a summary of a mapped file is damaged
 };
 
 struct SelectorScratch {

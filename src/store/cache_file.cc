@@ -1,4 +1,4 @@
-// CacheFile: maps a cache file and believes nothing in it before its checksum has been seen to match.
+// CacheFile: believes nothing in a cache file before its checksum has been seen to match.
 #include "store/cache_file.h"
 
 #include <algorithm>
@@ -20,7 +20,12 @@ namespace {
 
 constexpr uint64_t word_blocks = 64;                      // blocks a word of the bitmap
 constexpr uint64_t verify_step = uint64_t{1} << 20;       // bytes between two looks at the cancel flag: well under 1 ms
-constexpr uint64_t read_ahead = uint64_t{16} << 20;       // bytes asked of the disk before they are needed
+constexpr uint32_t most_pieces = word_blocks;             // places that one read fills
+
+// What every choice of pages reads from end to end.
+bool is_read_whole(SectionKind kind) {
+  return kind == SectionKind::scales || kind == SectionKind::bounds || kind == SectionKind::means;
+}
 
 bool is_zero(const std::byte* p, uint64_t size) {
   return size == 0 || (p[0] == std::byte{0} && std::memcmp(p, p + 1, size - 1) == 0);
@@ -44,16 +49,38 @@ Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>
   if (cache->mapping_.size() != size) {
     return Status::error(Code::corrupt, "%s changed its size while it was opened", path.c_str());
   }
-  if (Status s = cache->verify_tables(); !s.ok()) return s;
+  cache->file_ = std::move(file);
+  cache->place_sections();
+  if (Status s = cache->read_tables(cache->tables_.data()); !s.ok()) return s;
   cache->seen_ = Array<std::atomic<uint64_t>>(ceil_div(size, block_bytes * word_blocks));
   *out = std::move(cache);
   return {};
 }
 
-Status CacheFile::verify_tables() const {
+void CacheFile::place_sections() {
+  uint64_t blocks = 0, private_size = 0;
   for (const Section& section : sections()) {
-    const uint64_t sum = checksum(mapping_.data() + section.table_offset, section.table_bytes(), section.table_offset);
-    if (sum == section.table_checksum) continue;
+    Place& place = places_[index_of(section)];
+    place.table = blocks;
+    blocks += section.blocks();
+    place.is_private = is_read_whole(section.kind);
+    if (place.is_private) private_size += section.blocks() * block_bytes;
+  }
+  tables_.resize(blocks);
+  private_ = make_buffer<std::byte>(private_size);
+  std::byte* next = private_.get();
+  for (const Section& section : sections()) {
+    Place& place = places_[index_of(section)];
+    place.data = place.is_private ? next : mapping_.data() + section.offset;
+    if (place.is_private) next += section.blocks() * block_bytes;
+  }
+}
+
+Status CacheFile::read_tables(uint64_t* to) const {
+  if (Status s = file_.read(header_.tables_offset(), to, tables_.size() * sizeof *to); !s.ok()) return s;
+  for (const Section& section : sections()) {
+    const uint64_t* table = to + places_[index_of(section)].table;
+    if (checksum(table, section.table_bytes(), section.table_offset) == section.table_checksum) continue;
     return Status::error(Code::corrupt, "%s is damaged: the checksum table of section %s at byte %llu", path_.c_str(),
                          name_of(section.kind), static_cast<unsigned long long>(section.table_offset))
         .with_offset(section.table_offset);
@@ -71,32 +98,82 @@ const CacheFile::Section* CacheFile::find(SectionKind kind) const {
 std::span<const std::byte> CacheFile::bytes(SectionKind kind) const {
   const Section* section = find(kind);
   if (!section) return {};
-  return {mapping_.data() + section->offset, static_cast<std::size_t>(section->bytes)};
+  return {places_[index_of(*section)].data, static_cast<std::size_t>(section->bytes)};
 }
 
-bool CacheFile::block_is_intact(const Section& section, uint64_t block) const {
+bool CacheFile::block_is_intact(const Section& section, uint64_t block, const std::byte* data) const {
   const uint64_t offset = block * block_bytes;
   const uint64_t size = std::min(block_bytes, section.bytes - offset);
-  uint64_t expected;
-  std::memcpy(&expected, mapping_.data() + section.table_offset + block * sizeof expected, sizeof expected);
-  return checksum(mapping_.data() + section.offset + offset, static_cast<std::size_t>(size), section.offset + offset) ==
-         expected;
+  return checksum(data, static_cast<std::size_t>(size), section.offset + offset) == tables_[places_[index_of(section)].table + block];
+}
+
+Status CacheFile::read(const Section& section, uint64_t first, std::span<std::byte* const> to) const {
+  os::File::Piece pieces[most_pieces];
+  while (!to.empty()) {
+    const std::size_t count = std::min<std::size_t>(to.size(), most_pieces);
+    const uint64_t begin = first * block_bytes, end = std::min(section.bytes, begin + count * block_bytes);
+    for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], static_cast<std::size_t>(std::min(block_bytes, end - begin - i * block_bytes))};
+    if (Status s = file_.read(section.offset + begin, {pieces, count}); !s.ok()) return s;
+    for (std::size_t i = 0; i < count; ++i)
+      if (!block_is_intact(section, first + i, to[i])) return damaged(section, first + i);
+    first += count;
+    to = to.subspan(count);
+  }
+  return {};
+}
+
+Status CacheFile::read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const {
+  const uint64_t begin = first * block_bytes, end = std::min(section.bytes, begin + count * block_bytes);
+  if (Status s = file_.read(section.offset + begin, to, static_cast<std::size_t>(end - begin)); !s.ok()) return s;
+  for (uint64_t i = 0; i < count; ++i)
+    if (!block_is_intact(section, first + i, to + i * block_bytes)) return damaged(section, first + i);
+  return {};
 }
 
 // Two threads may verify the same block: both read what does not change, and set the same bit.
 bool CacheFile::verify_missing(const Section& section, uint64_t word, uint64_t missing) const {
   const uint64_t first = section.offset / block_bytes;
+  const std::byte* data = places_[index_of(section)].data;
   uint64_t intact = 0;
   for (uint64_t left = missing; left != 0; left &= left - 1) {
-    const uint64_t bit = static_cast<uint64_t>(std::countr_zero(left));
-    if (block_is_intact(section, word * word_blocks + bit - first)) intact |= uint64_t{1} << bit;
+    const uint64_t bit = static_cast<uint64_t>(std::countr_zero(left)), block = word * word_blocks + bit - first;
+    if (block_is_intact(section, block, data + block * block_bytes)) intact |= uint64_t{1} << bit;
   }
-  seen_[word].fetch_or(intact, std::memory_order_relaxed);
-  return intact == missing;
+  seen_[word].fetch_or(intact, std::memory_order_release);
+  if (intact == missing) return true;
+  note(damaged(section, word * word_blocks + static_cast<uint64_t>(std::countr_zero(missing & ~intact)) - first));
+  return false;
+}
+
+// A block is read once: whoever sees its bit may use it while others are read beside it. Blocks that are not wanted yet are read along
+// with those that are, as they will be wanted soon; that must not fail for their sake.
+bool CacheFile::read_missing(const Section& section, uint64_t word, uint64_t missing) const {
+  const uint64_t first = section.offset / block_bytes, end = first + section.blocks(), word_begin = word * word_blocks;
+  std::byte* data = private_.get() + (places_[index_of(section)].data - private_.get());
+  const std::lock_guard lock(reading_);
+  const uint64_t seen = seen_[word].load(std::memory_order_relaxed);
+  const auto read_run = [&](uint64_t begin, uint64_t count) {  // blocks of the file
+    if (Status s = read(section, begin - first, count, data + (begin - first) * block_bytes); !s.ok()) {
+      note(s);
+      return false;
+    }
+    seen_[word].fetch_or((~uint64_t{0} >> (word_blocks - count)) << (begin - word_begin), std::memory_order_release);
+    private_blocks_.fetch_add(count, std::memory_order_relaxed);
+    return true;
+  };
+  const uint64_t run_begin = std::max(first, word_begin), run_end = std::min(end, word_begin + word_blocks);
+  const uint64_t run = (~uint64_t{0} >> (word_blocks - (run_end - run_begin))) << (run_begin - word_begin);
+  if ((seen & run) == 0 && read_run(run_begin, run_end - run_begin)) return true;
+  for (uint64_t left = missing & ~seen; left != 0; left &= left - 1)
+    if (!read_run(word_begin + static_cast<uint64_t>(std::countr_zero(left)), 1)) return false;
+  return true;
 }
 
 bool CacheFile::check(const Section& section, uint64_t offset, uint64_t size) const {
-  if (!range_fits(offset, size, section.bytes)) return false;
+  if (!range_fits(offset, size, section.bytes)) {
+    note(damaged(section, 0));
+    return false;
+  }
   if (size == 0) return true;
   const uint64_t first = (section.offset + offset) / block_bytes;
   const uint64_t last = (section.offset + offset + size - 1) / block_bytes;
@@ -104,8 +181,9 @@ bool CacheFile::check(const Section& section, uint64_t offset, uint64_t size) co
     uint64_t wanted = ~uint64_t{0};
     if (word == first / word_blocks) wanted &= ~uint64_t{0} << first % word_blocks;
     if (word == last / word_blocks) wanted &= ~uint64_t{0} >> (word_blocks - 1 - last % word_blocks);
-    const uint64_t missing = wanted & ~seen_[word].load(std::memory_order_relaxed);
-    if (missing != 0 && !verify_missing(section, word, missing)) return false;
+    const uint64_t missing = wanted & ~seen_[word].load(std::memory_order_acquire);
+    if (missing == 0) continue;
+    if (!(is_private(section) ? read_missing(section, word, missing) : verify_missing(section, word, missing))) return false;
   }
   return true;
 }
@@ -117,45 +195,66 @@ Status CacheFile::damaged(const Section& section, uint64_t block) const {
       .with_offset(offset);
 }
 
+void CacheFile::note(const Status& failure) const {
+  const std::lock_guard lock(failing_);
+  failure_ = failure.copy();
+}
+
+Status CacheFile::failure() const {
+  const std::lock_guard lock(failing_);
+  return failure_.copy();
+}
+
 Status CacheFile::check_section(const Section& section) const {
-  if (check(section, 0, section.bytes)) return {};
-  uint64_t block = 0;
-  while (block + 1 < section.blocks() && block_is_intact(section, block)) ++block;
-  return damaged(section, block);
+  return check(section, 0, section.bytes) ? Status() : failure();
 }
 
 Status CacheFile::require_zero(uint64_t begin, uint64_t end) const {
-  if (is_zero(mapping_.data() + begin, end - begin)) return {};
-  while (mapping_.data()[begin] == std::byte{0}) ++begin;
-  return Status::error(Code::corrupt, "%s is damaged: byte %llu, between its sections, is not zero", path_.c_str(),
-                       static_cast<unsigned long long>(begin))
-      .with_offset(begin);
+  std::array<std::byte, section_align> bytes;  // what lies between two sections is shorter
+  while (begin < end) {
+    const auto size = static_cast<std::size_t>(std::min<uint64_t>(end - begin, bytes.size()));
+    if (Status s = file_.read(begin, bytes.data(), size); !s.ok()) return s;
+    if (!is_zero(bytes.data(), size)) {
+      for (std::size_t i = 0; bytes[i] == std::byte{0}; ++i) ++begin;
+      return Status::error(Code::corrupt, "%s is damaged: byte %llu, between its sections, is not zero", path_.c_str(),
+                           static_cast<unsigned long long>(begin))
+          .with_offset(begin);
+    }
+    begin += size;
+  }
+  return {};
+}
+
+Status CacheFile::verify_section(const Section& section, std::byte* buffer, Progress* progress, const Cancel* cancel) const {
+  constexpr uint64_t step_blocks = verify_step / block_bytes;
+  for (uint64_t block = 0; block < section.blocks(); block += step_blocks) {
+    if (is_cancelled(cancel) || (progress && !progress->update(section.offset + block * block_bytes, size()))) {
+      return Status::error(Code::cancelled, "the check of %s was stopped", path_.c_str());
+    }
+    if (Status s = read(section, block, std::min(step_blocks, section.blocks() - block), buffer); !s.ok()) return s;
+  }
+  return {};
 }
 
 Status CacheFile::verify_all(Progress* progress, const Cancel* cancel) const {
-  constexpr uint64_t step_blocks = verify_step / block_bytes;
-  const auto stopped = [&](uint64_t done) {
-    return is_cancelled(cancel) || (progress && !progress->update(done, size()));
-  };
-  const auto cancelled = [&] {
-    return Status::error(Code::cancelled, "the check of %s was stopped", path_.c_str());
-  };
+  Array<uint64_t> tables(tables_.size());
+  if (Status s = read_tables(tables.data()); !s.ok()) return s;
+  const auto buffer = make_buffer<std::byte>(verify_step);
   uint64_t end = header_bytes;  // of what has been verified
-  if (Status s = verify_tables(); !s.ok()) return s;
   for (const Section& section : sections()) {
     if (Status s = require_zero(end, section.offset); !s.ok()) return s;
-    for (uint64_t block = 0; block < section.blocks(); ++block) {
-      if (block % step_blocks == 0) {
-        const uint64_t at = section.offset + block * block_bytes;
-        if (stopped(at)) return cancelled();
-        if (at % read_ahead == 0 || block == 0) mapping_.advise(at, 2 * read_ahead, os::Mapping::Advice::will_need);
-      }
-      if (!block_is_intact(section, block)) return damaged(section, block);
-    }
+    if (Status s = verify_section(section, buffer.get(), progress, cancel); !s.ok()) return s;
     end = section.offset + section.bytes;
   }
   if (Status s = require_zero(end, header_.tables_offset()); !s.ok()) return s;
-  return stopped(size()) ? cancelled() : Status();
+  if (is_cancelled(cancel) || (progress && !progress->update(size(), size()))) {
+    return Status::error(Code::cancelled, "the check of %s was stopped", path_.c_str());
+  }
+  return {};
+}
+
+uint64_t CacheFile::private_bytes() const {
+  return private_blocks_.load(std::memory_order_relaxed) * block_bytes + tables_.size() * sizeof(uint64_t);
 }
 
 void CacheFile::advise(const Section& section, os::Mapping::Advice advice) const {

@@ -3,14 +3,18 @@
 //
 // Writing is atomic: a unique temporary file in the same folder, preallocated, written, synced, renamed, folder synced. The path
 // holds the old file or the new one, never anything between; on failure or cancel the temporary file is removed.
-// Reading maps the file. Header, section table and checksum tables are verified when it is opened; blocks when they are first used
-// (check), or all at once (verify_all).
+// Reading: header, section table and checksum tables are read and verified when the file is opened; blocks when they are first used
+// (check), or all at once (verify_all). The file stays open and mapped. Sections are used where the mapping has them, but for scales and
+// summaries: every choice of pages reads these from end to end, so they are read into private memory, and a file that is cut off
+// or a disk that fails is an error there. Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -84,27 +88,54 @@ class CacheFile {
   // A section's bytes, not yet checked. Empty when there is no such section.
   std::span<const std::byte> bytes(format::SectionKind kind) const;
 
-  // Verifies the blocks that hold [offset, offset + size) of a section, unless they were before. False: damaged, or not within
-  // the section. Cheap (one relaxed load for up to 64 blocks) when they have been seen.
+  // Verifies the blocks that hold [offset, offset + size) of a section, unless they were before. False: damaged, cannot be read, or
+  // not within the section. Cheap (one load for up to 64 blocks) when they have been seen.
   bool check(const Section& section, uint64_t offset, uint64_t size) const;
-  // As check() over a whole section, with a message that names file, section and offset.
+  // Why a check was false, naming file, section and offset: of all threads' checks the last one.
+  Status failure() const;
+  // As check() over a whole section, with the failure.
   Status check_section(const Section& section) const;
+  // Reads whole blocks of a section from the file, past the mapping, and verifies what was read: block first + i into to[i], or
+  // `count` of them one after the other. On failure what was read is not to be used. Code::corrupt, Code::io.
+  Status read(const Section& section, uint64_t first, std::span<std::byte* const> to) const;
+  Status read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const;
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 
   void advise(const Section& section, os::Mapping::Advice advice) const;
 
+  uint64_t private_bytes() const;  // of tables and of what has been read into private memory so far
+
  private:
   CacheFile() = default;
-  Status verify_tables() const;
-  bool block_is_intact(const Section& section, uint64_t block) const;  // block: of the section
+  Status read_tables(uint64_t* to) const;  // [blocks of all sections]
+  void place_sections();
+  std::size_t index_of(const Section& section) const { return static_cast<std::size_t>(&section - sections().data()); }
+  bool is_private(const Section& section) const { return places_[index_of(section)].is_private; }
+  bool block_is_intact(const Section& section, uint64_t block, const std::byte* data) const;  // block: of the section
   bool verify_missing(const Section& section, uint64_t word, uint64_t missing) const;
+  bool read_missing(const Section& section, uint64_t word, uint64_t missing) const;
   Status damaged(const Section& section, uint64_t block) const;
+  void note(const Status& failure) const;
+  Status verify_section(const Section& section, std::byte* buffer, Progress* progress, const Cancel* cancel) const;
   Status require_zero(uint64_t begin, uint64_t end) const;
 
   std::string path_;
+  os::File file_;
   os::Mapping mapping_;
   CacheHeader header_;
+  struct Place {
+    const std::byte* data = nullptr;  // the section's first byte, in the mapping or in private memory
+    bool is_private = false;
+    uint64_t table = 0;         // its checksums in tables_
+  };
+  std::array<Place, format::max_sections> places_;
+  Array<uint64_t> tables_;         // checksums of all blocks, the sections' tables one after the other
+  Buffer<std::byte> private_;      // room for the private sections; touched where they have been read
+  mutable std::atomic<uint64_t> private_blocks_{0};
+  mutable std::mutex reading_;     // into private_
+  mutable std::mutex failing_;     // guards failure_
+  mutable Status failure_;
   // Bit b: block b of the file (counted from its beginning) was found intact. An extent's 16 pages share a word.
   mutable Array<std::atomic<uint64_t>> seen_;
 };

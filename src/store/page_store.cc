@@ -1,5 +1,6 @@
 #include "store/page_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -107,6 +108,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   store.pages_ = pages;
   const uint32_t extents = store.extents();
   store.slabs_.reserve(extents);
+  if (extents > 0) store.cache_ = std::make_shared<PageCache>(file, shape.heads_total(), pages);
   const uint64_t heads = shape.heads_total();
   for (uint32_t e = 0; e < extents; ++e) {
     auto slab = std::make_unique<Slab>();
@@ -161,6 +163,25 @@ PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
           ~uint64_t{0} >> (64 - shape_.page.page_tokens)};
 }
 
+Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const {
+  const auto is_mapped = [&](uint32_t p) { return slabs_[p / extent_pages]->file != nullptr; };
+  const auto end = cache_ ? std::partition_point(numbers.begin(), numbers.end(), is_mapped) : numbers.begin();
+  const auto mapped = static_cast<std::size_t>(end - numbers.begin());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const PageRef at = page(layer, head, numbers[i]);
+    refs[i].data = at.data;
+    refs[i].scales = at.scales;
+    if (i < mapped && !intact_scales(layer, head, numbers[i])) return damaged();
+  }
+  return mapped ? cache_->fetch(layer * shape_.kv_heads + head, numbers.first(mapped), refs, hold) : Status();
+}
+
+void PageStore::set_cache_limit(uint64_t bytes) const {
+  if (cache_) cache_->set_limit(bytes);
+}
+
+PageCache::Counts PageStore::cache_counts() const { return cache_ ? cache_->counts() : PageCache::Counts(); }
+
 bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const {
   const SlabRef& slab = slabs_[e];
   if (!slab->file) return true;
@@ -176,10 +197,13 @@ bool PageStore::intact_extent(SectionKind kind, uint32_t e) const {
 }
 
 bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
-  const uint32_t e = p / extent_pages, i = p % extent_pages;
-  const uint64_t scales = shape_.page.scales_bytes() / extent_pages;
-  return intact(SectionKind::pages, layer, head, e, uint64_t{i} * page_bytes, page_bytes) &&
-         intact(SectionKind::scales, layer, head, e, i * scales, scales);
+  const uint64_t at = uint64_t{p % extent_pages} * page_bytes;
+  return intact(SectionKind::pages, layer, head, p / extent_pages, at, page_bytes) && intact_scales(layer, head, p);
+}
+
+bool PageStore::intact_scales(uint32_t layer, uint32_t head, uint32_t p) const {
+  const uint64_t bytes = shape_.page.scales_bytes() / extent_pages;
+  return intact(SectionKind::scales, layer, head, p / extent_pages, p % extent_pages * bytes, bytes);
 }
 
 bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -193,8 +217,7 @@ bool PageStore::intact_means(uint32_t layer, uint32_t head, uint32_t e) const {
 Status PageStore::damaged() const {
   for (const SlabRef& slab : slabs_) {
     if (!slab->file) continue;
-    for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::means})
-      if (Status s = slab->file->check_section(*slab->file->find(kind)); !s.ok()) return s;
+    if (Status s = slab->file->failure(); !s.ok()) return s;
     break;  // a store maps one file
   }
   return Status::error(Code::internal, "a page was reported as damaged and is not");
@@ -223,9 +246,15 @@ Status PageStore::reserve(uint32_t pages) {
     SlabRef copy = new_slab();
     const std::size_t heads = shape_.heads_total();
     const SlabRef& old = slabs_[last];
-    for (SectionKind kind : sections)
+    for (SectionKind kind : {SectionKind::scales, SectionKind::bounds, SectionKind::means})
       if (!intact_extent(kind, last)) return damaged();
-    std::memcpy(const_cast<int8_t*>(copy->pages), old->pages, heads * PageShape::pages_bytes());
+    auto* pages_copy = reinterpret_cast<std::byte*>(const_cast<int8_t*>(copy->pages));
+    if (old->file) {  // past the mapping, of which it would be the only part that is touched
+      const uint64_t blocks = heads * extent_pages;
+      if (Status s = old->file->read(*old->file->find(SectionKind::pages), old->index * blocks, blocks, pages_copy); !s.ok()) return s;
+    } else {
+      std::memcpy(pages_copy, old->pages, heads * PageShape::pages_bytes());
+    }
     std::memcpy(const_cast<uint16_t*>(copy->scales), old->scales, heads * shape_.page.scales_bytes());
     std::memcpy(const_cast<int8_t*>(copy->bounds), old->bounds, heads * shape_.page.bounds_bytes());
     std::memcpy(const_cast<int8_t*>(copy->means), old->means, heads * shape_.page.means_bytes());
@@ -250,11 +279,13 @@ void PageStore::commit(uint32_t pages) { pages_ = pages; }
 void PageStore::truncate(uint32_t pages) {
   pages_ = pages;
   slabs_.resize(extents(), SlabRef(nullptr));
+  if (slabs_.empty()) cache_.reset();
 }
 
 uint64_t PageStore::private_bytes() const {
   uint64_t bytes = 0;
   for (const SlabRef& slab : slabs_) bytes += slab->memory ? shape_.slab_bytes() : 0;
+  if (cache_) bytes += cache_->counts().bytes + cache_->file().private_bytes();
   return bytes;
 }
 

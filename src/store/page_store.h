@@ -2,7 +2,8 @@
 //
 // Pages live in slabs: slab e holds extent e (16 pages) of every layer and head, so memory grows by slabs, files append by slabs, and
 // the address of a page is arithmetic. A slab is private memory or a part of a mapped cache file; forks share slabs
-// and copy the last one when they write to it. Sealed pages never change while they are shared.
+// and copy the last one when they write to it. Sealed pages never change while they are shared. Pages that are read one and all are read
+// where the slab has them; chosen pages of a mapped slab through a cache of bounded size (page_cache.h).
 //
 // Threads: const functions may run together; seal() for different (layer, head) may run together; the rest is exclusive.
 #pragma once
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/memory.h"
@@ -18,6 +20,7 @@
 #include "compute/kernels.h"
 #include "compute/page.h"
 #include "store/cache_file.h"
+#include "store/page_cache.h"
 
 namespace kvasir {
 
@@ -56,7 +59,13 @@ class PageStore {
   uint32_t extents() const { return static_cast<uint32_t>((pages_ + extent_pages - 1) / extent_pages); }
 
   ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;
-  PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;  // all its tokens
+  PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;  // all its tokens, where the slab has them
+  // Points refs[i].data and .scales at page numbers[i] (ascending), verified; the other fields are left alone. Pages of a mapped file are read
+  // into its cache and stay there until `hold` lets go of them. Code::corrupt or Code::io where they cannot be read; throws std::bad_alloc.
+  Status fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
+  // Memory for chosen pages of the mapped file, shared with its forks: bytes, or PageCache::by_itself. Throws std::bad_alloc.
+  void set_cache_limit(uint64_t bytes) const;
+  PageCache::Counts cache_counts() const;  // zeros without a mapped file
 
   // Whether the bytes are as they were written. Private memory always is; a mapped file's blocks are checked at their first use.
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
@@ -73,7 +82,7 @@ class PageStore {
   void commit(uint32_t pages);
   void truncate(uint32_t pages);  // forgets pages at the end
 
-  uint64_t private_bytes() const;  // memory that this store's slabs take, shared ones included
+  uint64_t private_bytes() const;  // memory that this store's slabs and its file's cache and summaries take, shared ones included
   uint64_t mapped_bytes() const;   // bytes of the mapped file that its pages and summaries take
 
  private:
@@ -81,10 +90,12 @@ class PageStore {
   class SlabRef;
   SlabRef new_slab() const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
+  bool intact_scales(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;
+  std::shared_ptr<PageCache> cache_;  // of chosen pages of the mapped slabs, which are the first ones; null without
 };
 
 }  // namespace kvasir

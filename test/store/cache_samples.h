@@ -83,6 +83,7 @@ inline bool holds(const std::string& path, const std::vector<Part>& parts, uint6
     const auto* section = file->find(part.kind);
     const auto bytes = file->bytes(part.kind);
     if (!section || section->version != part.version || bytes.size() != part.bytes.size()) return false;
+    if (!file->check_section(*section).ok()) return false;
     if (!bytes.empty() && std::memcmp(bytes.data(), part.bytes.data(), bytes.size()) != 0) return false;
   }
   return true;
