@@ -48,6 +48,15 @@ struct Avx512 {
   }
   static I dot_keys(I acc, K k, int32_t q4) { return _mm512_dpbusd_epi32(acc, k, _mm512_set1_epi32(q4)); }
 
+  using N = __m512i;
+  static void nibbles(const int8_t* p, N& low, N& high) {
+    const __m512i x = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+    low = _mm512_and_si512(x, mask);
+    high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
+  }
+  static I dot_nibbles(I acc, N u, int32_t q4) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(q4)); }
+  static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+
   static int32_t sum_bytes(const int8_t* p, uint32_t n) {
     __m256i sums = _mm256_setzero_si256();
     for (uint32_t i = 0; i < n; i += 32) {

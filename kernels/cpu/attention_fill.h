@@ -6,6 +6,7 @@
 #include "attention_state.h"
 #include "store_scores.h"
 #include "store_seal.h"
+#include "store_sketch.h"
 #include "store_top_k.h"
 
 namespace kvasir {
@@ -29,6 +30,9 @@ void fill_attention(Kernels& k) {
   k.unseal_page = unseal_page<Isa>;
   k.score_bounds = score_bounds<Isa>;
   k.score_means = score_means<Isa>;
+  k.seal_sketch = seal_sketch<Isa>;
+  k.score_sketch = score_sketch<Isa>;
+  k.attend_means = attend_means<Isa>;
   k.attention_shares = attention_shares<Isa>;
   k.top_k = top_k<Isa>;
 }

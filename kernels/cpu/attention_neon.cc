@@ -51,6 +51,15 @@ struct Neon {
   static K keys(const int8_t* p) { return vld1q_s8(p); }
   static I dot_keys(I acc, K k, int32_t q4) { return vdotq_s32(acc, k, four(q4)); }
 
+  using N = int8x16_t;
+  static void nibbles(const int8_t* p, N& low, N& high) {
+    const uint8x16_t x = vreinterpretq_u8_s8(vld1q_s8(p));
+    low = vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15)));
+    high = vreinterpretq_s8_u8(vshrq_n_u8(x, 4));
+  }
+  static I dot_nibbles(I acc, N u, int32_t q4) { return vdotq_s32(acc, u, four(q4)); }
+  static I imax(I a, I b) { return vmaxq_s32(a, b); }
+
   static B bytes(const int8_t* p) { return vld1q_s8(p); }
   struct W {
     I high_products = vdupq_n_s32(0), low_products = vdupq_n_s32(0);

@@ -47,6 +47,14 @@ struct Scalar {
   static I dot_keys(I acc, K k, int32_t q4) {
     return acc + byte(k, 0) * byte(q4, 0) + byte(k, 1) * byte(q4, 1) + byte(k, 2) * byte(q4, 2) + byte(k, 3) * byte(q4, 3);
   }
+  using N = int32_t;
+  static void nibbles(const int8_t* p, N& low, N& high) {
+    const int32_t x = load_four(p);
+    low = x & 0x0f0f0f0f;
+    high = x >> 4 & 0x0f0f0f0f;
+  }
+  static I dot_nibbles(I acc, N u, int32_t q4) { return dot_keys(acc, u, q4); }
+  static I imax(I a, I b) { return a > b ? a : b; }
   static B bytes(const int8_t* p) { return load_four(p); }
   struct W {
     I products;

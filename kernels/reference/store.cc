@@ -49,6 +49,46 @@ void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means
   }
 }
 
+double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel) {
+  const uint32_t groups = shape.sketch_dim() / 8, tiles = shape.extent_blocks() / 16;
+  const std::size_t tile_bytes = std::size_t{shape.block_tokens} * groups * 64;
+  const auto byte = static_cast<uint8_t>(sketch[block / 16 * tile_bytes + (token * groups + channel / 8) * 64 + block % 16 * 4 + channel % 4]);
+  const int value = (channel % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+  return value * read_float(sketch + tiles * tile_bytes + block * 4);
+}
+
+void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
+                  std::size_t stride) {
+  const uint32_t n = shape.sketch_dim();
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
+      double best = -HUGE_VAL;
+      for (uint32_t t = 0; t < shape.block_tokens; ++t) {
+        double sum = 0;
+        for (uint32_t c = 0; c < n; ++c) sum += q[r * n + c] * sketch_value(shape, sketch, b, t, c);
+        best = std::max(best, sum);
+      }
+      scores[r * stride + b] = best * double{q_scale[r]};
+    }
+  }
+}
+
+void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, double* o, double* m, double* l) {
+  for (std::size_t r = 0; r < q.rows; ++r) {
+    for (uint32_t p = 0; p < extent_pages; ++p) {
+      if (!(pages >> p & 1)) continue;
+      double s = 0;
+      for (uint32_t c = 0; c < shape.dim; ++c) s += q.q[r * shape.dim + c] * page_mean_key(shape, means, p, c);
+      s = s * double{q.scale[r]} + std::log(shape.page_tokens);
+      const double most = std::max(m[r], s), keep = std::exp(m[r] - most), weight = std::exp(s - most);
+      for (uint32_t c = 0; c < shape.dim; ++c)
+        o[r * shape.dim + c] = o[r * shape.dim + c] * keep + weight * page_mean_value(shape, means, p, c);
+      l[r] = l[r] * keep + weight;
+      m[r] = most;
+    }
+  }
+}
+
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares) {
   double most = double{m};
   for (uint32_t i = 0; i < n; ++i) most = std::max(most, double{scores[i]});

@@ -119,6 +119,17 @@ struct Kernels {
   // The same with each page's mean key: scores[r * stride + p], p in [0, 16).
   void (*score_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride);
 
+  // Writes page `page` (0 .. 15) of an extent's sketch from the page: key . basis for every token, in 4 bits. basis: [dim][sketch_dim].
+  void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t page,
+                      int8_t* sketch);
+  // The largest estimate of q . k among the tokens of each block of an extent, scores[r * stride + b]. q: int8 [rows][sketch_dim],
+  // the queries in the sketch's coordinates, with a scale each.
+  void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
+                       float* scores, std::size_t stride);
+  // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. pages: bit p
+  // set: page p of the extent takes part. Pages whose weight is under 1e-7 of the largest seen so far are left out.
+  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, AttentionState state);
+
   // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
   // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores of -inf get 0.
   void (*attention_shares)(float* scores, uint32_t n, float m, float l);

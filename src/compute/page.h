@@ -15,6 +15,10 @@
 //           int8 [16 pages][dim]                            mean of V of each page
 //           f32 [2][16 pages]                               scales, K's then V's
 // All parts of a page that is not sealed are zero.
+//
+// A sketch holds a few numbers of every key, in 4 bits, so that one scan estimates every token's score (store/key_sketch.h):
+//   sketch  [tiles][block_tokens][sketch_dim / 8][16 blocks][4]   value + 8: channel 8 i + j in the low half of byte j, 8 i + 4 + j in
+//           the high half; then f32 [tiles][16 blocks]: one scale a block
 #pragma once
 
 #include <cstddef>
@@ -56,6 +60,12 @@ struct PageShape {
   }
   constexpr std::size_t means_bytes() const {
     return std::size_t{extent_pages} * (2 * dim + 2 * sizeof(float));
+  }
+
+  // Numbers a key that a sketch keeps: three in eight, in whole bytes of two groups of four.
+  constexpr uint32_t sketch_dim() const { return (dim * 3 / 8 + 7) / 8 * 8; }
+  constexpr std::size_t sketch_bytes() const {
+    return std::size_t{extent_tiles()} * tile_blocks * (block_tokens * sketch_dim() / 2 + sizeof(float));
   }
 
   constexpr bool operator==(const PageShape&) const = default;

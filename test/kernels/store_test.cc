@@ -381,3 +381,122 @@ TEST_CASE("attention shares sum up with the others to one, and are the softmax")
     for (uint32_t j = 0; j < 37; ++j) CHECK(none[j] == 0);
   }
 }
+
+TEST_CASE("a sketch holds the projected keys within half a step, and nothing beside its blocks") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : head_dims) {
+      Random random(head_dim + 71);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      fill_extent(*k, random, extent);
+      const uint32_t n = shape.sketch_dim();
+      Guarded<float> basis(std::size_t{shape.dim} * n);
+      for (std::size_t i = 0; i < basis.size(); ++i) basis[i] = random.normal() / std::sqrt(static_cast<float>(shape.dim));
+      Guarded<int8_t> sketch(shape.sketch_bytes());
+      std::memset(sketch.data(), 0, sketch.size());
+      const uint32_t sealed = 11;  // the last pages are not
+      for (uint32_t p = 0; p < sealed; ++p)
+        k->seal_sketch(shape, basis.data(), extent.pages.data() + p * page_bytes, extent.scales.data() + p * 2 * shape.page_tokens, p,
+                       sketch.data());
+      CHECK(sketch.guards_intact());
+      bool within = true, clean = true;
+      for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
+        const uint32_t p = b / shape.page_blocks(), first = b % shape.page_blocks() * shape.block_tokens;
+        double largest = 0;
+        std::vector<double> want(std::size_t{shape.block_tokens} * n);
+        for (uint32_t t = 0; t < shape.block_tokens && p < sealed; ++t)
+          for (uint32_t c = 0; c < n; ++c) {
+            double x = 0;
+            for (uint32_t d = 0; d < shape.dim; ++d) x += extent.key(p, first + t, d) * static_cast<double>(basis[d * n + c]);
+            want[t * n + c] = x;
+            largest = std::max(largest, std::fabs(x));
+          }
+        for (uint32_t t = 0; t < shape.block_tokens; ++t)
+          for (uint32_t c = 0; c < n; ++c) {
+            const double value = reference::sketch_value(shape, sketch.data(), b, t, c);
+            if (p < sealed) within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.5001;
+            else clean = clean && value == 0;
+          }
+      }
+      CAPTURE(k->name);
+      CAPTURE(head_dim);
+      CHECK(within);
+      CHECK(clean);
+    }
+  }
+}
+
+TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
+      Random random(head_dim + 5);
+      const PageShape shape = PageShape::of(head_dim);
+      const uint32_t n = shape.sketch_dim(), blocks = shape.extent_blocks(), stride = blocks + 5;
+      Guarded<int8_t> sketch(shape.sketch_bytes());
+      for (std::size_t i = 0; i < sketch.size(); ++i)
+        sketch[i] = static_cast<int8_t>((1 + random.below(15)) | (1 + random.below(15)) << 4);
+      float* scales = reinterpret_cast<float*>(sketch.data() + sketch.size() - std::size_t{blocks} * sizeof(float));
+      for (uint32_t b = 0; b < blocks; ++b) scales[b] = random.uniform(0, 2);
+      for (uint32_t rows = 1; rows <= 9; ++rows) {
+        Guarded<int8_t> q(std::size_t{rows} * n);
+        Guarded<float> q_scale(rows), scores(std::size_t{rows - 1} * stride + blocks);
+        for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+        for (uint32_t r = 0; r < rows; ++r) q_scale[r] = random.uniform(0, 1);
+        k->score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), scores.data(), stride);
+        std::vector<double> want(std::size_t{rows} * stride);
+        reference::score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), want.data(), stride);
+        CAPTURE(k->name);
+        CAPTURE(head_dim);
+        CHECK(scores.guards_intact());
+        for (std::size_t r = 0; r < rows; ++r)
+          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) < 2e-7);
+      }
+    }
+  }
+}
+
+TEST_CASE("pages attended by their means add what the reference adds") {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
+      Random random(head_dim + 17);
+      Extent extent(head_dim);
+      const PageShape& shape = extent.shape;
+      fill_extent(*k, random, extent);
+      for (uint32_t i = 0; i < 12; ++i) {
+        const uint32_t rows = 1 + i % 5, pages = i == 0 ? 0 : i == 1 ? 0xffff : random.below(0x10000), dim = shape.dim;
+        Queries q(*k, rows, dim, random);
+        Guarded<float> o(std::size_t{rows} * dim), m(rows), l(rows);
+        std::vector<double> want_o(o.size()), want_m(rows), want_l(rows);
+        for (uint32_t r = 0; r < rows; ++r) {
+          const bool empty = i % 3 == 2;
+          m[r] = empty ? -infinity : 2 * random.normal();
+          l[r] = empty ? 0.0f : random.uniform(1, 20);
+          for (uint32_t d = 0; d < dim; ++d) o[r * dim + d] = empty ? 0.0f : random.normal();
+        }
+        std::copy_n(o.data(), o.size(), want_o.begin());
+        std::copy_n(m.data(), rows, want_m.begin());
+        std::copy_n(l.data(), rows, want_l.begin());
+        k->attend_means(shape, q.view, extent.means.data(), pages, {o.data(), m.data(), l.data()});
+        reference::attend_means(shape, q.view, extent.means.data(), pages, want_o.data(), want_m.data(), want_l.data());
+        CAPTURE(k->name);
+        CAPTURE(head_dim);
+        CHECK(o.guards_intact());
+        for (uint32_t r = 0; r < rows; ++r) {
+          if (want_l[r] == 0) {
+            CHECK(l[r] == 0);
+            continue;
+          }
+          const double scale = std::exp(static_cast<double>(m[r]) - want_m[r]);
+          CHECK(std::fabs(static_cast<double>(l[r]) * scale - want_l[r]) < 1e-5 * want_l[r]);
+          std::vector<double> got(dim), want(dim);
+          for (uint32_t d = 0; d < dim; ++d) {
+            got[d] = static_cast<double>(o[r * dim + d]) / static_cast<double>(l[r]);
+            want[d] = want_o[r * dim + d] / want_l[r];
+          }
+          CHECK(test::relative_error(got.data(), want.data(), dim) < 1e-5);
+        }
+      }
+    }
+  }
+}
