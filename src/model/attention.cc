@@ -197,7 +197,9 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
       const KvStore::Rows sinks = store.sinks(layer, h);
       kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
     }
-    selector.select({kernels_, store.pages(), layer, h, rows, 1, plan.budget_tokens, plan.share_heads}, &w.selector, &w.selection);
+    const KvStore::Rows window = store.window(layer, h);
+    kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
+    selector.select({kernels_, store.pages(), layer, h, rows, state.m, state.l, 1, plan.budget_tokens, plan.share_heads}, &w.selector, &w.selection);
     if (!w.selection.intact) return fail(store.pages().damaged());
     PageHold hold;
     for (std::size_t i = 0; i < w.selection.lists.size(); ++i) {
@@ -213,8 +215,6 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
         kernels_.attend_pages(row_of(rows, r), list.data(), pages, row_of(state, r, dim), w.scratch.data());
       }
     }
-    const KvStore::Rows window = store.window(layer, h);
-    kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
     write_out(state, task / heads, 1, h, out);

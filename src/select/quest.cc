@@ -2,9 +2,9 @@
 //
 // A block is 16 tokens, the paper's page. Its bound is sum over channels of max(q * min, q * max), from int8 minima and maxima rounded
 // outwards. The query heads of a group either choose a list each, as the paper does for multi-head attention, or share one: then a
-// block counts with the head that wants it most, each head's bounds taken relative to its own best.
+// block counts with the sum over heads of the share of attention that it would have if all its tokens reached the bound.
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "base/checked.h"
 #include "select/selector.h"
@@ -49,6 +49,7 @@ class QuestSelector final : public Selector {
 
     scratch->scores.resize(std::size_t{rows} * stride);
     for (uint32_t e = 0; e < extents; ++e) {
+      if (e + 1 < extents) prefetch(query.pages.extent(query.layer, query.kv_head, e + 1).bounds, shape.bounds_bytes());
       out->intact = out->intact && query.pages.intact_bounds(query.layer, query.kv_head, e);
       query.kernels.score_bounds(shape, query.rows, query.pages.extent(query.layer, query.kv_head, e).bounds,
                                  scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
@@ -62,10 +63,9 @@ class QuestSelector final : public Selector {
     const auto budget = static_cast<uint32_t>(std::min<uint64_t>(n, ceil_div(query.budget_tokens, shape.block_tokens)));
     scratch->chosen.resize(n);
     scratch->bytes.resize(std::size_t{n} * 4);
-    if (query.share && rows > 1) combine(scratch, rows, stride, first, n);
+    if (query.share && rows > 1) add_shares(query, scratch->scores.data() + first, stride, n);
     for (uint32_t i = 0; i < lists; ++i) {
-      const float* scores =
-          query.share && rows > 1 ? scratch->combined.data() : scratch->scores.data() + std::size_t{i} * stride + first;
+      const float* scores = scratch->scores.data() + std::size_t{i} * stride + first;
       const uint32_t count = query.kernels.top_k(scores, n, budget, scratch->chosen.data(), scratch->bytes.data());
       for (uint32_t c = 0; c < count; ++c) scratch->chosen[c] += first;
       blocks_to_pages(query, scratch->chosen.data(), count, &out->lists[i], &out->page_numbers[i], out);
@@ -73,12 +73,18 @@ class QuestSelector final : public Selector {
   }
 
  private:
-  static void combine(SelectorScratch* scratch, uint32_t rows, uint32_t stride, uint32_t first, uint32_t n) {
-    scratch->combined.assign(n, -std::numeric_limits<float>::infinity());
-    for (uint32_t r = 0; r < rows; ++r) {
-      const float* scores = scratch->scores.data() + std::size_t{r} * stride + first;
-      const float best = *std::max_element(scores, scores + n);
-      for (uint32_t b = 0; b < n; ++b) scratch->combined[b] = std::max(scratch->combined[b], scores[b] - best);
+  // Extents lie slabs apart, where the processor does not guess the next one.
+  static void prefetch(const int8_t* data, std::size_t bytes) {
+    for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
+  }
+
+  // The heads' shares of attention that the bounds promise each block, beside sinks and window; their sum, into the first row.
+  static void add_shares(const SelectorQuery& query, float* scores, uint32_t stride, uint32_t n) {
+    const float log_tokens = std::log(static_cast<float>(query.pages.shape().page.block_tokens));
+    for (uint32_t r = 0; r < query.rows.rows; ++r) {
+      float* row = scores + std::size_t{r} * stride;
+      query.kernels.attention_shares(row, n, query.near_m[r] - log_tokens, query.near_l[r]);
+      if (r > 0) query.kernels.add(scores, row, n);
     }
   }
 };

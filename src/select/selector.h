@@ -23,6 +23,8 @@ struct SelectorQuery {
   const PageStore& pages;
   uint32_t layer, kv_head;
   QueryRows rows;          // the query heads of the group; `split` is filled
+  const float* near_m;     // [rows] attention to sinks and window, which is done: the largest score
+  const float* near_l;     // [rows] and the sum of exponentials relative to it
   uint32_t first_page;     // selection begins here: the pages before it are sinks
   uint64_t budget_tokens;  // to choose, for each list
   bool share;              // one list for the group, or one a query head
@@ -39,7 +41,6 @@ struct Selection {
 
 struct SelectorScratch {
   Array<float> scores;     // [rows][blocks]
-  Array<float> combined;   // [blocks]
   Array<uint32_t> chosen;
   Array<std::byte> bytes;
 };
