@@ -10,7 +10,7 @@
 namespace kvasir {
 
 constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
-constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block reads
+constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block, or one call of a kernel, reads
 
 struct Attention::Worker {
   Array<float> q;            // [block_rows][dim]
@@ -109,6 +109,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
   pool_->run(heads, [&](uint32_t h, uint32_t) {
     page_lists_[h].resize(pages);
     for (uint32_t p = 0; p < pages; ++p) {
+      if (p % extent_pages == 0 && cancel.fired()) return;  // a page of a mapped file may have to be read and checked
       page_lists_[h][p] = store.pages().page(layer, h, p + 1);
       if (!store.pages().intact_page(layer, h, p + 1)) intact = false;
     }
@@ -137,12 +138,18 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
       const KvStore::Rows sinks = store.sinks(layer, h);
       kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
     }
-    if (end > begin) kernels_.attend_pages(rows, page_lists_[h].data() + begin, end - begin, state, w.scratch.data());
-    if (part == parts - 1) {
-      for (uint32_t r = 0; r < rows.rows; ++r) w.limits[r] = store.window_count() + first + r / group + 1;
+    // By whole tiles of the kernels, so that the sums are those of one call.
+    for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
+      kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
+    const uint32_t window_rows = part == parts - 1 ? store.window_count() + first + count : 0;
+    for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
+      for (uint32_t r = 0; r < rows.rows; ++r) {
+        const uint32_t seen = store.window_count() + first + r / group + 1;
+        w.limits[r] = seen - std::min(seen, at);
+      }
       const KvStore::Rows window = store.window(layer, h);
-      kernels_.attend_rows(rows, window.k, window.v, store.window_count() + first + count, w.limits.data(), state,
-                           w.scratch.data());
+      kernels_.attend_rows(rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
+                           w.limits.data(), state, w.scratch.data());
     }
     w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{count} * (end - begin);

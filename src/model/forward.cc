@@ -10,6 +10,11 @@ namespace kvasir {
 constexpr uint32_t tasks_per_thread = 4;  // of a matrix product: threads that start late still find work
 constexpr uint32_t rows_together = 16;    // activations normalised or rotated by one task
 
+// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are computed together), which takes
+// 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code, measured on Zen 5 with Q4_0.
+constexpr uint64_t task_products = uint64_t{1} << 25;
+constexpr uint32_t task_inputs = 512;  // a block of inputs; more than eight, as matmul then rounds the same whatever the block
+
 Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
     : model_(std::move(model)),
       kernels_(cpu_kernels()),
@@ -32,31 +37,31 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   cancel_ = &cancel;
   resize(n);
   if (Status s = store->prepare(n); !s.ok()) return s;
-  model_->rope().angles(store->tokens(), n, cos_.data(), sin_.data());
+  model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
 
   for (uint32_t i = 0; i < n; ++i)
-    kernels_.dequantize_row(weights.embedding, static_cast<uint32_t>(step.tokens[i]), x_.data() + std::size_t{i} * c.width);
+    kernels_.dequantize_row(weights.embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
 
   for (uint32_t l = 0; l < c.layers; ++l) {
     const LayerWeights& w = weights.layers[l];
 
-    norm(x_.data(), w.attention_norm, n, h_.data());
-    multiply(h_.data(), n, c.width, {{&w.q, q_.data()}, {&w.k, k_.data()}, {&w.v, v_.data()}});
-    rotate(q_.data(), n, c.heads, w.q_norm);
-    rotate(k_.data(), n, c.kv_heads, w.k_norm);
-    store->write(l, n, k_.data(), v_.data());
+    norm(x_.get(), w.attention_norm, n, h_.get());
+    multiply(h_.get(), n, c.width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+    rotate(q_.get(), n, c.heads, w.q_norm);
+    rotate(k_.get(), n, c.kv_heads, w.k_norm);
+    store->write(l, n, k_.get(), v_.get());
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
-    if (Status s = attention_.run(l, n, q_.data(), *store, selector, step.plan, cancel, a_.data()); !s.ok()) return s;
+    if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, cancel, a_.get()); !s.ok()) return s;
     if (step.probe)
       if (Status s = probe(step, l, *store); !s.ok()) return s;
-    multiply(a_.data(), n, c.q_width(), {{&w.o, h_.data()}});
-    add(x_.data(), h_.data(), n);
+    multiply(a_.get(), n, c.q_width(), {{&w.o, h_.get()}});
+    add(x_.get(), h_.get(), n);
 
-    norm(x_.data(), w.ffn_norm, n, h_.data());
-    multiply(h_.data(), n, c.width, {{&w.gate, gate_.data()}, {&w.up, up_.data()}});
-    gate(gate_.data(), up_.data(), n);
-    multiply(gate_.data(), n, c.feed_forward, {{&w.down, h_.data()}});
-    add(x_.data(), h_.data(), n);
+    norm(x_.get(), w.ffn_norm, n, h_.get());
+    multiply(h_.get(), n, c.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+    gate(gate_.get(), up_.get(), n);
+    multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
+    add(x_.get(), h_.get(), n);
 
     if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
   }
@@ -69,7 +74,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 Status Forward::probe(const ForwardStep& step, uint32_t layer, const KvStore& store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   double difference = 0, norm = 0;
-  if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), q_.data(), store, *step.probe, step.plan, a_.data(),
+  if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), q_.get(), store, *step.probe, step.plan, a_.get(),
                                   &difference, &norm);
       !s.ok())
     return s;
@@ -81,14 +86,15 @@ void Forward::write_logits(const ForwardStep& step, uint32_t n) {
   if (step.want == ForwardStep::Logits::none) return;
   const ModelConfig& c = model_->config();
   const uint32_t first = step.want == ForwardStep::Logits::last ? n - 1 : 0;
-  norm(x_.data() + std::size_t{first} * c.width, model_->weights().output_norm, n - first, h_.data());
-  multiply(h_.data(), n - first, c.width, {{&model_->weights().output, step.logits}});
+  norm(x_.get() + std::size_t{first} * c.width, model_->weights().output_norm, n - first, h_.get());
+  multiply(h_.get(), n - first, c.width, {{&model_->weights().output, step.logits}});
 }
 
 // f(first, count) over blocks of the step's rows, in parallel.
 template <class F>
 void Forward::by_rows(uint32_t n, F&& f) {
   pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+    if (cancel_->fired()) return;
     const uint32_t first = task * rows_together;
     f(std::size_t{first}, std::min(rows_together, n - first));
   });
@@ -109,7 +115,7 @@ void Forward::rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& h
     for (std::size_t t = first; t < first + count; ++t) {
       float* row = x + t * heads * c.head_dim;
       if (!head_norm.empty()) kernels_.rms_norm(row, head_norm.data(), c.rms_epsilon, heads, c.head_dim, row);
-      kernels_.rope(row, heads, c.head_dim, 2 * half, cos_.data() + t * half, sin_.data() + t * half, c.rope.neox);
+      kernels_.rope(row, heads, c.head_dim, 2 * half, cos_.get() + t * half, sin_.get() + t * half, c.rope.neox);
     }
   });
 }
@@ -126,34 +132,43 @@ void Forward::gate(float* gate, const float* up, uint32_t n) {
 
 void Forward::quantize(const float* x, uint32_t n, uint32_t cols) {
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.quantize(x + first * cols, count, cols, quants_.data() + first * cols, scales_.data() + first * (cols / 32),
-                      sums_.data() + first * (cols / 16));
+    kernels_.quantize(x + first * cols, count, cols, quants_.get() + first * cols, scales_.get() + first * (cols / 32),
+                      sums_.get() + first * (cols / 16));
   });
+}
+
+static Activations block_of(const Activations& x, std::size_t first, uint32_t count) {
+  return {count, x.cols, x.f32 + first * x.cols, x.q + first * x.cols, x.scale + first * (x.cols / 32), x.sums + first * (x.cols / 16)};
 }
 
 // y = W x + b for matrices that share their input, in one parallel loop over all their rows.
 void Forward::multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products) {
   const auto is_float = [](const Product& p) { return tensor_type_info(p.linear->w.type)->block_elements == 1; };
   if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
-  const Activations input{n, cols, x, quants_.data(), scales_.data(), sums_.data()};
+  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get()};
 
   uint64_t rows = 0;
   for (const Product& p : products) rows += p.linear->w.rows;
-  const auto per_task = static_cast<uint32_t>(
-      round_up(ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread), kernels_.matmul_rows));
+  const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
+  const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
+  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
+  const auto per_task = static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
   uint32_t tasks = 0;
   for (const Product& p : products) tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
 
-  pool_->run(tasks, [&](uint32_t task, uint32_t worker) {
+  pool_->run(tasks * blocks, [&](uint32_t task, uint32_t worker) {
     if (cancel_->fired()) return;
+    const uint32_t block = task % blocks, first = block * task_inputs, count = block + 1 == blocks ? n - first : task_inputs;
+    task /= blocks;
     const Product* p = products.begin();
     for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task))); ++p) task -= own;
     const WeightView& w = p->linear->w;
     const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
-    kernels_.matmul(w, input, p->y, w.rows, begin, end, scratch_.data() + worker * scratch_size_);
+    float* y = p->y + std::size_t{first} * w.rows;
+    kernels_.matmul(w, block_of(input, first, count), y, w.rows, begin, end, scratch_.data() + worker * scratch_size_);
     if (p->linear->bias.empty()) return;
-    for (uint32_t i = 0; i < n; ++i)
-      for (uint32_t r = begin; r < end; ++r) p->y[std::size_t{i} * w.rows + r] += p->linear->bias[r];
+    for (uint32_t i = 0; i < count; ++i, y += w.rows)
+      for (uint32_t r = begin; r < end; ++r) y[r] += p->linear->bias[r];
   });
 }
 
@@ -161,7 +176,10 @@ void Forward::resize(uint32_t n) {
   if (n <= capacity_) return;
   const ModelConfig& c = model_->config();
   const std::size_t widest = std::max({c.width, c.q_width(), c.feed_forward});
-  const auto grow = [](auto& array, std::size_t size) { array = {}, array.resize(size); };  // never old and new together
+  const auto grow = [](auto& array, std::size_t size) {
+    array = {};  // never old and new together
+    array = make_buffer<std::remove_reference_t<decltype(array[0])>>(size);
+  };
   capacity_ = 0;
   grow(x_, std::size_t{n} * c.width);
   grow(h_, std::size_t{n} * c.width);

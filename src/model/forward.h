@@ -65,15 +65,15 @@ class Forward {
   Attention attention_;
 
   const CancelLatch* cancel_ = nullptr;  // of the running step
-  uint32_t capacity_ = 0;          // tokens the workspace holds
-  Array<float> x_, h_;             // [n][width] residual stream; its normalised copy
-  Array<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice
-  Array<float> a_;                 // [n][heads * head_dim] attention's output
-  Array<float> gate_, up_;         // [n][feed_forward]
-  Array<float> cos_, sin_;         // [n][rope dim / 2]
-  Array<int8_t> quants_;           // [n][widest input]
-  Array<float> scales_;            // [n][widest input / 32]
-  Array<int16_t> sums_;            // [n][widest input / 16]
+  uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
+  Buffer<float> x_, h_;             // [n][width] residual stream; its normalised copy
+  Buffer<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice
+  Buffer<float> a_;                 // [n][heads * head_dim] attention's output
+  Buffer<float> gate_, up_;         // [n][feed_forward]
+  Buffer<float> cos_, sin_;         // [n][rope dim / 2]
+  Buffer<int8_t> quants_;           // [n][widest input]
+  Buffer<float> scales_;            // [n][widest input / 32]
+  Buffer<int16_t> sums_;            // [n][widest input / 16]
   Array<std::byte> scratch_;       // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;   // of one thread
 };

@@ -75,6 +75,22 @@ TEST_CASE("one thread and several give the same bits") {
   }
 }
 
+TEST_CASE("how tokens are cut into chunks changes no bit in full precision") {
+  const auto tokens = book_tokens(1300);
+  std::vector<float> expected;
+  for (uint32_t chunk : {100u, 511u, 1100u, 1300u}) {
+    CAPTURE(chunk);
+    SessionOptions o = with("full");
+    o.full_precision = true;
+    o.prefill_chunk = chunk;
+    auto session = open_session(mini_model(), o);
+    read(session.get(), tokens);
+    const auto logits = test::logits_after(session.get(), 100);
+    if (expected.empty()) expected = logits;
+    CHECK(logits == expected);
+  }
+}
+
 TEST_CASE("saving and loading at any moment is continuing") {
   const auto tokens = book_tokens(1200);
   for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window")}) {
