@@ -251,7 +251,8 @@ KV_API void kv_call_options_init(kv_call_options *options);
  * *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at which byte of the text they end.
  * A later call with the rest of the text goes on there, with the tokens that this call would have read: always where a word begins at
  * that byte; within a word the rest of it may be cut into other tokens, which spell the same text.
- * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+ * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT (a damaged page
+ * of a mapped file, or weights that make a number that is not finite: the chunk was not added), KV_BUSY. */
 KV_API kv_status kv_prefill(kv_session *session, const char *text, size_t size, const kv_call_options *options,
                             uint64_t *tokens_done, uint64_t *bytes_done, kv_error *error);
 

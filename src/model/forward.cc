@@ -1,9 +1,12 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <string>
 
 #include "base/checked.h"
+#include "base/magnitude.h"
 
 namespace kvasir {
 
@@ -14,6 +17,8 @@ constexpr uint32_t rows_together = 16;    // activations normalised or rotated b
 // 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code, measured on Zen 5 with Q4_0.
 constexpr uint64_t task_products = uint64_t{1} << 25;
 constexpr uint32_t task_inputs = 512;  // a block of inputs; more than eight, as matmul then rounds the same whatever the block
+
+constexpr float too_large = 1e30f;  // keys, values and residuals below it keep their sums and differences finite
 
 Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
     : model_(std::move(model)),
@@ -27,6 +32,13 @@ Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
     for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) consider(*linear);
   consider(model_->weights().output);
   scratch_.resize(scratch_size_ * pool->threads());
+}
+
+static Status cancelled() { return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk"); }
+
+static Status not_a_number(const std::string& where) {
+  return Status::error(Code::corrupt, "%s made a number that is not finite: the model's file, or the cache that was loaded, is damaged; "
+                       "compare it with its source or fetch it again; the timeline is as it was before the chunk", where.c_str());
 }
 
 Status Forward::run(const ForwardStep& step, KvStore* store) {
@@ -63,10 +75,11 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
     add(x_.get(), h_.get(), n);
 
-    if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
+    if (cancel.fired()) return cancelled();
+    if (Status s = check_layer(l, n); !s.ok()) return s;
   }
-  write_logits(step, n);
-  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was before the chunk");
+  if (Status s = write_logits(step, n); !s.ok()) return s;
+  if (cancel.fired()) return cancelled();
   store->commit(n, kernels_, pool_);
   return {};
 }
@@ -78,16 +91,37 @@ Status Forward::probe(const ForwardStep& step, uint32_t layer, const KvStore& st
                                   &difference, &norm);
       !s.ok())
     return s;
-  step.errors[layer] = norm > 0 ? static_cast<float>(std::sqrt(difference / norm)) : 0.0f;
+  // Where nearly nothing comes out of a layer, nearly anything is a large error: it has to stay a number.
+  step.errors[layer] = norm > 0 ? static_cast<float>(std::min(std::sqrt(difference / norm), 1e6)) : 0.0f;
   return {};
 }
 
-void Forward::write_logits(const ForwardStep& step, uint32_t n) {
-  if (step.want == ForwardStep::Logits::none) return;
+// What is not finite would lie in a saved timeline for good, or be lost where a product rounds its inputs and leave nonsense.
+Status Forward::check_layer(uint32_t layer, uint32_t n) {
+  const ModelConfig& c = model_->config();
+  std::atomic<bool> good{true};
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    const auto check = [&](const Buffer<float>& x, std::size_t cols) {
+      if (!all_below({x.get() + first * cols, count * cols}, too_large)) good.store(false, std::memory_order_relaxed);
+    };
+    check(q_, c.q_width());
+    check(k_, c.kv_width());
+    check(v_, c.kv_width());
+    check(a_, c.q_width());
+    check(gate_, c.feed_forward);
+    check(x_, c.width);
+  });
+  return good ? Status() : not_a_number("layer " + std::to_string(layer));
+}
+
+Status Forward::write_logits(const ForwardStep& step, uint32_t n) {
+  if (step.want == ForwardStep::Logits::none) return {};
   const ModelConfig& c = model_->config();
   const uint32_t first = step.want == ForwardStep::Logits::last ? n - 1 : 0;
   norm(x_.get() + std::size_t{first} * c.width, model_->weights().output_norm, n - first, h_.get());
   multiply(h_.get(), n - first, c.width, {{&model_->weights().output, step.logits}});
+  if (cancel_->fired() || all_finite({step.logits, std::size_t{n - first} * c.vocabulary})) return {};
+  return not_a_number("the output");
 }
 
 // f(first, count) over blocks of the step's rows, in parallel.

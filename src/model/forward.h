@@ -37,7 +37,7 @@ class Forward {
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
 
   // Runs the tokens at the end of the store and commits them. On any failure the store is as before.
-  // Code::cancelled, Code::corrupt (damaged page); throws std::bad_alloc.
+  // Code::cancelled, Code::corrupt (damaged page; weights that make numbers that are none); throws std::bad_alloc.
   Status run(const ForwardStep& step, KvStore* store);
 
   Attention& attention() { return attention_; }
@@ -55,7 +55,8 @@ class Forward {
   void add(float* x, const float* y, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
   Status probe(const ForwardStep& step, uint32_t layer, const KvStore& store);
-  void write_logits(const ForwardStep& step, uint32_t n);
+  Status write_logits(const ForwardStep& step, uint32_t n);
+  Status check_layer(uint32_t layer, uint32_t n);
   template <class F>
   void by_rows(uint32_t n, F&& f);
 

@@ -1,10 +1,10 @@
 // Tensor names to places in the forward pass.
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <unordered_set>
 
+#include "base/magnitude.h"
 #include "model/model.h"
 
 namespace kvasir {
@@ -26,7 +26,7 @@ class Binder {
     if (!t || !check_shape(*t, size, 1)) return {};
     Array<float> out(size);
     cpu_kernels().dequantize_row({file_ + t->offset, t->type, 1, size, static_cast<std::size_t>(t->bytes)}, 0, out.data());
-    if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); }))
+    if (!all_finite(out))
       fail(Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite", name.c_str()));
     return out;
   }

@@ -1,10 +1,10 @@
 // Saving a timeline and mapping it back. The container is store/cache_file.h's; what the sections hold is in store/format.md.
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/magnitude.h"
 #include "session/session.h"
 #include "store/cache_file.h"
 
@@ -174,7 +174,7 @@ Status check_file(const CacheFile& file, const Model& model, const SessionOption
 
 // Float sections hold what was computed: none of it is NaN or infinite.
 Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values) {
-  if (std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); })) return {};
+  if (all_finite(values)) return {};
   return Status::error(Code::corrupt, "%s: section '%s' holds a number that is not finite; nothing was loaded", file.path().c_str(),
                        format::name_of(kind));
 }
@@ -242,6 +242,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (const CacheFile::Section* logits = file->find(SectionKind::logits); logits && logits->bytes) {
     if (Status s = take(*file, SectionKind::logits, model->config().vocabulary * sizeof(float), &at); !s.ok()) return s;
     const auto values = floats(at, logits->bytes);
+    if (Status s = check_finite(*file, SectionKind::logits, values); !s.ok()) return s;
     session->logits_.assign(values.begin(), values.end());
     session->logits_at_ = state.tokens;
   }

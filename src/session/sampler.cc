@@ -18,7 +18,7 @@ Status check_sampling_options(const SamplingOptions& o) {
   return {};
 }
 
-Status not_a_number() { return Status::error(Code::corrupt, "the model made a logit that is not a number: its weights are damaged"); }
+Status not_a_number() { return Status::error(Code::corrupt, "the model made a logit that is not a number: its file is damaged; compare it with its source or fetch it again"); }
 
 // Once a token, however often it occurs.
 void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) const {

@@ -40,6 +40,7 @@ std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, c
   };
   tensor("token_embd.weight", {width, vocabulary});
   tensor("output_norm.weight", {width});
+  if (filled.count("output.weight")) tensor("output.weight", {width, vocabulary});
   for (const char* name : {"attn_norm", "ffn_norm"}) tensor(std::string("blk.0.") + name + ".weight", {width});
   for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
     tensor(std::string("blk.0.") + name + ".weight", {width, width});
