@@ -10,6 +10,7 @@
 namespace kvasir {
 
 constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
+constexpr uint32_t record_tokens = 64;       // enough to see which directions queries take
 constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block, or one call of a kernel, reads
 
 struct Attention::Worker {
@@ -21,6 +22,8 @@ struct Attention::Worker {
   Array<std::byte> scratch;
   SelectorScratch selector;
   Selection selection;
+  Array<float> read_m, read_l;  // [group] before what was not read is added
+  Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
   ReadCounts counts;
 };
 
@@ -138,10 +141,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
       const KvStore::Rows sinks = store.sinks(layer, h);
       kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
     }
-    // By whole tiles of the kernels, so that the sums are those of one call.
-    for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
-      kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
-    const uint32_t window_rows = part == parts - 1 ? store.window_count() + first + count : 0;
+    const uint32_t window_rows = part == 0 ? store.window_count() + first + count : 0;
     for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
       for (uint32_t r = 0; r < rows.rows; ++r) {
         const uint32_t seen = store.window_count() + first + r / group + 1;
@@ -151,6 +151,9 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
       kernels_.attend_rows(rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
                            w.limits.data(), state, w.scratch.data());
     }
+    // By whole tiles of the kernels, so that the sums are those of one call.
+    for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
+      kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
     w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{count} * (end - begin);
     if (parts == 1) write_out(state, first, count, h, out);
@@ -185,6 +188,43 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
+// Adds the pages of which the worker's list i has nothing, by their means. False: a summary of a mapped file is damaged.
+bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t i,
+                            const AttentionState& state, Worker* w) const {
+  const PageStore& pages = store.pages();
+  w->unread.assign(pages.extents(), (1u << extent_pages) - 1);
+  if (pages.extents() == 0) return true;
+  w->unread[0] &= ~1u;  // the sinks
+  if (const uint32_t last = pages.pages() % extent_pages; last != 0) w->unread.back() &= (1u << last) - 1;
+  for (uint32_t p : w->selection.page_numbers[i]) w->unread[p / extent_pages] &= ~(1u << p % extent_pages);
+  w->read_m.assign(state.m, state.m + rows.rows);
+  w->read_l.assign(state.l, state.l + rows.rows);
+  for (uint32_t e = 0; e < pages.extents(); ++e) {
+    if (!pages.intact_means(layer, head, e)) return false;
+    kernels_.attend_means(shape_, rows, pages.extent(layer, head, e).means, w->unread[e], state);
+  }
+  w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.means_bytes();
+  w->counts.queries += rows.rows;
+  for (uint32_t r = 0; r < rows.rows; ++r)
+    if (state.l[r] > 0)
+      w->counts.mass += static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r]));
+  return true;
+}
+
+void Attention::record_queries(uint32_t layer, uint32_t n, const float* q, float* moments) const {
+  const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim, heads = config_.kv_heads;
+  const uint32_t first = n > record_tokens ? n - record_tokens : 0;
+  pool_->run(heads, [&](uint32_t h, uint32_t) {
+    float* m = moments + (std::size_t{layer} * heads + h) * dim * dim;
+    for (uint32_t t = first; t < n; ++t)
+      for (uint32_t g = 0; g < group; ++g) {
+        const float* row = q + std::size_t{t} * config_.q_width() + (std::size_t{h} * group + g) * head_dim;
+        for (uint32_t i = 0; i < head_dim; ++i)
+          for (uint32_t j = 0; j < head_dim; ++j) m[i * dim + j] += row[i] * row[j];
+      }
+  });
+}
+
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const CancelLatch& cancel, float* out) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
@@ -206,21 +246,21 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     }
     const KvStore::Rows window = store.window(layer, h);
     kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
-    selector.select({kernels_, store.pages(), layer, h, rows, state.m, state.l, 1, plan.budget_tokens, plan.share_heads}, &w.selector, &w.selection);
+    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads},
+                    &w.selector, &w.selection);
     if (!w.selection.intact) return fail(store.pages().damaged());
     PageHold hold;
-    for (std::size_t i = 0; i < w.selection.lists.size(); ++i) {
+    const std::size_t lists = w.selection.lists.size();
+    for (std::size_t i = 0; i < lists; ++i) {
       Array<PageRef>& list = w.selection.lists[i];
+      const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
+      const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), dim);
       w.counts.pages_touched += list.size();
-      if (list.empty()) continue;
-      if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return fail(std::move(s));
-      const auto pages = static_cast<uint32_t>(list.size());
-      if (w.selection.lists.size() == 1) {
-        kernels_.attend_pages(rows, list.data(), pages, state, w.scratch.data());
-      } else {
-        const auto r = static_cast<uint32_t>(i);
-        kernels_.attend_pages(row_of(rows, r), list.data(), pages, row_of(state, r, dim), w.scratch.data());
+      if (!list.empty()) {
+        if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return fail(std::move(s));
+        kernels_.attend_pages(some, list.data(), static_cast<uint32_t>(list.size()), its, w.scratch.data());
       }
+      if (plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w)) return fail(store.pages().damaged());
     }
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;

@@ -26,13 +26,17 @@ struct ReadCounts {
   uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
-  uint64_t summary_bytes = 0;   // read to choose
+  uint64_t summary_bytes = 0;   // read to choose, and to stand for what was not chosen
+  uint64_t queries = 0;         // query heads whose pages were chosen,
+  double mass = 0;              // and the share of their attention that was read, summed; the rest was estimated
 
   ReadCounts& operator+=(const ReadCounts& o) {
     tokens_read += o.tokens_read;
     tokens_present += o.tokens_present;
     pages_touched += o.pages_touched;
     summary_bytes += o.summary_bytes;
+    queries += o.queries;
+    mass += o.mass;
     return *this;
   }
 };
@@ -53,6 +57,9 @@ class Attention {
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                const Plan& plan, const float* exact, double* difference, double* norm);
 
+  // Adds q q^T of the step's last tokens, at most record_tokens, to moments: [layers][kv_heads][dim][dim]; all heads of a group together.
+  void record_queries(uint32_t layer, uint32_t n, const float* q, float* moments) const;
+
   const ReadCounts& counts() const { return counts_; }
   void reset_counts() { counts_ = {}; }
 
@@ -62,6 +69,8 @@ class Attention {
   // For `count` tokens, from the step's first one in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const CancelLatch& cancel, float* out);
+  bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
+                   Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const;
 

@@ -8,16 +8,34 @@ namespace kvasir {
 
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
+constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
 Status check_select_options(const SelectOptions& options) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
-    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use auto, full, window or quest",
+    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use auto, full, window, quest or bounded",
                          options.strategy.c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
     return Status::error(Code::bad_argument, "budget_fraction is %g: use 0 to 1", options.budget_fraction);
   if (options.budget_tokens && options.budget_fraction > 0)
     return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
   return {};
+}
+
+// The budget in proportion to the layers' errors, a quarter to four times the mean each, the same in all.
+static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* plan) {
+  if (errors.size() != plan->dense.size()) return;
+  std::vector<double> share(errors.size());
+  double sum = 0, mean = 0;
+  for (float e : errors) mean += static_cast<double>(e) / static_cast<double>(errors.size());
+  if (!(mean > 0)) return;
+  for (std::size_t l = 0; l < share.size(); ++l) {
+    share[l] = plan->dense[l] ? 0 : std::clamp(static_cast<double>(errors[l]) / mean, least_share, most_share);
+    sum += share[l];
+  }
+  const double total = static_cast<double>(plan->budget_tokens) * static_cast<double>(share.size() - plan->dense_layers);
+  plan->layer_budgets.resize(share.size());
+  for (std::size_t l = 0; l < share.size(); ++l)
+    plan->layer_budgets[l] = sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
 }
 
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors) {
@@ -30,8 +48,8 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.strategy = strategy_info("full");
     plan.why = "the context is short: attending everything costs less than choosing";
   } else {
-    plan.strategy = strategy_info("quest");
-    plan.why = "the context is long: page bounds choose what is read";
+    plan.strategy = strategy_info("bounded");
+    plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
   const bool default_fraction = options.budget_fraction == 0;
   const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
@@ -47,6 +65,7 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
   plan.dense.assign(layers, false);
   for (uint32_t i = 0; i < plan.dense_layers; ++i) plan.dense[order[i]] = true;
+  if (plan.strategy->has(StrategyInfo::spreads_budget)) spread_budget(errors, sealed, &plan);
   return plan;
 }
 

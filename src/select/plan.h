@@ -23,10 +23,12 @@ struct Plan {
   const StrategyInfo* strategy = nullptr;
   std::vector<bool> dense;     // [layers] those that attend everything
   uint32_t dense_layers = 0;   // how many that are
-  uint64_t budget_tokens = 0;  // a list, besides sinks and window
+  uint64_t budget_tokens = 0;  // a list, besides sinks and window; the layers' mean where they differ
+  std::vector<uint64_t> layer_budgets;  // [layers], or empty: the same for all
   bool share_heads = true;
   const char* why = "";        // constant text
 
+  uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }
   bool is_dense(uint32_t layer) const { return dense.empty() || dense[layer]; }
 };
 

@@ -14,6 +14,7 @@
 
 #include "base/memory.h"
 #include "compute/kernels.h"
+#include "store/key_sketch.h"
 #include "store/page_store.h"
 
 namespace kvasir {
@@ -21,6 +22,7 @@ namespace kvasir {
 struct SelectorQuery {
   const Kernels& kernels;
   const PageStore& pages;
+  const KeySketch& sketch; // built where the strategy wants it
   uint32_t layer, kv_head;
   QueryRows rows;          // the query heads of the group; `split` is filled
   const float* near_m;     // [rows] attention to sinks and window, which is done: the largest score
@@ -41,6 +43,8 @@ struct Selection {
 
 struct SelectorScratch {
   Array<float> scores;     // [rows][blocks]
+  Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
+  Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
   Array<std::byte> bytes;
 };
@@ -58,6 +62,12 @@ struct StrategyInfo {
   double budget_fraction;  // of the sealed tokens
   uint64_t budget_floor;   // tokens, where the fraction is the default one
   std::unique_ptr<const Selector> (*make)();  // null where every layer is dense
+  uint32_t traits = 0;     // of the following, or-ed
+
+  static constexpr uint32_t wants_sketch = 1;    // SelectorQuery::sketch
+  static constexpr uint32_t spreads_budget = 2;  // over the layers, by how badly chosen pages serve each
+  static constexpr uint32_t adds_tail = 4;       // pages that are not chosen take part by their means
+  bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 
 // All of them.
@@ -67,5 +77,6 @@ const StrategyInfo* strategy_info(std::string_view name);
 
 std::unique_ptr<const Selector> make_window_selector();
 std::unique_ptr<const Selector> make_quest_selector();
+std::unique_ptr<const Selector> make_bounded_selector();
 
 }  // namespace kvasir

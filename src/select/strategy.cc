@@ -8,6 +8,8 @@ constexpr StrategyInfo strategies[] = {
     {"window", 0, 0.0, 0, make_window_selector},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
     {"quest", 2, 0.02, 512, make_quest_selector},
+    {"bounded", 0, 0.015, 512, make_bounded_selector,
+     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail},
 };
 
 std::span<const StrategyInfo> all_strategies() { return strategies; }

@@ -100,6 +100,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     return Status::error(Code::bad_state, "there is nothing to answer: the timeline and the question are empty");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
 
+  if (Status s = prepare_strategy(); !s.ok()) return s;
   Restore restore(this);
   forward_->attention().reset_counts();
   Status s;
@@ -172,6 +173,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   if (tokens.empty()) return {};
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
+  if (Status s = prepare_strategy(); !s.ok()) return s;
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();

@@ -129,15 +129,16 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections)
     if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
+  if (Status s = writer->add_section(SectionKind::sketch, section_version, store_.sketch().file_bytes()); !s.ok()) return s;
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
   for (const auto& part : parts)
     if (Status s = write_all(writer.get(), part.data, part.bytes, cancel, &progress); !s.ok()) return s;
-  for (SectionKind kind : PageStore::sections) {
-    const auto write = [&](const void* data, std::size_t size) { return write_all(writer.get(), data, size, cancel, &progress); };
+  const auto write = [&](const void* data, std::size_t size) { return write_all(writer.get(), data, size, cancel, &progress); };
+  for (SectionKind kind : PageStore::sections)
     if (Status s = store_.pages().write(kind, write); !s.ok()) return s;
-  }
+  if (Status s = store_.sketch().write(write); !s.ok()) return s;
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
   return writer->finish();
 }
@@ -228,7 +229,12 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
 
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
-  KvStore store = KvStore::restore(std::move(pages), options.full_precision ? KvStore::keep_all : options.window, state.window_count,
+  KeySketch sketch(shape);
+  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes) {
+    if (Status s = check_version(*file, *section); !s.ok()) return s;
+    if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
+  }
+  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), options.full_precision ? KvStore::keep_all : options.window, state.window_count,
                                    floats(centre, sizes[1]), floats(sinks, sizes[2]), floats(window, sizes[3]));
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
   session->tokens_.resize(state.tokens);

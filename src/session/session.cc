@@ -13,6 +13,7 @@ constexpr char probe_strategy[] = "quest";
 constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing much is left out
 constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
 constexpr uint32_t probe_tokens = 32;
+constexpr uint64_t sketch_context = 1024;  // sealed tokens: a shorter text gets a sketch when a strategy asks for it
 constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
 
 static uint32_t choose_chunk(const StoreShape& shape) {
@@ -111,16 +112,28 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     ForwardStep step;
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
-    if (!exact) plan_step(&step);
+    if (!exact) {
+      if (Status s = prepare_strategy(); !s.ok()) return s;
+      plan_step(&step);
+    }
     Array<float> errors;
     if (exact) plan_probe(&step, &errors);
+    Array<float> moments;
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
+    if (exact && last && !options_.full_precision) {
+      const StoreShape& shape = store_.shape();
+      moments.resize(std::size_t{shape.heads_total()} * shape.page.dim * shape.page.dim);
+      step.query_moments = moments.data();
+    }
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
     if (!errors.empty()) note_probe(errors);
+    if (!moments.empty() && sketch_is_due()) {
+      if (Status s = build_sketch(moments); !s.ok()) return s;
+    }
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
@@ -152,6 +165,28 @@ void Session::note_probe(const Array<float>& errors) {
   layer_errors_.resize(errors.size());
   for (std::size_t l = 0; l < errors.size(); ++l) layer_errors_[l] = std::max(layer_errors_[l], errors[l]);
   probed_at_ = store_.sealed_tokens();
+}
+
+// When a text has been read to its end: at first, and when it has grown by a twentieth since.
+bool Session::sketch_is_due() const {
+  const uint64_t pages = store_.pages().pages(), built = store_.sketch().built_pages();
+  return store_.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 && pages > built;
+}
+
+Status Session::build_sketch(std::span<const float> query_moments) {
+  return store_.build_sketch(query_moments, cpu_kernels(), pool_.get());
+}
+
+// What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
+// and kept with the timeline.
+Status Session::prepare_strategy() {
+  const KeySketch& sketch = store_.sketch();
+  if (store_.pages().pages() < 2 || (sketch.built() && sketch.pages() < 2 * sketch.built_pages())) return {};
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
+  if (!plan.strategy->has(StrategyInfo::wants_sketch)) return {};
+  log(2, "the sketch of the keys is made now");
+  const StoreShape& shape = store_.shape();
+  return build_sketch(Array<float>(std::size_t{shape.heads_total()} * shape.page.dim * shape.page.dim));
 }
 
 void Session::plan_step(ForwardStep* step) {
@@ -267,6 +302,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
   if (Status s = check_sampling_options(sampling); !s.ok()) return s;
   if (Status s = check_room(1); !s.ok()) return s;
+  if (Status s = prepare_strategy(); !s.ok()) return s;
   if (Status s = refresh_logits(cancel); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Array<float> logits(logits_);  // sampling changes them; a failed step leaves the real ones

@@ -67,12 +67,17 @@ std::string Session::stats_json() const {
   json.list("dense_layers", dense);
   json.list("layer_errors", errors);
   json.count("budget_tokens", plan.budget_tokens);
+  std::string budgets;
+  for (uint64_t b : plan.layer_budgets) budgets += (budgets.empty() ? "" : ",") + std::to_string(b);
+  json.list("layer_budgets", budgets);
+  json.count("sketch_pages", store_.sketch().pages());
   json.add("share_heads", plan.share_heads ? "true" : "false");
   json.count("last_steps", last_steps_);
   json.count("last_tokens_read", last_read_.tokens_read);
   json.count("last_tokens_present", last_read_.tokens_present);
   json.count("last_pages_touched", last_read_.pages_touched);
   json.count("last_summary_bytes", last_read_.summary_bytes);
+  if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
   json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
   json.count("prefill_tokens", prefill_tokens_);
   json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);

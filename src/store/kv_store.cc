@@ -10,10 +10,11 @@ namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
 
-KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens) : pages_(shape), window_tokens_(window_tokens) {}
+KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens) : pages_(shape), sketch_(shape), window_tokens_(window_tokens) {}
 
 KvStore::KvStore(const KvStore& other)
     : pages_(other.pages_),
+      sketch_(other.sketch_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
       sinks_(other.sinks_),
@@ -71,7 +72,8 @@ Status KvStore::prepare(uint32_t n) {
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
   centre_.reserve(shape().heads_total() * dim);
-  return pages_.reserve(pages_.pages() + sealed);
+  if (Status s = pages_.reserve(pages_.pages() + sealed); !s.ok()) return s;
+  return sketch_.reserve(pages_.pages() + sealed);
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {
@@ -138,11 +140,13 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   });
   window_count_ = kept;
   pages_.commit(first + sealed);
+  sketch_.append(pages_, kernels, pool);
 }
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   if (tokens == 0) {  // the next text is another one: it gets its own centre
     pages_.truncate(0);
+    sketch_.clear();
     window_count_ = 0;
     centre_.clear();
     sinks_.clear();
@@ -189,6 +193,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     }
   }
   pages_.truncate(first);
+  sketch_.truncate(first);
   if (first == 0) sinks_.clear();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
@@ -197,7 +202,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
 }
 
 uint64_t KvStore::private_bytes() const {
-  return pages_.private_bytes() + (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
+  return pages_.private_bytes() + sketch_.private_bytes() + (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
 }
 
 std::size_t KvStore::sinks_size() const { return sinks_.size(); }
@@ -214,10 +219,11 @@ Array<float> KvStore::window_floats() const {
   return out;
 }
 
-KvStore KvStore::restore(PageStore pages, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
+KvStore KvStore::restore(PageStore pages, KeySketch sketch, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
                          std::span<const float> sinks, std::span<const float> window) {
   KvStore store(pages.shape(), window_tokens);
   store.pages_ = std::move(pages);
+  store.sketch_ = std::move(sketch);
   store.centre_.assign(centre.begin(), centre.end());
   store.sinks_.assign(sinks.begin(), sinks.end());
   store.grow_window(window_count);

@@ -19,6 +19,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "compute/thread_pool.h"
+#include "store/key_sketch.h"
 #include "store/page_store.h"
 
 namespace kvasir {
@@ -34,6 +35,7 @@ class KvStore {
 
   const StoreShape& shape() const { return pages_.shape(); }
   const PageStore& pages() const { return pages_; }
+  const KeySketch& sketch() const { return sketch_; }
   uint64_t tokens() const { return sealed_tokens() + window_count_; }
   uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
   uint32_t window_count() const { return window_count_; }
@@ -59,6 +61,11 @@ class KvStore {
   // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file: Code::corrupt, nothing changed.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
+  // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
+  Status build_sketch(std::span<const float> queries, const Kernels& kernels, ThreadPool* pool) {
+    return sketch_.build(pages_, queries, kernels, pool);
+  }
+
   // Takes back the newest token alone, to run it again. tokens() > 0.
   void pop() { --window_count_; }
 
@@ -72,7 +79,7 @@ class KvStore {
   std::span<const float> sink_floats() const { return sinks_; }
   Array<float> window_floats() const;
   // A store from saved parts; sizes have been checked by the caller.
-  static KvStore restore(PageStore pages, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
+  static KvStore restore(PageStore pages, KeySketch sketch, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
                          std::span<const float> sinks, std::span<const float> window);
 
  private:
@@ -83,6 +90,7 @@ class KvStore {
   uint32_t pages_to_seal(uint32_t count) const;
 
   PageStore pages_;
+  KeySketch sketch_;
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window

@@ -86,7 +86,7 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
     case SectionKind::means:
       for (std::size_t d = 0; d < dim / 4; ++d) clear((d * extent_pages + p) * word, word);
       clear(dim * (extent_pages + p), dim);
-      for (std::size_t which : {0, 1}) clear(2 * dim * extent_pages + (which * extent_pages + p) * word, word);
+      for (std::size_t which : {std::size_t{0}, std::size_t{1}}) clear(2 * dim * extent_pages + (which * extent_pages + p) * word, word);
       return;
     default: return;
   }

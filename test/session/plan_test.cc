@@ -22,7 +22,7 @@ TEST_CASE("auto attends everything in a short context and chooses in a long one,
   const Plan small = make_plan(options("auto"), 4096, 10, {}), large = make_plan(options("auto"), 4097, 10, {});
   CHECK(small.strategy->name == "full");
   CHECK(small.dense_layers == 10);
-  CHECK(large.strategy->name == "quest");
+  CHECK(large.strategy->name == "bounded");
   CHECK(std::string(small.why) != large.why);
 }
 
@@ -61,4 +61,24 @@ TEST_CASE("unknown strategies and budgets out of range are refused") {
   o.budget_fraction = 0.1;
   o.budget_tokens = 5;
   CHECK(!check_select_options(o).ok());
+}
+
+TEST_CASE("bounded gives layers budget in proportion to their errors, within a quarter and four times the mean") {
+  const float errors[] = {0.02f, 0.02f, 0.001f, 0.2f, 0.9f, 0.06f};
+  SelectOptions o = options("bounded");
+  o.budget_tokens = 1000;
+  const Plan plan = make_plan(o, 100000, 6, errors);
+  CHECK(plan.dense_layers == 0);
+  uint64_t sum = 0;
+  for (uint32_t l = 0; l < 6; ++l) {
+    CHECK(plan.budget(l) >= 200);
+    sum += plan.budget(l);
+    for (uint32_t k = 0; k < 6; ++k)
+      if (errors[l] > errors[k]) CHECK(plan.budget(l) >= plan.budget(k));
+  }
+  CHECK(plan.budget(4) > 3 * plan.budget(3));
+  CHECK(sum >= 6000);
+  CHECK(sum <= 6006);
+  for (uint32_t l = 0; l < 6; ++l) CHECK(make_plan(o, 500, 6, errors).budget(l) <= 500);
+  for (uint32_t l = 0; l < 6; ++l) CHECK(make_plan(o, 100000, 6, {}).budget(l) == 1000);
 }

@@ -1,0 +1,70 @@
+// `bounded`: the blocks that a sketch of their keys expects most of; what is not chosen is estimated, not dropped. Kvasir's own, the default.
+//
+//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a block of 16 tokens counts by its best one
+//   choose  the heads of a group share a list: a block counts with the sum of the shares of attention that it would have
+//   budget  layers get more of it the worse chosen pages serve them, as measured while reading (select/plan.h)
+//   tail    the pages of which nothing was chosen take part by their mean key and mean value (RetroInfer, arXiv 2505.02922, section 4.2,
+//           does so with clusters), so heads that spread their attention over everything cost no budget
+#include <algorithm>
+#include <cmath>
+
+#include "select/blocks.h"
+
+namespace kvasir {
+namespace {
+
+constexpr float like_the_best = 4;  // a block counts for as many tokens as its best one: between one match and an even block of 16
+
+class BoundedSelector final : public Selector {
+ public:
+  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t extents = query.pages.extents(), rows = query.rows.rows;
+    const uint32_t stride = extents * shape.extent_blocks();
+    const uint32_t first = query.first_page * shape.page_blocks();
+    const uint32_t blocks = query.pages.pages() * shape.page_blocks();
+    begin_selection(query.share ? 1 : rows, out);
+    if (blocks <= first) return;
+
+    project(query, scratch);
+    scratch->scores.resize(std::size_t{rows} * stride);
+    for (uint32_t e = 0; e < extents; ++e) {
+      if (e + 1 < extents) prefetch_extent(query.sketch.extent(query.layer, query.kv_head, e + 1), shape.sketch_bytes());
+      out->intact = out->intact && query.sketch.intact(query.layer, query.kv_head, e);
+      query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
+                                 query.sketch.extent(query.layer, query.kv_head, e),
+                                 scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
+    }
+    out->summary_bytes = uint64_t{extents} * shape.sketch_bytes();
+    if (!out->intact) return;
+    if (query.share && rows > 1) add_shares(query, like_the_best, scratch->scores.data() + first, stride, blocks - first);
+    choose_blocks(query, first, blocks, stride, scratch, out);
+  }
+
+ private:
+  // The queries in the sketch's coordinates, in int8.
+  static void project(const SelectorQuery& query, SelectorScratch* scratch) {
+    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
+    const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
+    scratch->query.assign(std::size_t{rows} * n, 0.0f);
+    scratch->query8.resize(std::size_t{rows} * n);
+    scratch->query_scale.resize(rows);
+    for (uint32_t r = 0; r < rows; ++r) {
+      float* x = scratch->query.data() + std::size_t{r} * n;
+      for (uint32_t d = 0; d < dim; ++d)
+        for (uint32_t c = 0; c < n; ++c) x[c] += query.rows.f32[r * dim + d] * basis[d * n + c];
+      float largest = 0;
+      for (uint32_t c = 0; c < n; ++c) largest = std::max(largest, std::fabs(x[c]));
+      const bool none = !(largest > 1e-30f && largest < 1e30f);
+      scratch->query_scale[r] = none ? 0 : largest / 127;
+      for (uint32_t c = 0; c < n; ++c)
+        scratch->query8[r * n + c] = static_cast<int8_t>(none ? 0 : std::lrint(x[c] * (127 / largest)));
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Selector> make_bounded_selector() { return std::make_unique<BoundedSelector>(); }
+
+}  // namespace kvasir

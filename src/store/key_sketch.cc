@@ -1,0 +1,315 @@
+#include "store/key_sketch.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+using format::SectionKind;
+
+namespace {
+
+constexpr uint32_t iterations = 24;          // of the subspace: the leading directions need not be exact, only their span nearly
+constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys
+constexpr uint64_t section_page = 4096;
+
+using Square = std::vector<double>;  // [n][n]
+
+// a (symmetric, positive definite) = L L^T; a becomes L, zero above the diagonal.
+void cholesky(Square& a, uint32_t n) {
+  for (uint32_t j = 0; j < n; ++j) {
+    for (uint32_t k = 0; k < j; ++k)
+      for (uint32_t i = j; i < n; ++i) a[i * n + j] -= a[i * n + k] * a[j * n + k];
+    const double root = std::sqrt(std::max(a[j * n + j], 1e-300));
+    for (uint32_t i = j; i < n; ++i) a[i * n + j] /= root;
+    for (uint32_t i = 0; i < j; ++i) a[i * n + j] = 0;
+  }
+}
+
+// Makes the m columns of u [n][m] orthonormal, in order.
+void orthonormalise(std::vector<double>& u, uint32_t n, uint32_t m) {
+  for (uint32_t j = 0; j < m; ++j) {
+    for (uint32_t pass = 0; pass < 2; ++pass)
+      for (uint32_t k = 0; k < j; ++k) {
+        double dot = 0;
+        for (uint32_t i = 0; i < n; ++i) dot += u[i * m + j] * u[i * m + k];
+        for (uint32_t i = 0; i < n; ++i) u[i * m + j] -= dot * u[i * m + k];
+      }
+    double norm = 0;
+    for (uint32_t i = 0; i < n; ++i) norm += u[i * m + j] * u[i * m + j];
+    norm = std::sqrt(norm);
+    for (uint32_t i = 0; i < n; ++i) u[i * m + j] = norm > 1e-200 ? u[i * m + j] / norm : 0;
+  }
+}
+
+// The m leading eigenvectors of a (symmetric, positive semidefinite), as columns of [n][m], by orthogonal iteration.
+std::vector<double> leading_directions(const Square& a, uint32_t n, uint32_t m) {
+  std::vector<double> u(std::size_t{n} * m), next(u.size());
+  for (uint32_t i = 0; i < n; ++i)  // a start that no eigenvector is orthogonal to, for any but contrived input
+    for (uint32_t j = 0; j < m; ++j) u[i * m + j] = std::cos(1.0 + 0.7 * i * (j + 1));
+  orthonormalise(u, n, m);
+  for (uint32_t step = 0; step < iterations; ++step) {
+    std::fill(next.begin(), next.end(), 0.0);
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t k = 0; k < n; ++k)
+        for (uint32_t j = 0; j < m; ++j) next[i * m + j] += a[i * n + k] * u[k * m + j];
+    u.swap(next);
+    orthonormalise(u, n, m);
+  }
+  return u;
+}
+
+// Both bases from the second moments of keys and queries, [dim][dim] each.
+void find_bases(const Square& keys, const float* queries, uint32_t dim, uint32_t n, float* key_basis, float* query_basis) {
+  Square l(queries, queries + std::size_t{dim} * dim);
+  double trace = 0;
+  for (uint32_t i = 0; i < dim; ++i) trace += l[i * dim + i];
+  const double everywhere = trace > 0 ? trace / dim : 1;
+  for (uint32_t i = 0; i < dim; ++i) l[i * dim + i] += everywhere;
+  cholesky(l, dim);
+  Square half(keys.size(), 0), a(keys.size(), 0);  // C L, L^T C L
+  for (uint32_t i = 0; i < dim; ++i)
+    for (uint32_t k = 0; k < dim; ++k)
+      for (uint32_t j = 0; j <= k; ++j) half[i * dim + j] += keys[i * dim + k] * l[k * dim + j];
+  for (uint32_t k = 0; k < dim; ++k)
+    for (uint32_t i = 0; i <= k; ++i)
+      for (uint32_t j = 0; j < dim; ++j) a[i * dim + j] += l[k * dim + i] * half[k * dim + j];
+  const std::vector<double> u = leading_directions(a, dim, n);
+  std::vector<double> x(dim);
+  for (uint32_t c = 0; c < n; ++c) {
+    for (uint32_t i = 0; i < dim; ++i) {
+      double sum = 0;
+      for (uint32_t k = 0; k <= i; ++k) sum += l[i * dim + k] * u[k * n + c];
+      key_basis[i * n + c] = static_cast<float>(sum);
+    }
+    for (uint32_t i = dim; i-- > 0;) {  // L^T x = u
+      double sum = u[i * n + c];
+      for (uint32_t k = i + 1; k < dim; ++k) sum -= l[k * dim + i] * x[k];
+      x[i] = sum / l[i * dim + i];
+      query_basis[i * n + c] = static_cast<float>(x[i]);
+    }
+  }
+}
+
+// Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
+void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
+  const PageShape& page = shape.page;
+  const std::size_t lines = std::size_t{page.block_tokens} * page.sketch_dim() / 8, tile_bytes = lines * tile_blocks * 4;
+  for (uint32_t at = 0; at < shape.heads_total(); ++at, extent += page.sketch_bytes())
+    for (uint32_t b = p * page.page_blocks(); b < (p + 1) * page.page_blocks(); ++b) {
+      int8_t* block = extent + b / tile_blocks * tile_bytes + b % tile_blocks * 4;
+      for (std::size_t i = 0; i < lines; ++i) std::memset(block + i * tile_blocks * 4, 0, 4);
+      std::memset(extent + page.extent_tiles() * tile_bytes + b * sizeof(float), 0, sizeof(float));
+    }
+}
+
+}  // namespace
+
+KeySketch::Extent KeySketch::new_extent() const {
+  auto* memory = static_cast<int8_t*>(allocate_zeroed(extent_bytes()));
+  if (!memory) throw std::bad_alloc();
+  std::shared_ptr<int8_t> owner(memory, [](int8_t* p) { deallocate(p); });
+  return {memory, std::move(owner)};
+}
+
+void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const {
+  const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, page);
+  kernels.seal_sketch(shape_.page, bases.keys.data() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
+                      extent->memory.get() + at * shape_.page.sketch_bytes());
+}
+
+Status KeySketch::build(const PageStore& pages, std::span<const float> queries, const Kernels& kernels, ThreadPool* pool) {
+  const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(), count = pages.pages();
+  if (count == 0) return {};
+  auto bases = std::make_shared<Bases>();
+  bases->keys.resize(heads * basis_floats());
+  bases->queries.resize(heads * basis_floats());
+  std::vector<Extent> extents;
+  extents.reserve(pages.extents());
+  while (extents.size() < pages.extents()) extents.push_back(new_extent());
+
+  const uint32_t page_tokens = shape_.page.page_tokens;
+  const auto stride = static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
+  std::vector<Array<float>> rows(pool->threads());
+  std::vector<Square> moments(pool->threads());
+  for (uint32_t t = 0; t < pool->threads(); ++t) {
+    rows[t].resize(std::size_t{2} * page_tokens * dim);
+    moments[t].resize(std::size_t{dim} * dim);
+  }
+  std::atomic<bool> intact{true}, no_memory{false};
+  pool->run(heads, [&](uint32_t at, uint32_t worker) {
+    const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
+    Square& keys = moments[worker];
+    std::fill(keys.begin(), keys.end(), 0.0);
+    float* k = rows[worker].data();
+    for (uint32_t p = 0; p < count; ++p) {
+      if (!pages.intact_page(layer, head, p)) {
+        intact = false;
+        return;
+      }
+      // The sinks' keys are outliers that no selector is asked about.
+      if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
+      const PageRef ref = pages.page(layer, head, p);
+      kernels.unseal_page(shape_.page, ref.data, ref.scales, k, k + std::size_t{page_tokens} * dim);
+      for (uint32_t t = 0; t < page_tokens; ++t)
+        for (uint32_t i = 0; i < dim; ++i) {
+          const float ki = k[t * dim + i];
+          for (uint32_t j = 0; j < dim; ++j) keys[i * dim + j] += static_cast<double>(ki * k[t * dim + j]);
+        }
+    }
+    try {
+      find_bases(keys, queries.data() + std::size_t{at} * dim * dim, dim, n, bases->keys.data() + at * basis_floats(),
+                 bases->queries.data() + at * basis_floats());
+    } catch (const std::bad_alloc&) {
+      no_memory = true;
+      return;
+    }
+    for (uint32_t p = 0; p < count; ++p) seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
+  });
+  if (no_memory) throw std::bad_alloc();
+  if (!intact) return pages.damaged();
+  bases_ = std::move(bases);
+  extents_ = std::move(extents);
+  file_.reset();
+  pages_ = built_pages_ = count;
+  return {};
+}
+
+Status KeySketch::reserve(uint32_t pages) {
+  if (!built() || pages <= pages_) return {};
+  const uint32_t last = pages_ / extent_pages;  // the extent that the next page goes to
+  extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
+  if (last < extents_.size() && extents_[last].memory.use_count() != 1) {
+    Extent copy = new_extent();
+    if (!extents_[last].memory)
+      for (uint32_t at = 0; at < shape_.heads_total(); ++at)
+        if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, last)) return damaged();
+    std::memcpy(copy.memory.get(), extents_[last].data, extent_bytes());
+    extents_[last] = std::move(copy);
+  }
+  const std::size_t wanted = ceil_div(pages, extent_pages);
+  extents_.reserve(wanted);
+  while (extents_.size() < wanted) extents_.push_back(new_extent());
+  return {};
+}
+
+void KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool) {
+  if (!built() || pages.pages() <= pages_) return;
+  pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
+    for (uint32_t p = pages_; p < pages.pages(); ++p) seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
+  });
+  pages_ = pages.pages();
+}
+
+void KeySketch::truncate(uint32_t pages) {
+  if (pages >= pages_) return;
+  if (pages == 0) return clear();
+  pages_ = pages;
+  built_pages_ = std::min(built_pages_, pages);
+  extents_.resize(ceil_div(pages, extent_pages));
+}
+
+void KeySketch::clear() {
+  pages_ = built_pages_ = 0;
+  bases_.reset();
+  extents_.clear();
+  file_.reset();
+}
+
+const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const {
+  return extents_[e].data + (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
+}
+
+const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
+  return bases_->queries.data() + (std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
+}
+
+bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
+  if (extents_[e].memory) return true;
+  const uint64_t at = head_bytes() + uint64_t{e} * extent_bytes() +
+                      (uint64_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
+  return file_->check(*file_->find(SectionKind::sketch), at, shape_.page.sketch_bytes());
+}
+
+Status KeySketch::damaged() const {
+  if (file_)
+    if (Status s = file_->failure(); !s.ok()) return s;
+  return Status::error(Code::internal, "a sketch was reported as damaged and is not");
+}
+
+uint64_t KeySketch::private_bytes() const {
+  uint64_t bytes = bases_ ? 2 * bases_->keys.size() * sizeof(float) : 0;
+  for (const Extent& e : extents_) bytes += e.memory ? extent_bytes() : 0;
+  return bytes;
+}
+
+uint64_t KeySketch::head_bytes() const {
+  return round_up(shape_.heads_total() * 2 * basis_floats() * sizeof(float) + 2 * sizeof(uint32_t), section_page);
+}
+
+uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents_.size() * extent_bytes() : 0; }
+
+Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
+  if (!built()) return {};
+  Array<std::byte> head(head_bytes());
+  auto* floats = reinterpret_cast<float*>(head.data());
+  for (uint32_t at = 0; at < shape_.heads_total(); ++at, floats += 2 * basis_floats()) {
+    std::copy_n(bases_->keys.data() + at * basis_floats(), basis_floats(), floats);
+    std::copy_n(bases_->queries.data() + at * basis_floats(), basis_floats(), floats + basis_floats());
+  }
+  const uint32_t counts[] = {built_pages_, pages_};
+  std::memcpy(floats, counts, sizeof counts);
+  if (Status s = write(head.data(), head.size()); !s.ok()) return s;
+  Array<int8_t> last;
+  for (std::size_t e = 0; e < extents_.size(); ++e) {
+    for (uint32_t at = 0; at < shape_.heads_total(); ++at)
+      if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, static_cast<uint32_t>(e))) return damaged();
+    const bool whole = (e + 1) * extent_pages <= pages_;
+    if (!whole) {  // after a step back it still holds what was taken back
+      last.assign(extents_[e].data, extents_[e].data + extent_bytes());
+      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p) clear_page(shape_, p, last.data());
+    }
+    if (Status s = write(whole ? extents_[e].data : last.data(), extent_bytes()); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, KeySketch* out) {
+  KeySketch sketch(shape);
+  const CacheFile::Section* section = file->find(SectionKind::sketch);
+  if (!section || section->bytes == 0) return {};
+  const auto corrupt = [&](const char* what) {
+    return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded", file->path().c_str(), what);
+  };
+  const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
+  if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
+  if (!file->check(*section, 0, head)) return file->failure();
+  const std::byte* at = file->bytes(SectionKind::sketch).data();
+  const auto* floats = reinterpret_cast<const float*>(at);
+  const std::size_t size = sketch.basis_floats();
+  auto bases = std::make_shared<Bases>();
+  bases->keys.resize(shape.heads_total() * size);
+  bases->queries.resize(shape.heads_total() * size);
+  for (std::size_t i = 0; i < shape.heads_total() * 2 * size; ++i)
+    if (!std::isfinite(floats[i])) return corrupt("holds a number that is not finite");
+  for (uint32_t h = 0; h < shape.heads_total(); ++h, floats += 2 * size) {
+    std::copy_n(floats, size, bases->keys.data() + h * size);
+    std::copy_n(floats + size, size, bases->queries.data() + h * size);
+  }
+  uint32_t counts[2];
+  std::memcpy(counts, floats, sizeof counts);
+  if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
+  sketch.bases_ = std::move(bases);
+  sketch.built_pages_ = counts[0];
+  sketch.pages_ = pages;
+  const auto* data = reinterpret_cast<const int8_t*>(at + head);
+  for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr});
+  sketch.file_ = std::move(file);
+  *out = std::move(sketch);
+  return {};
+}
+
+}  // namespace kvasir
