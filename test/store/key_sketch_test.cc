@@ -1,0 +1,175 @@
+// The sketch of keys: what it finds, how it follows the pages, what a fork and a file see.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "store/key_sketch.h"
+
+using namespace kvasir;
+
+namespace {
+
+constexpr uint32_t layers = 2, heads = 2, head_dim = 64;
+const StoreShape shape{layers, heads, PageShape::of(head_dim)};
+constexpr uint32_t page_tokens = 32;
+
+ThreadPool& pool(uint32_t threads = 2) {
+  static std::unique_ptr<ThreadPool> pools[3];
+  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
+  return *pools[threads];
+}
+
+// Keys whose directions have very different sizes, as trained models' have.
+void seal_pages(PageStore* store, uint32_t count, uint32_t seed) {
+  const uint32_t first = store->pages(), dim = shape.page.dim;
+  REQUIRE(store->reserve(first + count).ok());
+  Array<float> k(page_tokens * dim), v(page_tokens * dim);
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h)
+      for (uint32_t p = first; p < first + count; ++p) {
+        std::mt19937 random(seed * 7919 + p * 31 + l * 5 + h);
+        std::normal_distribution<float> normal;
+        for (uint32_t i = 0; i < page_tokens * dim; ++i) {
+          k[i] = normal(random) * std::exp(-0.08f * static_cast<float>((i % dim + 11 * h) % dim));
+          v[i] = normal(random);
+        }
+        store->seal(cpu_kernels(), l, h, p, k.data(), v.data());
+      }
+  store->commit(first + count);
+}
+
+Array<float> moments(float unequal) {
+  const uint32_t dim = shape.page.dim;
+  Array<float> m(std::size_t{layers} * heads * dim * dim);
+  for (uint32_t at = 0; at < layers * heads; ++at)
+    for (uint32_t i = 0; i < dim; ++i) m[(at * dim + i) * dim + i] = 1 + unequal * static_cast<float>(i);
+  return m;
+}
+
+std::vector<int8_t> contents(const KeySketch& s) {
+  std::vector<int8_t> out;
+  const uint32_t extents = (s.pages() + extent_pages - 1) / extent_pages;
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h) {
+      for (uint32_t e = 0; e < extents; ++e)
+        out.insert(out.end(), s.extent(l, h, e), s.extent(l, h, e) + shape.page.sketch_bytes());
+      const auto* basis = reinterpret_cast<const int8_t*>(s.query_basis(l, h));
+      out.insert(out.end(), basis, basis + shape.page.dim * shape.page.sketch_dim() * sizeof(float));
+    }
+  return out;
+}
+
+// The correlation of estimated and exact best scores of all blocks, for random queries.
+double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head) {
+  const uint32_t dim = shape.page.dim, n = shape.page.sketch_dim();
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  double xy = 0, xx = 0, yy = 0, x1 = 0, y1 = 0, count = 0;
+  for (uint32_t query = 0; query < 8; ++query) {
+    Array<float> q(dim), low(n);
+    for (float& x : q) x = normal(random);
+    for (uint32_t d = 0; d < dim; ++d)
+      for (uint32_t c = 0; c < n; ++c) low[c] += q[d] * sketch.query_basis(layer, head)[d * n + c];
+    float largest = 0;
+    for (float x : low) largest = std::max(largest, std::fabs(x));
+    Array<int8_t> low8(n);
+    for (uint32_t c = 0; c < n; ++c) low8[c] = static_cast<int8_t>(std::lrint(low[c] * 127 / largest));
+    const float scale = largest / 127;
+    for (uint32_t e = 0; e < pages.extents(); ++e) {
+      Array<float> scores(shape.page.extent_blocks());
+      cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e), scores.data(), scores.size());
+      for (uint32_t b = 0; b < scores.size(); ++b) {
+        const uint32_t p = e * extent_pages + b / shape.page.page_blocks();
+        if (p >= pages.pages()) continue;
+        const PageRef ref = pages.page(layer, head, p);
+        Array<float> k(page_tokens * dim), v(page_tokens * dim);
+        cpu_kernels().unseal_page(shape.page, ref.data, ref.scales, k.data(), v.data());
+        double best = -1e30;
+        for (uint32_t t = 0; t < 16; ++t) {
+          double s = 0;
+          for (uint32_t d = 0; d < dim; ++d) s += static_cast<double>(q[d] * k[(b % 2 * 16 + t) * dim + d]);
+          best = std::max(best, s);
+        }
+        const auto x = static_cast<double>(scores[b]);
+        xy += x * best, xx += x * x, yy += best * best, x1 += x, y1 += best, ++count;
+      }
+    }
+  }
+  return (xy - x1 * y1 / count) / std::sqrt((xx - x1 * x1 / count) * (yy - y1 * y1 / count));
+}
+
+}  // namespace
+
+TEST_CASE("a sketch's estimates go with the exact scores") {
+  PageStore pages(shape);
+  seal_pages(&pages, 40, 1);
+  KeySketch sketch(shape);
+  CHECK_FALSE(sketch.built());
+  REQUIRE(sketch.build(pages, moments(0), cpu_kernels(), &pool()).ok());
+  CHECK(sketch.pages() == 40);
+  CHECK(sketch.built_pages() == 40);
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h) CHECK(agreement(sketch, pages, l, h) > 0.9);
+}
+
+TEST_CASE("a sketch is the same on any number of threads, and knows what is asked") {
+  PageStore pages(shape);
+  seal_pages(&pages, 20, 2);
+  KeySketch one(shape), two(shape), other(shape);
+  REQUIRE(one.build(pages, moments(0), cpu_kernels(), &pool(1)).ok());
+  REQUIRE(two.build(pages, moments(0), cpu_kernels(), &pool(2)).ok());
+  REQUIRE(other.build(pages, moments(3), cpu_kernels(), &pool(2)).ok());
+  CHECK(contents(one) == contents(two));
+  CHECK(contents(one) != contents(other));
+}
+
+TEST_CASE("appended pages get what building them with the same bases gives, and a fork does not see them") {
+  PageStore pages(shape);
+  seal_pages(&pages, 21, 4);
+  KeySketch sketch(shape);
+  REQUIRE(sketch.build(pages, moments(1), cpu_kernels(), &pool()).ok());
+  const KeySketch fork(sketch);
+  const std::vector<int8_t> before = contents(fork);
+  REQUIRE(sketch.reserve(50).ok());
+  seal_pages(&pages, 29, 5);
+  sketch.append(pages, cpu_kernels(), &pool());
+  CHECK(sketch.pages() == 50);
+  CHECK(sketch.built_pages() == 21);
+  CHECK(contents(fork) == before);
+  for (uint32_t h = 0; h < heads; ++h) CHECK(agreement(sketch, pages, 1, h) > 0.85);
+
+  KeySketch again(fork);  // the same in two steps
+  REQUIRE(again.reserve(50).ok());
+  again.append(pages, cpu_kernels(), &pool());
+  CHECK(contents(again) == contents(sketch));
+
+  sketch.truncate(21);
+  CHECK(sketch.pages() == 21);
+  sketch.truncate(0);
+  CHECK_FALSE(sketch.built());
+}
+
+TEST_CASE("nothing of pages that were taken back is written") {
+  PageStore pages(shape), shorter(shape);
+  seal_pages(&pages, 21, 4);
+  seal_pages(&shorter, 18, 4);
+  KeySketch sketch(shape);
+  REQUIRE(sketch.build(shorter, moments(1), cpu_kernels(), &pool()).ok());
+  std::vector<std::byte> first, second;
+  const auto into = [](std::vector<std::byte>* out) {
+    return [out](const void* data, std::size_t size) {
+      out->insert(out->end(), static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + size);
+      return Status();
+    };
+  };
+  REQUIRE(sketch.write(into(&first)).ok());
+  CHECK(first.size() == sketch.file_bytes());
+  REQUIRE(sketch.reserve(21).ok());
+  sketch.append(pages, cpu_kernels(), &pool());
+  sketch.truncate(18);
+  REQUIRE(sketch.write(into(&second)).ok());
+  CHECK(first == second);
+}
