@@ -135,7 +135,7 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
   kv_model_information info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_model_info(tiny_model(), &info, error));
-  for (const char* strategy : {"full", "quest"}) {
+  for (const char* strategy : {"full", "quest", "bounded"}) {
     REQUIRE_OK(kv_session_set_strategy(saved.session(), strategy, 64, 0, error));
     const std::string expected = ask(saved.session(), "a question", 4).text;
     int corrupt = 0, unmet = 0;

@@ -68,7 +68,7 @@ bool allowed(kv_status s) { return s == KV_OK || s == KV_CORRUPT; }
 
 // Does with a session what an application may; every answer must be an allowed one.
 void use(kv_session* session) {
-  for (const char* strategy : {"quest", "full", "window"}) {
+  for (const char* strategy : {"quest", "bounded", "full", "window"}) {
     REQUIRE_OK(kv_session_set_strategy(session, strategy, 48, 0, error));
     CHECK(allowed(ask(session, "q", 3).status));
   }

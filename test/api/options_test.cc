@@ -161,7 +161,7 @@ TEST_CASE("what is allowed at the edge of its range works") {
       CHECK(peek(session.get(), 2).size() == 2);
     }
   }
-  for (const char* strategy : {"auto", "full", "window", "quest"}) {
+  for (const char* strategy : {"auto", "full", "window", "quest", "bounded"}) {
     for (uint64_t budget : {uint64_t{1}, uint64_t{16}, UINT64_MAX}) {
       kv_session_options o = small_options();
       o.strategy = strategy;

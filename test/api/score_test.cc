@@ -49,7 +49,7 @@ TEST_CASE("strategies are listed, each opens a session, and none is named twice"
     if (std::strcmp(info.name, "quest") == 0) CHECK(info.takes_budget == 1);
     if (std::strcmp(info.name, "full") == 0 || std::strcmp(info.name, "window") == 0) CHECK(info.takes_budget == 0);
   }
-  for (const char* name : {"full", "window", "quest"}) CHECK(names.count(name) == 1);
+  for (const char* name : {"full", "window", "quest", "bounded"}) CHECK(names.count(name) == 1);
 }
 
 TEST_CASE("the probabilities of all tokens sum to one, and the likeliest is the next") {

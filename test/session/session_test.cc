@@ -63,7 +63,7 @@ std::unique_ptr<Session> with_document(std::size_t bytes, const SessionOptions& 
 
 TEST_CASE("one thread and several give the same bits") {
   const auto tokens = book_tokens(1500);
-  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0)}) {
+  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0), with("bounded", 128)}) {
     SessionOptions one = base, three = base;
     one.threads = 1;
     three.threads = 3;
@@ -93,7 +93,7 @@ TEST_CASE("how tokens are cut into chunks changes no bit in full precision") {
 
 TEST_CASE("saving and loading at any moment is continuing") {
   const auto tokens = book_tokens(1200);
-  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window")}) {
+  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"), with("bounded", 128)}) {
     for (std::size_t n : {1u, 63u, 96u, 97u, 700u, 1200u}) {
       CAPTURE(n);
       auto session = open_session(mini_model(), o);
@@ -127,7 +127,7 @@ TEST_CASE("a question leaves the timeline exactly as it was") {
 
 TEST_CASE("every strategy that should find the fact finds it") {
   auto session = with_document(40000, with("full"));
-  for (const char* strategy : {"auto", "full", "quest"}) {
+  for (const char* strategy : {"auto", "full", "quest", "bounded"}) {
     CAPTURE(strategy);
     REQUIRE(session->set_select(with(strategy).select).ok());
     CHECK(ask(session.get(), question) == fact_answer);
@@ -170,10 +170,37 @@ TEST_CASE("a kept answer stays and the next question follows it") {
 
 TEST_CASE("a budget of everything is full attention") {
   const auto tokens = book_tokens(1500);
-  auto full = open_session(mini_model(), with("full")), all = open_session(mini_model(), with("quest", 1u << 20, 0));
-  read(full.get(), tokens);
-  read(all.get(), tokens);
-  CHECK(continue_with(full.get(), 20) == continue_with(all.get(), 20));
+  for (const char* strategy : {"quest", "bounded"}) {
+    auto full = open_session(mini_model(), with("full")), all = open_session(mini_model(), with(strategy, 1u << 20, 0));
+    read(full.get(), tokens);
+    read(all.get(), tokens);
+    CHECK(continue_with(full.get(), 20) == continue_with(all.get(), 20));
+  }
+}
+
+TEST_CASE("bounded answers from a twentieth of a document where nothing is dense, and tells how much attention that covers") {
+  auto session = with_document(20000, with("bounded", 256));
+  CHECK(ask(session.get(), question) == fact_answer);
+  const std::string stats = session->stats_json();
+  CHECK(stats.find("\"dense_layers\":[]") != std::string::npos);
+  const auto number = [&](const std::string& key) { return std::stod(stats.substr(stats.find("\"" + key + "\":") + key.size() + 3)); };
+  CHECK(number("last_tokens_read") < 0.05 * number("last_tokens_present"));
+  CHECK(number("last_mass_read") > 0.5);
+  CHECK(number("last_mass_read") < 1);
+}
+
+TEST_CASE("bounded follows a timeline that begins with nothing, through its first pages and past its doubling") {
+  auto session = open_session(mini_model(), with("bounded", 64));
+  const auto tokens = book_tokens(3);
+  read(session.get(), tokens);
+  const auto told = continue_with(session.get(), 400);
+  CHECK(session->stats_json().find("\"sketch_pages\":0,") == std::string::npos);
+  auto again = open_session(mini_model(), with("bounded", 64));
+  read(again.get(), tokens);
+  auto some = continue_with(again.get(), 150);
+  auto loaded = save_and_load(again.get(), with("bounded", 64));  // the sketch is found again when it would have been
+  for (Token t : continue_with(loaded.get(), 250)) some.push_back(t);
+  CHECK(some == told);
 }
 
 TEST_CASE("query heads that choose alone and together both find the fact, and read what they may") {
