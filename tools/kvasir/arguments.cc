@@ -2,52 +2,16 @@
 #include "arguments.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <memory>
 #include <utility>
 
+#include "argument_values.h"
 #include "commands.h"
 #include "failure.h"
-#include "words.h"
+#include "strategies.h"
 
 namespace tool {
 namespace {
-
-// Whole text to a number in a range, or a CLI error naming what was expected.
-template <typename Number>
-Number number(const std::string& text, Number least, Number most) {
-  Number value{};
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() || value < least || value > most)
-    throw CLI::ValidationError("'" + text + "' is not a number from " + CLI::detail::to_string(least) + " to " +
-                               CLI::detail::to_string(most));
-  return value;
-}
-
-constexpr uint64_t most_tokens = 1ull << 40;
-
-Budget budget_of(const std::string& text) {
-  Budget budget;
-  if (text.ends_with('%')) {
-    budget.fraction = number<double>(text.substr(0, text.size() - 1), 0.001, 100) / 100;
-  } else {
-    budget.tokens = number<uint64_t>(text, 1, most_tokens);
-  }
-  return budget;
-}
-
-std::vector<std::string> parts_of(const std::string& list) {
-  std::vector<std::string> parts = CLI::detail::split(list, ',');
-  for (const std::string& part : parts)
-    if (part.empty()) throw CLI::ValidationError("'" + list + "' has an empty part");
-  return parts;
-}
-
-std::vector<uint64_t> numbers_of(const std::string& list) {
-  std::vector<uint64_t> numbers;
-  for (const std::string& part : parts_of(list)) numbers.push_back(number<uint64_t>(part, 0, most_tokens));
-  return numbers;
-}
 
 // Help beside the options' names, in lines that fit a terminal of 100 columns.
 std::string wrapped(const std::string& help) {
@@ -111,12 +75,16 @@ void add_threads(CLI::App* app, SessionFlags* flags) {
   count<uint32_t>(app, "-t,--threads", &flags->threads, 1, 1024, "Threads; without it all processors");
 }
 
-void add_budget(CLI::App* app, SessionFlags* flags) {
-  value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
-        [=](const std::string& given) { flags->budget = budget_of(given); });
+void add_choosing(CLI::App* app, SessionFlags* flags) {
   value(app, "--dense-layers", "N", "Layers that read everything, those that a choice serves worst; without it the strategy decides",
         [=](const std::string& given) { flags->dense_layers = number<uint32_t>(given, 0, 1024); });
   flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
+}
+
+void add_budget(CLI::App* app, SessionFlags* flags) {
+  value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
+        [=](const std::string& given) { flags->budget = budget_of(given); });
+  add_choosing(app, flags);
 }
 
 void add_reading(CLI::App* app, SessionFlags* flags) {
@@ -128,7 +96,7 @@ void add_reading(CLI::App* app, SessionFlags* flags) {
 }
 
 void add_strategy(CLI::App* app, SessionFlags* flags) {
-  text(app, "--strategy", &flags->strategy, "NAME", "What an answer reads of the document: auto, full, window, quest");
+  text(app, "--strategy", &flags->strategy, "NAME", "What an answer reads of the document: auto, " + strategy_names());
   add_budget(app, flags);
 }
 
@@ -267,6 +235,43 @@ void add_bench(Grammar& grammar) {
       "  kvasir bench -m model.gguf --depth 131072 --budget 2048 --dense-layers 0 --mapped --json");
 }
 
+void add_eval(Grammar& grammar) {
+  const auto [command, arguments] = grammar.add("eval", "Measure what strategies cost in right answers", run_eval);
+  EvalArguments* const a = arguments.get();
+  a->tasks = tasks_of("all");
+  a->budgets = budgets_of("1%,2%,5%");
+  add_model(command, &a->model);
+  command->add_option("-f,--file", a->texts, wrapped("What documents are cut from, plain text; several are put together"))
+      ->type_name("FILE")
+      ->allow_extra_args(false)
+      ->required();
+  value(command, "--task", "NAME,...", "all, " + task_names() + " [all]", [=](const std::string& given) { a->tasks = tasks_of(given); });
+  value(command, "--length", "N,N,...", "Tokens of a document; 8K is 8192 [8K]",
+        [=](const std::string& given) { a->lengths = lengths_of(given); });
+  value(command, "--strategy", "NAME,...", "What answers read: all, or some of " + strategy_names() + " [all]",
+        [=](const std::string& given) { a->strategies = parts_of(given); });
+  value(command, "--budget", "B,B,...", "Of each strategy that takes one: tokens, or shares of the document [1%,2%,5%]",
+        [=](const std::string& given) { a->budgets = budgets_of(given); });
+  add_choosing(command, &a->session);
+  count<uint32_t>(command, "--documents", &a->documents, 1, 1000, "Documents of each length, and as many tables for key-value [2]");
+  count<uint32_t>(command, "--questions", &a->questions, 1, 100, "Questions of each task to a document; many-queries has a fourth, "
+                  "pass-key and perplexity have one [10]");
+  count<uint32_t>(command, "--depths", &a->depths, 1, 100, "Stretches of a document over which answers are spread [5]");
+  count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX, "The same seed gives the same documents and questions [1]");
+  text(command, "--work", &a->work, "FOLDER", "Keeps what was read and answered [kvasir-eval]");
+  text(command, "-o,--output", &a->output, "FILE", "Where all results go, as JSON [results.json in that folder]");
+  add_threads(command, &a->session);
+  command->footer(
+      "Each document is read once and kept in the folder; every strategy and budget maps it and answers all of its questions,\n"
+      "each on its own. What was answered is not asked again: Ctrl-C stops, and the same command goes on. Another model, text,\n"
+      "seed or build of Kvasir is asked anew; remove the folder when reading itself was changed. A document of 128K tokens needs\n"
+      "a text of more than half a megabyte.\n\n"
+      "Answers count when they contain what was expected, whatever the capitals and punctuation. tools/plot.py draws the results.\n\n"
+      "Examples:\n"
+      "  kvasir eval -m model.gguf -f book.txt --length 8K,32K --strategy full,quest --budget 1%,5%\n"
+      "  kvasir eval -m model.gguf -f book.txt -f another.txt --task single,key-value --length 128K --depths 10");
+}
+
 void add_tokenize_and_logits(Grammar& grammar) {
   const auto [tokens, tokenized] = grammar.add("tokenize", "Print a text's token ids as a JSON array", run_tokenize);
   add_model(tokens, &tokenized->model);
@@ -330,6 +335,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   add_chat(grammar);
   add_inspect_and_verify(grammar);
   add_bench(grammar);
+  add_eval(grammar);
   add_tokenize_and_logits(grammar);
   try {
     app.parse(argument_count, values);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "eval_tasks.h"
+
 namespace tool {
 
 struct Context;
@@ -92,6 +94,27 @@ struct BenchArguments {
   std::string text;       // tokens come from this file; empty: seeded random tokens
   bool mapped = false;
   std::string folder;     // for the caches of --mapped
+};
+
+struct NamedBudget {
+  std::string name;  // as it was given; empty where there is none
+  Budget value;
+};
+
+struct EvalArguments {
+  ModelFlags model;
+  SessionFlags session;  // strategy and budget are not used
+  std::vector<std::string> texts;
+  std::vector<Task> tasks;
+  std::vector<uint64_t> lengths = {8192};  // tokens
+  std::vector<std::string> strategies = {"all"};
+  std::vector<NamedBudget> budgets;
+  uint32_t documents = 2;  // of each kind and length
+  uint32_t questions = 10;  // of each task to a document
+  uint32_t depths = 5;
+  uint64_t seed = 1;
+  std::string work = "kvasir-eval";
+  std::string output;  // empty: results.json in the work folder
 };
 
 struct TokenizeArguments {

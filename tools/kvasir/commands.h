@@ -11,6 +11,7 @@ void run_prefill(Context& context, const PrefillArguments& arguments);
 void run_chat(Context& context, const ChatArguments& arguments);
 void run_inspect(Context& context, const FileArguments& arguments);
 void run_verify(Context& context, const FileArguments& arguments);
+void run_eval(Context& context, const EvalArguments& arguments);
 void run_bench(Context& context, const BenchArguments& arguments);
 void run_tokenize(Context& context, const TokenizeArguments& arguments);
 void run_logits(Context& context, const LogitsArguments& arguments);

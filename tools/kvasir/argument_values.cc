@@ -1,0 +1,61 @@
+#include "argument_values.h"
+
+#include <algorithm>
+
+namespace tool {
+
+Budget budget_of(const std::string& text) {
+  Budget budget;
+  if (text.ends_with('%')) {
+    budget.fraction = number<double>(text.substr(0, text.size() - 1), 0.001, 100) / 100;
+  } else {
+    budget.tokens = number<uint64_t>(text, 1, most_tokens);
+  }
+  return budget;
+}
+
+std::vector<std::string> parts_of(const std::string& list) {
+  std::vector<std::string> parts = CLI::detail::split(list, ',');
+  for (const std::string& part : parts)
+    if (part.empty()) throw CLI::ValidationError("'" + list + "' has an empty part");
+  return parts;
+}
+
+std::vector<NamedBudget> budgets_of(const std::string& list) {
+  std::vector<NamedBudget> budgets;
+  for (const std::string& part : parts_of(list)) budgets.push_back({part, budget_of(part)});
+  return budgets;
+}
+
+static uint64_t length_of(const std::string& text) {
+  const bool thousands = text.ends_with('K') || text.ends_with('k');
+  return number<uint64_t>(thousands ? text.substr(0, text.size() - 1) : text, 1, 1u << 30) * (thousands ? 1024 : 1);
+}
+
+std::vector<uint64_t> lengths_of(const std::string& list) {
+  std::vector<uint64_t> lengths;
+  for (const std::string& part : parts_of(list)) {
+    const uint64_t length = length_of(part);
+    if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) lengths.push_back(length);
+  }
+  return lengths;
+}
+
+std::vector<Task> tasks_of(const std::string& list) {
+  std::vector<Task> tasks;
+  for (const std::string& part : parts_of(list)) {
+    const std::optional<Task> task = task_named(part);
+    if (!task && part != "all") throw CLI::ValidationError("there is no task '" + part + "'; there are all, " + task_names());
+    if (task) tasks.push_back(*task);
+    if (!task) tasks.assign(std::begin(all_tasks), std::end(all_tasks));
+  }
+  return tasks;
+}
+
+std::vector<uint64_t> numbers_of(const std::string& list) {
+  std::vector<uint64_t> numbers;
+  for (const std::string& part : parts_of(list)) numbers.push_back(number<uint64_t>(part, 0, most_tokens));
+  return numbers;
+}
+
+}  // namespace tool

@@ -1,0 +1,36 @@
+// Values on the command line: from text, or a CLI error that says what was expected.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+
+namespace tool {
+
+constexpr uint64_t most_tokens = 1ull << 40;
+
+// Whole text to a number in a range.
+template <typename Number>
+Number number(const std::string& text, Number least, Number most) {
+  Number value{};
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc() || end != text.data() + text.size() || value < least || value > most)
+    throw CLI::ValidationError("'" + text + "' is not a number from " + CLI::detail::to_string(least) + " to " +
+                               CLI::detail::to_string(most));
+  return value;
+}
+
+Budget budget_of(const std::string& text);  // "512" or "2%"
+
+// Of lists with commas between their parts, none of which is empty.
+std::vector<std::string> parts_of(const std::string& list);
+std::vector<uint64_t> numbers_of(const std::string& list);
+std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", each once
+std::vector<NamedBudget> budgets_of(const std::string& list);
+std::vector<Task> tasks_of(const std::string& list);  // "all" among them
+
+}  // namespace tool

@@ -1,0 +1,21 @@
+#include "strategies.h"
+
+namespace tool {
+
+std::vector<kv_strategy_information> known_strategies() {
+  std::vector<kv_strategy_information> known;
+  for (;;) {
+    kv_strategy_information info{};
+    info.struct_size = sizeof info;
+    if (kv_strategy_info(static_cast<uint32_t>(known.size()), &info, nullptr) != KV_OK) return known;
+    known.push_back(info);
+  }
+}
+
+std::string strategy_names() {
+  std::string names;
+  for (const kv_strategy_information& strategy : known_strategies()) names.append(names.empty() ? "" : ", ").append(strategy.name);
+  return names;
+}
+
+}  // namespace tool
