@@ -3,6 +3,8 @@
 
 namespace kvasir {
 
+constexpr std::size_t kLookEvery = 4096;  // bytes between two looks at the cancel token
+
 SpecialMatcher::SpecialMatcher(const Vocabulary& vocabulary) : nodes_(1) {
   for (uint32_t i = 0; i < vocabulary.size(); ++i) {
     const auto token = static_cast<Token>(i);
@@ -41,7 +43,8 @@ void SpecialMatcher::insert(std::string_view text, Token token, bool is_control)
 
 bool SpecialMatcher::find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel, Match* out) const {
   if (!with_control && !has_user_defined_) return false;
-  for (std::size_t begin = from; begin < text.size() && !cancel->stop(); ++begin) {
+  for (std::size_t begin = from; begin < text.size(); ++begin) {
+    if (begin % kLookEvery == 0 && cancel->stop(kLookEvery)) return false;
     uint32_t node = first_[static_cast<unsigned char>(text[begin])];
     bool found = false;
     for (std::size_t end = begin + 1; node != 0; ++end) {
