@@ -26,16 +26,19 @@ class Lines {
  public:
   enum class Kind { line, interrupted, end };
 
+  explicit Lines(Interrupt* interrupt) : interrupt_(interrupt) {}
+
   Kind next(std::string* line) {
     while (true) {
       const size_t end = pending_.find('\n');
       if (end != std::string::npos) return take(end, end + 1, line);
-      char buffer[4096];
-      const ssize_t size = ::read(STDIN_FILENO, buffer, sizeof buffer);
-      if (size < 0 && errno == EINTR) {
+      if (!interrupt_->wait_for_input()) {
         pending_.clear();
         return Kind::interrupted;
       }
+      char buffer[4096];
+      const ssize_t size = ::read(STDIN_FILENO, buffer, sizeof buffer);
+      if (size < 0 && errno == EINTR) continue;
       if (size <= 0) return pending_.empty() ? Kind::end : take(pending_.size(), pending_.size(), line);
       pending_.append(buffer, static_cast<size_t>(size));
     }
@@ -49,6 +52,7 @@ class Lines {
     return Kind::line;
   }
 
+  Interrupt* interrupt_;
   std::string pending_;
 };
 
@@ -113,11 +117,11 @@ void Chat::command(const std::string& line) {
 void Chat::run() {
   const bool person = isatty(STDIN_FILENO) == 1;
   if (person) context_.terminal.note("Ask away. /help lists commands, Ctrl-D leaves.");
-  Lines lines;
+  Lines lines(&context_.interrupt);
   bool leaving = false;  // a second Ctrl-C in a row at the prompt leaves too
   while (true) {
-    if (person) context_.terminal.prompt("> ");
     context_.interrupt.arm();
+    if (person) context_.terminal.prompt("> ");
     std::string line;
     const Lines::Kind kind = lines.next(&line);
     if (kind == Lines::Kind::end || (kind == Lines::Kind::interrupted && (leaving || !person))) break;
