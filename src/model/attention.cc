@@ -10,7 +10,6 @@
 namespace kvasir {
 
 constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
-constexpr uint32_t record_tokens = 64;       // enough to see which directions queries take
 constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block, or one call of a kernel, reads
 
 struct Attention::Worker {
@@ -209,20 +208,6 @@ bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows
     if (state.l[r] > 0)
       w->counts.mass += static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r]));
   return true;
-}
-
-void Attention::record_queries(uint32_t layer, uint32_t n, const float* q, float* moments) const {
-  const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim, heads = config_.kv_heads;
-  const uint32_t first = n > record_tokens ? n - record_tokens : 0;
-  pool_->run(heads, [&](uint32_t h, uint32_t) {
-    float* m = moments + (std::size_t{layer} * heads + h) * dim * dim;
-    for (uint32_t t = first; t < n; ++t)
-      for (uint32_t g = 0; g < group; ++g) {
-        const float* row = q + std::size_t{t} * config_.q_width() + (std::size_t{h} * group + g) * head_dim;
-        for (uint32_t i = 0; i < head_dim; ++i)
-          for (uint32_t j = 0; j < head_dim; ++j) m[i * dim + j] += row[i] * row[j];
-      }
-  });
 }
 
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,

@@ -57,9 +57,6 @@ class Attention {
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                const Plan& plan, const float* exact, double* difference, double* norm);
 
-  // Adds q q^T of the step's last tokens, at most record_tokens, to moments: [layers][kv_heads][dim][dim]; all heads of a group together.
-  void record_queries(uint32_t layer, uint32_t n, const float* q, float* moments) const;
-
   const ReadCounts& counts() const { return counts_; }
   void reset_counts() { counts_ = {}; }
 

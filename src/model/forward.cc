@@ -61,7 +61,6 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     multiply(h_.get(), n, c.width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
     rotate(q_.get(), n, c.heads, w.q_norm);
     rotate(k_.get(), n, c.kv_heads, w.k_norm);
-    if (step.query_moments) attention_.record_queries(l, n, q_.get(), step.query_moments);
     store->write(l, n, k_.get(), v_.get());
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
     if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, cancel, a_.get()); !s.ok()) return s;

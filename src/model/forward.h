@@ -30,9 +30,6 @@ struct ForwardStep {
   const Selector* probe = nullptr;
   uint32_t probe_tokens = 0;
   float* errors = nullptr;  // [layers]
-
-  // Where set, what the step's newest queries are like is added: Attention::record_queries.
-  float* query_moments = nullptr;
 };
 
 class Forward {

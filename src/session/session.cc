@@ -118,22 +118,15 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     }
     Array<float> errors;
     if (exact) plan_probe(&step, &errors);
-    Array<float> moments;
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
-    if (exact && last && !options_.full_precision) {
-      const StoreShape& shape = store_.shape();
-      moments.resize(std::size_t{shape.heads_total()} * shape.page.dim * shape.page.dim);
-      step.query_moments = moments.data();
-    }
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
     if (!errors.empty()) note_probe(errors);
-    if (!moments.empty() && sketch_is_due()) {
-      if (Status s = build_sketch(moments); !s.ok()) return s;
-    }
+    if (exact && last && sketch_is_due())
+      if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
@@ -173,10 +166,6 @@ bool Session::sketch_is_due() const {
   return store_.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 && pages > built;
 }
 
-Status Session::build_sketch(std::span<const float> query_moments) {
-  return store_.build_sketch(query_moments, cpu_kernels(), pool_.get());
-}
-
 // What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
 // and kept with the timeline.
 Status Session::prepare_strategy() {
@@ -185,8 +174,7 @@ Status Session::prepare_strategy() {
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
   if (!plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
-  const StoreShape& shape = store_.shape();
-  return build_sketch(Array<float>(std::size_t{shape.heads_total()} * shape.page.dim * shape.page.dim));
+  return store_.build_sketch(cpu_kernels(), pool_.get());
 }
 
 void Session::plan_step(ForwardStep* step) {

@@ -120,7 +120,6 @@ class Session {
   void plan_probe(ForwardStep* step, Array<float>* errors);
   void note_probe(const Array<float>& errors);
   bool sketch_is_due() const;
-  Status build_sketch(std::span<const float> query_moments);
   Status prepare_strategy();
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);

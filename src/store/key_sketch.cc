@@ -1,5 +1,6 @@
 #include "store/key_sketch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -17,17 +18,6 @@ constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second momen
 constexpr uint64_t section_page = 4096;
 
 using Square = std::vector<double>;  // [n][n]
-
-// a (symmetric, positive definite) = L L^T; a becomes L, zero above the diagonal.
-void cholesky(Square& a, uint32_t n) {
-  for (uint32_t j = 0; j < n; ++j) {
-    for (uint32_t k = 0; k < j; ++k)
-      for (uint32_t i = j; i < n; ++i) a[i * n + j] -= a[i * n + k] * a[j * n + k];
-    const double root = std::sqrt(std::max(a[j * n + j], 1e-300));
-    for (uint32_t i = j; i < n; ++i) a[i * n + j] /= root;
-    for (uint32_t i = 0; i < j; ++i) a[i * n + j] = 0;
-  }
-}
 
 // Makes the m columns of u [n][m] orthonormal, in order.
 void orthonormalise(std::vector<double>& u, uint32_t n, uint32_t m) {
@@ -62,38 +52,6 @@ std::vector<double> leading_directions(const Square& a, uint32_t n, uint32_t m) 
   return u;
 }
 
-// Both bases from the second moments of keys and queries, [dim][dim] each.
-void find_bases(const Square& keys, const float* queries, uint32_t dim, uint32_t n, float* key_basis, float* query_basis) {
-  Square l(queries, queries + std::size_t{dim} * dim);
-  double trace = 0;
-  for (uint32_t i = 0; i < dim; ++i) trace += l[i * dim + i];
-  const double everywhere = trace > 0 ? trace / dim : 1;
-  for (uint32_t i = 0; i < dim; ++i) l[i * dim + i] += everywhere;
-  cholesky(l, dim);
-  Square half(keys.size(), 0), a(keys.size(), 0);  // C L, L^T C L
-  for (uint32_t i = 0; i < dim; ++i)
-    for (uint32_t k = 0; k < dim; ++k)
-      for (uint32_t j = 0; j <= k; ++j) half[i * dim + j] += keys[i * dim + k] * l[k * dim + j];
-  for (uint32_t k = 0; k < dim; ++k)
-    for (uint32_t i = 0; i <= k; ++i)
-      for (uint32_t j = 0; j < dim; ++j) a[i * dim + j] += l[k * dim + i] * half[k * dim + j];
-  const std::vector<double> u = leading_directions(a, dim, n);
-  std::vector<double> x(dim);
-  for (uint32_t c = 0; c < n; ++c) {
-    for (uint32_t i = 0; i < dim; ++i) {
-      double sum = 0;
-      for (uint32_t k = 0; k <= i; ++k) sum += l[i * dim + k] * u[k * n + c];
-      key_basis[i * n + c] = static_cast<float>(sum);
-    }
-    for (uint32_t i = dim; i-- > 0;) {  // L^T x = u
-      double sum = u[i * n + c];
-      for (uint32_t k = i + 1; k < dim; ++k) sum -= l[k * dim + i] * x[k];
-      x[i] = sum / l[i * dim + i];
-      query_basis[i * n + c] = static_cast<float>(x[i]);
-    }
-  }
-}
-
 // Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
   const PageShape& page = shape.page;
@@ -117,16 +75,14 @@ KeySketch::Extent KeySketch::new_extent() const {
 
 void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const {
   const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, page);
-  kernels.seal_sketch(shape_.page, bases.keys.data() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
+  kernels.seal_sketch(shape_.page, bases.data() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
                       extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-Status KeySketch::build(const PageStore& pages, std::span<const float> queries, const Kernels& kernels, ThreadPool* pool) {
+Status KeySketch::build(const PageStore& pages, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(), count = pages.pages();
   if (count == 0) return {};
-  auto bases = std::make_shared<Bases>();
-  bases->keys.resize(heads * basis_floats());
-  bases->queries.resize(heads * basis_floats());
+  auto bases = std::make_shared<Bases>(heads * basis_floats());
   std::vector<Extent> extents;
   extents.reserve(pages.extents());
   while (extents.size() < pages.extents()) extents.push_back(new_extent());
@@ -161,8 +117,8 @@ Status KeySketch::build(const PageStore& pages, std::span<const float> queries, 
         }
     }
     try {
-      find_bases(keys, queries.data() + std::size_t{at} * dim * dim, dim, n, bases->keys.data() + at * basis_floats(),
-                 bases->queries.data() + at * basis_floats());
+      const std::vector<double> u = leading_directions(keys, dim, n);
+      std::copy(u.begin(), u.end(), bases->data() + at * basis_floats());
     } catch (const std::bad_alloc&) {
       no_memory = true;
       return;
@@ -223,8 +179,8 @@ const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const
   return extents_[e].data + (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
 }
 
-const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
-  return bases_->queries.data() + (std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
+const float* KeySketch::basis(uint32_t layer, uint32_t head) const {
+  return bases_->data() + (std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
 }
 
 bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -241,13 +197,13 @@ Status KeySketch::damaged() const {
 }
 
 uint64_t KeySketch::private_bytes() const {
-  uint64_t bytes = bases_ ? 2 * bases_->keys.size() * sizeof(float) : 0;
+  uint64_t bytes = bases_ ? bases_->size() * sizeof(float) : 0;
   for (const Extent& e : extents_) bytes += e.memory ? extent_bytes() : 0;
   return bytes;
 }
 
 uint64_t KeySketch::head_bytes() const {
-  return round_up(shape_.heads_total() * 2 * basis_floats() * sizeof(float) + 2 * sizeof(uint32_t), section_page);
+  return round_up(shape_.heads_total() * basis_floats() * sizeof(float) + 2 * sizeof(uint32_t), section_page);
 }
 
 uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents_.size() * extent_bytes() : 0; }
@@ -255,11 +211,7 @@ uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
   Array<std::byte> head(head_bytes());
-  auto* floats = reinterpret_cast<float*>(head.data());
-  for (uint32_t at = 0; at < shape_.heads_total(); ++at, floats += 2 * basis_floats()) {
-    std::copy_n(bases_->keys.data() + at * basis_floats(), basis_floats(), floats);
-    std::copy_n(bases_->queries.data() + at * basis_floats(), basis_floats(), floats + basis_floats());
-  }
+  auto* floats = std::copy(bases_->begin(), bases_->end(), reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
@@ -289,18 +241,11 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   if (!file->check(*section, 0, head)) return file->failure();
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
-  const std::size_t size = sketch.basis_floats();
-  auto bases = std::make_shared<Bases>();
-  bases->keys.resize(shape.heads_total() * size);
-  bases->queries.resize(shape.heads_total() * size);
-  for (std::size_t i = 0; i < shape.heads_total() * 2 * size; ++i)
-    if (!std::isfinite(floats[i])) return corrupt("holds a number that is not finite");
-  for (uint32_t h = 0; h < shape.heads_total(); ++h, floats += 2 * size) {
-    std::copy_n(floats, size, bases->keys.data() + h * size);
-    std::copy_n(floats + size, size, bases->queries.data() + h * size);
-  }
+  const std::size_t size = shape.heads_total() * sketch.basis_floats();
+  if (!std::all_of(floats, floats + size, [](float x) { return std::isfinite(x); })) return corrupt("holds a number that is not finite");
+  auto bases = std::make_shared<const Bases>(floats, floats + size);
   uint32_t counts[2];
-  std::memcpy(counts, floats, sizeof counts);
+  std::memcpy(counts, floats + size, sizeof counts);
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
   sketch.bases_ = std::move(bases);
   sketch.built_pages_ = counts[0];

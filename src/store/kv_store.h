@@ -62,9 +62,7 @@ class KvStore {
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
   // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
-  Status build_sketch(std::span<const float> queries, const Kernels& kernels, ThreadPool* pool) {
-    return sketch_.build(pages_, queries, kernels, pool);
-  }
+  Status build_sketch(const Kernels& kernels, ThreadPool* pool) { return sketch_.build(pages_, kernels, pool); }
 
   // Takes back the newest token alone, to run it again. tokens() > 0.
   void pop() { --window_count_; }
