@@ -122,44 +122,72 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
   }
 }
 
+// o[r] += sum over pages of weights[r][p] * V[p] for R rows.
+template <class Isa, uint32_t R>
+void add_mean_values(const int8_t* values, uint32_t dim, const float (*weights)[extent_pages], float* o) {
+  for (uint32_t d = 0; d < dim; d += Isa::lanes) {
+    typename Isa::F acc[R];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::load(o + r * std::size_t{dim} + d);
+    for (uint32_t p = 0; p < extent_pages; ++p) {
+      const auto v = Isa::load_bytes(values + p * std::size_t{dim} + d);
+#pragma GCC unroll 8
+      for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::fma(Isa::set(weights[r][p]), v, acc[r]);
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) Isa::store(o + r * std::size_t{dim} + d, acc[r]);
+  }
+}
+
 template <class Isa>
 void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, AttentionState state) {
   if (pages == 0) return;
   const uint32_t dim = shape.dim;
   const int8_t* values = means + std::size_t{dim} * extent_pages;
-  float value_scales[extent_pages];
+  alignas(64) float value_scales[extent_pages], counts[extent_pages];  // log of the tokens that a page stands for, -inf for none
   std::memcpy(value_scales, means + (std::size_t{2} * dim + sizeof(float)) * extent_pages, sizeof value_scales);
   float log_tokens = 0;  // page_tokens is a power of two
   for (uint32_t t = shape.page_tokens; t > 1; t /= 2) log_tokens += 0.693147181f;
-  for (uint32_t row = 0; row < q.rows; ++row) {
-    const QueryRows one = {1, dim, q.f32 + std::size_t{row} * dim, q.q + std::size_t{row} * dim, nullptr, q.scale + row};
-    float s[extent_pages];
-    score_means<Isa>(shape, one, means, s, extent_pages);
-    float most = minus_infinity;
-    for (uint32_t p = 0; p < extent_pages; ++p) {
-      s[p] = pages >> p & 1 ? s[p] + log_tokens : minus_infinity;
-      most = s[p] > most ? s[p] : most;
-    }
-    float& m = state.m[row];
-    if (most < m - faint) continue;
-    float* o = state.o + std::size_t{row} * dim;
-    if (most > m) {
-      const float keep = exp_negative_one<Isa>(m - most);
-      for (uint32_t d = 0; d < dim; d += Isa::lanes) Isa::store(o + d, Isa::mul(Isa::load(o + d), Isa::set(keep)));
-      state.l[row] *= keep;
-      m = most;
-    }
-    for (uint32_t p = 0; p < extent_pages; ++p) s[p] -= m;
-    for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) Isa::store(s + p, exp_negative<Isa>(Isa::load(s + p)));
-    for (uint32_t p = 0; p < extent_pages; ++p) {
-      if (!(s[p] > 1e-7f)) continue;
-      state.l[row] += s[p];
-      const float weight = s[p] * value_scales[p];
-      const int8_t* v = values + p * std::size_t{dim};
-      for (uint32_t d = 0; d < dim; d += 32) {  // a constant 32: vectors without a loop's beginning and end
-        for (uint32_t i = d; i < d + 32; ++i) o[i] += weight * static_cast<float>(v[i]);
+  for (uint32_t p = 0; p < extent_pages; ++p) counts[p] = pages >> p & 1 ? log_tokens : minus_infinity;
+  alignas(64) float s[Isa::scan_rows][extent_pages];
+  for (uint32_t row = 0; row < q.rows; row += Isa::scan_rows) {
+    const uint32_t n = smaller(Isa::scan_rows, q.rows - row);
+    const QueryRows some = {n, dim, q.f32 + std::size_t{row} * dim, q.q + std::size_t{row} * dim, nullptr, q.scale + row};
+    score_means<Isa>(shape, some, means, s[0], extent_pages);
+    bool seen = false;
+    for (uint32_t r = 0; r < n; ++r) {
+      auto best = Isa::set(minus_infinity);
+      for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) {
+        const auto x = Isa::add(Isa::load(s[r] + p), Isa::load(counts + p));
+        Isa::store(s[r] + p, x);
+        best = Isa::max(best, x);
       }
+      const float most = Isa::largest(best);
+      float& m = state.m[row + r];
+      if (most < m - faint) {
+        std::memset(s[r], 0, sizeof s[r]);
+        continue;
+      }
+      seen = true;
+      if (most > m) {
+        const auto keep = Isa::set(exp_negative_one<Isa>(m - most));
+        float* o = state.o + (std::size_t{row} + r) * dim;
+        for (uint32_t d = 0; d < dim; d += Isa::lanes) Isa::store(o + d, Isa::mul(Isa::load(o + d), keep));
+        state.l[row + r] *= exp_negative_one<Isa>(m - most);
+        m = most;
+      }
+      auto total = Isa::set(0);
+      for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) {
+        const auto e = exp_negative<Isa>(Isa::sub(Isa::load(s[r] + p), Isa::set(m)));
+        total = Isa::add(total, e);
+        Isa::store(s[r] + p, Isa::mul(e, Isa::load(value_scales + p)));
+      }
+      state.l[row + r] += Isa::sum(total);
     }
+    if (!seen) continue;
+    with_count<Isa::scan_rows>(n, [&](auto count) {
+      add_mean_values<Isa, count.value>(values, dim, s, state.o + std::size_t{row} * dim);
+    });
   }
 }
 
