@@ -200,12 +200,15 @@ typedef struct kv_session_options {
   uint32_t kv_type;          /* kv_kv_type */
   uint32_t window;           /* newest tokens kept in full precision and always attended; 0: 64 */
   uint32_t prefill_chunk;    /* tokens read together, 1 to 4096; 0: chosen, 512 or less where that would take much memory */
-  /* Layers that attend everything; UINT32_MAX: the strategy's default (quest: 2). Which: those that a choice of pages serves
+  /* Layers that attend everything; UINT32_MAX: the strategy's default (quest: 2, bounded: 0). Which: those that a choice of pages serves
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
-  const char *strategy;      /* what decode reads: NULL or "auto", "full", "window", "quest" */
-  uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window; 0: use the fraction */
-  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest: 0.02, at least 512 tokens) */
+  /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "bounded". "auto"
+   * is "full" up to 4096 sealed tokens, then "bounded". */
+  const char *strategy;
+  uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest: 0.02, bounded: 0.015, both
+                              * at least 512 tokens) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
   uint32_t reserved;         /* 0 */
   kv_log_fn log;             /* NULL: silent */
