@@ -1,6 +1,7 @@
 // Attention over int8 pages: scores, weights and values all by integer dot products.
 //
-// 128 tokens at a time (a tile: 2 to 16 pages, whose K and V fit the first-level cache for dim <= 128), four rows at a time:
+// 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128), four rows at a time. A tile is put together from
+// runs of 16 tokens, or a page's where it has fewer, of which at least one takes part: what a page has besides costs nothing.
 //   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale
 //   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w): 14 bits in two parts of 7
 //   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
@@ -32,70 +33,100 @@ struct alignas(64) PageTile {
   const int8_t* second_keys[tile_tokens];  // of its second half, where a page has fewer tokens than a vector has lanes
 };
 
-// The next tile's pages, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
-// the processor cannot guess them. A step goes round several pages, so that address translations and memory banks work together.
-struct PagesAhead {
-  static constexpr uint32_t line = 64;     // bytes
-  static constexpr uint32_t streams = 16;  // of which a tile has as many as it has pages, but at least 4
+// Consecutive tokens of a page: 16, or the page's where it has fewer.
+struct Run {
+  const int8_t* keys;      // of the first token; the next four dimensions are page_tokens * 4 bytes further
+  const int8_t* values;    // [tokens / 4][dim][4]
+  const uint16_t* scales;  // of K; V's are page_tokens further
+  uint32_t tokens;         // bit t set: token t of the run takes part
+};
 
-  PagesAhead(const PageRef* pages, uint32_t n, uint32_t tile_pages, uint32_t lines)
-      : count(larger(tile_pages, 4)), lines_a_step(lines), end(n == 0 ? 0 : page_bytes * tile_pages / count) {
-    const uint32_t scale_bytes = tile_tokens / tile_pages * 2 * sizeof(uint16_t);
-    for (uint32_t i = 0; i < count && n != 0; ++i) {  // with fewer pages than a tile's, the last one again
-      const PageRef& page = pages[smaller(i % tile_pages, n - 1)];
-      at[i] = page.data + i / tile_pages * end;
-      const auto* scales = reinterpret_cast<const char*>(page.scales);
-      for (uint32_t byte = 0; byte < scale_bytes; byte += line) __builtin_prefetch(scales + byte);
+constexpr uint32_t run_tokens(uint32_t page_tokens) { return smaller(page_tokens, 16); }
+constexpr uint32_t most_runs = tile_tokens / 8;  // of a tile
+
+// The runs of a list of pages, a tile's at a time.
+struct Runs {
+  const PageRef* pages;
+  uint32_t n_pages, dim, page_tokens;
+  uint32_t page = 0, token = 0;  // where the next run may be
+
+  // Up to a tile of them. Returns how many.
+  uint32_t next(Run* runs) {
+    const uint32_t size = run_tokens(page_tokens), most = tile_tokens / size;
+    uint32_t n = 0;
+    while (page < n_pages && n < most) {
+      const PageRef& p = pages[page];
+      const auto bits = static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1));
+      if (bits != 0) {
+        runs[n++] = {p.data + token * 4, p.data + page_bytes / 2 + std::size_t{token} * dim, p.scales + token, bits};
+      }
+      token += size;
+      if (token == page_tokens) token = 0, ++page;
+    }
+    return n;
+  }
+};
+
+// The next tile's runs, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
+// the processor cannot guess them. A step goes round several runs, so that address translations and memory banks work together.
+struct RunsAhead {
+  static constexpr uint32_t line = 64;  // bytes
+
+  RunsAhead(const Run* next_runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t lines)
+      : runs(next_runs), count(n), lines_a_step(lines), key_stride(larger(line, page_tokens * 4)),
+        key_lines(page_bytes / 2 / key_stride), end(n == 0 ? 0 : key_lines + run_tokens(page_tokens) * dim / line) {
+    for (uint32_t i = 0; i < n; ++i) {
+      __builtin_prefetch(runs[i].scales);
+      __builtin_prefetch(runs[i].scales + page_tokens);
     }
   }
 
   void step() {
-    if (offset >= end) return;
-    __builtin_prefetch(at[next] + offset);
-    if (lines_a_step > 1) __builtin_prefetch(at[next + 1] + offset);
-    if (lines_a_step > 2) {
-      __builtin_prefetch(at[next + 2] + offset);
-      __builtin_prefetch(at[next + 3] + offset);
-    }
-    next += lines_a_step;
-    if (next == count) {
-      next = 0;
-      offset += line;
+    if (at >= end) return;
+    for (uint32_t i = 0; i < lines_a_step; ++i) {
+      const Run& run = runs[next];
+      __builtin_prefetch(at < key_lines ? run.keys + at * key_stride : run.values + (at - key_lines) * line);
+      if (++next == count) {
+        next = 0;
+        if (++at == end) return;
+      }
     }
   }
 
-  const int8_t* at[streams];
+  const Run* runs;
   uint32_t count;
   uint32_t lines_a_step;  // 1, 2 or 4
-  uint32_t end;           // bytes of each stream
-  uint32_t next = 0, offset = 0;
+  uint32_t key_stride, key_lines;
+  uint32_t end;           // lines of each run
+  uint32_t next = 0, at = 0;
 };
 
-// The scales and masks of n pages, padded with tokens that take no part to a multiple of what the kernels handle at once.
+// The scales and masks of n runs, padded with tokens that take no part to a multiple of what the kernels handle at once.
 // Returns the padded number of tokens.
 template <class Isa>
-uint32_t load_tile(const PageRef* pages, uint32_t n, uint32_t page_tokens, PageTile& tile) {
+uint32_t load_tile(const Run* runs, uint32_t n, uint32_t page_tokens, PageTile& tile) {
+  const uint32_t size = run_tokens(page_tokens);
   for (uint32_t p = 0; p < n; ++p) {
-    const uint16_t* scales = pages[p].scales;
-    const uint32_t base = p * page_tokens;
-    for (uint32_t t = 0; t < page_tokens; t += 8) {  // a constant 8: vectors without a loop's beginning and end
+    const uint16_t* scales = runs[p].scales;
+    const uint32_t base = p * size;
+    for (uint32_t t = 0; t < size; t += 8) {  // a constant 8: vectors without a loop's beginning and end
       for (uint32_t i = t; i < t + 8; ++i) tile.k_scale[base + i] = from_bf16(scales[i]);
       for (uint32_t i = t; i < t + 8; ++i) tile.v_scale[base + i] = from_bf16(scales[page_tokens + i]);
       for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = 0;
-      if ((pages[p].tokens >> t & 0xff) == 0xff) continue;
-      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = pages[p].tokens >> i & 1 ? 0 : minus_infinity;
+      if ((runs[p].tokens >> t & 0xff) == 0xff) continue;
+      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].tokens >> i & 1 ? 0 : minus_infinity;
     }
   }
-  const uint32_t tokens = n * page_tokens;
+  const uint32_t tokens = n * size;
   const auto padded = static_cast<uint32_t>(round_up(tokens, 4 * Isa::lanes));
   for (uint32_t t = tokens; t < padded; ++t) {
     tile.k_scale[t] = tile.v_scale[t] = 0;
     tile.bias[t] = minus_infinity;
   }
-  for (uint32_t v = 0, page = 0, t = 0; v < padded / Isa::lanes; ++v) {  // padding reads the last page again
-    tile.keys[v] = pages[smaller(page, n - 1)].data + t * 4;
-    tile.second_keys[v] = pages[smaller(page + 1, n - 1)].data;
-    for (t += Isa::lanes; t >= page_tokens; t -= page_tokens) ++page;
+  for (uint32_t v = 0, run = 0, t = 0; v < padded / Isa::lanes; ++v) {  // padding reads the last run again
+    tile.keys[v] = runs[smaller(run, n - 1)].keys + t * 4;
+    tile.second_keys[v] = runs[smaller(run + 1, n - 1)].keys;
+    for (t += Isa::lanes; t >= size; t -= size) ++run;
   }
   return padded;
 }
@@ -103,7 +134,7 @@ uint32_t load_tile(const PageRef* pages, uint32_t n, uint32_t page_tokens, PageT
 // tile.scores[r][t] = K[t] . q[r] for R rows. start: what cancels key_offset.
 template <class Isa, uint32_t R, bool Halves>
 void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
-                PagesAhead& ahead) {
+                RunsAhead& ahead) {
   constexpr uint32_t C = Isa::key_columns;
   for (uint32_t v = 0; v < tokens / Isa::lanes; v += C) {
     typename Isa::I acc[R][C];
@@ -190,14 +221,14 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
 // o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D vectors of dimensions at a time.
 // o: the first row's.
 template <class Isa, uint32_t R, uint32_t D>
-void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first, const PageTile& tile,
-                PagesAhead& ahead, float* o) {
+void add_values(const Run* runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first, const PageTile& tile,
+                RunsAhead& ahead, float* o) {
   for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
     typename Isa::W acc[R][D] = {};
     for (uint32_t p = 0; p < n; ++p) {
-      const int8_t* v = pages[p].data + page_bytes / 2 + d * 4;
-      const uint32_t base = p * page_tokens;
-      for (uint32_t t = 0; t < page_tokens; t += 4, v += std::size_t{dim} * 4) {
+      const int8_t* v = runs[p].values + d * 4;
+      const uint32_t base = p * run_tokens(page_tokens);
+      for (uint32_t t = 0; t < run_tokens(page_tokens); t += 4, v += std::size_t{dim} * 4) {
         ahead.step();
         typename Isa::B values[D];
 #pragma GCC unroll 4
@@ -225,7 +256,7 @@ void add_values(const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_to
 
 template <class Isa, uint32_t R>
 void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
-                PagesAhead& ahead) {
+                RunsAhead& ahead) {
   if constexpr (Isa::lanes == 16) {
     if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile, ahead);
   }
@@ -233,15 +264,15 @@ void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32
 }
 
 template <class Isa>
-void add_values(uint32_t rows, const PageRef* pages, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first,
-                const PageTile& tile, PagesAhead& ahead, float* o) {
+void add_values(uint32_t rows, const Run* runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first,
+                const PageTile& tile, RunsAhead& ahead, float* o) {
   constexpr uint32_t narrow = smaller(4, 32 / Isa::lanes), wide = smaller(4, 64 / Isa::lanes);
   if (rows == 1) {
-    if (dim == 32) return add_values<Isa, 1, narrow>(pages, n, dim, page_tokens, first, tile, ahead, o);
-    return add_values<Isa, 1, wide>(pages, n, dim, page_tokens, first, tile, ahead, o);
+    if (dim == 32) return add_values<Isa, 1, narrow>(runs, n, dim, page_tokens, first, tile, ahead, o);
+    return add_values<Isa, 1, wide>(runs, n, dim, page_tokens, first, tile, ahead, o);
   }
-  if (dim == 32) return add_values<Isa, value_rows, narrow>(pages, n, dim, page_tokens, first, tile, ahead, o);
-  add_values<Isa, value_rows, wide>(pages, n, dim, page_tokens, first, tile, ahead, o);
+  if (dim == 32) return add_values<Isa, value_rows, narrow>(runs, n, dim, page_tokens, first, tile, ahead, o);
+  add_values<Isa, value_rows, wide>(runs, n, dim, page_tokens, first, tile, ahead, o);
 }
 
 // How many lines of the next tile to ask for at a step (1, 2 or 4): its share, rounded down. Measured on Zen 5 over random pages of
@@ -250,22 +281,26 @@ template <class Isa>
 uint32_t lines_a_step(uint32_t rows, uint32_t dim) {
   const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block * (tile_tokens / (Isa::key_columns * Isa::lanes)) * (dim / 4);
   const uint32_t value_steps = (rows + value_rows - 1) / value_rows * (tile_tokens / 4) * (dim / smaller(4 * Isa::lanes, dim));
-  const uint32_t lines = tile_tokens * 2 * dim / PagesAhead::line, steps = key_steps + value_steps;
+  const uint32_t lines = tile_tokens * 2 * dim / RunsAhead::line, steps = key_steps + value_steps;
   return 4 * steps <= lines ? 4 : 2 * steps <= lines ? 2 : 1;
 }
 
 template <class Isa>
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch) {
-  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, tile_pages = tile_tokens / page_tokens;
+  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
   std::memset(tile.keep, 0, sizeof tile.keep);
   auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
   key_offsets<Isa>(q.q, q.rows, dim, starts);
   const uint32_t lines = lines_a_step<Isa>(q.rows, dim), blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
-  for (uint32_t page = 0; page < n_pages; page += tile_pages) {
-    const uint32_t n = smaller(tile_pages, n_pages - page);
-    const uint32_t tokens = load_tile<Isa>(pages + page, n, page_tokens, tile);
-    PagesAhead ahead(pages + page + n, smaller(tile_pages, n_pages - page - n), tile_pages, lines);
+  Runs all{pages, n_pages, dim, page_tokens};
+  Run buffers[2][most_runs];
+  uint32_t n = all.next(buffers[0]), n_next = 0;
+  for (uint32_t which = 0; n > 0; n = n_next, which ^= 1) {
+    const Run* runs = buffers[which];
+    n_next = all.next(buffers[which ^ 1]);
+    const uint32_t tokens = load_tile<Isa>(runs, n, page_tokens, tile);
+    RunsAhead ahead(buffers[which ^ 1], n_next, dim, page_tokens, lines);
     for (uint32_t row = 0, left = blocks; left > 0; --left) {
       const uint32_t rows = (q.rows - row + left - 1) / left;  // blocks of nearly equal size
       with_count<Isa::row_block>(rows, [&](auto count) {
@@ -274,7 +309,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
       weigh_tile<Isa>(rows, q.scale + row, tokens, tile, state.m + row, state.l + row);
       float* o = state.o + row * std::size_t{dim};
       for (uint32_t r = 0; r < rows; r += value_rows) {
-        add_values<Isa>(smaller(value_rows, rows - r), pages + page, n, dim, page_tokens, r, tile, ahead, o + r * std::size_t{dim});
+        add_values<Isa>(smaller(value_rows, rows - r), runs, n, dim, page_tokens, r, tile, ahead, o + r * std::size_t{dim});
       }
       row += rows;
     }
