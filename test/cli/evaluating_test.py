@@ -65,7 +65,7 @@ class Evaluating(tool.InFolder):
         self.assertEqual(len(self.results()), len(lines) + 3 * 2 * 2)
 
     def test_all_stands_for_every_strategy_and_task(self):
-        report = self.expect_json(run(*self.arguments("--json", strategy="all", task="all", length="4K")))
+        report = self.expect_json(run(*self.arguments("--json", strategy="all", task="all", budget="64")))
         self.assertLessEqual({"full", "window", "quest"}, {r["strategy"] for r in report["rows"]})
         self.assertEqual({r["task"] for r in report["rows"]},
                          {"single", "many-keys", "many-values", "many-queries", "key-value", "pass-key", "number-string", "quote",
