@@ -242,7 +242,7 @@ void scan_bounds(uint32_t dim, uint32_t rows) {
     return [&, call] {
       next();
       for (std::size_t e = 0; e < n; ++e) {
-        k.score_bounds(shape, call->view, bounds.data() + (at + e) * bytes, scores.data() + e * shape.extent_blocks(), stride);
+        k.score_bounds(shape, call->view, bounds.data() + (at + e) * bytes, nullptr, scores.data() + e * shape.extent_blocks(), stride);
       }
     };
   }, {{"a streaming read", streaming}});

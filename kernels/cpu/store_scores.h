@@ -10,9 +10,9 @@ constexpr uint32_t columns = 16;
 static_assert(columns == tile_blocks && columns == extent_pages);
 
 // out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 * quad + i], for R rows, 16 columns.
-// data: int8 [quads][16][4]; q: int8 [R][4 * quads]; scale: f32 [16].
+// data: int8 [quads][16][4]; q: int8 [R][4 * quads]; scale: f32 [16]. ahead: as many bytes that will be read next.
 template <class Isa, uint32_t R>
-void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, const int8_t* q, const int32_t* starts,
+void score_columns(const int8_t* data, const int8_t* scale, const int8_t* ahead, uint32_t quads, const int8_t* q, const int32_t* starts,
                    const float* q_scale, float* out, std::size_t stride) {
   constexpr uint32_t C = columns / Isa::lanes;
   typename Isa::I acc[R][C];
@@ -21,7 +21,8 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(starts[r]);
   }
-  for (uint32_t quad = 0; quad < quads; ++quad, data += columns * 4) {
+  for (uint32_t quad = 0; quad < quads; ++quad, data += columns * 4, ahead += columns * 4) {
+    __builtin_prefetch(ahead, 0, 2);
     typename Isa::K k[C];
 #pragma GCC unroll 4
     for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(data + c * Isa::lanes * 4);
@@ -44,9 +45,9 @@ void score_columns(const int8_t* data, const int8_t* scale, uint32_t quads, cons
   }
 }
 
-// The same for any number of rows and tiles of 16 columns; scales: f32 [tiles][16].
+// The same for any number of rows and tiles of 16 columns; scales: f32 [tiles][16]. next: tiles that will be scored next, or null.
 template <class Isa>
-void score_tiles(const int8_t* data, const int8_t* scales, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
+void score_tiles(const int8_t* data, const int8_t* scales, const int8_t* next, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
                  float* scores, std::size_t stride) {
   for (uint32_t row = 0; row < rows.rows; row += Isa::scan_rows) {
     const uint32_t n = smaller(Isa::scan_rows, rows.rows - row);
@@ -55,27 +56,28 @@ void score_tiles(const int8_t* data, const int8_t* scales, uint32_t tiles, uint3
     key_offsets<Isa>(block, n, quads * 4, starts);
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const int8_t* tile_data = data + std::size_t{tile} * quads * 4 * columns;
+      const int8_t* ahead = next && row == 0 ? next + std::size_t{tile} * quads * 4 * columns : tile_data;
       const int8_t* tile_scales = scales + tile * columns * sizeof(float);
       float* out = scores + row * stride + tile * columns;
       const float* q_scale = rows.scale + row;
       with_count<Isa::scan_rows>(n, [&](auto count) {
-        score_columns<Isa, count.value>(tile_data, tile_scales, quads, block, starts, q_scale, out, stride);
+        score_columns<Isa, count.value>(tile_data, tile_scales, ahead, quads, block, starts, q_scale, out, stride);
       });
     }
   }
 }
 
 template <class Isa>
-void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, float* scores, std::size_t stride) {
+void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, const int8_t* next, float* scores, std::size_t stride) {
   const uint32_t tiles = extent_pages * (shape.page_tokens / shape.block_tokens) / tile_blocks;
   const int8_t* scales = bounds + std::size_t{tiles} * tile_blocks * 2 * shape.dim;
-  score_tiles<Isa>(bounds, scales, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
+  score_tiles<Isa>(bounds, scales, next, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
 }
 
 template <class Isa>
 void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride) {
   const int8_t* scales = means + std::size_t{2} * shape.dim * extent_pages;
-  score_tiles<Isa>(means, scales, 1, shape.dim / 4, q.q, q, scores, stride);
+  score_tiles<Isa>(means, scales, nullptr, 1, shape.dim / 4, q.q, q, scores, stride);
 }
 
 template <class Isa>

@@ -63,7 +63,7 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
 
 // For R rows and 16 blocks: the largest of the tokens' integer scores, times the scales.
 template <class Isa, uint32_t R>
-void score_sketch_tile(const int8_t* data, const int8_t* scale, uint32_t tokens, uint32_t groups, const int8_t* q, const int32_t* starts,
+void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ahead, uint32_t tokens, uint32_t groups, const int8_t* q, const int32_t* starts,
                        const float* q_scale, float* out, std::size_t stride) {
   float scales[tile_blocks];
   std::memcpy(scales, scale, sizeof scales);
@@ -77,6 +77,7 @@ void score_sketch_tile(const int8_t* data, const int8_t* scale, uint32_t tokens,
 #pragma GCC unroll 8
       for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::iset(starts[r]);
       for (uint32_t g = 0; g < groups; ++g, from += tile_blocks * 4) {
+        if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
         typename Isa::N low, high;
         Isa::nibbles(from, low, high);
 #pragma GCC unroll 8
@@ -98,8 +99,8 @@ void score_sketch_tile(const int8_t* data, const int8_t* scale, uint32_t tokens,
 }
 
 template <class Isa>
-void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, float* scores,
-                  std::size_t stride) {
+void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
+                  const int8_t* next, float* scores, std::size_t stride) {
   const uint32_t n = shape.sketch_dim(), groups = n / 8, tokens = shape.block_tokens;
   const uint32_t tiles = extent_pages * (shape.page_tokens / tokens) / tile_blocks;
   const std::size_t tile_bytes = std::size_t{tokens} * groups * tile_blocks * 4;
@@ -113,10 +114,11 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
     }
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const int8_t* data = sketch + tile * tile_bytes;
+      const int8_t* ahead = next && row == 0 ? next + tile * tile_bytes : data;
       const int8_t* scales = sketch + tiles * tile_bytes + tile * tile_blocks * sizeof(float);
       float* out = scores + row * stride + tile * tile_blocks;
       with_count<Isa::scan_rows>(count, [&](auto n_rows) {
-        score_sketch_tile<Isa, n_rows.value>(data, scales, tokens, groups, block, starts, q_scale + row, out, stride);
+        score_sketch_tile<Isa, n_rows.value>(data, scales, ahead, tokens, groups, block, starts, q_scale + row, out, stride);
       });
     }
   }

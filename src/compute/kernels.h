@@ -115,7 +115,10 @@ struct Kernels {
 
   // Upper bounds of q . k over each block of one extent (Quest, arXiv 2406.10774, section 3.3, by two dot products):
   // scores[r * stride + b] = q_scale[r] * block_scale[b] * (split[r] . bounds[b]), b in [0, shape.extent_blocks()).
-  void (*score_bounds)(const PageShape& shape, const QueryRows& q, const int8_t* bounds, float* scores, std::size_t stride);
+  // next: the bounds that will be scored next, asked from memory meanwhile (extents lie slabs apart, where the processor does not guess
+  // them); null: none.
+  void (*score_bounds)(const PageShape& shape, const QueryRows& q, const int8_t* bounds, const int8_t* next, float* scores,
+                       std::size_t stride);
   // The same with each page's mean key: scores[r * stride + p], p in [0, 16).
   void (*score_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride);
 
@@ -123,9 +126,9 @@ struct Kernels {
   void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t page,
                       int8_t* sketch);
   // The largest estimate of q . k among the tokens of each block of an extent, scores[r * stride + b]. q: int8 [rows][sketch_dim],
-  // the queries in the sketch's coordinates, with a scale each.
+  // the queries in the sketch's coordinates, with a scale each. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
-                       float* scores, std::size_t stride);
+                       const int8_t* next, float* scores, std::size_t stride);
   // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. pages: bit p
   // set: page p of the extent takes part. Extents whose every page weighs under 1e-7 of the largest score so far are left out.
   void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, AttentionState state);

@@ -16,11 +16,6 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->intact = true;
 }
 
-// Extents lie slabs apart, where the processor does not guess the next one.
-inline void prefetch_extent(const int8_t* data, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
-}
-
 // The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; their sum, into the first row.
 // scores: [rows][stride], n of each row.
 inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {

@@ -29,10 +29,10 @@ class BoundedSelector final : public Selector {
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
     for (uint32_t e = 0; e < extents; ++e) {
-      if (e + 1 < extents) prefetch_extent(query.sketch.extent(query.layer, query.kv_head, e + 1), shape.sketch_bytes());
+      const int8_t* next = e + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, e + 1) : nullptr;
       out->intact = out->intact && query.sketch.intact(query.layer, query.kv_head, e);
       query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
-                                 query.sketch.extent(query.layer, query.kv_head, e),
+                                 query.sketch.extent(query.layer, query.kv_head, e), next,
                                  scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
     }
     out->summary_bytes = uint64_t{extents} * shape.sketch_bytes();

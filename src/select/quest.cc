@@ -20,9 +20,9 @@ class QuestSelector final : public Selector {
 
     scratch->scores.resize(std::size_t{rows} * stride);
     for (uint32_t e = 0; e < extents; ++e) {
-      if (e + 1 < extents) prefetch_extent(query.pages.extent(query.layer, query.kv_head, e + 1).bounds, shape.bounds_bytes());
+      const int8_t* next = e + 1 < extents ? query.pages.extent(query.layer, query.kv_head, e + 1).bounds : nullptr;
       out->intact = out->intact && query.pages.intact_bounds(query.layer, query.kv_head, e);
-      query.kernels.score_bounds(shape, query.rows, query.pages.extent(query.layer, query.kv_head, e).bounds,
+      query.kernels.score_bounds(shape, query.rows, query.pages.extent(query.layer, query.kv_head, e).bounds, next,
                                  scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
     }
     out->summary_bytes = uint64_t{extents} * shape.bounds_bytes();

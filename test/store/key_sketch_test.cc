@@ -72,7 +72,7 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
     const float scale = largest / 127;
     for (uint32_t e = 0; e < pages.extents(); ++e) {
       Array<float> scores(shape.page.extent_blocks());
-      cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e), scores.data(), scores.size());
+      cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e), nullptr, scores.data(), scores.size());
       for (uint32_t b = 0; b < scores.size(); ++b) {
         const uint32_t p = e * extent_pages + b / shape.page.page_blocks();
         if (p >= pages.pages()) continue;
