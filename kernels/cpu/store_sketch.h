@@ -142,9 +142,13 @@ void add_mean_values(const int8_t* values, uint32_t dim, const float (*weights)[
 }
 
 template <class Isa>
-void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, AttentionState state) {
+void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, uint32_t pages,
+                  AttentionState state) {
   if (pages == 0) return;
   const uint32_t dim = shape.dim;
+  if (next) {
+    for (uint32_t at = 0; at < 2 * dim * extent_pages; at += 64) __builtin_prefetch(next + at, 0, 2);
+  }
   const int8_t* values = means + std::size_t{dim} * extent_pages;
   alignas(64) float value_scales[extent_pages], counts[extent_pages];  // log of the tokens that a page stands for, -inf for none
   std::memcpy(value_scales, means + (std::size_t{2} * dim + sizeof(float)) * extent_pages, sizeof value_scales);

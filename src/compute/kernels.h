@@ -130,8 +130,9 @@ struct Kernels {
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
                        const int8_t* next, float* scores, std::size_t stride);
   // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. pages: bit p
-  // set: page p of the extent takes part. Extents whose every page weighs under 1e-7 of the largest score so far are left out.
-  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, AttentionState state);
+  // set: page p of the extent takes part. next: as for score_bounds. Extents whose every page weighs under 1e-7 of the largest score so far are left out.
+  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, uint32_t pages,
+                       AttentionState state);
 
   // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
   // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores of -inf get 0.

@@ -200,7 +200,8 @@ bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows
   w->read_l.assign(state.l, state.l + rows.rows);
   for (uint32_t e = 0; e < pages.extents(); ++e) {
     if (!pages.intact_means(layer, head, e)) return false;
-    kernels_.attend_means(shape_, rows, pages.extent(layer, head, e).means, w->unread[e], state);
+    const int8_t* next = e + 1 < pages.extents() ? pages.extent(layer, head, e + 1).means : nullptr;
+    kernels_.attend_means(shape_, rows, pages.extent(layer, head, e).means, next, w->unread[e], state);
   }
   w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.means_bytes();
   w->counts.queries += rows.rows;

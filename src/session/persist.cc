@@ -230,8 +230,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
-  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes) {
-    if (Status s = check_version(*file, *section); !s.ok()) return s;
+  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == section_version) {  // another version's is made again
     if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
   }
   KvStore store = KvStore::restore(std::move(pages), std::move(sketch), options.full_precision ? KvStore::keep_all : options.window, state.window_count,

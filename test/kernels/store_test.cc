@@ -477,7 +477,7 @@ TEST_CASE("pages attended by their means add what the reference adds") {
         std::copy_n(o.data(), o.size(), want_o.begin());
         std::copy_n(m.data(), rows, want_m.begin());
         std::copy_n(l.data(), rows, want_l.begin());
-        k->attend_means(shape, q.view, extent.means.data(), pages, {o.data(), m.data(), l.data()});
+        k->attend_means(shape, q.view, extent.means.data(), i % 2 ? extent.means.data() : nullptr, pages, {o.data(), m.data(), l.data()});
         reference::attend_means(shape, q.view, extent.means.data(), pages, want_o.data(), want_m.data(), want_l.data());
         CAPTURE(k->name);
         CAPTURE(head_dim);
