@@ -11,12 +11,11 @@ namespace {
 
 constexpr uint32_t none = UINT32_MAX;
 
-// The cache's own limit is this share of the pages. With scales and bounds, which are read whole, the document then takes less than 15% of its
-// keys' and values' size in memory at any head size, and a budget of 2% of the tokens, spread over up to 4% of the pages, fits one and a half
-// times.
-constexpr uint64_t share = 16;
+// The cache's own limit is this share of the pages: with scales and bounds, which are read whole, the document then takes less than 15% of its
+// keys' and values' size in memory at any head size, what a session needs besides included.
+constexpr uint64_t share = 24;
 // A step that would not find its pages again at the next one would be slower than without a cache: larger budgets make more room.
-constexpr uint64_t room_for(uint64_t list) { return list + list / 2; }
+constexpr uint64_t room_for(uint64_t list) { return list + list / 4; }
 
 }  // namespace
 
