@@ -80,6 +80,8 @@ void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means
   score_tiles<Isa>(means, scales, nullptr, 1, shape.dim / 4, q.q, q, scores, stride);
 }
 
+constexpr float no_share = 24.0f;  // e^-24 of the largest: a million such scores are not seen in a float
+
 template <class Isa>
 void attention_shares(float* scores, uint32_t n, float m, float l) {
   const uint32_t whole = n / Isa::lanes * Isa::lanes;
@@ -95,7 +97,12 @@ void attention_shares(float* scores, uint32_t n, float m, float l) {
   for (uint32_t i = 0; i < Isa::lanes; ++i) rest[i] = whole + i < n ? scores[whole + i] : minus_infinity;
   const auto shift = Isa::set(most);
   auto total = Isa::set(0);
+  const float least = most - no_share;
   for (uint32_t i = 0; i < whole; i += Isa::lanes) {
+    if (!Isa::at_least(scores + i, least)) {
+      Isa::store(scores + i, Isa::set(0));
+      continue;
+    }
     const auto e = exp_negative<Isa>(Isa::sub(Isa::load(scores + i), shift));
     total = Isa::add(total, e);
     Isa::store(scores + i, e);

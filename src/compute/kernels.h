@@ -135,7 +135,7 @@ struct Kernels {
                        AttentionState state);
 
   // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
-  // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores of -inf get 0.
+  // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores under the largest by 24 and more may get 0.
   void (*attention_shares)(float* scores, uint32_t n, float m, float l);
 
   // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns how many:
