@@ -203,14 +203,14 @@ typedef struct kv_session_options {
   /* Layers that attend everything; UINT32_MAX: the strategy's default (quest: 2, bounded: 0). Which: those that a choice of pages serves
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
-  /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "bounded". "auto"
-   * is "full" up to 4096 sealed tokens, then "bounded". */
+  /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "flat", "dipr",
+   * "bounded". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
   const char *strategy;
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
-  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest: 0.02, bounded: 0.015, both
-                              * at least 512 tokens) */
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat: 0.02, bounded: 0.015, of these at
+                              * least 512 tokens; dipr, for which it is a ceiling: 0.1, at least 1024) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
-  uint32_t reserved;         /* 0 */
+  float alpha;               /* dipr reads the tokens that have at least this part of the largest token's attention, 0 to 1; 0: 0.012 */
   kv_log_fn log;             /* NULL: silent */
   void *log_user;
 } kv_session_options;

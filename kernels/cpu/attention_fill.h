@@ -22,6 +22,7 @@ template <class Isa>
 void fill_attention(Kernels& k) {
   k.quantize_queries = quantize_queries<Isa>;
   k.attend_pages = attend_pages<Isa>;
+  k.score_tokens = score_tokens<Isa>;
   k.attend_rows = attend_rows<Isa>;
   k.attend_scratch = attend_scratch;
   k.merge = merge<Isa>;

@@ -316,5 +316,34 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   }
 }
 
+template <class Isa>
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch) {
+  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, size = run_tokens(page_tokens);
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
+  key_offsets<Isa>(q.q, q.rows, dim, starts);
+  Run runs[most_runs];
+  RunsAhead none(runs, 0, dim, page_tokens, 1);
+  for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
+    const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
+    for (uint32_t t = 0; t < given; t += size) {  // those of which no token takes part too: every score has its place
+      const PageRef& p = pages[(first + t) / page_tokens];
+      const uint32_t token = (first + t) % page_tokens;
+      runs[t / size] = {p.data + token * 4, nullptr, p.scales + token, static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1))};
+    }
+    const uint32_t tokens = load_tile<Isa>(runs, given / size, page_tokens, tile);
+    for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {
+      const uint32_t rows = smaller(Isa::row_block, q.rows - row);
+      with_count<Isa::row_block>(rows, [&](auto count) {
+        score_rows<Isa, count.value>(q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, none);
+      });
+      for (uint32_t r = 0; r < rows; ++r) {
+        scale_scores<Isa>(r, q.scale[row + r], minus_infinity, tokens, tile);
+        std::memcpy(scores + (row + r) * stride + first, tile.s[r], given * sizeof(float));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvasir

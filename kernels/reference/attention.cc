@@ -59,6 +59,20 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
   }
 }
 
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* scores, std::size_t stride) {
+  const std::size_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  for (std::size_t r = 0; r < q.rows; ++r)
+    for (std::size_t p = 0; p < n_pages; ++p)
+      for (std::size_t t = 0; t < page_tokens; ++t) {
+        double sum = 0;
+        for (std::size_t d = 0; d < dim; ++d)
+          sum += double{static_cast<float>(q.q[r * dim + d])} *
+                 page_key(pages[p].data, pages[p].scales, q.dim, static_cast<uint32_t>(t), static_cast<uint32_t>(d));
+        scores[r * stride + p * page_tokens + t] =
+            pages[p].tokens >> t & 1 ? sum * double{q.scale[r]} : -std::numeric_limits<double>::infinity();
+      }
+}
+
 void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit, double* o, double* m,
                  double* l) {
   const std::size_t dim = q.dim;

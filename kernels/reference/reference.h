@@ -32,6 +32,7 @@ double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint
 
 // From an empty state: o [rows][dim], m [rows], l [rows]. Scores from the quantised queries, weights exact.
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m, double* l);
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* scores, std::size_t stride);
 void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit, double* o, double* m, double* l);
 
 // ---- store.cc -------------------------------------------------------------------------------------------------------------

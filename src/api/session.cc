@@ -43,13 +43,12 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (Status s = read_options(in, kv_session_options_init, &o); !s.ok()) return s;
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
-  if (o.reserved) return Status::error(Code::bad_argument, "reserved is not 0");
   out->threads = o.threads;
   out->context = o.context;
   out->full_precision = o.kv_type == KV_KV_F32;
   out->window = o.window;
   out->prefill_chunk = o.prefill_chunk;
-  out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1};
+  out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha};
   out->log = log_function(o.log, o.log_user);
   return {};
 }

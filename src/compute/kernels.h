@@ -94,7 +94,11 @@ struct Kernels {
   // list alone (not by the number of rows).
   void (*attend_pages)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch);
 
-  // The same over full-precision tokens k, v: [n][dim], row r seeing tokens [0, limit[r]) (limit null: all n).
+  // The scores by which attend_pages weighs, bit for bit: scores[r * stride + p * page_tokens + t] = K[t] . q[r] * k_scale[t] * q_scale[r] of
+  // page p's token t; -inf where the token takes no part. scratch: attend_scratch bytes.
+  void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch);
+
+  // attend_pages over full-precision tokens k, v: [n][dim], row r seeing tokens [0, limit[r]) (limit null: all n).
   void (*attend_rows)(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit,
                       AttentionState state, std::byte* scratch);
   std::size_t (*attend_scratch)(uint32_t rows, uint32_t dim);

@@ -232,7 +232,8 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     }
     const KvStore::Rows window = store.window(layer, h);
     kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
-    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads},
+    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
+                     plan.range},
                     &w.selector, &w.selection);
     if (!w.selection.intact) return fail(store.pages().damaged());
     PageHold hold;

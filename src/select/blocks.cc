@@ -8,38 +8,39 @@ namespace kvasir {
 namespace {
 
 // Merges chosen blocks of a page into one reference with their tokens' bits.
-void blocks_to_pages(const SelectorQuery& query, const uint32_t* blocks, uint32_t count, Array<PageRef>* refs,
+void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens, std::span<const uint32_t> blocks, Array<PageRef>* refs,
                      Array<uint32_t>* numbers, Selection* out) {
-  const PageShape& shape = query.pages.shape().page;
-  const uint32_t page_blocks = shape.page_blocks();
-  const uint64_t block_mask = ~uint64_t{0} >> (64 - shape.block_tokens);
+  const uint32_t page_blocks = query.pages.shape().page.page_tokens / block_tokens;
+  const uint64_t block_mask = ~uint64_t{0} >> (64 - block_tokens);
   refs->clear();
   numbers->clear();
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t page = blocks[i] / page_blocks;
-    const uint64_t bits = block_mask << (blocks[i] % page_blocks * shape.block_tokens);
+  for (const uint32_t block : blocks) {
+    const uint32_t page = block / page_blocks;
+    const uint64_t bits = block_mask << (block % page_blocks * block_tokens);
     if (numbers->empty() || numbers->back() != page) {
       refs->push_back({nullptr, nullptr, 0});
       numbers->push_back(page);
     }
     refs->back().tokens |= bits;
   }
-  out->tokens += uint64_t{count} * shape.block_tokens;
+  out->tokens += uint64_t{blocks.size()} * block_tokens;
 }
 
 }  // namespace
 
-void choose_blocks(const SelectorQuery& query, uint32_t first, uint32_t blocks, uint32_t stride, SelectorScratch* scratch, Selection* out) {
-  const uint32_t n = blocks - first;
-  const auto budget = static_cast<uint32_t>(std::min<uint64_t>(n, ceil_div(query.budget_tokens, query.pages.shape().page.block_tokens)));
+void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out) {
+  const uint32_t n = range.end - range.first;
   scratch->chosen.resize(n);
   scratch->bytes.resize(std::size_t{n} * 4);
-  for (std::size_t i = 0; i < out->lists.size(); ++i) {
-    const float* scores = scratch->scores.data() + i * stride + first;
-    const uint32_t count = query.kernels.top_k(scores, n, budget, scratch->chosen.data(), scratch->bytes.data());
-    for (uint32_t c = 0; c < count; ++c) scratch->chosen[c] += first;
-    blocks_to_pages(query, scratch->chosen.data(), count, &out->lists[i], &out->page_numbers[i], out);
-  }
+  const float* scores = scratch->scores.data() + list * range.stride + range.first;
+  const uint32_t found = query.kernels.top_k(scores, n, count, scratch->chosen.data(), scratch->bytes.data());
+  for (uint32_t c = 0; c < found; ++c) scratch->chosen[c] += range.first;
+  blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), found}, &out->lists[list], &out->page_numbers[list], out);
+}
+
+void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out) {
+  const auto count = static_cast<uint32_t>(std::min<uint64_t>(range.end - range.first, ceil_div(query.budget_tokens, range.block_tokens)));
+  for (std::size_t i = 0; i < out->lists.size(); ++i) choose_list(query, range, i, count, scratch, out);
 }
 
 }  // namespace kvasir

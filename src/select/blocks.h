@@ -27,8 +27,21 @@ inline void add_shares(const SelectorQuery& query, float tokens, float* scores, 
   }
 }
 
-// The best of the blocks from `first` on, by scores [lists][stride] at scores + first, as pages with their tokens' bits. Uses `chosen` and
-// `bytes` of the scratch.
-void choose_blocks(const SelectorQuery& query, uint32_t first, uint32_t blocks, uint32_t stride, SelectorScratch* scratch, Selection* out);
+// Blocks of tokens that are chosen or not: block_tokens each, a divisor of a page's, numbered through the pages.
+struct BlockRange {
+  uint32_t block_tokens;
+  uint32_t first, end;  // the blocks that may be chosen
+  uint32_t stride;      // of their scores
+};
+
+// The `count` best of the blocks by row `list` of the scores, [lists][stride] with block b's at b, as that list's pages with their tokens'
+// bits. Uses `chosen` and `bytes` of the scratch.
+void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out);
+// As many as the budget has, for every list.
+void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out);
+// The same with the blocks that summaries are of.
+inline void choose_blocks(const SelectorQuery& query, uint32_t first, uint32_t end, uint32_t stride, SelectorScratch* scratch, Selection* out) {
+  choose_blocks(query, {query.pages.shape().page.block_tokens, first, end, stride}, scratch, out);
+}
 
 }  // namespace kvasir

@@ -8,14 +8,17 @@ namespace kvasir {
 
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
+constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
 Status check_select_options(const SelectOptions& options) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
-    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use auto, full, window, quest or bounded",
-                         options.strategy.c_str());
+    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
+                         strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
     return Status::error(Code::bad_argument, "budget_fraction is %g: use 0 to 1", options.budget_fraction);
+  if (!(options.alpha >= 0 && options.alpha <= 1))
+    return Status::error(Code::bad_argument, "alpha is %g: use 0 to 1", static_cast<double>(options.alpha));
   if (options.budget_tokens && options.budget_fraction > 0)
     return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
   return {};
@@ -51,6 +54,7 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.strategy = strategy_info("bounded");
     plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
+  if (plan.strategy->has(StrategyInfo::takes_alpha)) plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
   const bool default_fraction = options.budget_fraction == 0;
   const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
   plan.budget_tokens = options.budget_tokens

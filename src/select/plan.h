@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct SelectOptions {
   double budget_fraction = 0;      // 0: the strategy's default
   uint32_t dense_layers = UINT32_MAX;  // how many attend everything; UINT32_MAX: the strategy's default
   bool share_heads = true;
+  float alpha = 0;                 // 0: the default
 };
 
 struct Plan {
@@ -26,6 +28,7 @@ struct Plan {
   uint64_t budget_tokens = 0;  // a list, besides sinks and window; the layers' mean where they differ
   std::vector<uint64_t> layer_budgets;  // [layers], or empty: the same for all
   bool share_heads = true;
+  float range = std::numeric_limits<float>::infinity();  // SelectorQuery::range
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +32,7 @@ struct SelectorQuery {
   uint32_t first_page;     // selection begins here: the pages before it are sinks
   uint64_t budget_tokens;  // to choose, for each list
   bool share;              // one list for the group, or one a query head
+  float range = std::numeric_limits<float>::infinity();  // below the largest score, of the scores that count; where the strategy asks for it
 };
 
 struct Selection {
@@ -67,16 +70,21 @@ struct StrategyInfo {
   static constexpr uint32_t wants_sketch = 1;    // SelectorQuery::sketch
   static constexpr uint32_t spreads_budget = 2;  // over the layers, by how badly chosen pages serve each
   static constexpr uint32_t adds_tail = 4;       // pages that are not chosen take part by their means
+  static constexpr uint32_t takes_alpha = 8;     // SelectorQuery::range
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 
 // All of them.
 std::span<const StrategyInfo> all_strategies();
+// Their names with "auto", for people: "auto, full, ... or bounded".
+std::string strategy_names();
 // Null when there is no such strategy.
 const StrategyInfo* strategy_info(std::string_view name);
 
 std::unique_ptr<const Selector> make_window_selector();
 std::unique_ptr<const Selector> make_quest_selector();
+std::unique_ptr<const Selector> make_flat_selector();
+std::unique_ptr<const Selector> make_dipr_selector();
 std::unique_ptr<const Selector> make_bounded_selector();
 
 }  // namespace kvasir

@@ -1,4 +1,6 @@
 // The table of strategies. Names are persisted and never change.
+#include <iterator>
+
 #include "select/selector.h"
 
 namespace kvasir {
@@ -8,11 +10,22 @@ constexpr StrategyInfo strategies[] = {
     {"window", 0, 0.0, 0, make_window_selector},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
     {"quest", 2, 0.02, 512, make_quest_selector},
+    {"flat", 0, 0.02, 512, make_flat_selector},
+    {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha},
     {"bounded", 0, 0.015, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail},
 };
 
 std::span<const StrategyInfo> all_strategies() { return strategies; }
+
+std::string strategy_names() {
+  std::string names = "auto";
+  for (const StrategyInfo& info : strategies) {
+    names += &info == std::end(strategies) - 1 ? " or " : ", ";
+    names += info.name;
+  }
+  return names;
+}
 
 const StrategyInfo* strategy_info(std::string_view name) {
   for (const StrategyInfo& info : strategies)

@@ -167,7 +167,8 @@ void Misuses::add_session() {
   add_session_option("window", [](auto* o) { o->window = UINT32_MAX; });
   add_session_option("prefill_chunk", [](auto* o) { o->prefill_chunk = 4097; });
   add_session_option("share_heads", [](auto* o) { o->share_heads = 2; });
-  add_session_option("reserved", [](auto* o) { o->reserved = 1; });
+  add_session_option("alpha above 1", [](auto* o) { o->alpha = 1.5f; });
+  add_session_option("alpha below 0", [](auto* o) { o->alpha = -0.5f; });
   const auto strategy = [&](const char* name, uint64_t tokens, double fraction) {
     add_session_option("strategy and budget", [=](auto* o) { o->strategy = name, o->budget_tokens = tokens, o->budget_fraction = fraction; });
     add("kv_session_set_strategy", "strategy and budget",

@@ -1,6 +1,7 @@
 // Attention kernels of every instruction set against the double-precision reference.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "reference/reference.h"
@@ -137,6 +138,43 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
         CHECK(worst_row(state, want) < pages_tolerance);
         CHECK(test::relative_error(state.m.data(), want.m.data(), rows) < 1e-6);
         CHECK(test::relative_error(state.l.data(), want.l.data(), rows) < 3e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("scores of tokens are the reference's, and those by which pages are attended") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      for (uint32_t i = 0; i < 10; ++i) {
+        Random random(dim * 10 + i);
+        const uint32_t rows = 1 + random.below(9), n = 1 + random.below(40), page_tokens = page_bytes / 2 / dim;
+        Pages pages(dim, n, random);
+        Queries q(*k, rows, dim, random, 0.2f);
+        if (i % 2 == 1)
+          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(page_tokens);
+        const std::size_t count = std::size_t{n} * page_tokens, stride = count + i;
+        Guarded<float> scores((rows - 1) * stride + count);
+        Guarded<std::byte> scratch(k->attend_scratch(rows, dim));
+        k->score_tokens(q.view, pages.refs.data(), n, scores.data(), stride, scratch.data());
+        std::vector<double> want(rows * stride);
+        reference::score_tokens(q.view, pages.refs.data(), n, want.data(), stride);
+        State state(rows, dim);
+        attend(*k, q.view, pages.refs.data(), n, state);
+        CAPTURE(k->name);
+        CAPTURE(dim);
+        CHECK(scores.guards_intact());
+        CHECK(scratch.guards_intact());
+        for (std::size_t r = 0; r < rows; ++r) {
+          float* row = scores.data() + r * stride;
+          CHECK(*std::max_element(row, row + count) == state.m[r]);
+          for (std::size_t t = 0; t < count; ++t) {
+            const bool out = std::isinf(want[r * stride + t]);
+            if (out != (row[t] == -std::numeric_limits<float>::infinity())) FAIL("token ", t, " is in where it is out, or the reverse");
+            if (out) row[t] = 0, want[r * stride + t] = 0;
+          }
+          CHECK(test::relative_error(row, want.data() + r * stride, count) < 3e-7);
+        }
       }
     }
   }

@@ -1,6 +1,7 @@
 // What the planner makes of options, length and measurements.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -81,4 +82,16 @@ TEST_CASE("bounded gives layers budget in proportion to their errors, within a q
   CHECK(sum <= 6006);
   for (uint32_t l = 0; l < 6; ++l) CHECK(make_plan(o, 500, 6, errors).budget(l) <= 500);
   for (uint32_t l = 0; l < 6; ++l) CHECK(make_plan(o, 100000, 6, {}).budget(l) == 1000);
+}
+
+TEST_CASE("alpha becomes a range below the largest score, for the strategy that asks for it, and is refused out of range") {
+  SelectOptions o = options("dipr");
+  CHECK(make_plan(o, 100000, 6, {}).range == doctest::Approx(-std::log(0.012)));
+  o.alpha = 0.5f;
+  CHECK(make_plan(o, 100000, 6, {}).range == doctest::Approx(std::log(2.0)));
+  CHECK(std::isinf(make_plan(options("flat"), 100000, 6, {}).range));
+  for (float bad : {-0.1f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {
+    o.alpha = bad;
+    CHECK(!check_select_options(o).ok());
+  }
 }

@@ -63,7 +63,7 @@ std::unique_ptr<Session> with_document(std::size_t bytes, const SessionOptions& 
 
 TEST_CASE("one thread and several give the same bits") {
   const auto tokens = book_tokens(1500);
-  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0), with("bounded", 128)}) {
+  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0), with("bounded", 128), with("flat", 64), with("dipr")}) {
     SessionOptions one = base, three = base;
     one.threads = 1;
     three.threads = 3;
@@ -93,7 +93,7 @@ TEST_CASE("how tokens are cut into chunks changes no bit in full precision") {
 
 TEST_CASE("saving and loading at any moment is continuing") {
   const auto tokens = book_tokens(1200);
-  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"), with("bounded", 128)}) {
+  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"), with("bounded", 128), with("flat", 64), with("dipr")}) {
     for (std::size_t n : {1u, 63u, 96u, 97u, 700u, 1200u}) {
       CAPTURE(n);
       auto session = open_session(mini_model(), o);
@@ -127,7 +127,7 @@ TEST_CASE("a question leaves the timeline exactly as it was") {
 
 TEST_CASE("every strategy that should find the fact finds it") {
   auto session = with_document(40000, with("full"));
-  for (const char* strategy : {"auto", "full", "quest", "bounded"}) {
+  for (const char* strategy : {"auto", "full", "quest", "flat", "dipr", "bounded"}) {
     CAPTURE(strategy);
     REQUIRE(session->set_select(with(strategy).select).ok());
     CHECK(ask(session.get(), question) == fact_answer);
@@ -170,7 +170,7 @@ TEST_CASE("a kept answer stays and the next question follows it") {
 
 TEST_CASE("a budget of everything is full attention") {
   const auto tokens = book_tokens(1500);
-  for (const char* strategy : {"quest", "bounded"}) {
+  for (const char* strategy : {"quest", "flat", "bounded"}) {
     auto full = open_session(mini_model(), with("full")), all = open_session(mini_model(), with(strategy, 1u << 20, 0));
     read(full.get(), tokens);
     read(all.get(), tokens);
@@ -360,12 +360,15 @@ TEST_CASE("a cache of another model is refused as stale and a damaged page is fo
     damage.seekp(static_cast<std::streamoff>(in_pages));
     damage.put('\x55');
   }
-  REQUIRE(Session::load(mini_model(), path, with("full"), false, nullptr, {}, &loaded).ok());
-  Answer answer;
-  const Status s = loaded->generate(question, {}, {}, &answer);
-  CHECK(s.code() == Code::corrupt);
-  CHECK(std::string(s.message()).find("pages") != std::string::npos);
-  CHECK(same_timeline(*loaded, *session));
+  for (const char* strategy : {"full", "flat", "dipr"}) {  // all of them look at every page
+    CAPTURE(strategy);
+    REQUIRE(Session::load(mini_model(), path, with(strategy), false, nullptr, {}, &loaded).ok());
+    Answer answer;
+    const Status s = loaded->generate(question, {}, {}, &answer);
+    CHECK(s.code() == Code::corrupt);
+    CHECK(std::string(s.message()).find("pages") != std::string::npos);
+    CHECK(same_timeline(*loaded, *session));
+  }
   std::unique_ptr<Session> verified;
   CHECK(Session::load(mini_model(), path, with("full"), true, nullptr, {}, &verified).code() == Code::corrupt);
   CHECK(!verified);

@@ -1,0 +1,12 @@
+// What strategies share that choose single tokens by their exact scores.
+#pragma once
+
+#include "select/selector.h"
+
+namespace kvasir {
+
+// The exact score of every sealed token from first_page on, to scratch->scores: [rows][pages * page_tokens], those of earlier pages left
+// as they are. Counts what it reads. False: a page of a mapped file is damaged, which *out says.
+bool score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch, Selection* out);
+
+}  // namespace kvasir
