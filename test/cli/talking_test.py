@@ -54,7 +54,7 @@ class Talking(tool.InFolder):
         self.assertTrue(talk.read_until("\n"))
         talk.read_until("e", 5)
         talk.interrupt()  # at this temperature it might not end by itself
-        self.assertTrue(talk.read_until("tokens/s"), talk.seen)
+        self.assertTrue(talk.read_until("first after"), talk.seen)
         talk.write("\x04")
         self.assertEqual(talk.finish(), 0)
 

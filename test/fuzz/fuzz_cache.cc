@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   std::shared_ptr<const CacheFile> file;
   const Status status = CacheFile::open(path, &file);
   allocation_fault = nullptr;
-  require(largest_allocation <= bytes.size() / 4096 + 64, "memory is bounded by the file's size");
+  require(largest_allocation <= bytes.size() + 64, "memory is bounded by the file's size");
   require(status.ok() == (file != nullptr), "a file or an error");
   if (!file) {
     require(status.message()[0] != 0, "a refusal says why");
