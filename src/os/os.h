@@ -77,6 +77,10 @@ Status rename_replace(const std::string& from, const std::string& to);  // atomi
 Status sync_folder_of(const std::string& path);                         // makes the rename durable
 Status remove_file(const std::string& path);
 
+// Asks for the largest pages of memory that the system gives for what lies wholly in them; advice. What is touched then becomes resident
+// by as much.
+void prefer_huge_pages(void* data, std::size_t size);
+
 uint32_t processor_count();  // those this process may use
 uint64_t now_ns();           // monotonic
 

@@ -438,6 +438,15 @@ Status remove_file(const std::string& path) {
   return {};
 }
 
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
+#ifdef __linux__
+  constexpr uintptr_t huge = uintptr_t{2} << 20;  // on x86-64, and on aarch64 with pages of 4 KiB
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) / huge * huge;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / huge * huge;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 uint32_t processor_count() {
 #ifdef __linux__
   // The kernel's mask may be wider than cpu_set_t: grow until it fits.

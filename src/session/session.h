@@ -100,6 +100,7 @@ class Session {
 
   std::span<const Token> tokens() const { return tokens_; }
   const Model& model() const { return *model_; }
+  const KvStore& store() const { return store_; }
   std::string stats_json() const;
 
  private:

@@ -68,6 +68,7 @@ void CacheFile::place_sections() {
   }
   tables_.resize(blocks);
   private_ = make_buffer<std::byte>(private_size);
+  os::prefer_huge_pages(private_.get(), private_size);
   std::byte* next = private_.get();
   for (const Section& section : sections()) {
     Place& place = places_[index_of(section)];

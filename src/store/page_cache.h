@@ -4,10 +4,11 @@
 // to sixteen cached neighbours around each page that is touched, and a file that another process cuts, or a disk that
 // fails, would end the process by SIGBUS. So chosen pages are read into slots of 4 KiB: neighbours by one system call, verified when they
 // are read, so that the bytes that are used are the bytes that were checked. Successive tokens choose mostly the same pages and
-// find them there.
+// find them there, at the cost of a look into a table.
 //
-// Each layer and KV head has its share of the slots and finds the slot of a page in a table; CLOCK chooses what makes room. The forks of
-// a timeline share the cache of its file. Threads: all functions may run together.
+// All layers and KV heads share the slots, because some choose twice as many different pages as others; CLOCK chooses what makes room. One
+// lock guards the table: it is held for a microsecond a list, never while reading. The forks of a timeline share the cache of its file.
+// Threads: all functions may run together.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ class PageHold;
 
 class PageCache {
  public:
-  static constexpr uint64_t by_itself = UINT64_MAX;  // as a limit: a share of the pages, more where a list needs it
+  static constexpr uint64_t by_itself = UINT64_MAX;  // as a limit: a share of the pages, more where a step needs it
 
   // Over the pages of `heads` heads (of all layers together): [extents][heads][16 pages][4096], `pages` of each head.
   PageCache(std::shared_ptr<const CacheFile> file, uint32_t heads, uint32_t pages);
@@ -39,8 +40,8 @@ class PageCache {
   // what it held before it lets go of first. Numbers ascending. Code::corrupt or Code::io: nothing is held. Throws std::bad_alloc.
   Status fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
 
-  // Bytes of pages that are kept, divided evenly among the heads. What is being attended stays beyond it, in memory of its own, until it
-  // is let go of: any limit works, also 0. Throws std::bad_alloc.
+  // Bytes of pages that are kept. What is being attended stays beyond it, in memory of its own, until it is let go of: any limit works,
+  // also 0. Forgets what was kept.
   void set_limit(uint64_t bytes);
 
   struct Counts {
@@ -54,26 +55,22 @@ class PageCache {
  private:
   friend class PageHold;
   struct Room;
-  struct Shard;
 
-  void build_room(uint64_t slots);
-  void make_room_for(uint64_t list);
-  void enter_room(uint32_t head);
-  Status read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
-  void publish(std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
+  std::shared_ptr<Room> room_for(uint32_t head, uint64_t list);
+  Status read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
 
   const std::shared_ptr<const CacheFile> file_;
   const CacheFile::Section& section_;
   const uint32_t heads_, pages_;
-  std::unique_ptr<Shard[]> shards_;       // [heads]
-  std::mutex room_change_;                // after a shard's
-  std::shared_ptr<const Room> room_;      // shards move into it when nothing is pinned in their old one
-  std::atomic<uint32_t> room_number_{0};
-  std::atomic<uint64_t> own_slots_{0};    // of a room that the cache chose itself; UINT64_MAX when it was told
+  mutable std::mutex mutex_;      // guards the following, not what is in the room
+  Array<uint64_t> lists_;         // [heads] pages of the last list
+  uint64_t step_ = 0;             // their sum: about what a token chooses
+  uint64_t limit_ = by_itself;
+  std::shared_ptr<Room> room_;    // null before the first fetch, and after a new limit; a hold keeps the one that it was filled from
+  std::atomic<uint64_t> found_{0}, read_{0};
 };
 
-// What a thread attends: pages of one fetch, which stay where they are meanwhile. Lets go when it is destroyed. Does not outlive the cache
-// while it holds pages of it.
+// What a thread attends: the pages of one fetch, which stay where they are meanwhile. Lets go when it is destroyed.
 class PageHold {
  public:
   PageHold() = default;
@@ -84,16 +81,15 @@ class PageHold {
 
  private:
   friend class PageCache;
-  void begin(PageCache* cache, PageCache::Shard* shard, std::size_t pages);
   struct Missing {
     uint32_t index;  // in the list that is fetched
     uint32_t slot;
   };
-  PageCache* cache_ = nullptr;
-  PageCache::Shard* shard_ = nullptr;
-  Array<uint32_t> slots_;    // pinned
-  Array<Missing> missing_;   // while they are read
-  Buffer<int8_t> beside_;    // pages for which there was no slot
+  void begin(std::shared_ptr<PageCache::Room> room, std::size_t pages);
+  std::shared_ptr<PageCache::Room> room_;
+  Array<uint32_t> slots_;   // pinned
+  Array<Missing> missing_;  // while they are read
+  Buffer<int8_t> beside_;   // pages for which there was no slot
 };
 
 }  // namespace kvasir

@@ -181,6 +181,30 @@ TEST_CASE("interrupted calls are made again and short transfers are continued") 
   }
 }
 
+TEST_CASE("one read fills several places, in order, also in pieces of any size") {
+  TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text += static_cast<char>('a' + i * 7 % 26);
+  os::File file = temporary(folder, text);
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < 150; ++i) parts.emplace_back(i % 5 == 0 ? 0 : i % 37, '-');
+  std::vector<os::File::Piece> pieces;
+  for (std::string& part : parts) pieces.push_back({part.data(), part.size()});
+  for (int how : {0, EINTR, -1}) {
+    WithFault fault("read", how);
+    REQUIRE(file.read(3, pieces).ok());
+    std::string all;
+    for (std::string& part : parts) all += part, part.assign(part.size(), '-');
+    CHECK(all == text.substr(3, all.size()));
+  }
+  char last[8];
+  const os::File::Piece beyond[] = {{last, 4}, {last + 4, 4}};
+  const Status s = file.read(4995, beyond);
+  CHECK(s.code() == Code::corrupt);
+  CHECK(s.offset() == 5000);
+  CHECK(file.read(0, std::span<const os::File::Piece>()).ok());
+}
+
 TEST_CASE("space is reserved without changing what is there, also where the file system cannot reserve") {
   TempFolder folder;
   for (int error : {0, EOPNOTSUPP, ENOSYS}) {

@@ -1,0 +1,79 @@
+// Answers over a mapped cache file whose chosen pages have little room: the same, bit for bit.
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+SessionOptions quest(uint64_t budget, bool share) {
+  SessionOptions o;
+  o.threads = 2;
+  o.select.strategy = "quest";
+  o.select.budget_tokens = budget;
+  o.select.dense_layers = 0;
+  o.select.share_heads = share;
+  return o;
+}
+
+std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
+const std::vector<Token>& document() {
+  static const auto tokens = book_tokens(5000);
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("answers do not depend on how many chosen pages of a mapped file are kept") {
+  TempFolder folder;
+  auto in_memory = open_session(mini_model(), quest(512, true));
+  read(in_memory.get(), document());
+  REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
+  for (bool share : {true, false}) {
+    std::unique_ptr<Session> origin;
+    REQUIRE(in_memory->fork(&origin).ok());
+    REQUIRE(origin->set_select(quest(512, share).select).ok());
+    const auto tokens = continue_with(origin.get(), 12);
+    const auto logits = logits_after(origin.get(), tokens.back());
+    for (uint64_t limit : {PageCache::by_itself, uint64_t{0}, uint64_t{100} * page_bytes}) {
+      CAPTURE(limit);
+      auto mapped = load(folder.file("a.kv"), quest(512, share));
+      mapped->store().pages().set_cache_limit(limit);
+      CHECK(continue_with(mapped.get(), 12) == tokens);
+      const PageCache::Counts counts = mapped->store().pages().cache_counts();
+      CHECK(counts.read > 0);
+      CHECK(counts.kept <= limit / page_bytes);
+      if (limit == PageCache::by_itself) CHECK(counts.found > counts.read);
+      CHECK(logits_after(mapped.get(), tokens.back()) == logits);
+    }
+  }
+}
+
+TEST_CASE("forks of a loaded session answer beside each other from one cache") {
+  TempFolder folder;
+  auto in_memory = open_session(mini_model(), quest(512, true));
+  read(in_memory.get(), document());
+  REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
+  const auto expected = continue_with(in_memory.get(), 10);
+  auto mapped = load(folder.file("a.kv"), quest(512, true));
+  mapped->store().pages().set_cache_limit(150 * page_bytes);
+  std::vector<std::unique_ptr<Session>> forks(2);
+  for (auto& fork : forks) REQUIRE(mapped->fork(&fork).ok());
+  std::vector<std::vector<Token>> got(forks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < forks.size(); ++i) threads.emplace_back([&, i] { got[i] = continue_with(forks[i].get(), 10); });
+  for (std::thread& t : threads) t.join();
+  for (const auto& tokens : got) CHECK(tokens == expected);
+  CHECK(mapped->store().pages().cache_counts().kept == 150);
+}

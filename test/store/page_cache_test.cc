@@ -1,0 +1,358 @@
+// Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes of file, disk and memory.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "failing_allocations.h"
+#include "store/cache_samples.h"
+#include "store/page_store.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using format::SectionKind;
+
+namespace {
+
+constexpr uint32_t layers = 2, heads = 3, pages = 203;  // the last extent is not full
+const StoreShape shape{layers, heads, PageShape::of(64)};
+constexpr uint64_t all_pages = uint64_t{layers} * heads * pages;
+
+// Random pages in private memory.
+PageStore make_store() {
+  PageStore store(shape);
+  REQUIRE(store.reserve(pages).ok());
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const std::size_t size = std::size_t{shape.page.page_tokens} * shape.page.dim;
+  std::vector<float> k(size), v(size);
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h)
+      for (uint32_t p = 0; p < pages; ++p) {
+        for (float& x : k) x = normal(random);
+        for (float& x : v) x = normal(random);
+        store.seal(cpu_kernels(), l, h, p, k.data(), v.data());
+      }
+  store.commit(pages);
+  return store;
+}
+
+const PageStore& in_memory() {
+  static const PageStore store = make_store();
+  return store;
+}
+
+// A file with the store's sections, and the store over it.
+struct Saved {
+  Saved() {
+    std::unique_ptr<CacheWriter> writer;
+    REQUIRE(CacheWriter::create(path, samples::identity(1), &writer).ok());
+    for (SectionKind kind : PageStore::sections) REQUIRE(writer->add_section(kind, 1, PageStore::file_bytes(shape, kind, pages)).ok());
+    REQUIRE(writer->begin().ok());
+    const auto write = [&](const void* data, std::size_t size) { return writer->write(data, size); };
+    for (SectionKind kind : PageStore::sections) REQUIRE(in_memory().write(kind, write).ok());
+    REQUIRE(writer->finish().ok());
+  }
+  PageStore map() {
+    REQUIRE(CacheFile::open(path, &file).ok());
+    PageStore store(shape);
+    REQUIRE(PageStore::map(shape, file, pages, &store).ok());
+    return store;
+  }
+  // Where a page lies in the file.
+  uint64_t offset_of(uint32_t layer, uint32_t head, uint32_t p) const {
+    const uint64_t extent = (uint64_t{p} / extent_pages * layers + layer) * heads + head;
+    return file->find(SectionKind::pages)->offset + (extent * extent_pages + p % extent_pages) * page_bytes;
+  }
+  void flip(uint64_t offset) const {
+    std::fstream at(path, std::ios::in | std::ios::out | std::ios::binary);
+    at.seekg(static_cast<std::streamoff>(offset));
+    const int byte = at.get();
+    at.seekp(static_cast<std::streamoff>(offset));
+    at.put(static_cast<char>(byte ^ 4));
+  }
+
+  TempFolder folder;
+  std::string path = folder.file("a.kv");
+  std::shared_ptr<const CacheFile> file;
+};
+
+// `count` different pages, ascending.
+std::vector<uint32_t> choose(uint32_t count, std::mt19937* random) {
+  std::vector<uint32_t> numbers(pages);
+  for (uint32_t i = 0; i < pages; ++i) numbers[i] = i;
+  std::shuffle(numbers.begin(), numbers.end(), *random);
+  numbers.resize(count);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+bool same(const PageRef& ref, uint32_t layer, uint32_t head, uint32_t p) {
+  const PageRef expected = in_memory().page(layer, head, p);
+  return std::memcmp(ref.data, expected.data, page_bytes) == 0 &&
+         std::memcmp(ref.scales, expected.scales, shape.page.scales_bytes() / extent_pages) == 0;
+}
+
+// Fetches random lists and compares all their bytes; returns how many pages that were.
+uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, uint32_t longest = 40) {
+  std::mt19937 random(seed);
+  const auto below = [&](uint32_t end) { return static_cast<uint32_t>(random() % end); };
+  uint64_t fetched = 0;
+  for (uint32_t i = 0; i < lists; ++i) {
+    const uint32_t layer = below(layers), head = below(heads);
+    const auto numbers = choose(below(longest + 1), &random);
+    std::vector<PageRef> refs(numbers.size());
+    PageHold hold;
+    if (!store.fetch(layer, head, numbers, refs.data(), &hold).ok()) return 0;
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      if (!same(refs[n], layer, head, numbers[n])) return 0;
+    fetched += numbers.size();
+  }
+  return fetched;
+}
+
+// What this process has mapped of a file and has in its memory, in KiB.
+uint64_t resident(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  uint64_t sum = 0, value = 0;
+  bool inside = false;
+  for (std::string line, name; std::getline(maps, line);) {
+    std::istringstream words(line);
+    words >> name;
+    if (name.back() != ':') inside = line.ends_with(path);
+    else if (inside && name == "Rss:" && words >> value) sum += value;
+  }
+  return sum;
+}
+
+int fail_reads(const char* operation, const char*) { return std::string_view(operation) == "read" ? EIO : 0; }
+int cut_reads(const char*, const char*) { return -1; }
+int interrupt_reads(const char*, const char*) {
+  static int count = 0;
+  return ++count % 2 ? EINTR : 0;
+}
+
+struct WithFault {
+  explicit WithFault(os::Fault f) { os::fault = f; }
+  ~WithFault() { os::fault = nullptr; }
+};
+
+}  // namespace
+
+TEST_CASE("chosen pages of a mapped file are those of private memory, whatever the cache may hold") {
+  Saved saved;
+  for (uint64_t limit : {PageCache::by_itself, uint64_t{0}, uint64_t{5000}, uint64_t{7} * page_bytes, uint64_t{1} << 40}) {
+    CAPTURE(limit);
+    const PageStore store = saved.map();
+    store.set_cache_limit(limit);
+    const uint64_t fetched = read_randomly(store, 500, 1);
+    CHECK(fetched > 5000);
+    const PageCache::Counts counts = store.cache_counts();
+    CHECK(counts.found + counts.read == fetched);
+    CHECK(counts.kept <= std::min(limit / page_bytes, all_pages));
+    if (limit == 0) CHECK(counts.found == 0);
+    if (limit > all_pages * page_bytes && limit != PageCache::by_itself) CHECK(counts.read == counts.kept);  // each page once
+  }
+}
+
+TEST_CASE("pages that are held stay as they are while others take all the room") {
+  Saved saved;
+  const PageStore store = saved.map();
+  store.set_cache_limit(8 * page_bytes);
+  std::mt19937 random(3);
+  const auto numbers = choose(30, &random);  // more than there is room for
+  std::vector<PageRef> refs(numbers.size());
+  {
+    PageHold hold;
+    REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
+    CHECK(read_randomly(store, 100, 5) > 0);
+    store.set_cache_limit(3 * page_bytes);
+    CHECK(read_randomly(store, 100, 6) > 0);
+    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 1, 2, numbers[i]));
+  }
+  CHECK(read_randomly(store, 100, 7) > 0);
+  CHECK(store.cache_counts().kept == 3);
+}
+
+TEST_CASE("a step's pages are found again by the next one, however large the budget") {
+  Saved saved;
+  for (uint32_t list : {2u, 20u, 150u}) {
+    const PageStore store = saved.map();
+    std::mt19937 random(1);
+    const auto numbers = choose(list, &random);
+    std::vector<PageRef> refs(list);
+    uint64_t read = 0;
+    for (int token = 0; token < 4; ++token) {
+      read = store.cache_counts().read;
+      for (uint32_t h = 0; h < heads; ++h) {
+        PageHold hold;
+        REQUIRE(store.fetch(0, h, numbers, refs.data(), &hold).ok());
+      }
+    }
+    CHECK(store.cache_counts().read == read);
+    CHECK(store.cache_counts().kept <= std::max<uint64_t>(all_pages / 20, 2 * heads * list));
+  }
+}
+
+TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there") {
+  Saved saved;
+  const PageStore store = saved.map();
+  CHECK(read_randomly(store, 1000, 1, 4) > 0);  // every page, a few at a time
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h)
+      for (uint32_t e = 0; e < store.extents(); ++e) REQUIRE((store.intact_bounds(l, h, e) && store.intact_means(l, h, e)));
+  CHECK(resident(saved.path) == 0);
+  CHECK(store.private_bytes() < PageStore::file_bytes(shape, SectionKind::pages, pages) / 5);  // summaries take an eighth
+  REQUIRE(store.intact_page(0, 0, 100));  // a pass over everything goes through the mapping, so that this test sees it
+  CHECK(resident(saved.path) > 0);
+}
+
+TEST_CASE("going on after loading reads the last extent past the mapping") {
+  Saved saved;
+  PageStore store = saved.map();
+  REQUIRE(store.reserve(pages + 1).ok());
+  CHECK(resident(saved.path) == 0);
+  std::vector<uint32_t> numbers(pages);
+  for (uint32_t p = 0; p < pages; ++p) numbers[p] = p;
+  std::vector<PageRef> refs(pages);
+  PageHold hold;
+  REQUIRE(store.fetch(1, 1, numbers, refs.data(), &hold).ok());  // from the cache, and from memory
+  for (uint32_t p = 0; p < pages; ++p) CHECK(same(refs[p], 1, 1, p));
+}
+
+TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal") {
+  Saved saved;
+  const PageStore store = saved.map();
+  std::mt19937 random(1);
+  std::vector<PageRef> refs(2);
+  PageHold hold;
+  REQUIRE(store.fetch(0, 0, std::vector<uint32_t>{150, 151}, refs.data(), &hold).ok());
+  const uint64_t end = saved.offset_of(0, 0, 100) + 1000;
+  REQUIRE(truncate(saved.path.c_str(), static_cast<off_t>(end)) == 0);
+  CHECK(same(refs[0], 0, 0, 150));  // it was read before
+  CHECK(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());  // scales that were read with those of page 150
+  CHECK(same(refs[0], 0, 0, 99));
+  const Status s = store.fetch(0, 0, std::vector<uint32_t>{99, 100}, refs.data(), &hold);
+  CHECK(s.code() == Code::corrupt);
+  CHECK(s.offset() == end);
+  CHECK(std::string(s.message()).find(saved.path) != std::string::npos);
+  CHECK_FALSE(store.intact_bounds(1, 2, 7));
+  CHECK(store.damaged().code() == Code::corrupt);
+  PageStore longer(store);
+  CHECK(longer.reserve(pages + 1).code() == Code::corrupt);
+}
+
+TEST_CASE("damage that comes after loading is met by the pages that are read later, at its place") {
+  Saved saved;
+  const PageStore store = saved.map();
+  std::vector<PageRef> refs(3);
+  PageHold hold;
+  const std::vector<uint32_t> numbers = {20, 21, 40}, beside = {20, 22, 40};
+  REQUIRE(store.fetch(1, 0, std::vector<uint32_t>{20}, refs.data(), &hold).ok());
+  saved.flip(saved.offset_of(1, 0, 20) + 77);
+  saved.flip(saved.offset_of(1, 0, 21) + 4095);
+  const Status s = store.fetch(1, 0, numbers, refs.data(), &hold);
+  CHECK(s.code() == Code::corrupt);
+  CHECK(s.offset() == saved.offset_of(1, 0, 21));
+  REQUIRE(store.fetch(1, 0, beside, refs.data(), &hold).ok());  // page 20 was checked and is kept
+  for (std::size_t i = 0; i < 3; ++i) CHECK(same(refs[i], 1, 0, beside[i]));
+  store.set_cache_limit(PageCache::by_itself);  // forgets it
+  CHECK(store.fetch(1, 0, beside, refs.data(), &hold).offset() == saved.offset_of(1, 0, 20));
+  saved.flip(saved.offset_of(1, 0, 21) + 4095);
+  saved.flip(saved.offset_of(1, 0, 20) + 77);
+  CHECK(store.fetch(1, 0, numbers, refs.data(), &hold).ok());
+}
+
+TEST_CASE("damaged scales and bounds are met where they are read, and nowhere else") {
+  Saved saved;
+  PageStore store = saved.map();
+  const auto* scales = saved.file->find(SectionKind::scales);
+  const auto* bounds = saved.file->find(SectionKind::bounds);
+  saved.flip(scales->offset + shape.page.scales_bytes() * heads * layers * 3 + 5);
+  saved.flip(bounds->offset + 2 * format::block_bytes + 5);
+  PageRef ref{};
+  PageHold hold;
+  CHECK(store.fetch(0, 0, std::vector<uint32_t>{20}, &ref, &hold).ok());
+  CHECK(store.fetch(0, 0, std::vector<uint32_t>{48}, &ref, &hold).code() == Code::corrupt);
+  CHECK(store.damaged().offset() == scales->offset + shape.page.scales_bytes() * heads * layers * 3);
+  CHECK(store.intact_bounds(0, 0, 0));
+  CHECK_FALSE(store.intact_bounds(0, 2, 0));  // bytes 8704 to 13055
+  CHECK(store.damaged().offset() == bounds->offset + 2 * format::block_bytes);
+}
+
+TEST_CASE("a disk that fails is an error with the system's reason, and later reads are good") {
+  Saved saved;
+  const PageStore store = saved.map();
+  const std::vector<uint32_t> numbers = {1, 2, 3, 50, 51, 180};
+  std::vector<PageRef> refs(numbers.size());
+  PageHold hold;
+  REQUIRE(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());
+  {
+    WithFault fault(fail_reads);
+    CHECK(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());  // is there
+    const Status s = store.fetch(0, 1, numbers, refs.data(), &hold);
+    CHECK(s.code() == Code::io);
+    CHECK(s.sys_errno() == EIO);
+    CHECK_FALSE(store.intact_means(0, 1, 0));
+    CHECK(store.damaged().code() == Code::io);
+  }
+  for (os::Fault f : {cut_reads, interrupt_reads}) {
+    WithFault fault(f);
+    store.set_cache_limit(PageCache::by_itself);
+    REQUIRE(store.fetch(0, 1, numbers, refs.data(), &hold).ok());
+    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 0, 1, numbers[i]));
+  }
+  CHECK(store.intact_means(0, 1, 0));
+}
+
+TEST_CASE("memory that fails leaves the cache as good as it was") {
+  Saved saved;
+  const PageStore store = saved.map();
+  std::mt19937 random(1);
+  const auto numbers = choose(60, &random);
+  std::vector<PageRef> refs(numbers.size());
+  for (long n = 0;; ++n) {
+    bool reached = false, failed = false;
+    {
+      PageHold hold;
+      FailingAllocations failing(n, true);
+      try {
+        store.set_cache_limit(n % 2 ? 9 * page_bytes : PageCache::by_itself);
+        failed = !store.fetch(0, 2, numbers, refs.data(), &hold).ok();
+      } catch (const std::bad_alloc&) {
+      }
+      reached = failing.reached();
+    }
+    CHECK_FALSE(failed);  // but by the exception
+    REQUIRE(read_randomly(store, 3, static_cast<uint32_t>(n)) > 0);
+    if (!reached) break;
+  }
+}
+
+TEST_CASE("forks in threads read one file through one cache, also while it is given other limits") {
+  Saved saved;
+  const PageStore store = saved.map();
+  store.set_cache_limit(20 * page_bytes);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      const PageStore fork(store);
+      for (uint32_t round = 0; round < 30; ++round) {
+        if (read_randomly(fork, 20, t * 100 + round) == 0) ++wrong;
+        for (uint32_t e = 0; e < fork.extents(); ++e)
+          if (!fork.intact_bounds(t % layers, round % heads, e)) ++wrong;
+      }
+    });
+  for (uint64_t i = 0; i < 50; ++i) {
+    store.set_cache_limit(i * page_bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(wrong == 0);
+}
