@@ -193,6 +193,13 @@ typedef enum kv_kv_type {
   KV_KV_F32 = 1   /* everything stays in full precision and is attended in full: the reference; costs 7 times the memory */
 } kv_kv_type;
 
+/* What a filter layer chooses by: the share of attention that tokens get of */
+typedef enum kv_filter_window {
+  KV_FILTER_LAST = 0,        /* the newest query */
+  KV_FILTER_EXPONENTIAL = 1, /* the newest 16, each counting twice as much as the one before it */
+  KV_FILTER_UNIFORM = 2      /* the newest 16 alike */
+} kv_filter_window;
+
 typedef struct kv_session_options {
   uint32_t struct_size;
   uint32_t threads;          /* 0: as many as the process has processors; the caller's thread is one of them */
@@ -204,15 +211,21 @@ typedef struct kv_session_options {
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
   /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "flat", "dipr",
-   * "bounded". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
+   * "bounded", "filter-layers". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
   const char *strategy;
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
-  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat: 0.02, bounded: 0.015, of these at
-                              * least 512 tokens; dipr, for which it is a ceiling: 0.1, at least 1024) */
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat: 0.02, bounded: 0.015, filter-layers:
+                              * 0.067, of these at least 512 tokens; dipr, for which it is a ceiling: 0.1, at least 1024) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
   float alpha;               /* dipr reads the tokens that have at least this part of the largest token's attention, 0 to 1; 0: 0.012 */
   kv_log_fn log;             /* NULL: silent */
   void *log_user;
+  /* Of the strategy "filter-layers", in which some layers choose tokens for those after them: which layers, numbered from 0, ascending, as
+   * "2,8,18". NULL: three (in models of less than 24 layers one in eight), spread evenly. Layers up to the first one, these and the layer after
+   * each attend everything; dense_layers is not used. */
+  const char *filter_layers;
+  uint32_t filter_window;    /* kv_filter_window */
+  uint32_t reserved_2;       /* 0 */
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);

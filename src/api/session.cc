@@ -1,4 +1,7 @@
 // Sessions: reading, asking, going back, forking.
+#include <charconv>
+#include <cstring>
+
 #include "api/handles.h"
 
 using namespace kvasir;
@@ -34,6 +37,20 @@ kv_answer to_public(const Answer& a) {
   return out;
 }
 
+// "2,8,18". Whether the model has them is for the session to say.
+Status read_layers(const char* text, std::vector<uint32_t>* out) {
+  const char *at = text, *end = text + std::strlen(text);
+  for (;;) {
+    uint32_t layer = 0;
+    const auto [stop, failed] = std::from_chars(at, end, layer);
+    if (failed != std::errc() || (stop != end && *stop != ','))
+      return Status::error(Code::bad_argument, "filter_layers is '%.40s': write numbers with commas, as \"2,8,18\"", text);
+    out->push_back(layer);
+    if (stop == end) return {};
+    at = stop + 1;
+  }
+}
+
 }  // namespace
 
 namespace kvasir::api {
@@ -43,12 +60,19 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (Status s = read_options(in, kv_session_options_init, &o); !s.ok()) return s;
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
+  if (o.reserved_2) return Status::error(Code::bad_argument, "reserved_2 is not 0");
+  if (o.filter_window > KV_FILTER_UNIFORM)
+    return Status::error(Code::bad_argument, "filter_window is %u: use KV_FILTER_LAST, KV_FILTER_EXPONENTIAL or KV_FILTER_UNIFORM",
+                         o.filter_window);
   out->threads = o.threads;
   out->context = o.context;
   out->full_precision = o.kv_type == KV_KV_F32;
   out->window = o.window;
   out->prefill_chunk = o.prefill_chunk;
-  out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha};
+  out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha, {},
+                 static_cast<FilterWindow>(o.filter_window)};
+  if (o.filter_layers)
+    if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
   out->log = log_function(o.log, o.log_user);
   return {};
 }

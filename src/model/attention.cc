@@ -86,25 +86,37 @@ QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t 
   return {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data()};
 }
 
-void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const {
+void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const {
   const uint32_t group = config_.group();
   const std::size_t head = std::size_t{kv_head} * group * config_.head_dim;
   for (uint32_t t = 0; t < count; ++t)
     kernels_.finish(row_of(state, t * group, shape_.dim), group, shape_.dim, config_.head_dim,
                     out + (std::size_t{first} + t) * config_.q_width() + head, config_.head_dim);
+  if (!totals) return;
+  for (uint32_t r = 0; r < count * group; ++r)
+    totals[(std::size_t{first} + r / group) * config_.heads + kv_head * group + r % group] = state.m[r] + std::log(state.l[r]);
 }
 
 Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector,
-                      const Plan& plan, const CancelLatch& cancel, float* out) {
+                      const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
-  Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, cancel, out) : exact(layer, n, q, store, cancel, out);
+  Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals)
+                      : exact(layer, n, q, store, cancel, out, totals);
   for (const Worker& w : workers_) counts_ += w.counts;
   counts_.tokens_present += behind_sinks * n * config_.kv_heads;
   return s;
 }
 
-Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out) {
+void Attention::filter(uint32_t layer, uint32_t n, const float* q, const float* totals, const KvStore& store, const RecentQueries* recent,
+                       const Selector& selector, const Plan& plan, const CancelLatch& cancel, StepMemory* memory) const {
+  if (cancel.fired()) return;
+  selector.filter({kernels_, store.pages(), pool_, cancel, layer, n, config_.heads, store.tokens(), q, totals, recent, 1, plan.budget(layer),
+                   plan.filter_window},
+                  memory);
+}
+
+Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim;
   const uint32_t sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   std::atomic<bool> intact{true};
@@ -155,7 +167,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
       kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
     w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{count} * (end - begin);
-    if (parts == 1) write_out(state, first, count, h, out);
+    if (parts == 1) write_out(state, first, count, h, out, totals);
   });
   if (parts == 1 || cancel.fired()) return {};
   const uint32_t rows = n * group;
@@ -166,7 +178,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
   for (uint32_t h = 0; h < heads; ++h) {
     for (uint32_t part = 1; part < parts; ++part)
       kernels_.merge(state_at(std::size_t{h} * parts), state_at(std::size_t{h} * parts + part), rows, dim);
-    write_out(state_at(std::size_t{h} * parts), 0, n, h, out);
+    write_out(state_at(std::size_t{h} * parts), 0, n, h, out, totals);
   }
   return {};
 }
@@ -176,7 +188,7 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   const uint32_t stride = n / count, width = config_.q_width();
   probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
-  if (Status s = selective(layer, count, stride, q, store, selector, plan, CancelLatch(nullptr), probed_.data()); !s.ok()) return s;
+  if (Status s = selective(layer, count, stride, q, store, selector, plan, nullptr, CancelLatch(nullptr), probed_.data(), nullptr); !s.ok()) return s;
   for (std::size_t t = 0; t < count; ++t) {
     for (std::size_t i = 0; i < width; ++i) {
       const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;
@@ -212,7 +224,7 @@ bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows
 }
 
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
-                            const Plan& plan, const CancelLatch& cancel, float* out) {
+                            const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   std::mutex failing;
   Status failure;
@@ -233,7 +245,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     const KvStore::Rows window = store.window(layer, h);
     kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
     selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
-                     plan.range},
+                     plan.range, token, memory},
                     &w.selector, &w.selection);
     if (!w.selection.intact) return fail(store.pages().damaged());
     PageHold hold;
@@ -251,7 +263,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     }
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
-    write_out(state, task / heads, 1, h, out);
+    write_out(state, task / heads, 1, h, out, totals);
   });
   return failure;
 }

@@ -47,10 +47,14 @@ class Attention {
   ~Attention();
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
-  // written, uncommitted rows. selector null: exact. When cancelled the output is meaningless.
-  // Code::corrupt when a page of a mapped file is damaged.
+  // written, uncommitted rows. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null. When
+  // cancelled both are meaningless. Code::corrupt when a page of a mapped file is damaged.
   Status run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
-             const CancelLatch& cancel, float* out);
+             const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
+
+  // After run() of a filter layer: the selector chooses for the layers after it.
+  void filter(uint32_t layer, uint32_t n, const float* q, const float* totals, const KvStore& store, const RecentQueries* recent,
+              const Selector& selector, const Plan& plan, const CancelLatch& cancel, StepMemory* memory) const;
 
   // How far the selector's choice would be from the exact output, for `count` tokens evenly spread over the step: the squared norm of the
   // difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted.
@@ -62,14 +66,14 @@ class Attention {
 
  private:
   struct Worker;  // scratch of one thread
-  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out);
+  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals);
   // For `count` tokens, from the step's first one in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
-                   const CancelLatch& cancel, float* out);
+                   const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
   bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                    Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
-  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out) const;
+  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 
   const ModelConfig& config_;
   const PageShape shape_;

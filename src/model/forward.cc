@@ -49,6 +49,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   cancel_ = &cancel;
   resize(n);
   if (Status s = store->prepare(n); !s.ok()) return s;
+  if (step.queries) step.queries->prepare();
   model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
 
   for (uint32_t i = 0; i < n; ++i)
@@ -63,7 +64,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     rotate(k_.get(), n, c.kv_heads, w.k_norm);
     store->write(l, n, k_.get(), v_.get());
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
-    if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, cancel, a_.get()); !s.ok()) return s;
+    if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, step.memory, cancel, a_.get(), totals_.get()); !s.ok()) return s;
+    if (step.memory && step.plan.is_filter(l))
+      attention_.filter(l, n, q_.get(), totals_.get(), *store, step.queries, *step.selector, step.plan, cancel, step.memory);
+    if (step.queries) step.queries->write(l, n, q_.get(), totals_.get());
     if (step.probe)
       if (Status s = probe(step, l, *store); !s.ok()) return s;
     multiply(a_.get(), n, c.q_width(), {{&w.o, h_.get()}});
@@ -80,7 +84,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   }
   if (Status s = write_logits(step, n); !s.ok()) return s;
   if (cancel.fired()) return cancelled();
+  if (step.queries) step.queries->commit(store->tokens(), n);
+  const bool was_centred = !store->centre().empty();
   store->commit(n, kernels_, pool_);
+  if (step.queries && !was_centred && !store->centre().empty()) step.queries->centre(store->centre(), c.kv_heads, store->shape().page.dim);
   return {};
 }
 
@@ -221,6 +228,7 @@ void Forward::resize(uint32_t n) {
   grow(k_, std::size_t{n} * c.kv_width());
   grow(v_, std::size_t{n} * c.kv_width());
   grow(a_, std::size_t{n} * c.q_width());
+  grow(totals_, std::size_t{n} * c.heads);
   grow(gate_, std::size_t{n} * c.feed_forward);
   grow(up_, std::size_t{n} * c.feed_forward);
   grow(cos_, std::size_t{n} * (model_->rope().dim() / 2));

@@ -21,6 +21,8 @@ struct ForwardStep {
   std::span<const Token> tokens;      // 1 .. the chunk size that the caller chose
   const Selector* selector = nullptr; // null: every layer is exact
   Plan plan;                          // dense layers and budget, where there is a selector
+  StepMemory* memory = nullptr;       // the selector's own, where it has one
+  RecentQueries* queries = nullptr;   // where set, the step's newest queries are added to it
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;
@@ -70,6 +72,7 @@ class Forward {
   Buffer<float> x_, h_;             // [n][width] residual stream; its normalised copy
   Buffer<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice
   Buffer<float> a_;                 // [n][heads * head_dim] attention's output
+  Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
   Buffer<float> gate_, up_;         // [n][feed_forward]
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]
   Buffer<int8_t> quants_;           // [n][widest input]

@@ -11,7 +11,7 @@ constexpr uint64_t short_context = 4096;  // sealed tokens
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
-Status check_select_options(const SelectOptions& options) {
+Status check_select_options(const SelectOptions& options, uint32_t layers) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
     return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
                          strategy_names().c_str());
@@ -21,6 +21,12 @@ Status check_select_options(const SelectOptions& options) {
     return Status::error(Code::bad_argument, "alpha is %g: use 0 to 1", static_cast<double>(options.alpha));
   if (options.budget_tokens && options.budget_fraction > 0)
     return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
+  for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
+    const uint32_t layer = options.filter_layers[i];
+    if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);
+    if (i > 0 && layer <= options.filter_layers[i - 1])
+      return Status::error(Code::bad_argument, "filter_layers has %u after %u: name them in ascending order", layer, options.filter_layers[i - 1]);
+  }
   return {};
 }
 
@@ -39,6 +45,31 @@ static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* 
   plan->layer_budgets.resize(share.size());
   for (std::size_t l = 0; l < share.size(); ++l)
     plan->layer_budgets[l] = sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
+}
+
+uint32_t default_filter_count(uint32_t layers) { return std::clamp(layers / 8, 1u, 3u); }
+
+// The first one early, as its authors have it (2 of 32), the others evenly behind it.
+static std::vector<uint32_t> default_filter_layers(uint32_t layers) {
+  const uint32_t count = default_filter_count(layers), first = std::min(layers - 1, std::max(1u, layers / 16));
+  std::vector<uint32_t> out;
+  for (uint32_t i = 0; i < count; ++i) out.push_back(first + i * (layers - first) / count);
+  return out;
+}
+
+static void plan_filters(const SelectOptions& options, uint32_t layers, Plan* plan) {
+  const bool given = !options.filter_layers.empty();
+  const std::vector<uint32_t> filters = given ? options.filter_layers : default_filter_layers(layers);
+  plan->filter_window = options.filter_window;
+  plan->filter.assign(layers, false);
+  plan->dense.assign(layers, false);
+  for (uint32_t l : filters) {
+    plan->filter[l] = plan->dense[l] = true;
+    if (l + 1 < layers) plan->dense[l + 1] = true;
+  }
+  std::fill_n(plan->dense.begin(), filters.front(), true);
+  plan->dense_layers = static_cast<uint32_t>(std::count(plan->dense.begin(), plan->dense.end(), true));
+  if (!given) plan->why = "asked for; no filter layers are named, so they are spread evenly";
 }
 
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors) {
@@ -61,6 +92,10 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
                            ? options.budget_tokens
                            : std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
                                       default_fraction ? plan.strategy->budget_floor : 1);
+  if (plan.strategy->has(StrategyInfo::filters)) {
+    plan_filters(options, layers, &plan);
+    return plan;
+  }
   const bool by_strategy = options.dense_layers == UINT32_MAX || !plan.strategy->make;
   plan.dense_layers = std::min(by_strategy ? plan.strategy->dense_layers : options.dense_layers, layers);
   std::vector<uint32_t> order(layers);

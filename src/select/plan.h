@@ -19,6 +19,8 @@ struct SelectOptions {
   uint32_t dense_layers = UINT32_MAX;  // how many attend everything; UINT32_MAX: the strategy's default
   bool share_heads = true;
   float alpha = 0;                 // 0: the default
+  std::vector<uint32_t> filter_layers;  // of `filter-layers`, ascending; empty: chosen by number alone
+  FilterWindow filter_window = FilterWindow::last;
 };
 
 struct Plan {
@@ -29,18 +31,25 @@ struct Plan {
   std::vector<uint64_t> layer_budgets;  // [layers], or empty: the same for all
   bool share_heads = true;
   float range = std::numeric_limits<float>::infinity();  // SelectorQuery::range
+  std::vector<bool> filter;    // [layers] those that choose for the layers after them; empty where the strategy has none
+  FilterWindow filter_window = FilterWindow::last;
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }
   bool is_dense(uint32_t layer) const { return dense.empty() || dense[layer]; }
+  bool is_filter(uint32_t layer) const { return !filter.empty() && filter[layer]; }
 };
 
 // Code::bad_argument names the option.
-Status check_select_options(const SelectOptions& options);
+Status check_select_options(const SelectOptions& options, uint32_t layers);
+
+// How many filter layers `filter-layers` has where the caller names none: OmniKV's three, fewer in a model of less than 24 layers.
+uint32_t default_filter_count(uint32_t layers);
 
 // For `sealed` tokens behind the window. errors: [layers] how far each layer's attention was from the exact one when the
 // document was read (ForwardStep::errors), or empty. The dense layers are those with the largest errors, or the first ones
-// (as Quest has them) where nothing was measured. Pure: the same input gives the same plan.
+// (as Quest has them) where nothing was measured; of `filter-layers` those up to the first filter layer, the filter layers, and the layer
+// after each (OmniKV, ICLR 2025, section 4). Pure: the same input gives the same plan.
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors);
 
 }  // namespace kvasir

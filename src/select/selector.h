@@ -2,7 +2,8 @@
 //
 // A strategy is chosen by a name that files and users keep. For a decoded token, layer and KV head it turns the queries of the head's group
 // into lists of pages (or parts of pages, by blocks); sinks and window are always attended and are not its business.
-// Selectors hold no state and may be used from several threads, each with its own SelectorScratch.
+// Selectors hold no state and may be used from several threads, each with its own SelectorScratch. What a strategy carries from one layer to
+// later ones lies in a StepMemory, which the session owns.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +15,24 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "compute/kernels.h"
+#include "compute/thread_pool.h"
+#include "select/recent_queries.h"
 #include "store/key_sketch.h"
 #include "store/page_store.h"
 
 namespace kvasir {
+
+// Of one strategy and session; the strategy alone knows what is in it.
+class StepMemory {
+ public:
+  virtual ~StepMemory() = default;
+};
+
+// How a filter layer weighs the queries before the newest one (OmniKV).
+enum class FilterWindow : uint32_t { last = 0, exponential = 1, uniform = 2 };
 
 struct SelectorQuery {
   const Kernels& kernels;
@@ -33,6 +46,8 @@ struct SelectorQuery {
   uint64_t budget_tokens;  // to choose, for each list
   bool share;              // one list for the group, or one a query head
   float range = std::numeric_limits<float>::infinity();  // below the largest score, of the scores that count; where the strategy asks for it
+  uint32_t token = 0;      // of the step
+  const StepMemory* memory = nullptr;  // the selector's own
 };
 
 struct Selection {
@@ -52,9 +67,30 @@ struct SelectorScratch {
   Array<std::byte> bytes;
 };
 
+// A filter layer of a step, when the attention of all its heads is done. It was exact: its sealed pages have been verified.
+struct FilterStep {
+  const Kernels& kernels;
+  const PageStore& pages;
+  ThreadPool* pool;
+  const CancelLatch& cancel;
+  uint32_t layer;
+  uint32_t tokens, heads;
+  uint64_t first_token;         // position of the step's first
+  const float* q;               // [tokens][heads * head_dim] after RoPE
+  const float* totals;          // [tokens][heads] as RecentQueries::totals
+  const RecentQueries* recent;  // of the tokens before the step; null where none are kept
+  uint32_t first_page;          // as in SelectorQuery
+  uint64_t budget_tokens;       // to choose, for each token of the step
+  FilterWindow window;
+};
+
 class Selector {
  public:
   virtual ~Selector() = default;
+  virtual std::unique_ptr<StepMemory> make_memory() const { return nullptr; }
+  // Chooses in a filter layer for the layers after it. On one thread, which may use the pool. When cancelled, what is chosen is meaningless.
+  // Throws std::bad_alloc.
+  virtual void filter(const FilterStep&, StepMemory*) const {}
   virtual void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
 };
 
@@ -71,6 +107,7 @@ struct StrategyInfo {
   static constexpr uint32_t spreads_budget = 2;  // over the layers, by how badly chosen pages serve each
   static constexpr uint32_t adds_tail = 4;       // pages that are not chosen take part by their means
   static constexpr uint32_t takes_alpha = 8;     // SelectorQuery::range
+  static constexpr uint32_t filters = 16;        // some layers choose for those after them: Plan::filter
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 
@@ -86,5 +123,6 @@ std::unique_ptr<const Selector> make_quest_selector();
 std::unique_ptr<const Selector> make_flat_selector();
 std::unique_ptr<const Selector> make_dipr_selector();
 std::unique_ptr<const Selector> make_bounded_selector();
+std::unique_ptr<const Selector> make_filter_layers_selector();
 
 }  // namespace kvasir

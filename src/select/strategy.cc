@@ -14,6 +14,8 @@ constexpr StrategyInfo strategies[] = {
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha},
     {"bounded", 0, 0.015, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail},
+    // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
+    {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters},
 };
 
 std::span<const StrategyInfo> all_strategies() { return strategies; }

@@ -12,10 +12,11 @@ namespace kvasir {
 // what comes back is exact.
 struct Session::Restore {
   explicit Restore(Session* s)
-      : session(s), store(s->store_), tokens(s->tokens_.size()), turn(s->turn_), logits(s->logits_), logits_at(s->logits_at_) {}
+      : session(s), store(s->store_), queries(s->queries_), tokens(s->tokens_.size()), turn(s->turn_), logits(s->logits_), logits_at(s->logits_at_) {}
   ~Restore() {
     if (!session) return;
     session->store_ = std::move(store);
+    session->queries_ = std::move(queries);
     session->tokens_.resize(tokens);
     session->turn_ = turn;
     session->logits_ = std::move(logits);
@@ -25,6 +26,7 @@ struct Session::Restore {
 
   Session* session;
   KvStore store;
+  RecentQueries queries;
   std::size_t tokens;
   Turn turn;
   Array<float> logits;

@@ -109,7 +109,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   state.document_turn = static_cast<uint32_t>(turn_ == Turn::answer ? document_turn_ : Turn::empty);
   state.probed_pages = static_cast<uint32_t>(probed_at_ / shape.page.page_tokens);
   const auto state_data = encode(state);
-  const Array<float> window = store_.window_floats();
+  const Array<float> window = store_.window_floats(), queries = queries_.floats();
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
   const struct {
     SectionKind kind;
@@ -121,7 +121,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                {SectionKind::sinks, store_.sink_floats().data(), store_.sink_floats().size_bytes()},
                {SectionKind::window, window.data(), window.size() * sizeof(float)},
                {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
-               {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0}};
+               {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
+               {SectionKind::queries, queries.data(), queries.size() * sizeof(float)}};
 
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
@@ -257,6 +258,16 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     if (Status s = check_finite(*file, SectionKind::errors, values); !s.ok()) return s;
     session->layer_errors_.assign(values.begin(), values.end());
     session->probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
+  }
+  if (const CacheFile::Section* queries = file->find(SectionKind::queries); queries && queries->bytes) {
+    const uint64_t token = session->queries_.token_floats() * sizeof(float);
+    const uint64_t most = std::min<uint64_t>(RecentQueries::capacity, state.tokens);
+    if (queries->bytes % token || queries->bytes / token > most || options.full_precision)
+      return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes, which are not the queries of up to %" PRIu64
+                           " tokens; nothing was loaded", path.c_str(), format::name_of(queries->kind), queries->bytes, most);
+    if (Status s = take(*file, SectionKind::queries, queries->bytes, &at); !s.ok()) return s;
+    if (Status s = check_finite(*file, SectionKind::queries, floats(at, queries->bytes)); !s.ok()) return s;
+    session->queries_.restore(floats(at, queries->bytes), state.tokens);
   }
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;

@@ -36,11 +36,14 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
-  return check_select_options(o->select);
+  return check_select_options(o->select, model.config().layers);
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store)
-    : model_(std::move(model)), options_(options), store_(std::move(store)) {}
+    : model_(std::move(model)),
+      options_(options),
+      store_(std::move(store)),
+      queries_(model_->config().layers, model_->config().heads, model_->config().head_dim) {}
 
 Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out) {
   SessionOptions o = options;
@@ -60,6 +63,7 @@ Status Session::start() {
 
 Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, KvStore(store_)));
+  session->queries_ = queries_;
   session->tokens_ = tokens_;
   session->turn_ = turn_;
   session->layer_errors_ = layer_errors_;
@@ -74,7 +78,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 }
 
 Status Session::set_select(const SelectOptions& select) {
-  if (Status s = check_select_options(select); !s.ok()) return s;
+  if (Status s = check_select_options(select, model_->config().layers); !s.ok()) return s;
   options_.select = select;
   return {};
 }
@@ -112,6 +116,7 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     ForwardStep step;
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
+    step.queries = recorded_queries();
     if (!exact) {
       if (Status s = prepare_strategy(); !s.ok()) return s;
       plan_step(&step);
@@ -181,6 +186,7 @@ void Session::plan_step(ForwardStep* step) {
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
   if (!planned_ || plan.strategy != plan_.strategy) {
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+    memory_ = selector_ ? selector_->make_memory() : nullptr;
     char line[160];
     std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(), plan.why);
     log(2, line);
@@ -189,6 +195,7 @@ void Session::plan_step(ForwardStep* step) {
   planned_ = true;
   step->plan = plan;
   step->selector = selector_.get();
+  step->memory = memory_.get();
 }
 
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report report,
@@ -252,6 +259,7 @@ Status Session::rewind(uint64_t tokens) {
                          tokens_.size());
   if (tokens == tokens_.size()) return {};
   if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  queries_.rewind(tokens);
   tokens_.resize(tokens);
   logits_at_ = 0;
   if (tokens == 0) turn_ = Turn::empty;
@@ -267,6 +275,7 @@ Status Session::refresh_logits(const Cancel* cancel) {
   ForwardStep step;
   step.tokens = {&last, 1};
   step.cancel = cancel;
+  step.queries = recorded_queries();
   step.want = ForwardStep::Logits::last;
   logits_.resize(model_->config().vocabulary);
   step.logits = logits_.data();

@@ -124,6 +124,7 @@ class Session {
   Status prepare_strategy();
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
+  RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
   Status check_room(uint64_t more) const;
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
@@ -132,9 +133,11 @@ class Session {
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<const Selector> selector_;  // of the strategy planned last
+  std::unique_ptr<const Selector> selector_;  // of the strategy planned last,
+  std::unique_ptr<StepMemory> memory_;        // and its own, where it has one
   std::unique_ptr<Forward> forward_;
   KvStore store_;
+  RecentQueries queries_;            // of the timeline's newest tokens, where pages are sealed
   Array<Token> tokens_;
   Turn turn_ = Turn::empty;
   uint64_t document_tokens_ = 0;     // where the conversation began, once turn_ is answer,

@@ -65,6 +65,12 @@ std::string Session::stats_json() const {
     errors += number;
   }
   json.list("dense_layers", dense);
+  if (!plan.filter.empty()) {
+    std::string filters;
+    for (uint32_t l = 0; l < shape.layers; ++l)
+      if (plan.is_filter(l)) filters += (filters.empty() ? "" : ",") + std::to_string(l);
+    json.list("filter_layers", filters);
+  }
   json.list("layer_errors", errors);
   json.count("budget_tokens", plan.budget_tokens);
   std::string budgets;

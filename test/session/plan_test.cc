@@ -53,15 +53,15 @@ TEST_CASE("the layers with the largest measured errors are dense, the first ones
 }
 
 TEST_CASE("unknown strategies and budgets out of range are refused") {
-  CHECK(!check_select_options(options("best")).ok());
+  CHECK(!check_select_options(options("best"), 10).ok());
   SelectOptions o = options("quest");
   for (double bad : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     o.budget_fraction = bad;
-    CHECK(!check_select_options(o).ok());
+    CHECK(!check_select_options(o, 10).ok());
   }
   o.budget_fraction = 0.1;
   o.budget_tokens = 5;
-  CHECK(!check_select_options(o).ok());
+  CHECK(!check_select_options(o, 10).ok());
 }
 
 TEST_CASE("bounded gives layers budget in proportion to their errors, within a quarter and four times the mean") {
@@ -92,6 +92,45 @@ TEST_CASE("alpha becomes a range below the largest score, for the strategy that 
   CHECK(std::isinf(make_plan(options("flat"), 100000, 6, {}).range));
   for (float bad : {-0.1f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {
     o.alpha = bad;
-    CHECK(!check_select_options(o).ok());
+    CHECK(!check_select_options(o, 6).ok());
+  }
+}
+
+TEST_CASE("filter layers, those before the first one and the one after each attend everything") {
+  SelectOptions o = options("filter-layers");
+  o.filter_layers = {2, 8, 18};
+  o.dense_layers = 0;  // is not used
+  const Plan plan = make_plan(o, 100000, 32, {});
+  for (uint32_t l = 0; l < 32; ++l) {
+    CAPTURE(l);
+    CHECK(plan.is_filter(l) == (l == 2 || l == 8 || l == 18));
+    CHECK(plan.is_dense(l) == (l <= 3 || l == 8 || l == 9 || l == 18 || l == 19));
+  }
+  CHECK(plan.dense_layers == 8);
+  CHECK(std::string(plan.why) == "asked for");
+  CHECK(plan.budget(5) == 6700);
+  o.filter_layers = {31};
+  CHECK(make_plan(o, 100000, 32, {}).dense_layers == 32);
+}
+
+TEST_CASE("filter layers that are not named are three, fewer in small models, and the plan says that they are not measured") {
+  for (uint32_t layers = 1; layers <= 100; ++layers) {
+    CAPTURE(layers);
+    const Plan plan = make_plan(options("filter-layers"), 100000, layers, {});
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < layers; ++l) count += plan.is_filter(l);
+    CHECK(count == (layers < 16 ? 1 : layers < 24 ? 2 : 3));
+    CHECK(plan.dense_layers <= std::max(3u, layers / 2));
+    CHECK(std::string(plan.why).find("spread evenly") != std::string::npos);
+  }
+}
+
+TEST_CASE("filter layers that the model does not have, or out of order, are refused") {
+  SelectOptions o = options("filter-layers");
+  o.filter_layers = {0, 9};
+  CHECK(check_select_options(o, 10).ok());
+  for (const std::vector<uint32_t>& bad : {std::vector<uint32_t>{10}, {3, 3}, {4, 2}, {0, UINT32_MAX}}) {
+    o.filter_layers = bad;
+    CHECK(check_select_options(o, 10).code() == Code::bad_argument);
   }
 }

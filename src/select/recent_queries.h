@@ -1,0 +1,102 @@
+// The newest queries of every layer, as attention asked them, for strategies that choose by what was asked lately. They belong to a timeline:
+// copied by a fork, saved, taken back with its tokens.
+//
+// A step is prepare(), write(layer, ...) for every layer, commit(); until then nothing is visible. Threads: const functions may run together.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "base/memory.h"
+
+namespace kvasir {
+
+class RecentQueries {
+ public:
+  static constexpr uint32_t capacity = 32;  // tokens: the observation window of SnapKV, twice that of OmniKV
+
+  RecentQueries() = default;
+  RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim) : layers_(layers), heads_(heads), head_dim_(head_dim) {}
+
+  uint32_t count() const { return count_; }  // those of tokens end() - count() .. end() - 1
+  uint64_t end() const { return end_; }
+  uint64_t begin() const { return end_ - count_; }
+  // Of the token at this position: [heads][head_dim] after RoPE, not scaled.
+  const float* query(uint32_t layer, uint64_t position) const { return rows_.data() + at(layer, position); }
+  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share.
+  const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
+
+  // Room for a step. Throws std::bad_alloc.
+  void prepare() {
+    rows_.resize(std::size_t{layers_} * capacity * width());
+    pending_.resize(rows_.size());
+  }
+  // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals [n][heads].
+  void write(uint32_t layer, uint32_t n, const float* q, const float* totals) {
+    for (uint32_t i = n - std::min(n, capacity); i < n; ++i) {
+      float* to = pending_.data() + (std::size_t{layer} * capacity + (n - 1 - i)) * width();
+      std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
+      std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
+    }
+  }
+  // The step's tokens were `first` to first + n - 1; what was known of `first` and later is replaced.
+  void commit(uint64_t first, uint32_t n) {
+    rewind(first);
+    if (end_ != first) count_ = 0;  // tokens in between were not seen
+    end_ = first + n;
+    count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
+    for (uint32_t l = 0; l < layers_; ++l)
+      for (uint32_t i = 0; i < std::min(n, capacity); ++i)
+        std::copy_n(pending_.data() + (std::size_t{l} * capacity + i) * width(), width(), rows_.data() + at(l, end_ - 1 - i));
+  }
+  // For a store that begins to centre its keys after these queries were written: totals become those of centred keys. centre: [layers][kv_heads][dim].
+  void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+    for (uint32_t l = 0; l < layers_; ++l)
+      for (uint64_t p = begin(); p < end_; ++p)
+        for (uint32_t h = 0; h < heads_; ++h) {
+          const float* c = centre.data() + (std::size_t{l} * kv_heads + h / (heads_ / kv_heads)) * dim;
+          float shift = 0;
+          for (uint32_t d = 0; d < head_dim_; ++d) shift += query(l, p)[h * head_dim_ + d] * c[d];
+          rows_[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
+        }
+  }
+  // Forgets the tokens from this position on.
+  void rewind(uint64_t tokens) {
+    if (tokens >= end_) return;
+    count_ -= static_cast<uint32_t>(std::min<uint64_t>(count_, end_ - tokens));
+    end_ = tokens;
+  }
+
+  // Persistence: f32 [layers][count][heads * (head_dim + 1)], each token's queries, then its totals.
+  std::size_t token_floats() const { return std::size_t{layers_} * width(); }
+  Array<float> floats() const {
+    Array<float> out;
+    out.reserve(token_floats() * count_);
+    for (uint32_t l = 0; l < layers_; ++l)
+      for (uint64_t p = begin(); p < end_; ++p) out.insert(out.end(), query(l, p), query(l, p) + width());
+    return out;
+  }
+  // For a timeline of `tokens` tokens; the size is a whole number of tokens, at most capacity and at most `tokens`.
+  void restore(std::span<const float> floats, uint64_t tokens) {
+    prepare();
+    end_ = tokens;
+    count_ = static_cast<uint32_t>(floats.size() / token_floats());
+    for (uint32_t l = 0; l < layers_; ++l)
+      for (uint64_t p = begin(); p < end_; ++p, floats = floats.subspan(width())) std::copy_n(floats.data(), width(), rows_.data() + at(l, p));
+  }
+
+ private:
+  std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }
+  std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + position % capacity) * width(); }
+
+  uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
+  uint32_t count_ = 0;
+  uint64_t end_ = 0;
+  Array<float> rows_;     // [layers][capacity, by position][heads * (head_dim + 1)]
+  Array<float> pending_;  // [layers][capacity, newest first] of the step that runs
+};
+
+}  // namespace kvasir
