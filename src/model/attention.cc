@@ -263,6 +263,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     }
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
+    w.counts.keys_scanned += w.selection.keys_scanned;
     write_out(state, task / heads, 1, h, out, totals);
   });
   return failure;

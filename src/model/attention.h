@@ -27,6 +27,7 @@ struct ReadCounts {
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
   uint64_t summary_bytes = 0;   // read to choose, and to stand for what was not chosen
+  uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t queries = 0;         // query heads whose pages were chosen,
   double mass = 0;              // and the share of their attention that was read, summed; the rest was estimated
 
@@ -35,6 +36,7 @@ struct ReadCounts {
     tokens_present += o.tokens_present;
     pages_touched += o.pages_touched;
     summary_bytes += o.summary_bytes;
+    keys_scanned += o.keys_scanned;
     queries += o.queries;
     mass += o.mass;
     return *this;

@@ -56,6 +56,7 @@ struct Selection {
   std::vector<Array<uint32_t>> page_numbers;  // of the same entries
   uint64_t tokens = 0;                        // chosen, summed over lists
   uint64_t summary_bytes = 0;                 // read to choose
+  uint64_t keys_scanned = 0;                  // keys of the store whose scores were computed to choose; of summaries: none
   bool intact = true;                         // false: a summary of a mapped file is damaged
 };
 

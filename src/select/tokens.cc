@@ -22,6 +22,7 @@ bool score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch, Sele
     query.kernels.score_tokens(query.rows, refs, n, scratch->scores.data() + p * shape.page_tokens, stride, scratch->bytes.data());
   }
   out->summary_bytes += uint64_t{pages - query.first_page} * (page_bytes / 2 + shape.page_tokens * sizeof(uint16_t));
+  out->keys_scanned += uint64_t{pages - query.first_page} * shape.page_tokens;
   return true;
 }
 

@@ -83,6 +83,7 @@ std::string Session::stats_json() const {
   json.count("last_tokens_present", last_read_.tokens_present);
   json.count("last_pages_touched", last_read_.pages_touched);
   json.count("last_summary_bytes", last_read_.summary_bytes);
+  json.count("last_keys_scanned", last_read_.keys_scanned);
   if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
   json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
   json.count("prefill_tokens", prefill_tokens_);

@@ -41,6 +41,7 @@ TEST_CASE("flat chooses the tokens with the largest exact scores, or with the la
       REQUIRE(out.lists.size() == 3);
       CHECK(out.tokens == 3 * want);
       CHECK(out.summary_bytes == 36u * (2048 + 2 * store.shape().page.page_tokens));
+      CHECK(out.keys_scanned == asked.tokens() - asked.first());
       for (uint32_t r = 0; r < 3; ++r) {
         const auto chosen = chosen_tokens(out, r, store.shape().page);
         CHECK(chosen.size() == want);

@@ -185,6 +185,7 @@ TEST_CASE("bounded answers from a twentieth of a document where nothing is dense
   CHECK(stats.find("\"dense_layers\":[]") != std::string::npos);
   const auto number = [&](const std::string& key) { return std::stod(stats.substr(stats.find("\"" + key + "\":") + key.size() + 3)); };
   CHECK(number("last_tokens_read") < 0.05 * number("last_tokens_present"));
+  CHECK(number("last_keys_scanned") == 0);
   CHECK(number("last_mass_read") > 0.5);
   CHECK(number("last_mass_read") < 1);
 }
