@@ -22,6 +22,7 @@ Kernels make_table(const char* name, Fill matmul, Fill attention) {
   return k;
 }
 
+// Filling a table runs code that was compiled for it: it begins after the processor was found to have it.
 const Kernels* scalar_table() {
   static const Kernels k = make_table("scalar", fill_matmul_scalar, fill_attention_scalar);
   return &k;
@@ -59,21 +60,24 @@ X86Features detect() {
 }
 
 const Kernels* avx2_table() {
+  if (!detect().avx2) return nullptr;
   static const Kernels k = make_table("avx2", fill_matmul_avx2, fill_attention_avx2);
-  return detect().avx2 ? &k : nullptr;
+  return &k;
 }
 
 const Kernels* avx512_table() {
+  if (!detect().avx512) return nullptr;
   static const Kernels k = make_table("avx512vnni", fill_matmul_avx512, fill_attention_avx512);
-  return detect().avx512 ? &k : nullptr;
+  return &k;
 }
 
 #elif defined(__aarch64__)
 
 const Kernels* neon_table() {
-  static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
   constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;  // HWCAP bits: half-precision arithmetic, dot products
-  return (getauxval(AT_HWCAP) & (asimdhp | asimddp)) == (asimdhp | asimddp) ? &k : nullptr;
+  if ((getauxval(AT_HWCAP) & (asimdhp | asimddp)) != (asimdhp | asimddp)) return nullptr;
+  static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
+  return &k;
 }
 
 #endif
