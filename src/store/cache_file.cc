@@ -24,7 +24,7 @@ constexpr uint32_t most_pieces = word_blocks;             // places that one rea
 
 // What every choice of pages reads from end to end.
 bool is_read_whole(SectionKind kind) {
-  return kind == SectionKind::scales || kind == SectionKind::bounds || kind == SectionKind::means;
+  return kind == SectionKind::bounds || kind == SectionKind::means;
 }
 
 bool is_zero(const std::byte* p, uint64_t size) {
@@ -128,6 +128,15 @@ Status CacheFile::read(const Section& section, uint64_t first, uint64_t count, s
   if (Status s = file_.read(section.offset + begin, to, static_cast<std::size_t>(end - begin)); !s.ok()) return s;
   for (uint64_t i = 0; i < count; ++i)
     if (!block_is_intact(section, first + i, to + i * block_bytes)) return damaged(section, first + i);
+  return {};
+}
+
+Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const {
+  if (size == 0) return {};
+  const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
+  const auto blocks = make_buffer<std::byte>(count * block_bytes);
+  if (Status s = read(section, first, count, blocks.get()); !s.ok()) return s;
+  std::memcpy(to, blocks.get() + offset % block_bytes, size);
   return {};
 }
 

@@ -4,9 +4,9 @@
 // Writing is atomic: a unique temporary file in the same folder, preallocated, written, synced, renamed, folder synced. The path
 // holds the old file or the new one, never anything between; on failure or cancel the temporary file is removed.
 // Reading: header, section table and checksum tables are read and verified when the file is opened; blocks when they are first used
-// (check), or all at once (verify_all). The file stays open and mapped. Sections are used where the mapping has them, but for scales and
-// summaries: every choice of pages reads these from end to end, so they are read into private memory, and a file that is cut off
-// or a disk that fails is an error there. Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
+// (check), or all at once (verify_all). The file stays open and mapped. Sections are used where the mapping has them, but for summaries:
+// every choice of pages reads these from end to end, so they are read into private memory, and a file that is cut off or a disk
+// that fails is an error there. Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
 #pragma once
 
 #include <array>
@@ -99,6 +99,8 @@ class CacheFile {
   // `count` of them one after the other. On failure what was read is not to be used. Code::corrupt, Code::io.
   Status read(const Section& section, uint64_t first, std::span<std::byte* const> to) const;
   Status read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const;
+  // The same of any bytes within the section: all blocks that hold them are verified. Throws std::bad_alloc.
+  Status copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const;
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 

@@ -1,6 +1,7 @@
 #include "store/page_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/checked.h"
@@ -12,7 +13,7 @@ namespace {
 constexpr uint32_t no_slot = UINT32_MAX;
 constexpr uint64_t no_page = UINT64_MAX;
 
-// The cache's own limit is this share of the pages. With scales and bounds, which are in memory whole, the document then takes less than 15% of
+// The cache's own limit is this share of the pages. With the summaries, which are in memory whole, the document then takes less than 15% of
 // its keys' and values' size. Measured over 130,000 tokens of a book, a budget of 2048 tokens, the pages of a question's answer: 96% are found
 // (88% with a share of 24, 97% with 16; 93% if each head had a share of its own).
 constexpr uint64_t share = 20;
@@ -31,19 +32,28 @@ struct PageCache::Room {
 
   const uint64_t pages;     // of a head
   const uint32_t capacity;  // slots
+  const uint32_t scales;    // of a page
   std::mutex mutex;         // guards the rest but memory; never held while reading
   Buffer<int8_t> memory;    // [capacity][page_bytes], touched where pages come
+  Buffer<uint16_t> scales_memory;  // [capacity][scales]
   Array<uint32_t> slot_of;  // [heads][pages] slot + 1, or 0
   Array<Slot> slots;        // those that were ever taken
   uint32_t hand = 0;
 
-  Room(uint64_t heads, uint64_t pages_of_head, uint32_t slot_count)
-      : pages(pages_of_head), capacity(slot_count), memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)), slot_of(heads * pages_of_head) {
+  Room(uint64_t heads, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
+      : pages(pages_of_head),
+        capacity(slot_count),
+        scales(scales_of_page),
+        memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)),
+        scales_memory(make_buffer<uint16_t>(std::size_t{slot_count} * scales_of_page)),
+        slot_of(heads * pages_of_head) {
     slots.reserve(slot_count);
     os::prefer_huge_pages(memory.get(), std::size_t{slot_count} * page_bytes);
   }
 
   int8_t* data(uint32_t slot) const { return memory.get() + std::size_t{slot} * page_bytes; }
+  uint16_t* scales_of(uint32_t slot) const { return scales_memory.get() + std::size_t{slot} * scales; }
+  void point(PageRef* ref, uint32_t slot) const { ref->data = data(slot), ref->scales = scales_of(slot); }
 
   // The slot stays what it is while `held`, in which there is room, names it.
   void pin(uint32_t slot, Array<uint32_t>* held) {
@@ -78,7 +88,7 @@ struct PageCache::Room {
         missing->push_back({i, no_slot});
         continue;
       }
-      refs[i].data = data(there - 1);
+      point(&refs[i], there - 1);
       slots[there - 1].used = true;
       pin(there - 1, held);
     }
@@ -96,7 +106,7 @@ struct PageCache::Room {
       if (m.slot == no_slot) return;
       const uint64_t page = head * pages + numbers[m.index];
       if (const uint32_t there = slot_of[page]) {
-        refs[m.index].data = data(there - 1);
+        point(&refs[m.index], there - 1);
         pin(there - 1, held);
       } else {
         slots[m.slot].page = page;
@@ -111,8 +121,14 @@ struct PageCache::Room {
   }
 };
 
-PageCache::PageCache(std::shared_ptr<const CacheFile> file, uint32_t heads, uint32_t pages)
-    : file_(std::move(file)), section_(*file_->find(format::SectionKind::pages)), heads_(heads), pages_(pages), lists_(heads) {}
+PageCache::PageCache(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t heads, uint32_t pages)
+    : file_(std::move(file)),
+      section_(*file_->find(format::SectionKind::pages)),
+      scales_section_(*file_->find(format::SectionKind::scales)),
+      scale_bytes_(static_cast<uint32_t>(shape.scales_bytes() / extent_pages)),
+      heads_(heads),
+      pages_(pages),
+      lists_(heads) {}
 
 PageCache::~PageCache() = default;
 
@@ -133,7 +149,7 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
     if (room_ && slots > room_->capacity) slots = std::max<uint64_t>(slots, room_->capacity + room_->capacity / 4);  // seldom: it begins empty
   }
   slots = std::min({slots, uint64_t{heads_} * pages_, uint64_t{no_slot - 1}});
-  if (!room_ || slots > room_->capacity) room_ = std::make_shared<Room>(heads_, pages_, static_cast<uint32_t>(slots));
+  if (!room_ || slots > room_->capacity) room_ = std::make_shared<Room>(heads_, pages_, static_cast<uint32_t>(slots), static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
   return room_;
 }
 
@@ -145,7 +161,9 @@ Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRe
   found_.fetch_add(numbers.size() - hold->missing_.size(), std::memory_order_relaxed);
   if (hold->missing_.empty()) return {};
   read_.fetch_add(hold->missing_.size(), std::memory_order_relaxed);
-  if (Status s = read_missing(head, numbers, refs, hold); !s.ok()) {
+  Status s = read_missing(head, numbers, refs, hold);
+  if (s.ok()) s = read_scales(head, numbers, refs, *hold);
+  if (!s.ok()) {
     hold->release();
     return s;
   }
@@ -157,8 +175,13 @@ Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRe
 Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const {
   const Array<PageHold::Missing>& missing = hold->missing_;
   const auto without = std::count_if(missing.begin(), missing.end(), [](const PageHold::Missing& m) { return m.slot == no_slot; });
-  if (without) hold->beside_ = make_buffer<int8_t>(static_cast<std::size_t>(without) * page_bytes);
+  const std::size_t scales = scale_bytes_ / sizeof(uint16_t);
+  if (without) {
+    hold->beside_ = make_buffer<int8_t>(static_cast<std::size_t>(without) * page_bytes);
+    hold->scales_beside_ = make_buffer<uint16_t>(static_cast<std::size_t>(without) * scales);
+  }
   int8_t* beside = hold->beside_.get();
+  uint16_t* scales_beside = hold->scales_beside_.get();
   const auto block_of = [&](std::size_t i) {
     const uint64_t page = numbers[missing[i].index];
     return (page / extent_pages * heads_ + head) * extent_pages + page % extent_pages;
@@ -168,12 +191,33 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
     const uint64_t first = block_of(i);
     uint32_t count = 0;
     do {
-      int8_t* at = missing[i].slot == no_slot ? std::exchange(beside, beside + page_bytes) : hold->room_->data(missing[i].slot);
-      refs[missing[i].index].data = at;
-      to[count++] = reinterpret_cast<std::byte*>(at);
+      PageRef* ref = &refs[missing[i].index];
+      if (missing[i].slot == no_slot) {
+        ref->data = std::exchange(beside, beside + page_bytes);
+        ref->scales = std::exchange(scales_beside, scales_beside + scales);
+      } else {
+        hold->room_->point(ref, missing[i].slot);
+      }
+      to[count++] = reinterpret_cast<std::byte*>(const_cast<int8_t*>(ref->data));
       ++i;
     } while (i < missing.size() && count < extent_pages && block_of(i) == first + count);
     if (Status s = file_->read(section_, first, {to, count}); !s.ok()) return s;
+  }
+  return {};
+}
+
+// To where the references point. A block of the file has the scales of several pages: it is read once for neighbours.
+Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const {
+  alignas(64) std::byte block[format::block_bytes];
+  uint64_t there = UINT64_MAX;
+  for (const PageHold::Missing& m : hold.missing_) {
+    const uint64_t page = numbers[m.index];
+    const uint64_t offset = ((page / extent_pages * heads_ + head) * extent_pages + page % extent_pages) * scale_bytes_;
+    if (offset / sizeof block != there) {
+      there = offset / sizeof block;
+      if (Status s = file_->read(scales_section_, there, 1, block); !s.ok()) return s;
+    }
+    std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), block + offset % sizeof block, scale_bytes_);
   }
   return {};
 }
@@ -186,7 +230,7 @@ PageCache::Counts PageCache::counts() const {
   if (!room_) return counts;
   const std::lock_guard room_lock(room_->mutex);
   counts.kept = room_->slots.size();
-  counts.bytes = room_->slots.size() * (page_bytes + sizeof(Room::Slot)) + room_->slot_of.size() * sizeof(uint32_t);
+  counts.bytes = room_->slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) + room_->slot_of.size() * sizeof(uint32_t);
   return counts;
 }
 
@@ -201,6 +245,7 @@ void PageHold::release() {
   if (!slots_.empty()) room_->unpin(slots_);
   slots_.clear();
   beside_.reset();
+  scales_beside_.reset();
   room_.reset();
 }
 

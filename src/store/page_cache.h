@@ -2,9 +2,9 @@
 //
 // Choosing reads one page in fifty, here and there. Through a mapping that would make half of the file resident, because the system maps up
 // to sixteen cached neighbours around each page that is touched, and a file that another process cuts, or a disk that
-// fails, would end the process by SIGBUS. So chosen pages are read into slots of 4 KiB: neighbours by one system call, verified when they
-// are read, so that the bytes that are used are the bytes that were checked. Successive tokens choose mostly the same pages and
-// find them there, at the cost of a look into a table.
+// fails, would end the process by SIGBUS. So chosen pages are read into slots of 4 KiB, neighbours by one system call, and the scales
+// of their tokens beside them; verified when they are read, so that the bytes that are used are the bytes that were checked. Successive
+// tokens choose mostly the same pages and find them there, at the cost of a look into a table.
 //
 // All layers and KV heads share the slots, because some choose twice as many different pages as others; CLOCK chooses what makes room. One
 // lock guards the table: it is held for a microsecond a list, never while reading. The forks of a timeline share the cache of its file.
@@ -30,13 +30,14 @@ class PageCache {
  public:
   static constexpr uint64_t by_itself = UINT64_MAX;  // as a limit: a share of the pages, more where a step needs it
 
-  // Over the pages of `heads` heads (of all layers together): [extents][heads][16 pages][4096], `pages` of each head.
-  PageCache(std::shared_ptr<const CacheFile> file, uint32_t heads, uint32_t pages);
+  // Over the pages of `heads` heads (of all layers together): [extents][heads][16 pages][4096], `pages` of each head, and their scales,
+  // [extents][heads][16 pages][2][page_tokens].
+  PageCache(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t heads, uint32_t pages);
   ~PageCache();
   PageCache(const PageCache&) = delete;
   PageCache& operator=(const PageCache&) = delete;
 
-  // Points refs[i].data at page numbers[i] of a head; the other fields are left alone. The pages stay there until `hold` lets go of them;
+  // Points refs[i].data and .scales at page numbers[i] of a head; the tokens are left alone. The pages stay there until `hold` lets go of them;
   // what it held before it lets go of first. Numbers ascending. Code::corrupt or Code::io: nothing is held. Throws std::bad_alloc.
   Status fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
 
@@ -58,9 +59,11 @@ class PageCache {
 
   std::shared_ptr<Room> room_for(uint32_t head, uint64_t list);
   Status read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
+  Status read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const;
 
   const std::shared_ptr<const CacheFile> file_;
-  const CacheFile::Section& section_;
+  const CacheFile::Section &section_, &scales_section_;
+  const uint32_t scale_bytes_;    // of a page's tokens
   const uint32_t heads_, pages_;
   mutable std::mutex mutex_;      // guards the following, not what is in the room
   Array<uint64_t> lists_;         // [heads] pages of the last list
@@ -89,7 +92,8 @@ class PageHold {
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
   Array<Missing> missing_;  // while they are read
-  Buffer<int8_t> beside_;   // pages for which there was no slot
+  Buffer<int8_t> beside_;   // pages for which there was no slot,
+  Buffer<uint16_t> scales_beside_;  // and their scales
 };
 
 }  // namespace kvasir

@@ -27,6 +27,12 @@ struct PageStore::Slab {
   uint32_t index = 0;                     // its extent in the file
 
   ~Slab() { deallocate(memory); }
+  const void* array(SectionKind kind) const {
+    return kind == SectionKind::pages    ? static_cast<const void*>(pages)
+           : kind == SectionKind::scales ? static_cast<const void*>(scales)
+           : kind == SectionKind::bounds ? static_cast<const void*>(bounds)
+                                         : static_cast<const void*>(means);
+  }
 };
 
 // A counted reference. unique() acquires what the other owners did before they let go, so that writing is safe.
@@ -44,6 +50,7 @@ class PageStore::SlabRef {
   ~SlabRef() {
     if (slab_ && slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete slab_;
   }
+  const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
   bool writable() const { return slab_->memory && slab_->references.load(std::memory_order_acquire) == 1; }
 
@@ -108,7 +115,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   store.pages_ = pages;
   const uint32_t extents = store.extents();
   store.slabs_.reserve(extents);
-  if (extents > 0) store.cache_ = std::make_shared<PageCache>(file, shape.heads_total(), pages);
+  if (extents > 0) store.cache_ = std::make_shared<PageCache>(file, shape.page, shape.heads_total(), pages);
   const uint64_t heads = shape.heads_total();
   for (uint32_t e = 0; e < extents; ++e) {
     auto slab = std::make_unique<Slab>();
@@ -128,10 +135,7 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
   const std::size_t bytes = array_bytes(shape_.page, kind);
   for (uint32_t e = 0; e < extents(); ++e) {
     const SlabRef& slab = slabs_[e];
-    const void* data = kind == SectionKind::pages    ? static_cast<const void*>(slab->pages)
-                       : kind == SectionKind::scales ? static_cast<const void*>(slab->scales)
-                       : kind == SectionKind::bounds ? static_cast<const void*>(slab->bounds)
-                                                     : static_cast<const void*>(slab->means);
+    const void* data = slab->array(kind);
     if (!intact_extent(kind, e)) return damaged();
     if ((e + 1) * extent_pages <= pages_) {
       if (Status s = write(data, bytes * shape_.heads_total()); !s.ok()) return s;
@@ -167,11 +171,10 @@ Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t>
   const auto is_mapped = [&](uint32_t p) { return slabs_[p / extent_pages]->file != nullptr; };
   const auto end = cache_ ? std::partition_point(numbers.begin(), numbers.end(), is_mapped) : numbers.begin();
   const auto mapped = static_cast<std::size_t>(end - numbers.begin());
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
+  for (std::size_t i = mapped; i < numbers.size(); ++i) {
     const PageRef at = page(layer, head, numbers[i]);
     refs[i].data = at.data;
     refs[i].scales = at.scales;
-    if (i < mapped && !intact_scales(layer, head, numbers[i])) return damaged();
   }
   return mapped ? cache_->fetch(layer * shape_.kv_heads + head, numbers.first(mapped), refs, hold) : Status();
 }
@@ -197,13 +200,9 @@ bool PageStore::intact_extent(SectionKind kind, uint32_t e) const {
 }
 
 bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
-  const uint64_t at = uint64_t{p % extent_pages} * page_bytes;
-  return intact(SectionKind::pages, layer, head, p / extent_pages, at, page_bytes) && intact_scales(layer, head, p);
-}
-
-bool PageStore::intact_scales(uint32_t layer, uint32_t head, uint32_t p) const {
-  const uint64_t bytes = shape_.page.scales_bytes() / extent_pages;
-  return intact(SectionKind::scales, layer, head, p / extent_pages, p % extent_pages * bytes, bytes);
+  const uint64_t i = p % extent_pages, scales = shape_.page.scales_bytes() / extent_pages;
+  return intact(SectionKind::pages, layer, head, p / extent_pages, i * page_bytes, page_bytes) &&
+         intact(SectionKind::scales, layer, head, p / extent_pages, i * scales, scales);
 }
 
 bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -239,25 +238,26 @@ PageStore::SlabRef PageStore::new_slab() const {
   return SlabRef(slab.release());
 }
 
+// What is in a file is read past the mapping, of which it would be the only part that is touched.
+Status PageStore::copy_slab(const Slab& from, SlabRef* to) const {
+  for (SectionKind kind : sections) {
+    const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
+    auto* data = static_cast<std::byte*>(const_cast<void*>((*to)->array(kind)));
+    if (!from.file) {
+      std::memcpy(data, from.array(kind), bytes);
+    } else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes, bytes, data); !s.ok()) {
+      return s;
+    }
+  }
+  return {};
+}
+
 Status PageStore::reserve(uint32_t pages) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab();
-    const std::size_t heads = shape_.heads_total();
-    const SlabRef& old = slabs_[last];
-    for (SectionKind kind : {SectionKind::scales, SectionKind::bounds, SectionKind::means})
-      if (!intact_extent(kind, last)) return damaged();
-    auto* pages_copy = reinterpret_cast<std::byte*>(const_cast<int8_t*>(copy->pages));
-    if (old->file) {  // past the mapping, of which it would be the only part that is touched
-      const uint64_t blocks = heads * extent_pages;
-      if (Status s = old->file->read(*old->file->find(SectionKind::pages), old->index * blocks, blocks, pages_copy); !s.ok()) return s;
-    } else {
-      std::memcpy(pages_copy, old->pages, heads * PageShape::pages_bytes());
-    }
-    std::memcpy(const_cast<uint16_t*>(copy->scales), old->scales, heads * shape_.page.scales_bytes());
-    std::memcpy(const_cast<int8_t*>(copy->bounds), old->bounds, heads * shape_.page.bounds_bytes());
-    std::memcpy(const_cast<int8_t*>(copy->means), old->means, heads * shape_.page.means_bytes());
+    if (Status s = copy_slab(*slabs_[last], &copy); !s.ok()) return s;
     slabs_[last] = std::move(copy);
   }
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left

@@ -89,8 +89,8 @@ class PageStore {
   struct Slab;
   class SlabRef;
   SlabRef new_slab() const;
+  Status copy_slab(const Slab& from, SlabRef* to) const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
-  bool intact_scales(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;
