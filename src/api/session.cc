@@ -60,7 +60,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (Status s = read_options(in, kv_session_options_init, &o); !s.ok()) return s;
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
-  if (o.reserved_2) return Status::error(Code::bad_argument, "reserved_2 is not 0");
+  if (o.compare > 2) return Status::error(Code::bad_argument, "compare is %u: use 0, 1 or 2", o.compare);
   if (o.filter_window > KV_FILTER_UNIFORM)
     return Status::error(Code::bad_argument, "filter_window is %u: use KV_FILTER_LAST, KV_FILTER_EXPONENTIAL or KV_FILTER_UNIFORM",
                          o.filter_window);
@@ -73,6 +73,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
                  static_cast<FilterWindow>(o.filter_window)};
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
+  out->compare = static_cast<CompareLevel>(o.compare);
   out->log = log_function(o.log, o.log_user);
   return {};
 }

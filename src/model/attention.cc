@@ -24,6 +24,7 @@ struct Attention::Worker {
   Array<float> read_m, read_l;  // [group] before what was not read is added
   Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
   ReadCounts counts;
+  Comparison::Scratch compare;
 };
 
 namespace {
@@ -55,7 +56,8 @@ Attention::Attention(const ModelConfig& config, const PageShape& shape, const Ke
       pool_(pool),
       block_rows_(std::max(1u, target_block_rows / config.group()) * config.group()),
       workers_(pool->threads()),
-      page_lists_(config.kv_heads) {
+      page_lists_(config.kv_heads),
+      comparison_(config.layers, config.kv_heads) {
   const std::size_t rows = block_rows_, dim = shape.dim;
   for (Worker& w : workers_) {
     w.q.resize(rows * dim);
@@ -101,8 +103,12 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
                       const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
+  const bool compare = plan.compare != CompareLevel::none;
+  if (compare) comparison_.begin(plan.compare, store.pages(), 1, n);
   Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals)
                       : exact(layer, n, q, store, cancel, out, totals);
+  if (compare && s.ok() && !selector) s = compare_exact(layer, n, q, store, cancel, out);
+  if (compare && s.ok() && !cancel.fired()) comparison_.end(kernels_, layer);
   for (const Worker& w : workers_) counts_ += w.counts;
   counts_.tokens_present += behind_sinks * n * config_.kv_heads;
   return s;
@@ -199,6 +205,17 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
+// One token of the step: sinks, window, and the step's tokens up to itself.
+void Attention::attend_near(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, uint32_t token,
+                            const AttentionState& state, Worker* w) const {
+  if (store.sink_count() > 0) {
+    const KvStore::Rows sinks = store.sinks(layer, head);
+    kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w->scratch.data());
+  }
+  const KvStore::Rows window = store.window(layer, head);
+  kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w->scratch.data());
+}
+
 // Adds the pages of which the worker's list i has nothing, by their means. False: a summary of a mapped file is damaged.
 bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t i,
                             const AttentionState& state, Worker* w) const {
@@ -217,9 +234,11 @@ bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows
   }
   w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.means_bytes();
   w->counts.queries += rows.rows;
-  for (uint32_t r = 0; r < rows.rows; ++r)
-    if (state.l[r] > 0)
-      w->counts.mass += static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r]));
+  for (uint32_t r = 0; r < rows.rows; ++r) {
+    const double read = state.l[r] > 0 ? static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r])) : 0;
+    w->counts.mass += read;
+    w->compare.estimated.push_back(read);
+  }
   return true;
 }
 
@@ -238,12 +257,9 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     const uint32_t h = task % heads, token = task / heads * stride;
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
-    if (store.sink_count() > 0) {
-      const KvStore::Rows sinks = store.sinks(layer, h);
-      kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
-    }
-    const KvStore::Rows window = store.window(layer, h);
-    kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w.scratch.data());
+    attend_near(layer, h, rows, store, token, state, &w);
+    w.compare.estimated.clear();
+    if (plan.compare != CompareLevel::none) w.compare.keep_near(state, group, dim);
     selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
                      plan.range, token, memory},
                     &w.selector, &w.selection);
@@ -265,8 +281,29 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     w.counts.summary_bytes += w.selection.summary_bytes;
     w.counts.keys_scanned += w.selection.keys_scanned;
     write_out(state, task / heads, 1, h, out, totals);
+    if (plan.compare == CompareLevel::none) return;
+    const float* its_out = out + std::size_t{task / heads} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
+    if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, task / heads, rows, &w.selection, its_out}, &w.compare))
+      fail(store.pages().damaged());
   });
   return failure;
+}
+
+Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out) {
+  const uint32_t heads = config_.kv_heads, group = config_.group();
+  std::atomic<bool> intact{true};
+  pool_->run(heads * n, [&](uint32_t task, uint32_t worker) {
+    if (cancel.fired()) return;
+    Worker& w = workers_[worker];
+    const uint32_t h = task % heads, token = task / heads;
+    const QueryRows rows = gather(&w, q, token, 1, h, false);
+    const AttentionState state = empty_state(w.state.data(), group, shape_.dim);
+    attend_near(layer, h, rows, store, token, state, &w);
+    w.compare.keep_near(state, group, shape_.dim);
+    const float* its_out = out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
+    if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, token, rows, nullptr, its_out}, &w.compare)) intact = false;
+  });
+  return intact ? Status() : store.pages().damaged();
 }
 
 }  // namespace kvasir

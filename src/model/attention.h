@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "compute/kernels.h"
 #include "compute/thread_pool.h"
+#include "model/compare.h"
 #include "model/config.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -64,7 +65,8 @@ class Attention {
                const Plan& plan, const float* exact, double* difference, double* norm);
 
   const ReadCounts& counts() const { return counts_; }
-  void reset_counts() { counts_ = {}; }
+  const Comparison& comparison() const { return comparison_; }  // of the steps whose plan asks for it
+  void reset_counts() { counts_ = {}, comparison_.reset(); }
 
  private:
   struct Worker;  // scratch of one thread
@@ -72,6 +74,10 @@ class Attention {
   // For `count` tokens, from the step's first one in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
+  // After exact(): what it gave against itself, as Comparison has it.
+  Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
+  void attend_near(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, uint32_t token, const AttentionState& state,
+                   Worker* worker) const;
   bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                    Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
@@ -87,6 +93,7 @@ class Attention {
   Array<float> partials_;                   // states of a block's parts
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
+  Comparison comparison_;
 };
 
 }  // namespace kvasir

@@ -23,6 +23,9 @@ struct SelectOptions {
   FilterWindow filter_window = FilterWindow::last;
 };
 
+// Whether decode is also computed exactly and compared: model/compare.h.
+enum class CompareLevel : uint32_t { none = 0, attention = 1, layers = 2 };
+
 struct Plan {
   const StrategyInfo* strategy = nullptr;
   std::vector<bool> dense;     // [layers] those that attend everything
@@ -33,6 +36,7 @@ struct Plan {
   float range = std::numeric_limits<float>::infinity();  // SelectorQuery::range
   std::vector<bool> filter;    // [layers] those that choose for the layers after them; empty where the strategy has none
   FilterWindow filter_window = FilterWindow::last;
+  CompareLevel compare = CompareLevel::none;
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }

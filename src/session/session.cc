@@ -192,8 +192,9 @@ void Session::plan_step(ForwardStep* step) {
     log(2, line);
   }
   plan_ = plan;
+  plan_.compare = options_.compare;
   planned_ = true;
-  step->plan = plan;
+  step->plan = plan_;
   step->selector = selector_.get();
   step->memory = memory_.get();
 }

@@ -34,6 +34,7 @@ struct SessionOptions {
   uint32_t window = 64;        // tokens
   uint32_t prefill_chunk = 0;  // tokens; 0: chosen
   SelectOptions select;
+  CompareLevel compare = CompareLevel::none;
   LogFn log;
 };
 

@@ -1,4 +1,5 @@
 // What a session says of itself, as JSON. All names and texts are the library's own constants, so nothing needs escaping.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -26,6 +27,10 @@ class Json {
     add(key, "[");
     text_ += numbers + "]";
   }
+  void raw(const char* key, const std::string& value) {
+    add(key, "%s", "");
+    text_ += value;
+  }
   void count(const char* key, uint64_t value) { add(key, "%" PRIu64, value); }
   void real(const char* key, double value) { add(key, "%.6g", value); }
   std::string take() && { return std::move(text_) + "}"; }
@@ -33,6 +38,45 @@ class Json {
  private:
   std::string text_ = "{";
 };
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+// Means over query heads and tokens, [layers][kv_heads].
+std::string compared_json(const Comparison& comparison) {
+  std::string layers, covered;
+  for (uint32_t l = 0; l < comparison.layers(); ++l) {
+    layers += l > 0 ? ",[" : "[";
+    for (uint32_t h = 0; h < comparison.kv_heads(); ++h) {
+      const Compared& c = comparison.of(l, h);
+      const double n = static_cast<double>(std::max<uint64_t>(c.queries, 1));
+      Json json;
+      json.count("queries", c.queries);
+      json.real("mass", c.mass / n);
+      json.real("least_mass", c.least_mass);
+      json.real("error", c.error / n);
+      json.real("largest_error", c.largest_error);
+      json.real("recall", c.recall / n);
+      json.real("least_recall", c.least_recall);
+      json.real("tokens", c.tokens / n);
+      if (c.estimates > 0) {
+        json.real("mass_estimated", c.mass_estimated / static_cast<double>(c.estimates));
+        json.real("estimate_error", c.estimate_error / static_cast<double>(c.estimates));
+      }
+      layers += (h > 0 ? "," : "") + std::move(json).take();
+    }
+    layers += "]";
+  }
+  for (uint32_t i = 0; comparison.covered_steps() > 0 && i < comparison.layers(); ++i) {
+    covered += i > 0 ? ",[" : "[";
+    for (uint32_t j = 0; j < comparison.layers(); ++j) covered += (j > 0 ? "," : "") + number(comparison.covered(i, j));
+    covered += "]";
+  }
+  return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
+}
 
 }  // namespace
 
@@ -89,6 +133,7 @@ std::string Session::stats_json() const {
   json.count("prefill_tokens", prefill_tokens_);
   json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);
   json.real("load_ms", load_ms_);
+  if (options_.compare != CompareLevel::none) json.raw("compared", compared_json(forward_->attention().comparison()));
   json.add("kernels", "\"%s\"", cpu_kernels().name);
   return std::move(json).take();
 }
