@@ -231,6 +231,10 @@ typedef struct kv_session_options {
    * 2: also how alike the layers are, of the newest token of each step: "covered"[i][j] is the share of layer j's attention that sinks, window
    * and the 5% of the tokens that layer i attends most hold. 0 (default): neither. */
   uint32_t compare;
+  /* Of the strategy "quest": neighbouring tokens that are chosen together, a multiple of 16 (of 8 where a head is longer than 128 elements) up
+   * to 1024; 0: 16 (8). Others do not take it: KV_BAD_ARGUMENT. */
+  uint32_t select_tokens;
+  uint32_t reserved_3;       /* 0 */
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);
@@ -241,7 +245,7 @@ typedef struct kv_strategy_information {
   double budget_fraction;   /* likewise */
   uint64_t budget_floor;    /* tokens that the default fraction is at least */
   uint32_t takes_budget;    /* 0: reads the same whatever the budget */
-  uint32_t reserved;        /* 0 */
+  uint32_t takes_select_tokens;  /* 1: the option of that name is for it */
   char name[32];
 } kv_strategy_information;
 
@@ -253,7 +257,8 @@ KV_API kv_status kv_strategy_info(uint32_t index, kv_strategy_information *info,
 KV_API kv_status kv_session_open(kv_model *model, const kv_session_options *options, kv_session **out, kv_error *error);
 KV_API void kv_session_close(kv_session *session);
 
-/* Changes what decode reads from now on, as the options of the same names do. KV_BAD_ARGUMENT leaves it as it was. */
+/* Changes what decode reads from now on, as the options of the same names do; other options stay, select_tokens where the new strategy takes
+ * it. KV_BAD_ARGUMENT leaves it as it was. */
 KV_API kv_status kv_session_set_strategy(kv_session *session, const char *strategy, uint64_t budget_tokens,
                                          double budget_fraction, kv_error *error);
 

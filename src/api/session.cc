@@ -61,6 +61,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
   if (o.compare > 2) return Status::error(Code::bad_argument, "compare is %u: use 0, 1 or 2", o.compare);
+  if (o.reserved_3) return Status::error(Code::bad_argument, "reserved_3 is not 0");
   if (o.filter_window > KV_FILTER_UNIFORM)
     return Status::error(Code::bad_argument, "filter_window is %u: use KV_FILTER_LAST, KV_FILTER_EXPONENTIAL or KV_FILTER_UNIFORM",
                          o.filter_window);
@@ -70,7 +71,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   out->window = o.window;
   out->prefill_chunk = o.prefill_chunk;
   out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha, {},
-                 static_cast<FilterWindow>(o.filter_window)};
+                 static_cast<FilterWindow>(o.filter_window), o.select_tokens};
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
   out->compare = static_cast<CompareLevel>(o.compare);
@@ -93,6 +94,7 @@ kv_status kv_strategy_info(uint32_t index, kv_strategy_information* info, kv_err
     i.budget_fraction = strategy.budget_fraction;
     i.budget_floor = strategy.budget_floor;
     i.takes_budget = strategy.make && strategy.budget_fraction > 0;
+    i.takes_select_tokens = strategy.has(StrategyInfo::takes_unit);
     api::copy_text(i.name, strategy.name);
     return api::write_result(i, info, "info");
   });
@@ -136,6 +138,8 @@ kv_status kv_session_set_strategy(kv_session* session, const char* strategy, uin
     select.strategy = strategy ? strategy : "auto";
     select.budget_tokens = budget_tokens;
     select.budget_fraction = budget_fraction;
+    const StrategyInfo* info = strategy_info(select.strategy);
+    if (!info || !info->has(StrategyInfo::takes_unit)) select.unit_tokens = 0;
     return s.set_select(select);
   });
 }

@@ -7,23 +7,26 @@
 namespace kvasir {
 namespace {
 
-// Merges chosen blocks of a page into one reference with their tokens' bits.
+// Merges chosen blocks into one reference a page with their tokens' bits, without the sinks' and those that are not sealed.
 void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens, std::span<const uint32_t> blocks, Array<PageRef>* refs,
                      Array<uint32_t>* numbers, Selection* out) {
-  const uint32_t page_blocks = query.pages.shape().page.page_tokens / block_tokens;
-  const uint64_t block_mask = ~uint64_t{0} >> (64 - block_tokens);
+  const uint32_t page_tokens = query.pages.shape().page.page_tokens;
+  const uint32_t first = query.first_page * page_tokens, last = query.pages.pages() * page_tokens;
   refs->clear();
   numbers->clear();
   for (const uint32_t block : blocks) {
-    const uint32_t page = block / page_blocks;
-    const uint64_t bits = block_mask << (block % page_blocks * block_tokens);
-    if (numbers->empty() || numbers->back() != page) {
-      refs->push_back({nullptr, nullptr, 0});
-      numbers->push_back(page);
+    const uint32_t end = std::min(last, (block + 1) * block_tokens);
+    for (uint32_t t = std::max(first, block * block_tokens), stop; t < end; t = stop) {
+      const uint32_t page = t / page_tokens;
+      stop = std::min(end, (page + 1) * page_tokens);
+      if (numbers->empty() || numbers->back() != page) {
+        refs->push_back({nullptr, nullptr, 0});
+        numbers->push_back(page);
+      }
+      refs->back().tokens |= ~uint64_t{0} >> (64 - (stop - t)) << t % page_tokens;
+      out->tokens += stop - t;
     }
-    refs->back().tokens |= bits;
   }
-  out->tokens += uint64_t{blocks.size()} * block_tokens;
 }
 
 }  // namespace

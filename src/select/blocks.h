@@ -27,7 +27,7 @@ inline void add_shares(const SelectorQuery& query, float tokens, float* scores, 
   }
 }
 
-// Blocks of tokens that are chosen or not: block_tokens each, a divisor of a page's, numbered through the pages.
+// Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a page, or several pages.
 struct BlockRange {
   uint32_t block_tokens;
   uint32_t first, end;  // the blocks that may be chosen

@@ -9,9 +9,10 @@ namespace kvasir {
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
+constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
-Status check_select_options(const SelectOptions& options, uint32_t layers) {
+Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
     return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
                          strategy_names().c_str());
@@ -21,6 +22,13 @@ Status check_select_options(const SelectOptions& options, uint32_t layers) {
     return Status::error(Code::bad_argument, "alpha is %g: use 0 to 1", static_cast<double>(options.alpha));
   if (options.budget_tokens && options.budget_fraction > 0)
     return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
+  if (const uint32_t n = options.unit_tokens; n != 0) {
+    const StrategyInfo* strategy = strategy_info(options.strategy);
+    if (!strategy || !strategy->has(StrategyInfo::takes_unit))
+      return Status::error(Code::bad_argument, "select_tokens is %u: strategy '%.40s' chooses by units of its own", n, options.strategy.c_str());
+    if (n % block_tokens || n > most_unit)
+      return Status::error(Code::bad_argument, "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens, most_unit);
+  }
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
     if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);
@@ -86,6 +94,7 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
   if (plan.strategy->has(StrategyInfo::takes_alpha)) plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
+  plan.unit_tokens = plan.strategy->has(StrategyInfo::takes_unit) ? options.unit_tokens : 0;
   const bool default_fraction = options.budget_fraction == 0;
   const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
   plan.budget_tokens = options.budget_tokens

@@ -21,6 +21,7 @@ struct SelectOptions {
   float alpha = 0;                 // 0: the default
   std::vector<uint32_t> filter_layers;  // of `filter-layers`, ascending; empty: chosen by number alone
   FilterWindow filter_window = FilterWindow::last;
+  uint32_t unit_tokens = 0;        // chosen together, where the strategy leaves it open; 0: its own
 };
 
 // Whether decode is also computed exactly and compared: model/compare.h.
@@ -37,6 +38,7 @@ struct Plan {
   std::vector<bool> filter;    // [layers] those that choose for the layers after them; empty where the strategy has none
   FilterWindow filter_window = FilterWindow::last;
   CompareLevel compare = CompareLevel::none;
+  uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0 where the strategy has its own
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }
@@ -44,8 +46,8 @@ struct Plan {
   bool is_filter(uint32_t layer) const { return !filter.empty() && filter[layer]; }
 };
 
-// Code::bad_argument names the option.
-Status check_select_options(const SelectOptions& options, uint32_t layers);
+// For a model of so many layers whose store has a bound for each block of block_tokens. Code::bad_argument names the option.
+Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens);
 
 // How many filter layers `filter-layers` has where the caller names none: OmniKV's three, fewer in a model of less than 24 layers.
 uint32_t default_filter_count(uint32_t layers);

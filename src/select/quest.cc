@@ -1,8 +1,11 @@
 // `quest`: the blocks whose upper bound of q . k is largest (Quest, arXiv 2406.10774, section 3.3, algorithm 1).
 //
-// A block is 16 tokens, the paper's page. Its bound is sum over channels of max(q * min, q * max), from int8 minima and maxima rounded
+// A block is 16 tokens, the paper's page, or as many as the caller asks to be chosen together (the paper's figure 9 has 16 to 64). Its bound is sum over channels of max(q * min, q * max), from int8 minima and maxima rounded
 // outwards. The query heads of a group either choose a list each, as the paper does for multi-head attention, or share one: then a
-// block counts with the sum over heads of the share of attention that it would have if all its tokens reached the bound.
+// block counts with the sum over heads of the share of attention that it would have if all its tokens reached the bound. A larger block has the
+// largest bound of its parts: never looser than the bound from the minima and maxima over all its tokens, and from the same summaries.
+#include <algorithm>
+
 #include "select/blocks.h"
 
 namespace kvasir {
@@ -16,6 +19,7 @@ class QuestSelector final : public Selector {
     const uint32_t stride = extents * shape.extent_blocks();
     const uint32_t first = query.first_page * shape.page_blocks();
     const uint32_t blocks = query.pages.pages() * shape.page_blocks();
+    const uint32_t parts = std::max(query.unit_tokens, shape.block_tokens) / shape.block_tokens;
     begin_selection(query.share ? 1 : rows, out);
 
     scratch->scores.resize(std::size_t{rows} * stride);
@@ -27,9 +31,17 @@ class QuestSelector final : public Selector {
     }
     out->summary_bytes = uint64_t{extents} * shape.bounds_bytes();
     if (blocks <= first || !out->intact) return;
+    const BlockRange range{parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts, stride};
+    for (uint32_t r = 0; parts > 1 && r < rows; ++r) merge_parts(parts, first, blocks, scratch->scores.data() + std::size_t{r} * stride);
     if (query.share && rows > 1)
-      add_shares(query, static_cast<float>(shape.block_tokens), scratch->scores.data() + first, stride, blocks - first);
-    choose_blocks(query, first, blocks, stride, scratch, out);
+      add_shares(query, static_cast<float>(range.block_tokens), scratch->scores.data() + range.first, stride, range.end - range.first);
+    choose_blocks(query, range, scratch, out);
+  }
+
+ private:
+  // Scores of the small blocks first .. end - 1 to those of blocks of `parts` of them, in place.
+  static void merge_parts(uint32_t parts, uint32_t first, uint32_t end, float* scores) {
+    for (uint32_t i = first; i < end; ++i) scores[i / parts] = i == first || i % parts == 0 ? scores[i] : std::max(scores[i / parts], scores[i]);
   }
 };
 

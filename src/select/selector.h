@@ -48,6 +48,7 @@ struct SelectorQuery {
   float range = std::numeric_limits<float>::infinity();  // below the largest score, of the scores that count; where the strategy asks for it
   uint32_t token = 0;      // of the step
   const StepMemory* memory = nullptr;  // the selector's own
+  uint32_t unit_tokens = 0;  // that are chosen together, where the strategy asks for it: a multiple of block_tokens; 0: the strategy's own
 };
 
 struct Selection {
@@ -109,6 +110,7 @@ struct StrategyInfo {
   static constexpr uint32_t adds_tail = 4;       // pages that are not chosen take part by their means
   static constexpr uint32_t takes_alpha = 8;     // SelectorQuery::range
   static constexpr uint32_t filters = 16;        // some layers choose for those after them: Plan::filter
+  static constexpr uint32_t takes_unit = 32;     // SelectorQuery::unit_tokens
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 

@@ -9,7 +9,7 @@ constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
     {"window", 0, 0.0, 0, make_window_selector},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
-    {"quest", 2, 0.02, 512, make_quest_selector},
+    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit},
     {"flat", 0, 0.02, 512, make_flat_selector},
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha},
     {"bounded", 0, 0.015, 512, make_bounded_selector,

@@ -36,7 +36,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
-  return check_select_options(o->select, model.config().layers);
+  return check_select_options(o->select, model.config().layers, model.store_shape().page.block_tokens);
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store)
@@ -78,7 +78,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 }
 
 Status Session::set_select(const SelectOptions& select) {
-  if (Status s = check_select_options(select, model_->config().layers); !s.ok()) return s;
+  if (Status s = check_select_options(select, model_->config().layers, store_.shape().page.block_tokens); !s.ok()) return s;
   options_.select = select;
   return {};
 }
@@ -151,6 +151,7 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   select.strategy = probe_strategy;
   select.budget_tokens = 0;
   select.budget_fraction = probe_fraction;
+  select.unit_tokens = 0;
   step->plan = make_plan(select, sealed, model_->config().layers, {});
   step->probe = probe_selector_.get();
   step->probe_tokens = probe_tokens;

@@ -120,6 +120,8 @@ std::string Session::stats_json() const {
   std::string budgets;
   for (uint64_t b : plan.layer_budgets) budgets += (budgets.empty() ? "" : ",") + std::to_string(b);
   json.list("layer_budgets", budgets);
+  if (plan.strategy->has(StrategyInfo::takes_unit))
+    json.count("select_tokens", plan.unit_tokens ? plan.unit_tokens : shape.page.block_tokens);
   json.count("sketch_pages", store_.sketch().pages());
   json.add("share_heads", plan.share_heads ? "true" : "false");
   json.count("last_steps", last_steps_);

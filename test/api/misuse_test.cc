@@ -169,7 +169,11 @@ void Misuses::add_session() {
   add_session_option("share_heads", [](auto* o) { o->share_heads = 2; });
   add_session_option("alpha above 1", [](auto* o) { o->alpha = 1.5f; });
   add_session_option("alpha below 0", [](auto* o) { o->alpha = -0.5f; });
+  add_session_option("reserved_3", [](auto* o) { o->reserved_3 = 1; });
   add_session_option("compare", [](auto* o) { o->compare = 3; });
+  for (uint32_t tokens : {1u, 24u, 2048u, UINT32_MAX}) add_session_option("select_tokens", [=](auto* o) { o->strategy = "quest", o->select_tokens = tokens; });
+  for (const char* other : {"auto", "full", "flat", "filter-layers"})
+    add_session_option("select_tokens of another strategy", [=](auto* o) { o->strategy = other, o->select_tokens = 32; });
   add_session_option("filter_window", [](auto* o) { o->filter_window = 3; });
   for (const char* layers : {"", ",", "1,", "x", "-1", "0 ", "1,0", "0,0", "1000", "99999999999", "\xff%s%n"})
     add_session_option("filter_layers", [=](auto* o) { o->filter_layers = layers; });

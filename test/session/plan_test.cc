@@ -53,15 +53,15 @@ TEST_CASE("the layers with the largest measured errors are dense, the first ones
 }
 
 TEST_CASE("unknown strategies and budgets out of range are refused") {
-  CHECK(!check_select_options(options("best"), 10).ok());
+  CHECK(!check_select_options(options("best"), 10, 16).ok());
   SelectOptions o = options("quest");
   for (double bad : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     o.budget_fraction = bad;
-    CHECK(!check_select_options(o, 10).ok());
+    CHECK(!check_select_options(o, 10, 16).ok());
   }
   o.budget_fraction = 0.1;
   o.budget_tokens = 5;
-  CHECK(!check_select_options(o, 10).ok());
+  CHECK(!check_select_options(o, 10, 16).ok());
 }
 
 TEST_CASE("bounded gives layers budget in proportion to their errors, within a quarter and four times the mean") {
@@ -92,7 +92,7 @@ TEST_CASE("alpha becomes a range below the largest score, for the strategy that 
   CHECK(std::isinf(make_plan(options("flat"), 100000, 6, {}).range));
   for (float bad : {-0.1f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {
     o.alpha = bad;
-    CHECK(!check_select_options(o, 6).ok());
+    CHECK(!check_select_options(o, 6, 16).ok());
   }
 }
 
@@ -128,9 +128,27 @@ TEST_CASE("filter layers that are not named are three, fewer in small models, an
 TEST_CASE("filter layers that the model does not have, or out of order, are refused") {
   SelectOptions o = options("filter-layers");
   o.filter_layers = {0, 9};
-  CHECK(check_select_options(o, 10).ok());
+  CHECK(check_select_options(o, 10, 16).ok());
   for (const std::vector<uint32_t>& bad : {std::vector<uint32_t>{10}, {3, 3}, {4, 2}, {0, UINT32_MAX}}) {
     o.filter_layers = bad;
-    CHECK(check_select_options(o, 10).code() == Code::bad_argument);
+    CHECK(check_select_options(o, 10, 16).code() == Code::bad_argument);
+  }
+}
+
+TEST_CASE("select_tokens is for quest alone, in whole blocks that have a bound") {
+  SelectOptions o = options("quest");
+  CHECK(make_plan(o, 100000, 6, {}).unit_tokens == 0);
+  o.unit_tokens = 32;
+  CHECK(check_select_options(o, 6, 16).ok());
+  CHECK(make_plan(o, 100000, 6, {}).unit_tokens == 32);
+  o.unit_tokens = 24;
+  CHECK(check_select_options(o, 6, 16).code() == Code::bad_argument);
+  CHECK(check_select_options(o, 6, 8).ok());
+  o.unit_tokens = 2048;
+  CHECK(check_select_options(o, 6, 16).code() == Code::bad_argument);
+  o.unit_tokens = 32;
+  for (const char* other : {"auto", "full", "window", "flat", "bounded", "filter-layers"}) {
+    o.strategy = other;
+    CHECK(check_select_options(o, 6, 16).code() == Code::bad_argument);
   }
 }

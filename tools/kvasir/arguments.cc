@@ -81,6 +81,10 @@ void add_choosing(CLI::App* app, SessionFlags* flags) {
   flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
 }
 
+void add_select_tokens(CLI::App* app, uint32_t* target) {
+  count<uint32_t>(app, "--select-tokens", target, 1, 1024, "Of quest: neighbouring tokens that are chosen together, such as 16, 32, 64 [16]");
+}
+
 void add_budget(CLI::App* app, SessionFlags* flags) {
   value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
         [=](const std::string& given) { flags->budget = budget_of(given); });
@@ -98,6 +102,7 @@ void add_reading(CLI::App* app, SessionFlags* flags) {
 void add_strategy(CLI::App* app, SessionFlags* flags) {
   text(app, "--strategy", &flags->strategy, "NAME", "What an answer reads of the document: auto, " + strategy_names());
   add_budget(app, flags);
+  add_select_tokens(app, &flags->select_tokens);
 }
 
 void add_sampling(CLI::App* app, SamplingFlags* flags) {
@@ -253,6 +258,7 @@ void add_eval(Grammar& grammar) {
   value(command, "--budget", "B,B,...", "Of each strategy that takes one: tokens, or shares of the document [1%,2%,5%]",
         [=](const std::string& given) { a->budgets = budgets_of(given); });
   add_choosing(command, &a->session);
+  add_select_tokens(command, &a->select_tokens);
   count<uint32_t>(command, "--documents", &a->documents, 1, 1000, "Documents of each length, and as many tables for key-value [2]");
   count<uint32_t>(command, "--questions", &a->questions, 1, 100, "Questions of each task to a document; many-queries has a fourth, "
                   "pass-key and perplexity have one [10]");

@@ -37,6 +37,7 @@ struct SessionFlags {
   Budget budget;
   std::optional<uint32_t> dense_layers;
   bool separate_heads = false;
+  uint32_t select_tokens = 0;
   bool full_precision = false;  // keep f32 keys and values
 };
 
@@ -109,6 +110,7 @@ struct EvalArguments {
   std::vector<uint64_t> lengths = {8192};  // tokens
   std::vector<std::string> strategies = {"all"};
   std::vector<NamedBudget> budgets;
+  uint32_t select_tokens = 0;  // of the strategies that take it
   uint32_t documents = 2;  // of each kind and length
   uint32_t questions = 10;  // of each task to a document
   uint32_t depths = 5;

@@ -44,6 +44,7 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   options.budget_tokens = flags.budget.tokens;
   options.budget_fraction = flags.budget.fraction;
   options.share_heads = flags.separate_heads ? 0 : 1;
+  options.select_tokens = flags.select_tokens;
   options.log = on_log;
   options.log_user = &context.terminal;
   return options;

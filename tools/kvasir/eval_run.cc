@@ -79,7 +79,8 @@ int32_t append_text(const char* text, size_t size, void* user) {
 
 }  // namespace
 
-std::vector<Method> methods_of(const std::vector<std::string>& strategies, const std::vector<NamedBudget>& budgets) {
+std::vector<Method> methods_of(const std::vector<std::string>& strategies, const std::vector<NamedBudget>& budgets,
+                               uint32_t select_tokens) {
   const std::vector<kv_strategy_information> known = known_strategies();
   std::vector<Method> methods;
   const auto add_once = [&](Method method) {
@@ -91,19 +92,21 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies, const
     for (const kv_strategy_information& info : known) {
       if (name != "all" && name != info.name) continue;
       found = true;
-      if (info.takes_budget == 0) add_once({info.name, {}});
+      if (info.takes_budget == 0) add_once({info.name, {}, 0});
       for (const NamedBudget& budget : budgets)
-        if (info.takes_budget != 0) add_once({info.name, budget});
+        if (info.takes_budget != 0) add_once({info.name, budget, info.takes_select_tokens != 0 ? select_tokens : 0});
     }
     if (!found) throw Failure(exit_usage, "--strategy: there is no '" + name + "'; there are all, " + strategy_names());
   }
+  if (select_tokens != 0 && std::all_of(methods.begin(), methods.end(), [](const Method& m) { return m.select_tokens == 0; }))
+    throw Failure(exit_usage, "--select-tokens: none of the strategies takes it");
   return methods;
 }
 
 Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
     : context_(context),
       arguments_(arguments),
-      methods_(methods_of(arguments.strategies, arguments.budgets)),
+      methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
       kept_(arguments.work + "/results.jsonl"),
       progress_(context.terminal, &estimate_) {
   model_ = open_model(context, arguments.model);
@@ -149,7 +152,8 @@ std::string Evaluation::key_of(const Job& job, const Method& method, const Quest
   const SessionFlags& flags = arguments_.session;
   std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " + method.budget.name + " " +
                       (flags.dense_layers ? std::to_string(*flags.dense_layers) : "default") +
-                      (flags.separate_heads ? " separate " : " shared ") + name_of(question.task);
+                      (flags.separate_heads ? " separate " : " shared ") + name_of(question.task) +
+                      (method.select_tokens ? " by " + std::to_string(method.select_tokens) : "");
   for (const Turn& turn : question.turns) {
     parts += "\n" + turn.question;
     for (const std::string& expected : turn.expected) parts += "\n" + expected;
@@ -243,6 +247,7 @@ Session Evaluation::load(const Job& job, const Method& method) {
   SessionFlags flags = arguments_.session;
   flags.strategy = method.strategy;
   flags.budget = method.budget.value;
+  flags.select_tokens = method.select_tokens;
   const kv_session_options options = session_options(context_, flags);
   const kv_call_options call = call_options(context_, nullptr);
   kv_error error{};

@@ -15,10 +15,12 @@ namespace tool {
 struct Method {
   std::string strategy;
   NamedBudget budget;
+  uint32_t select_tokens = 0;  // where it takes it and it was asked for
 };
 
-// "all" stands for the library's strategies. Throws Failure(exit_usage) for a name that the library does not know.
-std::vector<Method> methods_of(const std::vector<std::string>& strategies, const std::vector<NamedBudget>& budgets);
+// "all" stands for the library's strategies. Throws Failure(exit_usage) for a name that the library does not know, and for select_tokens when
+// none of them takes it.
+std::vector<Method> methods_of(const std::vector<std::string>& strategies, const std::vector<NamedBudget>& budgets, uint32_t select_tokens);
 
 class Evaluation {
  public:
