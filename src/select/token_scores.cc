@@ -1,13 +1,10 @@
 #include "select/token_scores.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 namespace kvasir {
-
-constexpr uint32_t most_page_tokens = 64;
 
 const QueryRows& TokenQueries::set(const float* q, uint32_t group) {
   const uint32_t dim = shape_.dim, head_dim = shape_.head_dim;
@@ -22,36 +19,25 @@ const QueryRows& TokenQueries::set(const float* q, uint32_t group) {
   return rows_;
 }
 
-void score_tokens(const PageShape& shape, const QueryRows& q, const PageRef& page, float* scores, std::size_t stride) {
-  const uint32_t tokens = shape.page_tokens;
-  for (uint32_t r = 0; r < q.rows; ++r) {
-    int32_t sums[most_page_tokens] = {};
-    for (uint32_t i = 0; i < shape.dim / 4; ++i) {
-      const int8_t* k = page.data + std::size_t{i} * tokens * 4;
-      const int8_t* x = q.q + std::size_t{r} * shape.dim + i * 4;
-      for (uint32_t t = 0; t < tokens; ++t) sums[t] += k[4 * t] * x[0] + k[4 * t + 1] * x[1] + k[4 * t + 2] * x[2] + k[4 * t + 3] * x[3];
-    }
-    for (uint32_t t = 0; t < tokens; ++t) {
-      const auto scale = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
-      scores[r * stride + t] = static_cast<float>(sums[t]) * (scale * q.scale[r]);
-    }
-  }
-}
-
 void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer, uint32_t heads, const float* q, const float* totals,
                  uint64_t begin, uint64_t end, float* best) {
   const PageShape& shape = pages.shape().page;
   const uint32_t kv_heads = pages.shape().kv_heads, group = heads / kv_heads, page_tokens = shape.page_tokens;
   std::fill_n(best, end - begin, -std::numeric_limits<float>::infinity());
   TokenQueries queries(kernels, shape);
-  Array<float> scores(std::size_t{group} * page_tokens);
+  const std::size_t stride = shape.extent_tokens();
+  Array<float> scores(group * stride);
+  Array<std::byte> scratch(kernels.attend_scratch(group, shape.dim));
+  PageRef refs[extent_pages];
   for (uint32_t h = 0; h < kv_heads; ++h) {
     const QueryRows& rows = queries.set(q + std::size_t{h} * group * shape.head_dim, group);
-    for (uint64_t at = begin; at < end; at += page_tokens) {
-      score_tokens(shape, rows, pages.page(layer, h, static_cast<uint32_t>(at / page_tokens)), scores.data(), page_tokens);
+    for (uint64_t at = begin; at < end; at += stride) {
+      const auto n = static_cast<uint32_t>(std::min<uint64_t>(stride, end - at)), first = static_cast<uint32_t>(at / page_tokens);
+      for (uint32_t p = 0; p < n / page_tokens; ++p) refs[p] = pages.page(layer, h, first + p);
+      kernels.score_tokens(rows, refs, n / page_tokens, scores.data(), stride, scratch.data());
       for (uint32_t r = 0; r < group; ++r)
-        for (uint32_t t = 0; t < page_tokens; ++t)
-          best[at - begin + t] = std::max(best[at - begin + t], scores[r * page_tokens + t] - totals[h * group + r]);
+        for (uint32_t t = 0; t < n; ++t)
+          best[at - begin + t] = std::max(best[at - begin + t], scores[r * stride + t] - totals[h * group + r]);
     }
   }
 }

@@ -23,9 +23,6 @@ class TokenQueries {
   Array<int8_t> q8_;
 };
 
-// scores[r * stride + t] = q[r] . k[t] for every token of a page, whatever its mask.
-void score_tokens(const PageShape& shape, const QueryRows& q, const PageRef& page, float* scores, std::size_t stride);
-
 // Into best[0 .. end - begin), of the tokens begin .. end - 1 of the store: the largest over all query heads of score - totals[head], which is ln
 // of the share of its attention that the head gives to the token. q: [heads][head_dim] of one token, totals: [heads].
 // begin and end are multiples of a page. The pages of the layer have been verified.
