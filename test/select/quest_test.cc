@@ -15,7 +15,7 @@ double plain_bound(const Asked& asked, uint32_t r, uint32_t begin, uint32_t end)
   const PageShape& shape = asked.store.shape().page;
   Array<float> k(shape.page_tokens * shape.dim), v(k.size());
   std::vector<double> least(shape.dim, 1e30), most(shape.dim, -1e30);
-  for (uint32_t t = begin; t < end; ++t) {
+  for (uint32_t t = begin; t < end; ++t) {  // whole blocks
     const PageRef ref = asked.store.page(0, asked.kv_head, t / shape.page_tokens);
     if (t == begin || t % shape.page_tokens == 0) cpu_kernels().unseal_page(shape, ref.data, ref.scales, k.data(), v.data());
     for (uint32_t d = 0; d < shape.dim; ++d) {
@@ -60,7 +60,9 @@ TEST_CASE("quest chooses whole units by the largest bound of their blocks, which
     const auto selector = strategy_info("quest")->make();
     SelectorScratch scratch;
     Selection out;
-    for (uint32_t unit : {0u, 16u, 32u, 48u, 64u, 128u})
+    for (uint32_t unit : {0u, 16u, 32u, 48u, 64u, 128u}) {
+      const uint32_t tokens = unit ? unit : store.shape().page.block_tokens;
+      const std::vector<Unit> plain[] = {plain_units(asked, 0, tokens), plain_units(asked, 1, tokens)};
       for (uint64_t budget : {1u, 100u, 200u, 100000u}) {
         CAPTURE(head_dim);
         CAPTURE(unit);
@@ -68,26 +70,27 @@ TEST_CASE("quest chooses whole units by the largest bound of their blocks, which
         SelectorQuery query = asked.query(budget, false);
         query.unit_tokens = unit;
         selector->select(query, &scratch, &out);
-        const uint32_t tokens = unit ? unit : store.shape().page.block_tokens;
         uint64_t counted = 0;
         for (uint32_t r = 0; r < 2; ++r) {
           const auto chosen = chosen_tokens(out, r, store.shape().page);
           double least = 1e30, most = -1e30;
           uint64_t units = 0, found = 0;
-          for (const Unit& u : plain_units(asked, r, tokens)) {
+          for (const Unit& u : plain[r]) {
             CHECK(u.bound <= u.looser + 1e-9);
             const bool in = chosen.count(u.begin) != 0;
-            for (uint32_t t = u.begin; t < u.end; ++t) CHECK((chosen.count(t) != 0) == in);
+            const auto inside = static_cast<uint32_t>(std::distance(chosen.lower_bound(u.begin), chosen.lower_bound(u.end)));
+            CHECK(inside == (in ? u.end - u.begin : 0));
             if (in) least = std::min(least, u.bound), ++units, found += u.end - u.begin;
             else most = std::max(most, u.bound);
           }
           CHECK(found == chosen.size());
-          CHECK(units == std::min<uint64_t>(plain_units(asked, r, tokens).size(), (budget + tokens - 1) / tokens));
+          CHECK(units == std::min<uint64_t>(plain[r].size(), (budget + tokens - 1) / tokens));
           CHECK(least >= most - 0.02 * std::fabs(most));  // bounds are kept in int8, rounded outwards
           counted += found;
         }
         CHECK(out.tokens == counted);
       }
+    }
   }
 }
 
