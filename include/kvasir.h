@@ -211,11 +211,12 @@ typedef struct kv_session_options {
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
   /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "flat", "dipr",
-   * "bounded", "filter-layers". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
+   * "bounded", "filter-layers", "infllm", "snapkv". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
   const char *strategy;
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
   double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat: 0.02, bounded: 0.015, filter-layers:
-                              * 0.067, of these at least 512 tokens; dipr, for which it is a ceiling: 0.1, at least 1024) */
+                              * 0.067, of these at least 512 tokens; infllm, snapkv: 0.05, at least 1024; dipr,
+                              * for which it is a ceiling: 0.1, at least 1024) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
   float alpha;               /* dipr reads the tokens that have at least this part of the largest token's attention, 0 to 1; 0: 0.012 */
   kv_log_fn log;             /* NULL: silent */

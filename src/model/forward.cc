@@ -63,6 +63,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     rotate(q_.get(), n, c.heads, w.q_norm);
     rotate(k_.get(), n, c.kv_heads, w.k_norm);
     store->write(l, n, k_.get(), v_.get());
+    store->observe(l, n, q_.get(), c.heads);
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
     if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, step.memory, cancel, a_.get(), totals_.get()); !s.ok()) return s;
     if (step.memory && step.plan.is_filter(l))

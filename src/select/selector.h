@@ -22,6 +22,7 @@
 #include "select/recent_queries.h"
 #include "store/key_sketch.h"
 #include "store/page_store.h"
+#include "store/representatives.h"
 
 namespace kvasir {
 
@@ -49,6 +50,7 @@ struct SelectorQuery {
   uint32_t token = 0;      // of the step
   const StepMemory* memory = nullptr;  // the selector's own
   uint32_t unit_tokens = 0;  // that are chosen together, where the strategy asks for it: a multiple of block_tokens; 0: the strategy's own
+  const Representatives* representatives = nullptr;  // known where the strategy wants them
 };
 
 struct Selection {
@@ -86,6 +88,19 @@ struct FilterStep {
   FilterWindow window;
 };
 
+// The end of what was read, for a strategy that chooses once by it.
+struct Observation {
+  const Kernels& kernels;
+  const PageStore& pages;
+  ThreadPool* pool;
+  const CancelLatch& cancel;
+  const RecentQueries& queries;       // of the newest tokens that were read
+  uint32_t heads;
+  uint32_t first_page, end_page;      // the pages that may be chosen from; later ones are read
+  std::span<const uint64_t> budgets;  // [layers] tokens to choose, for each list; 0: the layer does not choose
+  bool share;                         // as in SelectorQuery
+};
+
 class Selector {
  public:
   virtual ~Selector() = default;
@@ -93,6 +108,9 @@ class Selector {
   // Chooses in a filter layer for the layers after it. On one thread, which may use the pool. When cancelled, what is chosen is meaningless.
   // Throws std::bad_alloc.
   virtual void filter(const FilterStep&, StepMemory*) const {}
+  // Chooses for all layers, until something is read again. On one thread, which may use the pool. False: a page of a mapped file is damaged. When
+  // cancelled, what is chosen is meaningless. Throws std::bad_alloc.
+  virtual bool observe(const Observation&, StepMemory*) const { return true; }
   virtual void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
 };
 
@@ -111,6 +129,8 @@ struct StrategyInfo {
   static constexpr uint32_t takes_alpha = 8;     // SelectorQuery::range
   static constexpr uint32_t filters = 16;        // some layers choose for those after them: Plan::filter
   static constexpr uint32_t takes_unit = 32;     // SelectorQuery::unit_tokens
+  static constexpr uint32_t chooses_once = 64;   // by observe(), when something has been read; questions are read exactly
+  static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 
@@ -127,5 +147,7 @@ std::unique_ptr<const Selector> make_flat_selector();
 std::unique_ptr<const Selector> make_dipr_selector();
 std::unique_ptr<const Selector> make_bounded_selector();
 std::unique_ptr<const Selector> make_filter_layers_selector();
+std::unique_ptr<const Selector> make_infllm_selector();
+std::unique_ptr<const Selector> make_snapkv_selector();
 
 }  // namespace kvasir

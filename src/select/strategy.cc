@@ -16,6 +16,8 @@ constexpr StrategyInfo strategies[] = {
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail},
     // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
     {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters},
+    {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},
+    {"snapkv", 0, 0.05, 1024, make_snapkv_selector, StrategyInfo::chooses_once},
 };
 
 std::span<const StrategyInfo> all_strategies() { return strategies; }

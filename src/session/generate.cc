@@ -12,11 +12,14 @@ namespace kvasir {
 // what comes back is exact.
 struct Session::Restore {
   explicit Restore(Session* s)
-      : session(s), store(s->store_), queries(s->queries_), tokens(s->tokens_.size()), turn(s->turn_), logits(s->logits_), logits_at(s->logits_at_) {}
+      : session(s), store(s->store_), queries(s->queries_), observed(s->observed_), tokens(s->tokens_.size()), turn(s->turn_),
+        logits(s->logits_), logits_at(s->logits_at_) {}
   ~Restore() {
     if (!session) return;
     session->store_ = std::move(store);
     session->queries_ = std::move(queries);
+    session->observed_ = std::move(observed);
+    session->chosen_ = false;
     session->tokens_.resize(tokens);
     session->turn_ = turn;
     session->logits_ = std::move(logits);
@@ -27,6 +30,7 @@ struct Session::Restore {
   Session* session;
   KvStore store;
   RecentQueries queries;
+  Observed observed;
   std::size_t tokens;
   Turn turn;
   Array<float> logits;
@@ -102,7 +106,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     return Status::error(Code::bad_state, "there is nothing to answer: the timeline and the question are empty");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
 
-  if (Status s = prepare_strategy(); !s.ok()) return s;
+  if (Status s = prepare_strategy(o.cancel); !s.ok()) return s;
   Restore restore(this);
   forward_->attention().reset_counts();
   Status s;
@@ -111,7 +115,8 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   } else {
     Progress progress(o.progress);
     uint64_t done = 0;
-    s = append(tokens, false, nullptr, o.cancel, &progress, &done);
+    s = append(tokens, Reading::question, nullptr, o.cancel, &progress, &done);
+    if (chooses_once()) forward_->attention().reset_counts();  // it was read as a document is: not by decode
   }
   answer->question_tokens = tokens.size();
   if (s.ok()) {
@@ -152,7 +157,7 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
     const bool last = answer->reason != StopReason::none || !go_on;
     if (!last || (o.keep && tokens_.size() < options_.context)) {
       uint64_t done = 0;
-      if (Status s = append({&token, 1}, false, nullptr, o.keep ? nullptr : o.cancel, nullptr, &done); !s.ok()) return s;
+      if (Status s = append({&token, 1}, Reading::answer, nullptr, o.keep ? nullptr : o.cancel, nullptr, &done); !s.ok()) return s;
     }
     if (!go_on) return stopped();
   }
@@ -175,7 +180,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   if (tokens.empty()) return {};
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
-  if (Status s = prepare_strategy(); !s.ok()) return s;
+  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();
@@ -188,7 +193,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
     const bool last = i + 1 == tokens.size();  // nothing follows that would have to know of it
     uint64_t done = 0;
     if (!last)
-      if (Status s = append(tokens.subspan(i, 1), false, nullptr, cancel, nullptr, &done); !s.ok()) return s;
+      if (Status s = append(tokens.subspan(i, 1), Reading::answer, nullptr, cancel, nullptr, &done); !s.ok()) return s;
     if (!progress.update(i + 1, tokens.size()) && !last) return Status::error(Code::cancelled, "stopped by the progress callback");
   }
   std::copy(found.begin(), found.end(), log_probabilities);

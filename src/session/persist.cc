@@ -15,6 +15,7 @@ using format::SectionKind;
 namespace {
 
 constexpr std::size_t state_bytes = 48;
+constexpr std::size_t observed_head = 16;
 constexpr uint32_t section_version = 1;  // of every section's own encoding
 
 void put(std::byte* at, uint64_t value, std::size_t bytes) {
@@ -110,6 +111,14 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   state.probed_pages = static_cast<uint32_t>(probed_at_ / shape.page.page_tokens);
   const auto state_data = encode(state);
   const Array<float> window = store_.window_floats(), queries = queries_.floats();
+  Array<std::byte> observed;
+  if (observed_.queries.count() > 0) {
+    const Array<float> values = observed_.queries.floats();
+    observed.resize(observed_head + values.size() * sizeof(float));
+    put(observed.data(), observed_.queries.end(), 8);
+    put(observed.data() + 8, observed_.pages, 4);
+    std::memcpy(observed.data() + observed_head, values.data(), values.size() * sizeof(float));
+  }
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
   const struct {
     SectionKind kind;
@@ -122,7 +131,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                {SectionKind::window, window.data(), window.size() * sizeof(float)},
                {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
                {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
-               {SectionKind::queries, queries.data(), queries.size() * sizeof(float)}};
+               {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
+               {SectionKind::observed, observed.data(), observed.size()}};
 
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
@@ -131,6 +141,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   for (SectionKind kind : PageStore::sections)
     if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
   if (Status s = writer->add_section(SectionKind::sketch, section_version, store_.sketch().file_bytes()); !s.ok()) return s;
+  if (Status s = writer->add_section(SectionKind::representatives, section_version, store_.representatives().file_bytes()); !s.ok()) return s;
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
@@ -140,6 +151,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   for (SectionKind kind : PageStore::sections)
     if (Status s = store_.pages().write(kind, write); !s.ok()) return s;
   if (Status s = store_.sketch().write(write); !s.ok()) return s;
+  if (Status s = store_.representatives().write(write); !s.ok()) return s;
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
   return writer->finish();
 }
@@ -181,7 +193,36 @@ Status check_finite(const CacheFile& file, SectionKind kind, std::span<const flo
                        format::name_of(kind));
 }
 
+// The queries in a section, behind `head` bytes, of a timeline that had so many tokens then; nothing where there is none.
+Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens, RecentQueries* out) {
+  const CacheFile::Section* section = file.find(kind);
+  if (!section || section->bytes == 0) return {};
+  const uint64_t token = out->token_floats() * sizeof(float), bytes = section->bytes - head;
+  const uint64_t most = std::min<uint64_t>(RecentQueries::capacity, tokens);
+  if (bytes % token || bytes / token > most)
+    return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes, which are not the queries of up to %" PRIu64
+                         " tokens; nothing was loaded", file.path().c_str(), format::name_of(kind), section->bytes, most);
+  const std::byte* at = nullptr;
+  if (Status s = take(file, kind, section->bytes, &at); !s.ok()) return s;
+  if (Status s = check_finite(file, kind, floats(at + head, bytes)); !s.ok()) return s;
+  out->restore(floats(at + head, bytes), tokens);
+  return {};
+}
+
 }  // namespace
+
+Status Session::load_observed(const CacheFile& file) {
+  const CacheFile::Section* section = file.find(SectionKind::observed);
+  if (!section || section->bytes == 0) return {};
+  const std::byte* at = nullptr;
+  if (Status s = take(file, SectionKind::observed, section->bytes, &at); !s.ok()) return s;
+  const uint64_t end = section->bytes < observed_head ? 0 : get(at, 8), pages = section->bytes < observed_head ? 0 : get(at + 8, 8);
+  if (end == 0 || end > tokens_.size() || pages > end / store_.shape().page.page_tokens)
+    return Status::error(Code::corrupt, "%s: section 'observed' is of another timeline; nothing was loaded", file.path().c_str());
+  const ModelConfig& c = model_->config();
+  observed_ = {RecentQueries(c.layers, c.heads, c.head_dim), static_cast<uint32_t>(pages)};
+  return load_queries(file, SectionKind::observed, observed_head, end, &observed_.queries);
+}
 
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
                      const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out) {
@@ -234,7 +275,15 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == section_version) {  // another version's is made again
     if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
   }
-  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), options.full_precision ? KvStore::keep_all : options.window, state.window_count,
+  Representatives representatives(shape, options.full_precision ? KvStore::keep_all : options.window);
+  if (const CacheFile::Section* section = file->find(SectionKind::representatives);
+      section && section->bytes && section->version == section_version && !options.full_precision) {
+    if (Status s = Representatives::map(file, state.tokens, &representatives); !s.ok()) return s;
+  } else if (state.tokens > 0) {
+    representatives.forget();  // read by an older library
+  }
+  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
+                                   options.full_precision ? KvStore::keep_all : options.window, state.window_count,
                                    floats(centre, sizes[1]), floats(sinks, sizes[2]), floats(window, sizes[3]));
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
   session->tokens_.resize(state.tokens);
@@ -259,15 +308,9 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     session->layer_errors_.assign(values.begin(), values.end());
     session->probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
   }
-  if (const CacheFile::Section* queries = file->find(SectionKind::queries); queries && queries->bytes) {
-    const uint64_t token = session->queries_.token_floats() * sizeof(float);
-    const uint64_t most = std::min<uint64_t>(RecentQueries::capacity, state.tokens);
-    if (queries->bytes % token || queries->bytes / token > most || options.full_precision)
-      return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes, which are not the queries of up to %" PRIu64
-                           " tokens; nothing was loaded", path.c_str(), format::name_of(queries->kind), queries->bytes, most);
-    if (Status s = take(*file, SectionKind::queries, queries->bytes, &at); !s.ok()) return s;
-    if (Status s = check_finite(*file, SectionKind::queries, floats(at, queries->bytes)); !s.ok()) return s;
-    session->queries_.restore(floats(at, queries->bytes), state.tokens);
+  if (!options.full_precision) {
+    if (Status s = load_queries(*file, SectionKind::queries, 0, state.tokens, &session->queries_); !s.ok()) return s;
+    if (Status s = session->load_observed(*file); !s.ok()) return s;
   }
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;

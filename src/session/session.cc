@@ -64,6 +64,7 @@ Status Session::start() {
 Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, KvStore(store_)));
   session->queries_ = queries_;
+  session->observed_ = observed_;
   session->tokens_ = tokens_;
   session->turn_ = turn_;
   session->layer_errors_ = layer_errors_;
@@ -80,6 +81,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 Status Session::set_select(const SelectOptions& select) {
   if (Status s = check_select_options(select, model_->config().layers, store_.shape().page.block_tokens); !s.ok()) return s;
   options_.select = select;
+  chosen_ = false;
   return {};
 }
 
@@ -94,20 +96,21 @@ Status Session::check_room(uint64_t more) const {
 }
 
 // Runs tokens at the end of the timeline, chunk by chunk; what is done stays, and the caller learns how much, whatever stops it.
-// exact: attention over everything, as for a document; otherwise as the plan for decode says.
-Status Session::append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+// A document is attended exactly, an answer as the plan says; a question too, unless the strategy chooses once, when it is known.
+Status Session::append(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done) {
   *done = 0;
   try {
-    return append_chunks(tokens, exact, all_logits, cancel, progress, done);
+    return append_chunks(tokens, reading, all_logits, cancel, progress, done);
   } catch (const std::bad_alloc&) {
     return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done, tokens.size());
   }
 }
 
-Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+Status Session::append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                               uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary;
+  const bool document = reading == Reading::document, by_plan = reading == Reading::answer || (!document && !chooses_once());
   tokens_.reserve(tokens_.size() + tokens.size());
   next_logits_.resize(vocabulary);
   while (*done < tokens.size()) {
@@ -117,20 +120,22 @@ Status Session::append_chunks(std::span<const Token> tokens, bool exact, float* 
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
     step.queries = recorded_queries();
-    if (!exact) {
-      if (Status s = prepare_strategy(); !s.ok()) return s;
+    if (by_plan) {
+      if (Status s = prepare_strategy(cancel); !s.ok()) return s;
+      if (Status s = choose_once(cancel); !s.ok()) return s;
       plan_step(&step);
     }
     Array<float> errors;
-    if (exact) plan_probe(&step, &errors);
+    if (document) plan_probe(&step, &errors);
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     *done += n;
+    if (reading != Reading::answer) forget_choice();
     if (!errors.empty()) note_probe(errors);
-    if (exact && last && sketch_is_due())
+    if (document && last && sketch_is_due())
       if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
@@ -174,20 +179,64 @@ bool Session::sketch_is_due() const {
 
 // What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
 // and kept with the timeline.
-Status Session::prepare_strategy() {
+Status Session::prepare_strategy(const Cancel* cancel) {
   const KeySketch& sketch = store_.sketch();
-  if (store_.pages().pages() < 2 || (sketch.built() && sketch.pages() < 2 * sketch.built_pages())) return {};
+  const bool has_sketch = sketch.built() && sketch.pages() < 2 * sketch.built_pages();
+  if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
-  if (!plan.strategy->has(StrategyInfo::wants_sketch)) return {};
+  if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known()) return read_again(cancel);
+  if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
   return store_.build_sketch(cpu_kernels(), pool_.get());
 }
 
+// Finds the representatives of a timeline that was read without them: its tokens are read a second time, into a store of their own.
+Status Session::read_again(const Cancel* cancel) {
+  log(1, "the text was read without representative tokens: it is read again, once");
+  KvStore store(store_.shape(), store_.window_tokens());
+  for (std::size_t at = 0; at < tokens_.size();) {
+    ForwardStep step;
+    step.tokens = std::span<const Token>(tokens_).subspan(at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
+    step.cancel = cancel;
+    if (Status s = forward_->run(step, &store); !s.ok()) return s;
+    at += step.tokens.size();
+  }
+  store_.take_representatives(std::move(store));
+  return {};
+}
+
+bool Session::chooses_once() const {
+  const StrategyInfo* info = strategy_info(options_.select.strategy);
+  return info && info->has(StrategyInfo::chooses_once) && !options_.full_precision;
+}
+
+// At the first step of an answer, where the strategy does so; and again by the same queries where the choice is not at hand, as after loading.
+Status Session::choose_once(const Cancel* cancel) {
+  if (!chooses_once() || chosen_) return {};
+  if (observed_.queries.count() == 0) observed_ = {queries_, store_.pages().pages()};
+  ForwardStep step;
+  plan_step(&step);
+  const uint32_t layers = model_->config().layers;
+  std::vector<uint64_t> budgets(layers);
+  for (uint32_t l = 0; l < layers; ++l) budgets[l] = plan_.is_dense(l) ? 0 : plan_.budget(l);
+  const CancelLatch latch(cancel);
+  const uint32_t end = std::min(observed_.pages, store_.pages().pages());
+  if (!selector_->observe({cpu_kernels(), store_.pages(), pool_.get(), latch, observed_.queries, model_->config().heads, 1, end, budgets,
+                           plan_.share_heads}, memory_.get()))
+    return store_.pages().damaged();
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
+  chosen_ = true;
+  return {};
+}
+
 void Session::plan_step(ForwardStep* step) {
-  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
+  const bool fixed = chooses_once() && observed_.queries.count() > 0;  // a budget that is a fraction does not grow while an answer is made
+  const uint64_t sealed = fixed ? uint64_t{observed_.pages} * store_.shape().page.page_tokens : store_.sealed_tokens();
+  const Plan plan = make_plan(options_.select, sealed, model_->config().layers, layer_errors_);
   if (!planned_ || plan.strategy != plan_.strategy) {
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
     memory_ = selector_ ? selector_->make_memory() : nullptr;
+    chosen_ = false;
     char line[160];
     std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(), plan.why);
     log(2, line);
@@ -219,7 +268,7 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
   const std::size_t before = tokens_.size();
-  Status s = append(tokens, true, nullptr, cancel, &progress, tokens_done);
+  Status s = append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
   uint64_t read = 0;
   for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
   if (!s.ok() && first && read <= marks.size()) {  // a turn that nothing was read into is none
@@ -248,7 +297,7 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
-  Status s = append(tokens, true, logits, cancel, &progress, tokens_done);
+  Status s = append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
   if (*tokens_done > 0 && turn_ == Turn::empty) turn_ = Turn::tokens;
   prefill_tokens_ += *tokens_done;
   prefill_ns_ += os::now_ns() - begin;
@@ -262,6 +311,7 @@ Status Session::rewind(uint64_t tokens) {
   if (tokens == tokens_.size()) return {};
   if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
   queries_.rewind(tokens);
+  if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);
   logits_at_ = 0;
   if (tokens == 0) turn_ = Turn::empty;
@@ -272,7 +322,9 @@ Status Session::rewind(uint64_t tokens) {
 
 // The logits after the last token, made again where they are not at hand (after going back).
 Status Session::refresh_logits(const Cancel* cancel) {
-  if (logits_at_ == tokens_.size() && logits_at_ > 0) return {};
+  const bool read_last = chooses_once() && (observed_.queries.count() == 0 || observed_.queries.end() == tokens_.size());  // not made by an answer
+  const bool can_choose = !read_last || observed_.queries.count() > 0 || queries_.count() > 0;
+  if (logits_at_ == tokens_.size() && logits_at_ > 0 && can_choose) return {};
   const Token last = tokens_.back();
   ForwardStep step;
   step.tokens = {&last, 1};
@@ -281,7 +333,12 @@ Status Session::refresh_logits(const Cancel* cancel) {
   step.want = ForwardStep::Logits::last;
   logits_.resize(model_->config().vocabulary);
   step.logits = logits_.data();
-  plan_step(&step);
+  if (!read_last) {
+    if (Status s = choose_once(cancel); !s.ok()) return s;
+    plan_step(&step);
+  } else {
+    forget_choice();
+  }
   KvStore before(store_);
   store_.pop();
   try {
@@ -301,7 +358,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
   if (Status s = check_sampling_options(sampling); !s.ok()) return s;
   if (Status s = check_room(1); !s.ok()) return s;
-  if (Status s = prepare_strategy(); !s.ok()) return s;
+  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
   if (Status s = refresh_logits(cancel); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Array<float> logits(logits_);  // sampling changes them; a failed step leaves the real ones
@@ -309,7 +366,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (Status s = Sampler(sampling).sample(logits, tokens_, &chosen); !s.ok()) return s;
   forward_->attention().reset_counts();
   uint64_t done = 0;
-  if (Status s = append({&chosen, 1}, false, nullptr, cancel, nullptr, &done); !s.ok()) return s;
+  if (Status s = append({&chosen, 1}, Reading::answer, nullptr, cancel, nullptr, &done); !s.ok()) return s;
   if (turn_ == Turn::empty) turn_ = Turn::tokens;
   last_read_ = forward_->attention().counts();
   last_steps_ = 1;

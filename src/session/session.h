@@ -114,21 +114,27 @@ class Session {
   static Status resolve(const Model& model, SessionOptions* options);
 
   Status start();
-  Status append(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+  enum class Reading { document, question, answer };
+  Status append(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                 uint64_t* done);
-  Status append_chunks(std::span<const Token> tokens, bool exact, float* all_logits, const Cancel* cancel, Progress* progress,
+  Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
   void plan_step(ForwardStep* step);
   void plan_probe(ForwardStep* step, Array<float>* errors);
   void note_probe(const Array<float>& errors);
   bool sketch_is_due() const;
-  Status prepare_strategy();
+  Status prepare_strategy(const Cancel* cancel);
+  Status read_again(const Cancel* cancel);
+  bool chooses_once() const;
+  Status choose_once(const Cancel* cancel);
+  void forget_choice() { observed_ = {}, chosen_ = false; }
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
   Status check_room(uint64_t more) const;
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
+  Status load_observed(const CacheFile& file);
   void log(int level, const char* message) const;
 
   std::shared_ptr<const Model> model_;
@@ -139,6 +145,12 @@ class Session {
   std::unique_ptr<Forward> forward_;
   KvStore store_;
   RecentQueries queries_;            // of the timeline's newest tokens, where pages are sealed
+  // What a strategy that chooses once chose by: the queries of the end of what was read, from its first choice on until something is read again.
+  struct Observed {
+    RecentQueries queries;
+    uint32_t pages = 0;  // sealed then
+  } observed_;
+  bool chosen_ = false;              // memory_ holds that choice
   Array<Token> tokens_;
   Turn turn_ = Turn::empty;
   uint64_t document_tokens_ = 0;     // where the conversation began, once turn_ is answer,

@@ -10,11 +10,13 @@ namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
 
-KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens) : pages_(shape), sketch_(shape), window_tokens_(window_tokens) {}
+KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
+    : pages_(shape), sketch_(shape), representatives_(shape, window_tokens), window_tokens_(window_tokens) {}
 
 KvStore::KvStore(const KvStore& other)
     : pages_(other.pages_),
       sketch_(other.sketch_),
+      representatives_(other.representatives_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
       sinks_(other.sinks_),
@@ -68,6 +70,7 @@ uint32_t KvStore::pages_to_seal(uint32_t count) const {
 Status KvStore::prepare(uint32_t n) {
   grow_window(window_count_ + n);
   const uint32_t sealed = pages_to_seal(window_count_ + n);
+  if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_); !s.ok()) return s;
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
@@ -90,6 +93,21 @@ void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) 
       std::fill(to_v + head_dim, to_v + dim, 0.0f);
     }
   }
+}
+
+void KvStore::observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads) {
+  const uint32_t kv_heads = shape().kv_heads, group = heads / kv_heads, head_dim = shape().page.head_dim;
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + h) * shape().page.dim;
+    representatives_.observe(layer, h, window_row(layer, h, 0, 0), window_count_, n, q + std::size_t{h} * group * head_dim, group,
+                             std::size_t{heads} * head_dim, centre);
+  }
+}
+
+void KvStore::pop() {
+  representatives_.reserve_rewind();
+  representatives_.rewind(tokens() - 1);
+  --window_count_;
 }
 
 // The mean key of the window without the sinks, which are outliers; subtracted from every row that the window holds.
@@ -117,7 +135,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t count = window_count_ + n;
   const uint32_t sealed = pages_to_seal(count);
   window_count_ = count;
-  if (sealed == 0) return;
+  if (sealed == 0) return representatives_.commit(n, pages_);
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
   if (centre_.empty()) fix_centre(count);
   if (first == 0) {
@@ -141,12 +159,15 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   window_count_ = kept;
   pages_.commit(first + sealed);
   sketch_.append(pages_, kernels, pool);
+  representatives_.commit(n, pages_);
 }
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
+  representatives_.reserve_rewind();
   if (tokens == 0) {  // the next text is another one: it gets its own centre
     pages_.truncate(0);
     sketch_.clear();
+    representatives_.rewind(0);
     window_count_ = 0;
     centre_.clear();
     sinks_.clear();
@@ -156,6 +177,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     const uint64_t kept = tokens - sealed_tokens();
     if (kept >= window_tokens_ || pages_.pages() == 0) {
       window_count_ = static_cast<uint32_t>(kept);
+      representatives_.rewind(tokens);
       return {};
     }
   }
@@ -194,6 +216,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   }
   pages_.truncate(first);
   sketch_.truncate(first);
+  representatives_.rewind(tokens);
   if (first == 0) sinks_.clear();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
@@ -202,7 +225,8 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
 }
 
 uint64_t KvStore::private_bytes() const {
-  return pages_.private_bytes() + sketch_.private_bytes() + (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
+  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() +
+         (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
 }
 
 std::size_t KvStore::sinks_size() const { return sinks_.size(); }
@@ -219,11 +243,12 @@ Array<float> KvStore::window_floats() const {
   return out;
 }
 
-KvStore KvStore::restore(PageStore pages, KeySketch sketch, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
-                         std::span<const float> sinks, std::span<const float> window) {
+KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
+                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window) {
   KvStore store(pages.shape(), window_tokens);
   store.pages_ = std::move(pages);
   store.sketch_ = std::move(sketch);
+  store.representatives_ = std::move(representatives);
   store.centre_.assign(centre.begin(), centre.end());
   store.sinks_.assign(sinks.begin(), sinks.end());
   store.grow_window(window_count);

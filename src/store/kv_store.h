@@ -21,6 +21,7 @@
 #include "compute/thread_pool.h"
 #include "store/key_sketch.h"
 #include "store/page_store.h"
+#include "store/representatives.h"
 
 namespace kvasir {
 
@@ -36,6 +37,7 @@ class KvStore {
   const StoreShape& shape() const { return pages_.shape(); }
   const PageStore& pages() const { return pages_; }
   const KeySketch& sketch() const { return sketch_; }
+  const Representatives& representatives() const { return representatives_; }
   uint64_t tokens() const { return sealed_tokens() + window_count_; }
   uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
   uint32_t window_count() const { return window_count_; }
@@ -55,6 +57,8 @@ class KvStore {
   Status prepare(uint32_t n);
   // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
+  // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
+  void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
 
   // Back to the first `tokens` tokens (<= tokens()). Tokens whose window rows are gone come back from their pages, until the window holds
@@ -64,8 +68,11 @@ class KvStore {
   // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
   Status build_sketch(const Kernels& kernels, ThreadPool* pool) { return sketch_.build(pages_, kernels, pool); }
 
-  // Takes back the newest token alone, to run it again. tokens() > 0.
-  void pop() { --window_count_; }
+  // Takes the representatives that another store found in the same tokens.
+  void take_representatives(KvStore&& other) { representatives_ = std::move(other.representatives_); }
+
+  // Takes back the newest token alone, to run it again. tokens() > 0. Throws std::bad_alloc and leaves the store as it was.
+  void pop();
 
   uint64_t private_bytes() const;
 
@@ -77,8 +84,8 @@ class KvStore {
   std::span<const float> sink_floats() const { return sinks_; }
   Array<float> window_floats() const;
   // A store from saved parts; sizes have been checked by the caller.
-  static KvStore restore(PageStore pages, KeySketch sketch, uint32_t window_tokens, uint32_t window_count, std::span<const float> centre,
-                         std::span<const float> sinks, std::span<const float> window);
+  static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
+                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window);
 
  private:
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
@@ -89,6 +96,7 @@ class KvStore {
 
   PageStore pages_;
   KeySketch sketch_;
+  Representatives representatives_;
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window

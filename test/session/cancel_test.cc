@@ -35,8 +35,11 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   const uint64_t row = uint64_t{pages.shape().heads_total()} * 2 * pages.shape().page.dim;
   const std::vector<float> zeros(row * (saved.window_count + pages.shape().page.page_tokens));
   const std::span<const float> all(zeros);
-  KvStore store = KvStore::restore(std::move(pages), KeySketch(model->store_shape()), 64, saved.window_count, all.first(row / 2),
-                                   all.first(row * model->store_shape().page.page_tokens), all.first(row * saved.window_count));
+  const StoreShape shape = model->store_shape();
+  Representatives none(shape, 64);
+  none.forget();
+  KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64, saved.window_count, all.first(row / 2),
+                                   all.first(row * shape.page.page_tokens), all.first(row * saved.window_count));
   REQUIRE(store.prepare(1).ok());
 
   std::unique_ptr<ThreadPool> pool;

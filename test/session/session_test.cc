@@ -170,7 +170,7 @@ TEST_CASE("a kept answer stays and the next question follows it") {
 
 TEST_CASE("a budget of everything is full attention") {
   const auto tokens = book_tokens(1500);
-  for (const char* strategy : {"quest", "flat", "bounded"}) {
+  for (const char* strategy : {"quest", "flat", "bounded", "infllm", "snapkv"}) {
     auto full = open_session(mini_model(), with("full")), all = open_session(mini_model(), with(strategy, 1u << 20, 0));
     read(full.get(), tokens);
     read(all.get(), tokens);

@@ -1,0 +1,209 @@
+#include "store/representatives.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/magnitude.h"
+
+namespace kvasir {
+
+using format::SectionKind;
+
+namespace {
+
+constexpr uint64_t head_bytes = 16;
+
+uint16_t to_bf16(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace
+
+Representatives::Representatives(const StoreShape& shape, uint32_t window_tokens)
+    : shape_(shape), local_(std::min(window_tokens, most_local)), wanted_(window_tokens != UINT32_MAX) {}
+
+void Representatives::forget() {
+  known_ = false;
+  blocks_.clear();
+  undecided_.clear();
+  mapped_.reset();
+}
+
+bool Representatives::intact() const {
+  if (!mapped_ || mapped_->verified) return true;
+  const CacheFile::Section& section = *mapped_->file->find(SectionKind::representatives);
+  if (!mapped_->file->check(section, 0, section.bytes)) return false;
+  mapped_->verified = true;
+  return true;
+}
+
+Status Representatives::damaged() const {
+  if (mapped_)
+    if (Status s = mapped_->file->failure(); !s.ok()) return s;
+  return Status::error(Code::internal, "representatives were reported as damaged and are not");
+}
+
+Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& store) {
+  if (!known_) return {};
+  const uint32_t page_tokens = shape_.page.page_tokens, heads = shape_.heads_total(), block_pages = block_tokens / page_tokens;
+  undecided_.reserve(round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));  // a decode grows it seldom
+  added_.assign((std::size_t{local_} + n) * heads, 0.0f);
+  sums_.resize((std::size_t{n} + 1) * shape_.page.dim);
+  const uint32_t complete = pages / block_pages;
+  if (complete <= blocks()) return {};
+  blocks_.reserve(complete);
+  room_.clear();
+  while (room_.size() < complete - blocks()) {
+    auto* memory = static_cast<uint16_t*>(allocate_zeroed(block_size() * sizeof(uint16_t)));
+    if (!memory) throw std::bad_alloc();
+    room_.push_back({memory, std::shared_ptr<uint16_t>(memory, [](uint16_t* p) { deallocate(p); })});
+  }
+  for (uint32_t p = blocks() * block_pages; p < store.pages(); ++p)
+    for (uint32_t at = 0; at < heads; ++at)
+      if (!store.intact_page(at / shape_.kv_heads, at % shape_.kv_heads, p)) return store.damaged();
+  return {};
+}
+
+void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uint32_t before, uint32_t n, const float* q, uint32_t group,
+                              std::size_t width, const float* centre) {
+  if (!known_) return;
+  const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim, heads = shape_.heads_total();
+  const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
+  std::fill_n(sums_.begin(), dim, 0.0);
+  for (uint32_t j = 0; j < n; ++j) {
+    const double* sum = sums_.data() + std::size_t{j} * dim;
+    double* next = sums_.data() + (std::size_t{j} + 1) * dim;
+    for (uint32_t d = 0; d < head_dim; ++d) {
+      float all = 0;
+      for (uint32_t r = 0; r < group; ++r) all += q[j * width + r * head_dim + d];
+      next[d] = sum[d] + static_cast<double>(all);
+    }
+  }
+  for (uint32_t row = before - std::min(before, local_); row + 1 < before + n; ++row) {
+    const uint32_t first = row + 1 > before ? row + 1 - before : 0;                 // of the step's tokens, that score this one
+    const uint32_t end = std::min(n, row + 1 + local_ - before);
+    const double *from = sums_.data() + std::size_t{first} * dim, *to = sums_.data() + std::size_t{end} * dim;
+    const float* key = k + std::size_t{row} * dim;
+    double score = 0;
+    for (uint32_t d = 0; d < head_dim; ++d) score += (to[d] - from[d]) * static_cast<double>(key[d] + (centre ? centre[d] : 0.0f));
+    added_[(std::size_t{row} + local_ - before) * heads + at] = static_cast<float>(score / local_);
+  }
+}
+
+void Representatives::commit(uint32_t n, const PageStore& pages) {
+  if (!known_) return;
+  const std::size_t heads = shape_.heads_total(), held = undecided_.size(), known = std::min(held, std::size_t{local_} * heads);
+  undecided_.resize(held + n * heads);  // room made in prepare()
+  const float* added = added_.data() + (std::size_t{local_} * heads - known);
+  for (std::size_t i = 0; i < known + n * heads; ++i) undecided_[held - known + i] += added[i];
+  const std::size_t complete = uint64_t{pages.pages()} * shape_.page.page_tokens / block_tokens;
+  while (blocks_.size() < complete) decide(pages);
+}
+
+// The first undecided block.
+void Representatives::decide(const PageStore& pages) {
+  const PageShape& page = shape_.page;
+  const uint32_t heads = shape_.heads_total(), first = blocks() * block_tokens;
+  Block block = std::move(room_.back());
+  room_.pop_back();
+  for (uint32_t at = 0; at < heads; ++at) {
+    uint32_t chosen[per_block] = {};
+    uint32_t count = 0;
+    for (uint32_t t = first == 0 ? page.page_tokens : 0; t < block_tokens; ++t) {  // the sinks are attended anyway
+      uint32_t place = count;
+      while (place > 0 && undecided_[std::size_t{t} * heads + at] > undecided_[std::size_t{chosen[place - 1]} * heads + at]) --place;
+      if (place == per_block) continue;
+      count = std::min(count + 1, per_block);
+      std::copy_backward(chosen + place, chosen + count - 1, chosen + count);
+      chosen[place] = t;
+    }
+    float mean[max_head_dim] = {};
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t token = first + chosen[i], t = token % page.page_tokens;
+      const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, token / page.page_tokens);
+      const auto scale = std::bit_cast<float>(uint32_t{ref.scales[t]} << 16);
+      for (uint32_t d = 0; d < page.dim; ++d)
+        mean[d] += static_cast<float>(ref.data[(d / 4 * page.page_tokens + t) * 4 + d % 4]) * scale / per_block;
+    }
+    for (uint32_t d = 0; d < page.dim; ++d) block.memory.get()[at * page.dim + d] = to_bf16(mean[d]);
+  }
+  blocks_.push_back(std::move(block));
+  undecided_.erase(undecided_.begin(), undecided_.begin() + std::ptrdiff_t{block_tokens} * heads);
+}
+
+void Representatives::rewind(uint64_t to) {
+  const uint64_t had = tokens();
+  if (to == 0) {
+    forget();
+    known_ = wanted_;
+  }
+  if (!known_ || to >= had) return;
+  const std::size_t heads = shape_.heads_total();
+  if (blocks() * uint64_t{block_tokens} > to) {
+    blocks_.resize(to / block_tokens);
+    undecided_.assign(static_cast<std::size_t>(to % block_tokens) * heads, 0.0f);
+    return;
+  }
+  const uint64_t first = uint64_t{blocks()} * block_tokens;
+  undecided_.resize(static_cast<std::size_t>(to - first) * heads);
+  for (uint64_t m = std::max(first, to - std::min<uint64_t>(to, local_)); m < to; ++m) {
+    const auto left = static_cast<float>(to - 1 - m), all = static_cast<float>(std::min<uint64_t>(local_, had - 1 - m));
+    for (std::size_t at = 0; at < heads; ++at) undecided_[static_cast<std::size_t>(m - first) * heads + at] *= left / all;
+  }
+}
+
+uint64_t Representatives::private_bytes() const {
+  uint64_t bytes = (undecided_.size() + added_.size()) * sizeof(float) + sums_.size() * sizeof(double);
+  for (const Block& b : blocks_) bytes += b.memory ? block_size() * sizeof(uint16_t) : 0;
+  return bytes;
+}
+
+uint64_t Representatives::file_bytes() const {
+  return known_ && tokens() > 0 ? head_bytes + blocks_.size() * block_size() * sizeof(uint16_t) + undecided_.size() * sizeof(float) : 0;
+}
+
+Status Representatives::write(const std::function<Status(const void*, std::size_t)>& write) const {
+  if (file_bytes() == 0) return {};
+  if (!intact()) return damaged();
+  const uint32_t head[] = {blocks(), static_cast<uint32_t>(undecided_.size() / shape_.heads_total()), 0, 0};
+  static_assert(sizeof head == head_bytes);
+  if (Status s = write(head, sizeof head); !s.ok()) return s;
+  for (const Block& b : blocks_)
+    if (Status s = write(b.data, block_size() * sizeof(uint16_t)); !s.ok()) return s;
+  return undecided_.empty() ? Status() : write(undecided_.data(), undecided_.size() * sizeof(float));
+}
+
+Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t tokens, Representatives* out) {
+  const CacheFile::Section* section = file->find(SectionKind::representatives);
+  const auto corrupt = [&](const char* what) {
+    return Status::error(Code::corrupt, "%s: section 'representatives' %s; nothing was loaded", file->path().c_str(), what);
+  };
+  Representatives found(out->shape_, out->local_);
+  const std::size_t heads = found.shape_.heads_total(), size = found.block_size();
+  if (section->bytes < head_bytes) return corrupt("is too short");
+  if (!file->check(*section, 0, head_bytes)) return file->failure();
+  const std::byte* at = file->bytes(SectionKind::representatives).data();
+  uint32_t head[4];
+  std::memcpy(head, at, sizeof head);
+  const uint64_t blocks = head[0], undecided = head[1];
+  if (head[2] || head[3] || blocks * block_tokens + undecided != tokens) return corrupt("is of another number of tokens");
+  const uint64_t scores_at = head_bytes + blocks * size * sizeof(uint16_t), scores_bytes = undecided * heads * sizeof(float);
+  if (section->bytes != scores_at + scores_bytes) return corrupt("does not have the size of its tokens");
+  if (!file->check(*section, scores_at, scores_bytes)) return file->failure();
+  found.undecided_.resize(static_cast<std::size_t>(undecided) * heads);
+  std::memcpy(found.undecided_.data(), at + scores_at, scores_bytes);
+  if (!all_finite(found.undecided_)) return corrupt("holds a number that is not finite");
+  const auto* keys = reinterpret_cast<const uint16_t*>(at + head_bytes);
+  for (uint64_t b = 0; b < blocks; ++b) found.blocks_.push_back({keys + b * size, nullptr});
+  found.mapped_ = std::make_shared<Mapped>();
+  found.mapped_->file = std::move(file);
+  *out = std::move(found);
+  return {};
+}
+
+}  // namespace kvasir

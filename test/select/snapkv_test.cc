@@ -1,0 +1,104 @@
+// What `snapkv` chooses, against the definition.
+#include "samples.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+struct Case {
+  PageStore store;
+  RecentQueries recent;
+  std::vector<float> q, totals;  // of the observed tokens
+  uint32_t count;
+
+  // `behind`: tokens between the pages and the newest observed query.
+  Case(uint32_t head_dim, uint32_t pages, uint32_t observed, uint32_t behind)
+      : store(sample_shape(head_dim)), recent(sample_layers, sample_heads, head_dim), count(observed) {
+    if (pages) seal_pages(&store, pages, 1);
+    q = normals(std::size_t{count} * sample_heads * head_dim, 2, 0, 3);
+    totals = normals(std::size_t{count} * sample_heads, 3, 5, 1);
+    const uint64_t first = uint64_t{pages} * store.shape().page.page_tokens + behind - count;
+    for (uint32_t t = 0; t < count; ++t) {
+      recent.prepare();
+      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t));
+      recent.commit(first + t, 1);
+    }
+  }
+  const float* query(uint32_t t) const { return q.data() + std::size_t{t} * sample_heads * store.shape().page.head_dim; }
+  const float* total(uint32_t t) const { return totals.data() + std::size_t{t} * sample_heads; }
+
+  Selection choose(uint32_t layer, uint32_t head, uint64_t budget, bool share, uint32_t end_page, uint32_t threads) const {
+    const auto selector = make_snapkv_selector();
+    const auto memory = selector->make_memory();
+    const CancelLatch never(nullptr);
+    const uint64_t budgets[sample_layers] = {budget, budget};
+    REQUIRE(selector->observe({cpu_kernels(), store, &pool(threads), never, recent, sample_heads, 1, end_page, budgets, share}, memory.get()));
+    Selection selection;
+    SelectorScratch scratch;
+    const KeySketch none(store.shape());
+    selector->select({cpu_kernels(), store, none, layer, head, {}, nullptr, nullptr, 1, budget, share, std::numeric_limits<float>::infinity(), 0,
+                      memory.get()},
+                     &scratch, &selection);
+    return selection;
+  }
+
+  // SnapKV, section 4: the sum over the window's queries of the softmax, of these query heads, max pooled over 7 tokens; -1 outside.
+  std::vector<double> plain(uint32_t layer, uint32_t first_head, uint32_t heads, uint32_t end_page) const {
+    const uint32_t page_tokens = store.shape().page.page_tokens;
+    std::vector<double> votes(std::size_t{end_page} * page_tokens), pooled(votes.size());
+    for (uint64_t p = recent.begin(); p < recent.end(); ++p)
+      for (uint32_t h = first_head; h < first_head + heads; ++h) {
+        const auto scores = plain_scores(store, layer, h, recent.query(layer, p));
+        const auto total_score = static_cast<double>(recent.totals(layer, p)[h]);
+        for (std::size_t t = page_tokens; t < votes.size() && t <= p; ++t) votes[t] += std::exp(scores[t] - total_score);
+      }
+    for (std::size_t t = page_tokens; t < votes.size(); ++t)
+      for (std::size_t i = std::max<std::size_t>(page_tokens, t - 3); i < std::min(votes.size(), t + 4); ++i)
+        pooled[t] = std::max(pooled[t], votes[i]);
+    return pooled;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("snapkv keeps the tokens near which the newest 32 queries attend most, for each head or for a group, and all that came later") {
+  for (uint32_t head_dim : {40u, 128u})
+    for (uint32_t observed : {1u, 40u}) {
+      const Case c(head_dim, 40, observed, observed + 30);
+      const uint32_t page_tokens = c.store.shape().page.page_tokens, end = 37;
+      for (uint64_t budget : {50u, 100000u})
+        for (uint32_t head : {0u, 1u}) {
+          CAPTURE(head_dim);
+          CAPTURE(observed);
+          CAPTURE(budget);
+          const auto check = [&](const Selection& s, std::size_t list, const std::vector<double>& plain) {
+            auto chosen = tokens_of(s, list, page_tokens);
+            REQUIRE(chosen.size() >= 3 * page_tokens);
+            for (uint32_t i = 0; i < 3 * page_tokens; ++i) CHECK(chosen[chosen.size() - 1 - i] == 40 * page_tokens - 1 - i);
+            chosen.resize(chosen.size() - 3 * page_tokens);
+            CHECK(are_best(chosen, plain, page_tokens, budget, 1e-4));
+          };
+          const Selection shared = c.choose(1, head, budget, true, end, 2);
+          REQUIRE(shared.lists.size() == 1);
+          check(shared, 0, c.plain(1, head * sample_group, sample_group, end));
+          CHECK(tokens_of(c.choose(1, head, budget, true, end, 1), 0, page_tokens) == tokens_of(shared, 0, page_tokens));
+          const Selection each = c.choose(0, head, budget, false, end, 3);
+          REQUIRE(each.lists.size() == sample_group);
+          uint64_t tokens = 0;
+          for (uint32_t r = 0; r < sample_group; ++r) {
+            check(each, r, c.plain(0, head * sample_group + r, 1, end));
+            tokens += tokens_of(each, r, page_tokens).size();
+          }
+          CHECK(each.tokens == tokens);
+        }
+    }
+}
+
+TEST_CASE("snapkv: a query does not vote for what came after it, and where nothing was sealed nothing is chosen") {
+  const Case c(128, 20, 32, 0);  // the queries are of tokens in the newest pages
+  const auto shared = c.choose(1, 1, 40, true, 20, 2);
+  CHECK(are_best(tokens_of(shared, 0, 16), c.plain(1, sample_group, sample_group, 20), 16, 40, 1e-4));
+  CHECK(Case(64, 0, 3, 3).choose(0, 0, 50, true, 0, 2).lists.at(0).empty());
+  CHECK(tokens_of(Case(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);  // all are later than the choice
+}
