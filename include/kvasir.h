@@ -236,6 +236,13 @@ typedef struct kv_session_options {
    * to 1024; 0: 16 (8). Others do not take it: KV_BAD_ARGUMENT. */
   uint32_t select_tokens;
   uint32_t reserved_3;       /* 0 */
+  /* How documents are read behind their first 8192 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
+   * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
+   * with sinks, window and the newest 512 tokens before them. "filter-layers": the filter layers read everything and choose for those behind
+   * them. What was read so is a little different from the exact keys and values; kv_stats says how far (sparse_tokens). */
+  const char *prefill_strategy;
+  double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
+  uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);

@@ -75,6 +75,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
   out->compare = static_cast<CompareLevel>(o.compare);
+  out->read = {o.prefill_strategy ? o.prefill_strategy : "full", o.prefill_budget_fraction, o.prefill_exact_tokens};
   out->log = log_function(o.log, o.log_user);
   return {};
 }

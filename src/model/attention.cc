@@ -2,52 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <mutex>
 
 #include "base/checked.h"
+#include "model/attention_worker.h"
 
 namespace kvasir {
 
 constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
-constexpr uint32_t part_tokens = 8192;       // of the store that one task of a single block, or one call of a kernel, reads
-
-struct Attention::Worker {
-  Array<float> q;            // [block_rows][dim]
-  Array<int8_t> q8, split;   // [block_rows][dim], [block_rows][2 * dim]
-  Array<float> scale;        // [block_rows]
-  Array<uint32_t> limits;    // [block_rows]
-  Array<float> state;        // o [block_rows][dim], m [block_rows], l [block_rows]
-  Array<std::byte> scratch;
-  SelectorScratch selector;
-  Selection selection;
-  Array<float> read_m, read_l;  // [group] before what was not read is added
-  Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
-  ReadCounts counts;
-  Comparison::Scratch compare;
-};
-
-namespace {
-
-std::size_t state_floats(uint32_t rows, uint32_t dim) { return std::size_t{rows} * (dim + 16) + 16; }
-
-// A state over floats, empty. o stays 64-byte aligned because rows * dim is a multiple of 16.
-AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
-  AttentionState s{at, at + std::size_t{rows} * dim, at + std::size_t{rows} * dim + round_up(rows, 16)};
-  std::fill_n(s.o, std::size_t{rows} * dim, 0.0f);
-  std::fill_n(s.m, rows, -std::numeric_limits<float>::infinity());
-  std::fill_n(s.l, rows, 0.0f);
-  return s;
-}
-
-AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) { return {s.o + std::size_t{row} * dim, s.m + row, s.l + row}; }
-
-QueryRows row_of(const QueryRows& q, uint32_t row) {
-  return {1, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
-          q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
-}
-
-}  // namespace
 
 Attention::Attention(const ModelConfig& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool)
     : config_(config),
@@ -105,8 +66,9 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
   for (Worker& w : workers_) w.counts = {};
   const bool compare = plan.compare != CompareLevel::none;
   if (compare) comparison_.begin(plan.compare, store.pages(), 1, n);
-  Status s = selector ? selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals)
-                      : exact(layer, n, q, store, cancel, out, totals);
+  Status s = !selector        ? exact(layer, n, q, store, cancel, out, totals)
+             : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
+                              : selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals);
   if (compare && s.ok() && !selector) s = compare_exact(layer, n, q, store, cancel, out);
   if (compare && s.ok() && !cancel.fired()) comparison_.end(kernels_, layer);
   for (const Worker& w : workers_) counts_ += w.counts;
@@ -120,6 +82,26 @@ void Attention::filter(uint32_t layer, uint32_t n, const float* q, const float* 
   selector.filter({kernels_, store.pages(), pool_, cancel, layer, n, config_.heads, store.tokens(), q, totals, recent, 1, plan.budget(layer),
                    plan.filter_window},
                   memory);
+}
+
+// Sinks, and the window and the step's tokens up to each query's own.
+void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store,
+                            const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
+  const uint32_t group = config_.group(), dim = shape_.dim;
+  if (store.pages().pages() > 0) {
+    const KvStore::Rows sinks = store.sinks(layer, head);
+    kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w->scratch.data());
+  }
+  const uint32_t window_rows = store.window_count() + first + count;
+  for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
+    for (uint32_t r = 0; r < rows.rows; ++r) {
+      const uint32_t seen = store.window_count() + first + r / group + 1;
+      w->limits[r] = seen - std::min(seen, at);
+    }
+    const KvStore::Rows window = store.window(layer, head);
+    kernels_.attend_rows(rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
+                         w->limits.data(), state, w->scratch.data());
+  }
 }
 
 Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals) {
@@ -154,20 +136,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
         empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(), rows.rows, dim);
     const uint32_t begin = parts > 1 ? part * part_pages : 0;
     const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
-    if (part == 0 && sealed > 0) {
-      const KvStore::Rows sinks = store.sinks(layer, h);
-      kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w.scratch.data());
-    }
-    const uint32_t window_rows = part == 0 ? store.window_count() + first + count : 0;
-    for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
-      for (uint32_t r = 0; r < rows.rows; ++r) {
-        const uint32_t seen = store.window_count() + first + r / group + 1;
-        w.limits[r] = seen - std::min(seen, at);
-      }
-      const KvStore::Rows window = store.window(layer, h);
-      kernels_.attend_rows(rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
-                           w.limits.data(), state, w.scratch.data());
-    }
+    if (part == 0) attend_near(layer, h, first, count, rows, store, cancel, state, &w);
     // By whole tiles of the kernels, so that the sums are those of one call.
     for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
       kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
@@ -205,17 +174,6 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
-// One token of the step: sinks, window, and the step's tokens up to itself.
-void Attention::attend_near(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, uint32_t token,
-                            const AttentionState& state, Worker* w) const {
-  if (store.sink_count() > 0) {
-    const KvStore::Rows sinks = store.sinks(layer, head);
-    kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w->scratch.data());
-  }
-  const KvStore::Rows window = store.window(layer, head);
-  kernels_.attend_rows(rows, window.k, window.v, store.window_count() + token + 1, nullptr, state, w->scratch.data());
-}
-
 // Adds the pages of which the worker's list i has nothing, by their means. False: a summary of a mapped file is damaged.
 bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t i,
                             const AttentionState& state, Worker* w) const {
@@ -245,26 +203,21 @@ bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
-  std::mutex failing;
-  Status failure;
-  const auto fail = [&](Status s) {
-    const std::lock_guard lock(failing);
-    failure = std::move(s);
-  };
+  FirstFailure failure;
   pool_->run(heads * count, [&](uint32_t task, uint32_t worker) {
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, token = task / heads * stride;
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
-    attend_near(layer, h, rows, store, token, state, &w);
+    attend_near(layer, h, token, 1, rows, store, cancel, state, &w);
     w.compare.estimated.clear();
     if (plan.compare != CompareLevel::none) w.compare.keep_near(state, group, dim);
     selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
                      plan.range, token, memory, plan.unit_tokens,
                      &store.representatives()},
                     &w.selector, &w.selection);
-    if (!w.selection.intact) return fail(store.pages().damaged());
+    if (!w.selection.intact) return failure.note(store.pages().damaged());
     PageHold hold;
     const std::size_t lists = w.selection.lists.size();
     for (std::size_t i = 0; i < lists; ++i) {
@@ -273,10 +226,10 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
       const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), dim);
       w.counts.pages_touched += list.size();
       if (!list.empty()) {
-        if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return fail(std::move(s));
+        if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
         kernels_.attend_pages(some, list.data(), static_cast<uint32_t>(list.size()), its, w.scratch.data());
       }
-      if (plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w)) return fail(store.pages().damaged());
+      if (plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
     }
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;
@@ -285,9 +238,9 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     if (plan.compare == CompareLevel::none) return;
     const float* its_out = out + std::size_t{task / heads} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
     if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, task / heads, rows, &w.selection, its_out}, &w.compare))
-      fail(store.pages().damaged());
+      failure.note(store.pages().damaged());
   });
-  return failure;
+  return std::move(failure).take();
 }
 
 Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out) {
@@ -299,7 +252,7 @@ Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, cons
     const uint32_t h = task % heads, token = task / heads;
     const QueryRows rows = gather(&w, q, token, 1, h, false);
     const AttentionState state = empty_state(w.state.data(), group, shape_.dim);
-    attend_near(layer, h, rows, store, token, state, &w);
+    attend_near(layer, h, token, 1, rows, store, cancel, state, &w);
     w.compare.keep_near(state, group, shape_.dim);
     const float* its_out = out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
     if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, token, rows, nullptr, its_out}, &w.compare)) intact = false;

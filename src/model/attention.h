@@ -2,6 +2,7 @@
 //
 //   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
+//   by blocks:  neighbouring queries of a step see the pages that the selector chose for a sample of them (sparse prefill)
 //
 // Work is cut into tasks by head, block of queries and part of the pages: the cut depends on sizes alone, never on the number
 // of threads, so results are the same bits on any number.
@@ -59,6 +60,10 @@ class Attention {
   void filter(uint32_t layer, uint32_t n, const float* q, const float* totals, const KvStore& store, const RecentQueries* recent,
               const Selector& selector, const Plan& plan, const CancelLatch& cancel, StepMemory* memory) const;
 
+  // After run() of a filter layer of a step that reads by blocks: chooses for its blocks in the layers up to the next one.
+  Status filter_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
+                       const CancelLatch& cancel);
+
   // How far the selector's choice would be from the exact output, for `count` tokens evenly spread over the step: the squared norm of the
   // difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted.
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
@@ -71,13 +76,17 @@ class Attention {
  private:
   struct Worker;  // scratch of one thread
   Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals);
+  void attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store,
+                   const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
+  Status by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
+                   const CancelLatch& cancel, float* out, float* totals);
+  void choose_for_block(uint32_t layer, uint32_t head, uint32_t count, const QueryRows& rows, const KvStore& store, const Selector& selector,
+                        uint64_t budget, const AttentionState& near, Worker* worker) const;
   // For `count` tokens, from the step's first one in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
   // After exact(): what it gave against itself, as Comparison has it.
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
-  void attend_near(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, uint32_t token, const AttentionState& state,
-                   Worker* worker) const;
   bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                    Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
@@ -91,6 +100,7 @@ class Attention {
   std::vector<Worker> workers_;
   std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
   Array<float> partials_;                   // states of a block's parts
+  std::vector<Selection> block_choices_;    // [blocks of the step] what the last filter layer chose, one list each
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

@@ -66,6 +66,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     store->observe(l, n, q_.get(), c.heads);
     const Selector* selector = step.plan.is_dense(l) ? nullptr : step.selector;
     if (Status s = attention_.run(l, n, q_.get(), *store, selector, step.plan, step.memory, cancel, a_.get(), totals_.get()); !s.ok()) return s;
+    if (step.plan.by_blocks && step.plan.is_filter(l))
+      if (Status s = attention_.filter_blocks(l, n, q_.get(), *store, *step.selector, step.plan, cancel); !s.ok()) return s;
     if (step.memory && step.plan.is_filter(l))
       attention_.filter(l, n, q_.get(), totals_.get(), *store, step.queries, *step.selector, step.plan, cancel, step.memory);
     if (step.queries) step.queries->write(l, n, q_.get(), totals_.get());

@@ -10,6 +10,10 @@ namespace kvasir {
 constexpr uint64_t short_context = 4096;  // sealed tokens
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
+constexpr uint64_t sparse_context = 8192;   // sealed tokens: reading exactly up to here takes less than what is behind it costs sparsely
+constexpr double read_fraction = 0.05;      // of the sealed tokens,
+constexpr uint64_t read_floor = 2048;       // but so many
+constexpr uint64_t read_recent = 512;
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
@@ -114,6 +118,37 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
   plan.dense.assign(layers, false);
   for (uint32_t i = 0; i < plan.dense_layers; ++i) plan.dense[order[i]] = true;
   if (plan.strategy->has(StrategyInfo::spreads_budget)) spread_budget(errors, sealed, &plan);
+  return plan;
+}
+
+static bool reads_by_blocks(const StrategyInfo& info) { return info.has(StrategyInfo::reads_blocks); }
+
+std::string read_strategy_names() {
+  std::string names = "full";
+  for (const StrategyInfo& info : all_strategies())
+    if (reads_by_blocks(info)) names += ", " + std::string(info.name);
+  return names;
+}
+
+Status check_read_options(const ReadOptions& options) {
+  const StrategyInfo* info = strategy_info(options.strategy);
+  if (options.strategy != "full" && !(info && reads_by_blocks(*info)))
+    return Status::error(Code::bad_argument, "prefill_strategy is '%.40s': use one of %s", options.strategy.c_str(), read_strategy_names().c_str());
+  if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
+    return Status::error(Code::bad_argument, "prefill_budget_fraction is %g: use 0 to 1", options.budget_fraction);
+  return {};
+}
+
+Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed, uint32_t layers) {
+  Plan plan;
+  if (options.strategy == "full" || sealed < sparse_context) return plan;
+  plan.strategy = strategy_info(options.strategy);
+  plan.by_blocks = true;
+  plan.recent_tokens = read_recent;
+  const double fraction = options.budget_fraction > 0 ? options.budget_fraction : read_fraction;
+  plan.budget_tokens = std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))), std::min(sealed, read_floor));
+  plan.dense.assign(layers, false);
+  if (plan.strategy->has(StrategyInfo::filters)) plan_filters(select, layers, &plan);
   return plan;
 }
 

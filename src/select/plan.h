@@ -26,6 +26,12 @@ struct SelectOptions {
 
 // Whether decode is also computed exactly and compared: model/compare.h.
 enum class CompareLevel : uint32_t { none = 0, attention = 1, layers = 2 };
+// How documents are read.
+struct ReadOptions {
+  std::string strategy = "full";
+  double budget_fraction = 0;  // of the sealed tokens; 0: the default
+  uint64_t exact_tokens = 0;   // at the end of a text that are read exactly all the same
+};
 
 struct Plan {
   const StrategyInfo* strategy = nullptr;
@@ -39,6 +45,8 @@ struct Plan {
   FilterWindow filter_window = FilterWindow::last;
   CompareLevel compare = CompareLevel::none;
   uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0 where the strategy has its own
+  bool by_blocks = false;      // neighbouring queries of a step choose together (sparse prefill),
+  uint64_t recent_tokens = 0;  // and read so many sealed tokens before the step whatever is chosen
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }
@@ -49,6 +57,10 @@ struct Plan {
 // For a model of so many layers whose store has a bound for each block of block_tokens. Code::bad_argument names the option.
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens);
 
+Status check_read_options(const ReadOptions& options);
+// The strategies that it takes, for people.
+std::string read_strategy_names();
+
 // How many filter layers `filter-layers` has where the caller names none: OmniKV's three, fewer in a model of less than 24 layers.
 uint32_t default_filter_count(uint32_t layers);
 
@@ -57,5 +69,8 @@ uint32_t default_filter_count(uint32_t layers);
 // (as Quest has them) where nothing was measured; of `filter-layers` those up to the first filter layer, the filter layers, and the layer
 // after each (OmniKV, ICLR 2025, section 4). Pure: the same input gives the same plan.
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors);
+
+// The same for a step of a document's reading. strategy null: exact. select: for its filter layers.
+Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed, uint32_t layers);
 
 }  // namespace kvasir

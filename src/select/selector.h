@@ -131,6 +131,7 @@ struct StrategyInfo {
   static constexpr uint32_t takes_unit = 32;     // SelectorQuery::unit_tokens
   static constexpr uint32_t chooses_once = 64;   // by observe(), when something has been read; questions are read exactly
   static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
+  static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 

@@ -7,15 +7,15 @@ namespace kvasir {
 
 constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
-    {"window", 0, 0.0, 0, make_window_selector},
+    {"window", 0, 0.0, 0, make_window_selector, StrategyInfo::reads_blocks},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
-    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit},
-    {"flat", 0, 0.02, 512, make_flat_selector},
+    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks},
+    {"flat", 0, 0.02, 512, make_flat_selector, StrategyInfo::reads_blocks},
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha},
     {"bounded", 0, 0.015, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail},
     // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
-    {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters},
+    {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters | StrategyInfo::reads_blocks},
     {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},
     {"snapkv", 0, 0.05, 1024, make_snapkv_selector, StrategyInfo::chooses_once},
 };

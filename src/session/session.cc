@@ -36,6 +36,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  if (Status s = check_read_options(o->read); !s.ok()) return s;
   return check_select_options(o->select, model.config().layers, model.store_shape().page.block_tokens);
 }
 
@@ -69,6 +70,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   session->turn_ = turn_;
   session->layer_errors_ = layer_errors_;
   session->probed_at_ = probed_at_;
+  session->sparse_tokens_ = sparse_tokens_;
   session->document_tokens_ = document_tokens_;
   session->document_turn_ = document_turn_;
   session->logits_ = logits_;
@@ -127,11 +129,13 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     }
     Array<float> errors;
     if (document) plan_probe(&step, &errors);
+    if (document && !step.probe) plan_read(&step, tokens.size() - *done - n);
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
+    if (step.plan.by_blocks) sparse_tokens_ = tokens_.size();
     *done += n;
     if (reading != Reading::answer) forget_choice();
     if (!errors.empty()) note_probe(errors);
@@ -163,6 +167,16 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   errors->resize(model_->config().layers);
   layer_errors_.reserve(errors->size());  // note_probe() may not fail: the step is done by then
   step->errors = errors->data();
+}
+
+// A step of a document after which `left` tokens of it follow, where it is to be read sparsely. Steps in which layers are measured are exact.
+void Session::plan_read(ForwardStep* step, uint64_t left) {
+  if (options_.full_precision || left < options_.read.exact_tokens) return;
+  Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(), model_->config().layers);
+  if (!plan.strategy) return;
+  if (!read_selector_) read_selector_ = plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
+  step->plan = std::move(plan);
+  step->selector = read_selector_.get();
 }
 
 void Session::note_probe(const Array<float>& errors) {
@@ -313,6 +327,7 @@ Status Session::rewind(uint64_t tokens) {
   queries_.rewind(tokens);
   if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);
+  sparse_tokens_ = std::min(sparse_tokens_, tokens);
   logits_at_ = 0;
   if (tokens == 0) turn_ = Turn::empty;
   if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;  // they were of text that is gone

@@ -35,6 +35,7 @@ struct SessionOptions {
   uint32_t prefill_chunk = 0;  // tokens; 0: chosen
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
+  ReadOptions read;
   LogFn log;
 };
 
@@ -121,6 +122,7 @@ class Session {
                        uint64_t* done);
   void plan_step(ForwardStep* step);
   void plan_probe(ForwardStep* step, Array<float>* errors);
+  void plan_read(ForwardStep* step, uint64_t left);
   void note_probe(const Array<float>& errors);
   bool sketch_is_due() const;
   Status prepare_strategy(const Cancel* cancel);
@@ -162,6 +164,7 @@ class Session {
   Array<float> layer_errors_;  // [layers] largest of all probes, empty before the first
   uint64_t probed_at_ = 0;     // sealed tokens then
   std::unique_ptr<const Selector> probe_selector_;
+  std::unique_ptr<const Selector> read_selector_;  // where documents are read sparsely
 
   // For stats.
   Plan plan_;
@@ -170,6 +173,7 @@ class Session {
   uint64_t last_steps_ = 0;    // tokens decoded by it
   uint64_t last_decode_ns_ = 0;
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
+  uint64_t sparse_tokens_ = 0;  // of the timeline, up to the last one that was read sparsely
   double load_ms_ = 0;
 };
 

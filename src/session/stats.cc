@@ -133,6 +133,7 @@ std::string Session::stats_json() const {
   if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
   json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
   json.count("prefill_tokens", prefill_tokens_);
+  json.count("sparse_tokens", sparse_tokens_);
   json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);
   json.real("load_ms", load_ms_);
   if (options_.compare != CompareLevel::none) json.raw("compared", compared_json(forward_->attention().comparison()));

@@ -91,8 +91,20 @@ void add_budget(CLI::App* app, SessionFlags* flags) {
   add_choosing(app, flags);
 }
 
+void add_sparse_reading(CLI::App* app, SessionFlags* flags) {
+  text(app, "--prefill", &flags->prefill, "NAME",
+       "Read a long document sparsely, which is several times faster: quest, or to compare flat, filter-layers, window; without it exactly");
+  value(app, "--prefill-budget", "P%", "What sparse reading chooses of the text before [5%]", [=](const std::string& given) {
+    const Budget budget = budget_of(given);
+    if (budget.tokens != 0) throw Failure(exit_usage, "'" + given + "' is a number of tokens: write a share, as 5%");
+    flags->prefill_budget = budget.fraction;
+  });
+  count<uint64_t>(app, "--prefill-exact", &flags->prefill_exact, 0, most_tokens, "Tokens at the document's end that are read exactly all the same [0]");
+}
+
 void add_reading(CLI::App* app, SessionFlags* flags) {
   add_threads(app, flags);
+  add_sparse_reading(app, flags);
   count<uint64_t>(app, "--context", &flags->context, 1, most_tokens,
                   "Tokens the document and the conversation may have; without it what the model was trained for");
   count<uint32_t>(app, "--chunk", &flags->chunk, 1, 4096, "Tokens read together");
@@ -267,6 +279,7 @@ void add_eval(Grammar& grammar) {
   text(command, "--work", &a->work, "FOLDER", "Keeps what was read and answered [kvasir-eval]");
   text(command, "-o,--output", &a->output, "FILE", "Where all results go, as JSON [results.json in that folder]");
   add_threads(command, &a->session);
+  add_sparse_reading(command, &a->session);
   command->footer(
       "Each document is read once and kept in the folder; every strategy and budget maps it and answers all of its questions,\n"
       "each on its own. What was answered is not asked again: Ctrl-C stops, and the same command goes on. Another model, text,\n"

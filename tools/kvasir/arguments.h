@@ -39,6 +39,9 @@ struct SessionFlags {
   bool separate_heads = false;
   uint32_t select_tokens = 0;
   bool full_precision = false;  // keep f32 keys and values
+  std::string prefill;          // strategy by which documents are read; empty: exactly
+  double prefill_budget = 0;
+  uint64_t prefill_exact = 0;   // tokens
 };
 
 struct SourceFlags {

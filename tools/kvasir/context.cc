@@ -45,6 +45,9 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   options.budget_fraction = flags.budget.fraction;
   options.share_heads = flags.separate_heads ? 0 : 1;
   options.select_tokens = flags.select_tokens;
+  if (!flags.prefill.empty()) options.prefill_strategy = flags.prefill.c_str();
+  options.prefill_budget_fraction = flags.prefill_budget;
+  options.prefill_exact_tokens = flags.prefill_exact;
   options.log = on_log;
   options.log_user = &context.terminal;
   return options;

@@ -129,6 +129,9 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
 void Evaluation::make_jobs(const Haystack& haystack) {
   const std::vector<Task>& tasks = arguments_.tasks;
   const std::string format = Json::parse(kv_build_info()).value("cache_format", Json()).dump();
+  const SessionFlags& flags = arguments_.session;
+  std::string reading;  // where it is not exact
+  if (!flags.prefill.empty()) reading = " " + flags.prefill + " " + std::to_string(flags.prefill_budget) + " " + std::to_string(flags.prefill_exact);
   for (const uint64_t length : arguments_.lengths) {
     for (const Kind kind : {Kind::story, Kind::table}) {
       if (std::none_of(tasks.begin(), tasks.end(), [=](Task task) { return kind_for(task) == kind; })) continue;
@@ -139,7 +142,7 @@ void Evaluation::make_jobs(const Haystack& haystack) {
         job.document = kind == Kind::story ? make_story(haystack, wishes) : make_table(haystack, wishes);
         std::erase_if(job.document.questions,
                       [&](const Question& q) { return std::find(tasks.begin(), tasks.end(), q.task) == tasks.end(); });
-        job.name = hex(hash_of(model_identity_ + " " + format + " " + job.document.text));
+        job.name = hex(hash_of(model_identity_ + " " + format + reading + " " + job.document.text));
         wanted_ += job.document.questions.size() * methods_.size();
         jobs_.push_back(std::move(job));
       }

@@ -1,0 +1,67 @@
+// What the files of Attention share: a thread's scratch, and states and rows as parts of arrays.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "base/checked.h"
+#include "model/attention.h"
+
+namespace kvasir {
+
+constexpr uint32_t part_tokens = 8192;  // of the store that one task of a single block, or one call of a kernel, reads
+
+struct Attention::Worker {
+  Array<float> q;            // [block_rows][dim]
+  Array<int8_t> q8, split;   // [block_rows][dim], [block_rows][2 * dim]
+  Array<float> scale;        // [block_rows]
+  Array<uint32_t> limits;    // [block_rows]
+  Array<float> state;        // o [block_rows][dim], m [block_rows], l [block_rows]
+  Array<std::byte> scratch;
+  SelectorScratch selector;
+  Selection selection;
+  struct Sample {            // of a block's queries, [sample_tokens * group] rows
+    Array<float> f32, scale, m, l;
+    Array<int8_t> q8, split;
+  } sample;
+  Array<float> read_m, read_l;  // [group] before what was not read is added
+  Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
+  ReadCounts counts;
+  Comparison::Scratch compare;
+};
+
+inline std::size_t state_floats(uint32_t rows, uint32_t dim) { return std::size_t{rows} * (dim + 16) + 16; }
+
+// A state over floats, empty. o stays 64-byte aligned because rows * dim is a multiple of 16.
+inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
+  AttentionState s{at, at + std::size_t{rows} * dim, at + std::size_t{rows} * dim + round_up(rows, 16)};
+  std::fill_n(s.o, std::size_t{rows} * dim, 0.0f);
+  std::fill_n(s.m, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(s.l, rows, 0.0f);
+  return s;
+}
+
+inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) { return {s.o + std::size_t{row} * dim, s.m + row, s.l + row}; }
+
+inline QueryRows row_of(const QueryRows& q, uint32_t row) {
+  return {1, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
+          q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
+}
+
+// What went wrong in any of the tasks of a parallel loop.
+class FirstFailure {
+ public:
+  void note(Status s) {
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = std::move(s);
+  }
+  Status take() && { return std::move(failure_); }
+
+ private:
+  std::mutex mutex_;
+  Status failure_;
+};
+
+}  // namespace kvasir
