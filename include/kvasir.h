@@ -236,7 +236,7 @@ typedef struct kv_session_options {
    * to 1024; 0: 16 (8). Others do not take it: KV_BAD_ARGUMENT. */
   uint32_t select_tokens;
   uint32_t reserved_3;       /* 0 */
-  /* How documents are read behind their first 8192 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
+  /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
    * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
    * with sinks, window and the newest 512 tokens before them. "filter-layers": the filter layers read everything and choose for those behind
    * them. What was read so is a little different from the exact keys and values; kv_stats says how far (sparse_tokens). */

@@ -132,7 +132,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
                {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
                {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
-               {SectionKind::observed, observed.data(), observed.size()}};
+               {SectionKind::observed, observed.data(), observed.size()},
+               {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0}};
 
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
@@ -311,6 +312,13 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (!options.full_precision) {
     if (Status s = load_queries(*file, SectionKind::queries, 0, state.tokens, &session->queries_); !s.ok()) return s;
     if (Status s = session->load_observed(*file); !s.ok()) return s;
+  }
+  if (const CacheFile::Section* sparse = file->find(SectionKind::sparse); sparse && sparse->bytes) {
+    if (Status s = take(*file, SectionKind::sparse, sizeof session->sparse_tokens_, &at); !s.ok()) return s;
+    std::memcpy(&session->sparse_tokens_, at, sizeof session->sparse_tokens_);
+    if (session->sparse_tokens_ > state.tokens)
+      return Status::error(Code::corrupt, "%s: section 'sparse' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", path.c_str(),
+                           session->sparse_tokens_, state.tokens);
   }
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;

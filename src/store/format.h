@@ -67,18 +67,17 @@ enum class SectionKind : uint32_t {
   recurrent = 11,  // reserved
   index = 12,      // reserved: a strategy's own structure, by name and version
   logits = 13,     // f32 [vocabulary]: after the last token, so that decode goes on exactly
+  errors = 14,     // f32 [layers]: how badly each layer is served by chosen pages; the plan's dense layers come from it
   sketch = 15,     // store/key_sketch.h: a few numbers of every key
   queries = 16,    // f32 [layers][tokens][heads * (head_dim + 1)]: the newest queries, for strategies that choose by them
   observed = 17,   // the queries that the choice of an answer under way was made by
   representatives = 18,  // store/representatives.h: what stands for blocks of tokens
-  errors = 14,     // f32 [layers]: how badly each layer is served by chosen pages; the plan's dense layers come from it
+  sparse = 19,     // u64: tokens up to the last one that was read sparsely
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
-  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || kind == SectionKind::logits ||
-         kind == SectionKind::errors || kind == SectionKind::sketch || kind == SectionKind::queries ||
-         kind == SectionKind::observed || kind == SectionKind::representatives;
+  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || (kind >= SectionKind::logits && kind <= SectionKind::sparse);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
@@ -86,16 +85,14 @@ constexpr uint32_t optional_section = 1;
 
 // The flags a kind is written with: statistics are for people, an index can be built again.
 constexpr uint32_t flags_of(SectionKind kind) {
-  return kind == SectionKind::statistics || kind == SectionKind::index || kind == SectionKind::logits ||
-                 kind == SectionKind::errors || kind == SectionKind::sketch || kind == SectionKind::queries ||
-                 kind == SectionKind::observed || kind == SectionKind::representatives
+  return kind == SectionKind::statistics || kind == SectionKind::index || (kind >= SectionKind::logits && kind <= SectionKind::sparse)
              ? optional_section : 0;
 }
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
                                    "scales", "bounds", "means", "statistics", "recurrent", "index", "logits", "errors", "sketch", "queries",
-                                   "observed", "representatives"};
+                                   "observed", "representatives", "sparse"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }
