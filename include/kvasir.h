@@ -235,7 +235,10 @@ typedef struct kv_session_options {
   /* Of the strategy "quest": neighbouring tokens that are chosen together, a multiple of 16 (of 8 where a head is longer than 128 elements) up
    * to 1024; 0: 16 (8). Others do not take it: KV_BAD_ARGUMENT. */
   uint32_t select_tokens;
-  uint32_t reserved_3;       /* 0 */
+  /* 1: each token that decode attends by chosen pages gets a certificate: how much of its exact attention was read at least, whatever the keys
+   * are, from Quest's upper bounds of all that was not read. Costs a scan of these bounds; kv_stats has it as last_certificate (the mean of
+   * query heads and tokens) and last_least_certificate. 0 (default): no certificate. */
+  uint32_t certify;
   /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
    * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
    * with sinks, window and the newest 512 tokens before them. "filter-layers": the filter layers read everything and choose for those behind
@@ -243,6 +246,10 @@ typedef struct kv_session_options {
   const char *prefill_strategy;
   double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
+  /* Of the strategy "bounded": read what it takes for this share of each token's attention, 0 to less than 1, as the sketch estimates it, in each
+   * layer between a quarter of the budget and four times it; 0: the budget. Others do not take it: KV_BAD_ARGUMENT. */
+  float coverage;
+  uint32_t reserved_4;            /* 0 */
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);

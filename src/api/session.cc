@@ -61,7 +61,8 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
   if (o.compare > 2) return Status::error(Code::bad_argument, "compare is %u: use 0, 1 or 2", o.compare);
-  if (o.reserved_3) return Status::error(Code::bad_argument, "reserved_3 is not 0");
+  if (o.reserved_4) return Status::error(Code::bad_argument, "reserved_4 is not 0");
+  if (o.certify > 1) return Status::error(Code::bad_argument, "certify is %u: use 0 or 1", o.certify);
   if (o.filter_window > KV_FILTER_UNIFORM)
     return Status::error(Code::bad_argument, "filter_window is %u: use KV_FILTER_LAST, KV_FILTER_EXPONENTIAL or KV_FILTER_UNIFORM",
                          o.filter_window);
@@ -71,7 +72,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   out->window = o.window;
   out->prefill_chunk = o.prefill_chunk;
   out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha, {},
-                 static_cast<FilterWindow>(o.filter_window), o.select_tokens};
+                 static_cast<FilterWindow>(o.filter_window), o.select_tokens, o.coverage, o.certify == 1};
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
   out->compare = static_cast<CompareLevel>(o.compare);
@@ -141,6 +142,7 @@ kv_status kv_session_set_strategy(kv_session* session, const char* strategy, uin
     select.budget_fraction = budget_fraction;
     const StrategyInfo* info = strategy_info(select.strategy);
     if (!info || !info->has(StrategyInfo::takes_unit)) select.unit_tokens = 0;
+    if (info && !info->has(StrategyInfo::takes_coverage)) select.coverage = 0;
     return s.set_select(select);
   });
 }

@@ -174,32 +174,6 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
-// Adds the pages of which the worker's list i has nothing, by their means. False: a summary of a mapped file is damaged.
-bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t i,
-                            const AttentionState& state, Worker* w) const {
-  const PageStore& pages = store.pages();
-  w->unread.assign(pages.extents(), (1u << extent_pages) - 1);
-  if (pages.extents() == 0) return true;
-  w->unread[0] &= ~1u;  // the sinks
-  if (const uint32_t last = pages.pages() % extent_pages; last != 0) w->unread.back() &= (1u << last) - 1;
-  for (uint32_t p : w->selection.page_numbers[i]) w->unread[p / extent_pages] &= ~(1u << p % extent_pages);
-  w->read_m.assign(state.m, state.m + rows.rows);
-  w->read_l.assign(state.l, state.l + rows.rows);
-  for (uint32_t e = 0; e < pages.extents(); ++e) {
-    if (!pages.intact_means(layer, head, e)) return false;
-    const int8_t* next = e + 1 < pages.extents() ? pages.extent(layer, head, e + 1).means : nullptr;
-    kernels_.attend_means(shape_, rows, pages.extent(layer, head, e).means, next, w->unread[e], state);
-  }
-  w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.means_bytes();
-  w->counts.queries += rows.rows;
-  for (uint32_t r = 0; r < rows.rows; ++r) {
-    const double read = state.l[r] > 0 ? static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r])) : 0;
-    w->counts.mass += read;
-    w->compare.estimated.push_back(read);
-  }
-  return true;
-}
-
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
@@ -211,11 +185,10 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
     attend_near(layer, h, token, 1, rows, store, cancel, state, &w);
-    w.compare.estimated.clear();
+    w.compare.estimated.clear(), w.compare.certified.clear();
     if (plan.compare != CompareLevel::none) w.compare.keep_near(state, group, dim);
     selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
-                     plan.range, token, memory, plan.unit_tokens,
-                     &store.representatives()},
+                     plan.range, token, memory, plan.unit_tokens, &store.representatives(), plan.coverage},
                     &w.selector, &w.selection);
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     PageHold hold;
@@ -229,6 +202,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
         if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
         kernels_.attend_pages(some, list.data(), static_cast<uint32_t>(list.size()), its, w.scratch.data());
       }
+      if (plan.certify && !certify(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
       if (plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
     }
     w.counts.tokens_read += w.selection.tokens;

@@ -8,6 +8,7 @@
 // of threads, so results are the same bits on any number.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -32,6 +33,8 @@ struct ReadCounts {
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t queries = 0;         // query heads whose pages were chosen,
   double mass = 0;              // and the share of their attention that was read, summed; the rest was estimated
+  uint64_t certified = 0;       // query heads with a certificate,
+  double certificate = 0, least_certificate = 1;  // and what they have read at least, summed, and the least of them
 
   ReadCounts& operator+=(const ReadCounts& o) {
     tokens_read += o.tokens_read;
@@ -41,6 +44,9 @@ struct ReadCounts {
     keys_scanned += o.keys_scanned;
     queries += o.queries;
     mass += o.mass;
+    certified += o.certified;
+    certificate += o.certificate;
+    least_certificate = std::min(least_certificate, o.least_certificate);
     return *this;
   }
 };
@@ -89,6 +95,8 @@ class Attention {
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
   bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                    Worker* worker) const;
+  bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
+               Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 

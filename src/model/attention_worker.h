@@ -27,6 +27,8 @@ struct Attention::Worker {
     Array<int8_t> q8, split;
   } sample;
   Array<float> read_m, read_l;  // [group] before what was not read is added
+  Array<float> bounds;       // [group][blocks]
+  Array<uint32_t> unread_tokens;  // [blocks] that a list has not
   Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
   ReadCounts counts;
   Comparison::Scratch compare;

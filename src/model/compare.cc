@@ -18,6 +18,9 @@ Compared& Compared::operator+=(const Compared& o) {
   estimates += o.estimates;
   mass_estimated += o.mass_estimated;
   estimate_error += o.estimate_error;
+  certified += o.certified;
+  certificate += o.certificate;
+  certificate_excess = std::max(certificate_excess, o.certificate_excess);
   return *this;
 }
 
@@ -27,7 +30,7 @@ void Comparison::Scratch::keep_near(const AttentionState& state, uint32_t rows, 
   std::copy_n(state.o, o, near.data());
   std::copy_n(state.m, rows, near.data() + o);
   std::copy_n(state.l, rows, near.data() + o + rows);
-  estimated.clear();
+  estimated.clear(), certified.clear();
 }
 
 void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t first_page, uint32_t tokens) {
@@ -129,6 +132,11 @@ bool Comparison::compare(const Case& one, Scratch* s) {
       c.estimates = 1;
       c.mass_estimated = s->estimated[r];
       c.estimate_error = std::fabs(s->estimated[r] - c.mass);
+    }
+    if (!s->certified.empty()) {
+      c.certified = 1;
+      c.certificate = s->certified[r];
+      c.certificate_excess = c.certificate - c.mass;
     }
     sum += c;
     if (layers_too_ && one.token + 1 == tokens_) keep_shares(one, *s, r, largest, total, near);

@@ -41,6 +41,23 @@ void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_
   blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), found}, &out->lists[list], &out->page_numbers[list], out);
 }
 
+uint32_t blocks_to_cover(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch) {
+  const uint32_t n = range.end - range.first;
+  const auto blocks_of = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(n, ceil_div(tokens, range.block_tokens))); };
+  const uint32_t least = blocks_of(query.budget_tokens / 4), most = blocks_of(query.budget_tokens * 4);
+  const float* shares = scratch->scores.data() + list * range.stride + range.first;
+  scratch->chosen.resize(n);
+  scratch->bytes.resize(std::size_t{n} * 4);
+  const uint32_t found = query.kernels.top_k(shares, n, most, scratch->chosen.data(), scratch->bytes.data());
+  std::sort(scratch->chosen.begin(), scratch->chosen.begin() + found, [=](uint32_t a, uint32_t b) { return shares[a] > shares[b]; });
+  double unread = 0;
+  for (uint32_t b = 0; b < n; ++b) unread += static_cast<double>(shares[b]);
+  const double allowed = (1 - static_cast<double>(query.coverage)) * heads;
+  uint32_t count = 0;
+  for (; count < found && (count < least || unread > allowed); ++count) unread -= static_cast<double>(shares[scratch->chosen[count]]);
+  return count;
+}
+
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out) {
   const auto count = static_cast<uint32_t>(std::min<uint64_t>(range.end - range.first, ceil_div(query.budget_tokens, range.block_tokens)));
   for (std::size_t i = 0; i < out->lists.size(); ++i) choose_list(query, range, i, count, scratch, out);

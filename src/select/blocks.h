@@ -16,15 +16,16 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->intact = true;
 }
 
-// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; their sum, into the first row.
+// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; and their sum, into the first row.
 // scores: [rows][stride], n of each row.
-inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
+inline void to_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
   const float log_tokens = std::log(tokens);
-  for (uint32_t r = 0; r < query.rows.rows; ++r) {
-    float* row = scores + std::size_t{r} * stride;
-    query.kernels.attention_shares(row, n, query.near_m[r] - log_tokens, query.near_l[r]);
-    if (r > 0) query.kernels.add(scores, row, n);
-  }
+  for (uint32_t r = 0; r < query.rows.rows; ++r)
+    query.kernels.attention_shares(scores + std::size_t{r} * stride, n, query.near_m[r] - log_tokens, query.near_l[r]);
+}
+inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
+  to_shares(query, tokens, scores, stride, n);
+  for (uint32_t r = 1; r < query.rows.rows; ++r) query.kernels.add(scores, scores + std::size_t{r} * stride, n);
 }
 
 // Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a page, or several pages.
@@ -37,6 +38,9 @@ struct BlockRange {
 // The `count` best of the blocks by row `list` of the scores, [lists][stride] with block b's at b, as that list's pages with their tokens'
 // bits. Uses `chosen` and `bytes` of the scratch.
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out);
+// How many of the best blocks by row `list` of the scores, which are the shares of `heads` heads, leave at most 1 - coverage of their
+// attention unread: at least a quarter of the budget, at most four times it.
+uint32_t blocks_to_cover(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch);
 // As many as the budget has, for every list.
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out);
 // The same with the blocks that summaries are of.

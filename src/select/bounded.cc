@@ -3,6 +3,8 @@
 //   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a block of 16 tokens counts by its best one
 //   choose  the heads of a group share a list: a block counts with the sum of the shares of attention that it would have
 //   budget  layers get more of it the worse chosen pages serve them, as measured while reading (select/plan.h)
+//           or, with a coverage, each query and layer reads the fewest blocks whose shares reach it (Twilight, arXiv 2502.02770, does so with a
+//           top-p), between a quarter of its budget and four times it
 //   tail    the pages of which nothing was chosen take part by their mean key and mean value (RetroInfer, arXiv 2505.02922, section 4.2,
 //           does so with clusters), so heads that spread their attention over everything cost no budget
 #include <algorithm>
@@ -37,8 +39,15 @@ class BoundedSelector final : public Selector {
     }
     out->summary_bytes = uint64_t{extents} * shape.sketch_bytes();
     if (!out->intact) return;
-    if (query.share && rows > 1) add_shares(query, like_the_best, scratch->scores.data() + first, stride, blocks - first);
-    choose_blocks(query, first, blocks, stride, scratch, out);
+    float* scores = scratch->scores.data() + first;
+    if (query.share && rows > 1)
+      add_shares(query, like_the_best, scores, stride, blocks - first);
+    else if (query.coverage > 0)
+      to_shares(query, like_the_best, scores, stride, blocks - first);
+    if (query.coverage == 0) return choose_blocks(query, first, blocks, stride, scratch, out);
+    const BlockRange range{shape.block_tokens, first, blocks, stride};
+    for (std::size_t i = 0; i < out->lists.size(); ++i)
+      choose_list(query, range, i, blocks_to_cover(query, range, i, query.share ? rows : 1, scratch), scratch, out);
   }
 
  private:

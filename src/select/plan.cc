@@ -33,6 +33,11 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     if (n % block_tokens || n > most_unit)
       return Status::error(Code::bad_argument, "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens, most_unit);
   }
+  if (!(options.coverage >= 0 && options.coverage < 1))
+    return Status::error(Code::bad_argument, "coverage is %g: use 0, or more and less than 1", static_cast<double>(options.coverage));
+  if (options.coverage > 0 && options.strategy != "auto" && !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
+    return Status::error(Code::bad_argument, "coverage is %g: strategy '%.40s' does not estimate how much it reads", static_cast<double>(options.coverage),
+                         options.strategy.c_str());
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
     if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);
@@ -98,6 +103,8 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
   if (plan.strategy->has(StrategyInfo::takes_alpha)) plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
+  plan.coverage = plan.strategy->has(StrategyInfo::takes_coverage) ? options.coverage : 0;
+  plan.certify = options.certify;
   plan.unit_tokens = plan.strategy->has(StrategyInfo::takes_unit) ? options.unit_tokens : 0;
   const bool default_fraction = options.budget_fraction == 0;
   const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;

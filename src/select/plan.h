@@ -22,6 +22,8 @@ struct SelectOptions {
   std::vector<uint32_t> filter_layers;  // of `filter-layers`, ascending; empty: chosen by number alone
   FilterWindow filter_window = FilterWindow::last;
   uint32_t unit_tokens = 0;        // chosen together, where the strategy leaves it open; 0: its own
+  float coverage = 0;              // share of attention to read, where the strategy estimates it; 0: as the budget says
+  bool certify = false;            // decode steps get a certificate of what they have read
 };
 
 // Whether decode is also computed exactly and compared: model/compare.h.
@@ -45,6 +47,8 @@ struct Plan {
   FilterWindow filter_window = FilterWindow::last;
   CompareLevel compare = CompareLevel::none;
   uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0 where the strategy has its own
+  float coverage = 0;          // SelectorQuery::coverage
+  bool certify = false;        // ReadCounts::certificate
   bool by_blocks = false;      // neighbouring queries of a step choose together (sparse prefill),
   uint64_t recent_tokens = 0;  // and read so many sealed tokens before the step whatever is chosen
   const char* why = "";        // constant text

@@ -51,6 +51,7 @@ struct SelectorQuery {
   const StepMemory* memory = nullptr;  // the selector's own
   uint32_t unit_tokens = 0;  // that are chosen together, where the strategy asks for it: a multiple of block_tokens; 0: the strategy's own
   const Representatives* representatives = nullptr;  // known where the strategy wants them
+  float coverage = 0;        // share of attention to read, where the strategy takes it, for a quarter of the budget to four times it; 0: the budget
 };
 
 struct Selection {
@@ -131,6 +132,7 @@ struct StrategyInfo {
   static constexpr uint32_t takes_unit = 32;     // SelectorQuery::unit_tokens
   static constexpr uint32_t chooses_once = 64;   // by observe(), when something has been read; questions are read exactly
   static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
+  static constexpr uint32_t takes_coverage = 512;  // SelectorQuery::coverage
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };

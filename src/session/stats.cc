@@ -66,6 +66,10 @@ std::string compared_json(const Comparison& comparison) {
         json.real("mass_estimated", c.mass_estimated / static_cast<double>(c.estimates));
         json.real("estimate_error", c.estimate_error / static_cast<double>(c.estimates));
       }
+      if (c.certified > 0) {
+        json.real("certificate", c.certificate / static_cast<double>(c.certified));
+        json.real("certificate_excess", c.certificate_excess);
+      }
       layers += (h > 0 ? "," : "") + std::move(json).take();
     }
     layers += "]";
@@ -131,6 +135,10 @@ std::string Session::stats_json() const {
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
   if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
+  if (last_read_.certified > 0) {
+    json.real("last_certificate", last_read_.certificate / static_cast<double>(last_read_.certified));
+    json.real("last_least_certificate", last_read_.least_certificate);
+  }
   json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
   json.count("prefill_tokens", prefill_tokens_);
   json.count("sparse_tokens", sparse_tokens_);

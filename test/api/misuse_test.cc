@@ -169,7 +169,9 @@ void Misuses::add_session() {
   add_session_option("share_heads", [](auto* o) { o->share_heads = 2; });
   add_session_option("alpha above 1", [](auto* o) { o->alpha = 1.5f; });
   add_session_option("alpha below 0", [](auto* o) { o->alpha = -0.5f; });
-  add_session_option("reserved_3", [](auto* o) { o->reserved_3 = 1; });
+  add_session_option("reserved_4", [](auto* o) { o->reserved_4 = 1; });
+  add_session_option("certify", [](auto* o) { o->certify = 2; });
+  add_session_option("coverage", [](auto* o) { o->coverage = 1; });
   add_session_option("compare", [](auto* o) { o->compare = 3; });
   for (uint32_t tokens : {1u, 24u, 2048u, UINT32_MAX}) add_session_option("select_tokens", [=](auto* o) { o->strategy = "quest", o->select_tokens = tokens; });
   for (const char* other : {"auto", "full", "flat", "filter-layers"})

@@ -9,6 +9,7 @@
 #include "helpers.h"
 #include "select/samples.h"
 #include "select/token_scores.h"
+#include "temp_folder.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -279,4 +280,63 @@ TEST_CASE("compare: the estimate of what bounded has read is beside the truth, f
   CHECK(all(numbers(json, "mass_estimated"), [](double x) { return x > 0 && x <= 1; }));
   CHECK(all(numbers(json, "estimate_error"), [](double x) { return x >= 0 && x < 0.5; }));
   CHECK(numbers(json, "covered_steps").front() == 6);
+}
+
+namespace {
+
+// The same after a text that was read once for all.
+std::string compared_of_saved(const SessionOptions& options) {
+  static const TempFolder folder;
+  static const std::vector<Token> tokens = book_tokens(2500);
+  static const std::string path = [] {
+    auto session = open_session(mini_model());
+    read(session.get(), {tokens.data(), tokens.size() - 7});
+    REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+    return folder.file("a.kv");
+  }();
+  std::unique_ptr<Session> session;
+  REQUIRE(Session::load(mini_model(), path, options, false, nullptr, {}, &session).ok());
+  std::vector<float> found(7);
+  REQUIRE(session->score({tokens.data() + tokens.size() - 7, 7}, found.data(), nullptr, {}).ok());
+  const std::string json = session->stats_json();
+  return json.substr(json.find("\"compared\":"));
+}
+
+}  // namespace
+
+TEST_CASE("certificate: it is never above the truth, not without use where little is left out, and certain where everything was read") {
+  for (const char* strategy : {"quest", "bounded", "flat"})
+    for (uint64_t budget : {48u, 1200u, 100000u})
+      for (bool share : {true, false}) {
+        CAPTURE(strategy);
+        CAPTURE(budget);
+        SessionOptions o = comparing(strategy, budget);
+        o.select.certify = true;
+        o.select.share_heads = share;
+        const std::string json = compared_of_saved(o);
+        CHECK(all(numbers(json, "certificate_excess"), [](double x) { return x <= 0; }));
+        CHECK(all(numbers(json, "certificate"), [](double x) { return x > 0 && x <= 1; }));
+        if (budget == 100000u) CHECK(all(numbers(json, "certificate"), [](double x) { return x == 1; }));
+        if (budget == 1200u) CHECK(!all(numbers(json, "certificate"), [](double x) { return x < 0.5; }));
+      }
+}
+
+TEST_CASE("coverage: the fewest blocks that reach it, between a quarter of the budget and four times it") {
+  const auto read = [&](float coverage) {
+    SessionOptions o = comparing("bounded", 128);
+    o.select.coverage = coverage;
+    return numbers(compared_of_saved(o), "tokens");
+  };
+  const std::vector<double> by_budget = read(0), half = read(0.5f), most = read(0.95f), all_of_it = read(0.9999f);
+  for (std::size_t i = 0; i < half.size(); ++i) {
+    CHECK(half[i] <= most[i]);
+    CHECK(half[i] * 4 >= by_budget[i]);
+    CHECK(all_of_it[i] <= by_budget[i] * 4 + 16);
+  }
+  CHECK(std::accumulate(half.begin(), half.end(), 0.0) < std::accumulate(most.begin(), most.end(), 0.0));
+  CHECK(std::accumulate(most.begin(), most.end(), 0.0) < std::accumulate(all_of_it.begin(), all_of_it.end(), 0.0));
+  SessionOptions quest = comparing("quest", 128);
+  quest.select.coverage = 0.9f;
+  std::unique_ptr<Session> none;
+  CHECK(Session::open(mini_model(), quest, &none).code() == Code::bad_argument);
 }

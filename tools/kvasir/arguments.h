@@ -37,6 +37,7 @@ struct SessionFlags {
   Budget budget;
   std::optional<uint32_t> dense_layers;
   bool separate_heads = false;
+  double coverage = 0;          // share of attention
   uint32_t select_tokens = 0;
   bool full_precision = false;  // keep f32 keys and values
   std::string prefill;          // strategy by which documents are read; empty: exactly

@@ -155,7 +155,7 @@ std::string Evaluation::key_of(const Job& job, const Method& method, const Quest
   const SessionFlags& flags = arguments_.session;
   std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " + method.budget.name + " " +
                       (flags.dense_layers ? std::to_string(*flags.dense_layers) : "default") +
-                      (flags.separate_heads ? " separate " : " shared ") + name_of(question.task) +
+                      (flags.separate_heads ? " separate " : " shared ") + (flags.coverage > 0 ? std::to_string(flags.coverage) : "") + name_of(question.task) +
                       (method.select_tokens ? " by " + std::to_string(method.select_tokens) : "");
   for (const Turn& turn : question.turns) {
     parts += "\n" + turn.question;
