@@ -6,7 +6,7 @@ import unittest
 import tool
 from tool import MODEL, QUESTION, run
 
-COMMANDS = ["ask", "prefill", "chat", "inspect", "verify", "bench", "eval", "tokenize", "logits"]
+COMMANDS = ["ask", "prefill", "chat", "inspect", "verify", "bench", "eval", "recall", "calibrate", "tokenize", "logits"]
 
 
 class Usage(tool.InFolder):

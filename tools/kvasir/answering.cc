@@ -82,6 +82,15 @@ std::string reading_line(const Answer& answer) {
 
 }  // namespace
 
+int32_t append_text(const char* text, size_t size, void* string) {
+  try {
+    static_cast<std::string*>(string)->append(text, size);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep) {
   std::vector<const char*> stop;
   for (const std::string& text : flags.stop) stop.push_back(text.c_str());

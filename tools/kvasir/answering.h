@@ -13,6 +13,9 @@ struct Answer {
   Json stats;
 };
 
+// For kv_generate: appends what is said to a std::string.
+int32_t append_text(const char* text, size_t size, void* string);
+
 enum class Keep { no, yes };  // whether the turn stays in the timeline
 
 // Streams to standard output unless --json. Throws Failure; a Ctrl-C returns an answer with KV_STOP_CANCELLED.

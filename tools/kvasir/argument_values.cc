@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kvasir.h"
+
 namespace tool {
 
 Budget budget_of(const std::string& text) {
@@ -12,6 +14,13 @@ Budget budget_of(const std::string& text) {
     budget.tokens = number<uint64_t>(text, 1, most_tokens);
   }
   return budget;
+}
+
+uint32_t filter_window_of(const std::string& name) {
+  if (name == "last") return KV_FILTER_LAST;
+  if (name == "exponential") return KV_FILTER_EXPONENTIAL;
+  if (name == "uniform") return KV_FILTER_UNIFORM;
+  throw CLI::ValidationError("'" + name + "' is none of last, exponential, uniform");
 }
 
 std::vector<std::string> parts_of(const std::string& list) {
@@ -27,7 +36,7 @@ std::vector<NamedBudget> budgets_of(const std::string& list) {
   return budgets;
 }
 
-static uint64_t length_of(const std::string& text) {
+uint64_t length_of(const std::string& text) {
   const bool thousands = text.ends_with('K') || text.ends_with('k');
   return number<uint64_t>(thousands ? text.substr(0, text.size() - 1) : text, 1, 1u << 30) * (thousands ? 1024 : 1);
 }

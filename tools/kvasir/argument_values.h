@@ -29,8 +29,10 @@ Budget budget_of(const std::string& text);  // "512" or "2%"
 // Of lists with commas between their parts, none of which is empty.
 std::vector<std::string> parts_of(const std::string& list);
 std::vector<uint64_t> numbers_of(const std::string& list);
+uint64_t length_of(const std::string& text);                // "8192" or "8K"
 std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", each once
 std::vector<NamedBudget> budgets_of(const std::string& list);
+uint32_t filter_window_of(const std::string& name);
 std::vector<Task> tasks_of(const std::string& list);  // "all" among them
 
 }  // namespace tool

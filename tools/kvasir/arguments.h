@@ -39,6 +39,9 @@ struct SessionFlags {
   bool separate_heads = false;
   double coverage = 0;          // share of attention
   uint32_t select_tokens = 0;
+  std::string filter_layers;    // "2,8,18"
+  uint32_t filter_window = 0;   // kv_filter_window
+  uint32_t compare = 0;         // kv_session_options::compare
   bool full_precision = false;  // keep f32 keys and values
   std::string prefill;          // strategy by which documents are read; empty: exactly
   double prefill_budget = 0;
@@ -121,6 +124,29 @@ struct EvalArguments {
   uint64_t seed = 1;
   std::string work = "kvasir-eval";
   std::string output;  // empty: results.json in the work folder
+};
+
+struct RecallArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;  // strategy and budget are not used
+  std::vector<std::string> strategies = {"all"};
+  std::vector<NamedBudget> budgets;
+  uint32_t select_tokens = 0;  // of the strategies that take it
+  uint32_t steps = 128;  // tokens at the document's end that are read one at a time
+  std::vector<std::string> questions;
+  std::string output = "recall.json";
+};
+
+struct CalibrateArguments {
+  ModelFlags model;
+  SessionFlags session;  // threads
+  std::vector<std::string> texts;
+  uint64_t length = 8192;
+  uint32_t questions = 2;  // of each task
+  uint32_t filters = 0;    // how many layers filter; 0: as many as the library takes by itself
+  uint64_t seed = 1;
+  std::string output;      // empty: beside the model
 };
 
 struct TokenizeArguments {

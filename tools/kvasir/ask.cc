@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "answering.h"
+#include "calibration.h"
 #include "commands.h"
 #include "failure.h"
 #include "reading.h"
@@ -34,7 +35,8 @@ void run_ask(Context& context, const AskArguments& arguments) {
     throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   const std::vector<std::string> questions = questions_of(arguments);
   const Model model = open_model(context, arguments.model);
-  const Reading reading = open_reading(context, model.get(), arguments.source, arguments.session);
+  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy});
+  const Reading reading = open_reading(context, model.get(), arguments.source, flags);
   if (reading.save_failure) context.terminal.error(reading.save_failure->what());
   Json& answers = context.result["answers"] = Json::array();
   for (const std::string& question : questions) {

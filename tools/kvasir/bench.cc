@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bench_measure.h"
+#include "calibration.h"
 #include "commands.h"
 #include "failure.h"
 #include "words.h"
@@ -96,6 +97,7 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"budget_tokens", session.budget.tokens},
           {"budget_fraction", session.budget.fraction},
           {"dense_layers", session.dense_layers ? Json(*session.dense_layers) : Json(nullptr)},
+          {"filter_layers", session.filter_layers},
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
 }
 
@@ -110,6 +112,7 @@ void run_bench(Context& context, const BenchArguments& given) {
   kv_error error{};
   model.info.struct_size = sizeof model.info;
   check(kv_model_info(model.model.get(), &model.info, &error), error);
+  arguments.session = with_calibration(context, arguments.model, model.model.get(), arguments.session, arguments.strategies);
   context.result = header_json(model, arguments);
 
   const std::vector<DepthResult> results = measure(context, model, arguments);

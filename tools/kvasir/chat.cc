@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "answering.h"
+#include "calibration.h"
 #include "commands.h"
 #include "failure.h"
 #include "reading.h"
@@ -148,13 +149,14 @@ void run_chat(Context& context, const ChatArguments& arguments) {
   if (context.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
   expect_one_source(arguments.source);
   const Model model = open_model(context, arguments.model);
+  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy});
   Session session;
   if (arguments.source.document.empty() && arguments.source.cache.empty()) {
-    session = open_session(context, model.get(), arguments.session);
+    session = open_session(context, model.get(), flags);
   } else {
     if (arguments.source.document == "-")
       throw Failure(exit_usage, "chat reads questions from standard input; the document must be a file");
-    Reading reading = open_reading(context, model.get(), arguments.source, arguments.session);
+    Reading reading = open_reading(context, model.get(), arguments.source, flags);
     if (reading.save_failure) context.terminal.error(reading.save_failure->what());
     session = std::move(reading.session);
   }

@@ -12,6 +12,8 @@ void run_chat(Context& context, const ChatArguments& arguments);
 void run_inspect(Context& context, const FileArguments& arguments);
 void run_verify(Context& context, const FileArguments& arguments);
 void run_eval(Context& context, const EvalArguments& arguments);
+void run_recall(Context& context, const RecallArguments& arguments);
+void run_calibrate(Context& context, const CalibrateArguments& arguments);
 void run_bench(Context& context, const BenchArguments& arguments);
 void run_tokenize(Context& context, const TokenizeArguments& arguments);
 void run_logits(Context& context, const LogitsArguments& arguments);

@@ -40,6 +40,9 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   if (flags.window != 0) options.window = flags.window;
   if (flags.chunk != 0) options.prefill_chunk = flags.chunk;
   if (flags.dense_layers) options.dense_layers = *flags.dense_layers;
+  if (!flags.filter_layers.empty()) options.filter_layers = flags.filter_layers.c_str();
+  options.filter_window = flags.filter_window;
+  options.compare = flags.compare;
   if (!flags.strategy.empty()) options.strategy = flags.strategy.c_str();
   options.budget_tokens = flags.budget.tokens;
   options.budget_fraction = flags.budget.fraction;
@@ -71,6 +74,14 @@ kv_call_options call_options(Context& context, Progress* progress) {
     options.progress_user = progress;
   }
   return options;
+}
+
+size_t count_tokens(const kv_model* model, std::string_view text) {
+  kv_error error{};
+  size_t count = 0;
+  const kv_status status = kv_tokenize(model, text.data(), text.size(), 0, nullptr, 0, &count, &error);
+  if (status != KV_LIMIT) check(status, error);
+  return count;
 }
 
 uint64_t token_count(const kv_session* session) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arguments.h"
@@ -35,6 +36,7 @@ kv_call_options call_options(Context& context, Progress* progress);
 
 std::vector<int32_t> tokens_of(const kv_session* session);
 std::vector<int32_t> tokenize(const kv_model* model, const std::string& text, uint32_t flags);
+size_t count_tokens(const kv_model* model, std::string_view text);  // of a text alone
 uint64_t token_count(const kv_session* session);
 Json stats_of(kv_session* session);
 

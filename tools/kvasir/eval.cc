@@ -1,13 +1,12 @@
 // kvasir eval: runs the evaluation and puts it into tables and JSON.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "commands.h"
 #include "eval_run.h"
 #include "failure.h"
+#include "files.h"
 #include "words.h"
 
 namespace tool {
@@ -19,18 +18,6 @@ void make_folder(const std::string& path) {
   std::error_code failed;
   std::filesystem::create_directories(path, failed);
   if (failed) throw Failure(exit_file, "cannot make the folder " + path + ": " + failed.message());
-}
-
-// The complete file or none.
-void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".part";
-  std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
-    throw Failure(exit_file, "cannot write " + path);
-  }
 }
 
 // In the order of the first summary that has them: all summaries of a length have the same.
@@ -92,6 +79,7 @@ Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
           {"depths", arguments.depths},
           {"seed", arguments.seed},
           {"dense_layers", arguments.session.dense_layers ? Json(*arguments.session.dense_layers) : Json(nullptr)},
+          {"filter_layers", evaluation.flags().filter_layers},
           {"separate_heads", arguments.session.separate_heads}};
 }
 

@@ -4,7 +4,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "answering.h"
+#include "calibration.h"
 #include "failure.h"
+#include "files.h"
 #include "strategies.h"
 #include "timeline_text.h"
 #include "words.h"
@@ -16,41 +19,8 @@ constexpr uint64_t question_room = 1024;  // tokens of the context for a convers
 constexpr uint32_t answer_tokens = 160, quote_tokens = 48;  // the longest expected answers, two UUIDs and ten words, have 100 and 30
 constexpr uint64_t usual_steps = 60;      // of a question and its answer
 
-size_t count_tokens(const kv_model* model, std::string_view text) {
-  kv_error error{};
-  size_t count = 0;
-  const kv_status status = kv_tokenize(model, text.data(), text.size(), 0, nullptr, 0, &count, &error);
-  if (status != KV_LIMIT) check(status, error);
-  return count;
-}
-
-// Of a file's size and of parts all over it: weights are too large to read whole.
-uint64_t sampled_hash(const std::string& path) {
-  constexpr uint64_t parts = 256, part_bytes = 16384;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const auto size = static_cast<uint64_t>(std::max<std::streamoff>(file.tellg(), 0));
-  uint64_t hash = hash_of(std::to_string(size));
-  std::string part(part_bytes, '\0');
-  for (uint64_t i = 0; i < parts; ++i) {
-    const uint64_t at = std::max(i * part_bytes, size / parts * i);  // all of a small file
-    if (at >= size) break;
-    file.seekg(static_cast<std::streamoff>(at));
-    file.read(part.data(), static_cast<std::streamsize>(part.size()));
-    hash = hash_of(std::string_view(part).substr(0, static_cast<size_t>(file.gcount())), hash);
-    file.clear();
-  }
-  if (size == 0 || !file) throw Failure(exit_file, "cannot read " + path);
-  return hash;
-}
-
 uint64_t steps_of(const Question& question) {
   return question.task == Task::perplexity ? following_tokens : usual_steps * question.turns.size();
-}
-
-std::string joined_texts(const std::vector<std::string>& paths) {
-  std::string text;
-  for (const std::string& path : paths) text += (text.empty() ? "" : "\n\n") + read_file(path);
-  return text;
 }
 
 // What kv_prefill tells, on the way to the progress line.
@@ -67,15 +37,6 @@ struct ReadingSteps {
     return 0;
   }
 };
-
-int32_t append_text(const char* text, size_t size, void* user) {
-  try {
-    static_cast<std::string*>(user)->append(text, size);
-    return 0;
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-}
 
 }  // namespace
 
@@ -106,6 +67,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies, const
 Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
     : context_(context),
       arguments_(arguments),
+      flags_(arguments.session),
       methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
       kept_(arguments.work + "/results.jsonl"),
       progress_(context.terminal, &estimate_) {
@@ -117,6 +79,7 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
     if (length > info_.context)
       throw Failure(exit_usage, "--length: " + grouped(length) + " tokens are more than the " + grouped(info_.context) +
                                     " that the model was trained for");
+  flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session, arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
   program_identity_ = hex(sampled_hash("/proc/self/exe"));
   context.terminal.draw("Making documents");
@@ -132,6 +95,7 @@ void Evaluation::make_jobs(const Haystack& haystack) {
   const SessionFlags& flags = arguments_.session;
   std::string reading;  // where it is not exact
   if (!flags.prefill.empty()) reading = " " + flags.prefill + " " + std::to_string(flags.prefill_budget) + " " + std::to_string(flags.prefill_exact);
+  if (flags.prefill == filter_strategy) reading += " " + flags_.filter_layers;
   for (const uint64_t length : arguments_.lengths) {
     for (const Kind kind : {Kind::story, Kind::table}) {
       if (std::none_of(tasks.begin(), tasks.end(), [=](Task task) { return kind_for(task) == kind; })) continue;
@@ -152,11 +116,11 @@ void Evaluation::make_jobs(const Haystack& haystack) {
 
 // The program counts too: a strategy that was changed gives other answers.
 std::string Evaluation::key_of(const Job& job, const Method& method, const Question& question) const {
-  const SessionFlags& flags = arguments_.session;
   std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " + method.budget.name + " " +
-                      (flags.dense_layers ? std::to_string(*flags.dense_layers) : "default") +
-                      (flags.separate_heads ? " separate " : " shared ") + (flags.coverage > 0 ? std::to_string(flags.coverage) : "") + name_of(question.task) +
+                      (flags_.dense_layers ? std::to_string(*flags_.dense_layers) : "default") +
+                      (flags_.separate_heads ? " separate " : " shared ") + (flags_.coverage > 0 ? std::to_string(flags_.coverage) : "") + name_of(question.task) +
                       (method.select_tokens ? " by " + std::to_string(method.select_tokens) : "");
+  if (method.strategy == filter_strategy) parts += " " + flags_.filter_layers + " " + std::to_string(flags_.filter_window);
   for (const Turn& turn : question.turns) {
     parts += "\n" + turn.question;
     for (const std::string& expected : turn.expected) parts += "\n" + expected;
@@ -201,7 +165,7 @@ Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
   if (!std::filesystem::exists(path_of(job))) return nullptr;
   kv_error error{};
   kv_session* loaded = nullptr;
-  const kv_session_options options = session_options(context_, arguments_.session);
+  const kv_session_options options = session_options(context_, flags_);
   const kv_call_options call = call_options(context_, nullptr);
   const kv_status status = kv_load(model_.get(), path_of(job).c_str(), &options, &call, &loaded, &error);
   if (kv_status_is_stale(status) != 0 || status == KV_CORRUPT || status == KV_NOT_A_CACHE) return nullptr;
@@ -227,7 +191,7 @@ void Evaluation::read(const Job& job) {
     estimate_.drop(Work::reading, reading_cost(job.tokens));
     return;
   }
-  if (session == nullptr) session = open_session(context_, model_.get(), arguments_.session);
+  if (session == nullptr) session = open_session(context_, model_.get(), flags_);
   estimate_.drop(Work::reading, reading_cost(before));
   progress_.begin(label);
   ReadingSteps steps{progress_, before, reading_cost(before)};
@@ -247,7 +211,7 @@ void Evaluation::read(const Job& job) {
 }
 
 Session Evaluation::load(const Job& job, const Method& method) {
-  SessionFlags flags = arguments_.session;
+  SessionFlags flags = flags_;
   flags.strategy = method.strategy;
   flags.budget = method.budget.value;
   flags.select_tokens = method.select_tokens;

@@ -31,6 +31,7 @@ class Evaluation {
   void run();
 
   const kv_model_information& model() const { return info_; }
+  const SessionFlags& flags() const { return flags_; }  // with calibrated filter layers
   // Of all documents, methods and tasks that were asked for, in their order.
   std::vector<const Result*> results() const;
 
@@ -59,6 +60,7 @@ class Evaluation {
 
   Context& context_;
   const EvalArguments& arguments_;
+  SessionFlags flags_;
   Model model_;
   kv_model_information info_{};
   std::string model_identity_, program_identity_;

@@ -1,0 +1,135 @@
+#include "grammar.h"
+
+#include "failure.h"
+#include "strategies.h"
+
+namespace tool {
+
+std::string wrapped(const std::string& help) {
+  constexpr size_t columns = 64;
+  std::string lines;
+  size_t column = 0;
+  for (const std::string& word : CLI::detail::split(help, ' ')) {
+    if (column > 0 && column + 1 + word.size() > columns) {
+      lines += '\n';
+      column = 0;
+    } else if (column > 0) {
+      lines += ' ';
+      ++column;
+    }
+    lines += word;
+    column += word.size();
+  }
+  return lines;
+}
+
+void flag(CLI::App* app, const std::string& names, bool* target, const std::string& help) {
+  app->add_flag(names, *target, wrapped(help));
+}
+
+CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, const char* kind, const std::string& help) {
+  return value(app, names, kind, help, [=](const std::string& given) { *target = given; });
+}
+
+void add_global(CLI::App* app, GlobalFlags* flags) {
+  flag(app, "--json", &flags->json, "One JSON document on standard output, errors included");
+  flag(app, "-q,--quiet", &flags->quiet, "Only results and errors");
+}
+
+void add_model(CLI::App* app, ModelFlags* flags) {
+  text(app, "-m,--model", &flags->path, "FILE", "The model's weights, a GGUF file")->required();
+  text(app, "--chat-format", &flags->chat_format, "NAME",
+       "Instead of the one recognised in the model: raw, chatml, llama3, llama2, mistral, gemma, phi, deepseek");
+}
+
+void add_threads(CLI::App* app, SessionFlags* flags) {
+  count<uint32_t>(app, "-t,--threads", &flags->threads, 1, 1024, "Threads; without it all processors");
+}
+
+void add_choosing(CLI::App* app, SessionFlags* flags) {
+  value(app, "--dense-layers", "N", "Layers that read everything, those that a choice serves worst; without it the strategy decides",
+        [=](const std::string& given) { flags->dense_layers = number<uint32_t>(given, 0, 1024); });
+  value(app, "--coverage", "P%", "bounded reads what it takes for this share of attention, from a quarter of the budget to four times it",
+        [=](const std::string& given) {
+          const Budget share = budget_of(given);
+          if (share.tokens != 0) throw Failure(exit_usage, "'" + given + "' is a number of tokens: write a share, as 95%");
+          flags->coverage = share.fraction;
+        });
+  value(app, "--filter-layers", "N,N,...", "Layers that choose for those after them, where the strategy is filter-layers; without it those that "
+        "`kvasir calibrate` has found",
+        [=](const std::string& given) {
+          for (const std::string& part : parts_of(given)) number<uint32_t>(part, 0, 1023);
+          flags->filter_layers = given;
+        });
+  value(app, "--filter-window", "NAME", "Of which queries they take the attention: last, exponential, uniform (of 16) [last]",
+        [=](const std::string& given) { flags->filter_window = filter_window_of(given); });
+  flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
+}
+
+void add_select_tokens(CLI::App* app, uint32_t* target) {
+  count<uint32_t>(app, "--select-tokens", target, 1, 1024, "Of quest: neighbouring tokens that are chosen together, such as 16, 32, 64 [16]");
+}
+
+void add_budget(CLI::App* app, SessionFlags* flags) {
+  value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
+        [=](const std::string& given) { flags->budget = budget_of(given); });
+  add_choosing(app, flags);
+}
+
+void add_sparse_reading(CLI::App* app, SessionFlags* flags) {
+  text(app, "--prefill", &flags->prefill, "NAME",
+       "Read a long document sparsely, which is several times faster: quest, or to compare flat, filter-layers, window; without it exactly");
+  value(app, "--prefill-budget", "P%", "What sparse reading chooses of the text before [5%]", [=](const std::string& given) {
+    const Budget budget = budget_of(given);
+    if (budget.tokens != 0) throw Failure(exit_usage, "'" + given + "' is a number of tokens: write a share, as 5%");
+    flags->prefill_budget = budget.fraction;
+  });
+  count<uint64_t>(app, "--prefill-exact", &flags->prefill_exact, 0, most_tokens, "Tokens at the document's end that are read exactly all the same [0]");
+}
+
+void add_reading(CLI::App* app, SessionFlags* flags) {
+  add_threads(app, flags);
+  add_sparse_reading(app, flags);
+  count<uint64_t>(app, "--context", &flags->context, 1, most_tokens,
+                  "Tokens the document and the conversation may have; without it what the model was trained for");
+  count<uint32_t>(app, "--chunk", &flags->chunk, 1, 4096, "Tokens read together");
+  count<uint32_t>(app, "--window", &flags->window, 1, 65536, "Newest tokens kept in full precision and always read");
+}
+
+void add_strategy(CLI::App* app, SessionFlags* flags) {
+  text(app, "--strategy", &flags->strategy, "NAME", "What an answer reads of the document: auto, " + strategy_names());
+  add_budget(app, flags);
+  add_select_tokens(app, &flags->select_tokens);
+}
+
+void add_sampling(CLI::App* app, SamplingFlags* flags) {
+  const std::string group = "Sampling";
+  const auto real = [=](const char* name, float* target, float least, float most, const char* help) {
+    value(app, name, "X", help, [=](const std::string& given) { *target = number<float>(given, least, most); })->group(group);
+  };
+  count<uint32_t>(app, "-n,--max-tokens", &flags->max_tokens, 1, 1u << 20, "Longest answer, tokens [512]")->group(group);
+  real("--temperature", &flags->temperature, 0, 100, "0 takes the likeliest token each time [0]");
+  count<uint32_t>(app, "--top-k", &flags->top_k, 0, 1u << 30, "Only the N likeliest tokens; 0: all [0]")->group(group);
+  real("--top-p", &flags->top_p, 0, 1, "Only the likeliest tokens of this probability together [1]");
+  real("--min-p", &flags->min_p, 0, 1, "Only tokens at least this likely, relative to the likeliest [0]");
+  real("--repetition-penalty", &flags->repetition_penalty, 0.01f, 100, "Above 1: avoid what was said lately [1]");
+  count<uint64_t>(app, "--seed", &flags->seed, 0, UINT64_MAX, "The same seed gives the same answer [0]")->group(group);
+  app->add_option("--stop", flags->stop, "Ends an answer where it comes up; may be given several times")
+      ->type_name("TEXT")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
+void add_document(CLI::App* app, SourceFlags* flags, const char* save_names, const char* save_help) {
+  text(app, "-f,--file", &flags->document, "FILE", "The document, plain text; - is standard input");
+  text(app, save_names, &flags->save, "CACHE", save_help);
+  flag(app, "--force", &flags->force, "Replace that file also when it is no cache, or holds a conversation");
+}
+
+void add_source(CLI::App* app, SourceFlags* flags) {
+  add_document(app, flags, "-s,--save",
+               "Keep what was read in this file, and use it the next time: if it holds this document, nothing is read");
+  text(app, "-c,--cache", &flags->cache, "CACHE", "A saved document instead of -f");
+}
+
+}  // namespace tool
