@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
-"""Draws the results of `kvasir eval` as SVG pictures: tools/plot.py results.json [MORE.json ...] -o FOLDER
+"""Draws the results of `kvasir eval`, `recall` and `calibrate` as SVG pictures: tools/plot.py results.json [MORE.json ...] -o FOLDER
 
   accuracy    score against the bytes read for each token, a line for each strategy, a panel for each length
   perplexity  the same of the perplexity of the text that follows
   needles     score by depth and length, a picture for each strategy, a panel for each budget
 
-A picture is a function that takes the rows of all reports and gives (name, figure) pairs; PICTURES names them.
+  recall      of the 100 best tokens, against the keys whose scores were computed to choose
+  mass        share of the exact attention that was read, against the tokens read
+  chosen      tokens that each layer and head has read, a picture for each strategy, a panel for each budget
+
+  similarity  how much of a layer's attention is on the tokens that another layer attends most; filter layers are marked
+
+A picture is a function that takes rows of reports, and the task that was asked for, and gives (name, figure) pairs; PICTURES names them
+with the part of a report that they draw.
 """
 import argparse
 import json
@@ -120,7 +127,85 @@ def needles(rows, task):
         yield f"needles-{strategy}", figure
 
 
-PICTURES = {"accuracy": accuracy, "perplexity": perplexity, "needles": needles}
+def of_strategies(rows, x, y, labels, log=False):
+    """One panel, a line for each strategy, a point for each budget."""
+    figure, (axis,) = panels(1, 6.4, 4.4)
+    for number, strategy in enumerate(distinct(r["strategy"] for r in rows)):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        points = sorted((r[x], 100 * r[y], r["budget"]) for r in rows if r["strategy"] == strategy)
+        axis.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker, label=strategy)
+        for at, share, budget in points:
+            axis.annotate(budget, (at, share), xytext=(0, -12), textcoords="offset points", ha="center", fontsize=8, color=colour)
+    axis.set(xlabel=labels[0], ylabel=labels[1])
+    if log:
+        axis.set_xscale("symlog", linthresh=10)
+    axis.margins(0.08, 0.12)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return figure
+
+
+def recall(rows, _):
+    yield "recall", of_strategies(rows, "keys_scanned", "recall",
+                                  ("keys scanned by each layer and head for each token", "of the 100 best tokens read (%)"), log=True)
+
+
+def mass(rows, _):
+    yield "mass", of_strategies(rows, "tokens", "mass",
+                                ("tokens read by each layer and head for each token", "exact attention that was read (%)"), log=True)
+
+
+def heat(axis, grid, top, form="{:.0f}"):
+    """A grid of numbers from 0 to top, with the numbers in it where there is room."""
+    image = axis.imshow(grid, cmap="viridis", vmin=0, vmax=top, aspect="auto")
+    if len(grid) <= 16 and len(grid[0]) <= 16:
+        for y, line in enumerate(grid):
+            for x, value in enumerate(line):
+                axis.text(x, y, form.format(value), ha="center", va="center", fontsize=8, color="black" if value > 0.6 * top else "white")
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_locator(ticker.MaxNLocator(integer=True))
+    return image
+
+
+def chosen(rows, _):
+    for strategy in distinct(r["strategy"] for r in rows):
+        some = [r for r in rows if r["strategy"] == strategy]
+        figure, axes = panels(len(some), 2.4 + 0.3 * len(some[0]["layers"][0]), 1.6 + 0.3 * len(some[0]["layers"]))
+        top = max(h["tokens"] for r in some for layer in r["layers"] for h in layer) or 1
+        for axis, row in zip(axes, some):
+            image = heat(axis, [[head["tokens"] for head in layer] for layer in row["layers"]], top)
+            axis.set(title=f"{strategy} {row['budget']}", xlabel="KV head")
+        axes[0].set_ylabel("layer")
+        figure.colorbar(image, ax=axes, label="tokens read for each token")
+        yield f"chosen-{strategy}", figure
+
+
+def similarity(reports, _):
+    for number, report in enumerate(reports):
+        size = 2 + 0.4 * len(report["covered"])
+        figure, (axis,) = panels(1, size + 1, size)
+        image = heat(axis, [[100 * share for share in line] for line in report["covered"]], 100)
+        for layer in report["filter_layers"]:
+            axis.annotate("\u25b6", (0, layer), xycoords=("axes fraction", "data"), ha="right", va="center", color=COLOURS[1])
+        axis.set(xlabel="layer that attends", ylabel="layer that chooses", title=f"filter layers {', '.join(map(str, report['filter_layers']))}")
+        figure.colorbar(image, ax=axis, label="of its attention on what is chosen (%)")
+        yield "similarity" + (f"-{number + 1}" if number else ""), figure
+
+
+PICTURES = {"accuracy": ("rows", accuracy), "perplexity": ("rows", perplexity), "needles": ("rows", needles),
+            "recall": ("compared", recall), "mass": ("compared", mass), "chosen": ("compared", chosen), "similarity": ("covered", similarity)}
+
+
+def parts_of(reports):
+    """Rows by the part of a report that they are from; a calibration is a row in itself."""
+    parts = {"rows": [], "compared": [], "covered": []}
+    for report in reports:
+        if not parts.keys() & report.keys():
+            raise ValueError("it is no report of kvasir eval, recall or calibrate")
+        parts["rows"] += report.get("rows", [])
+        parts["compared"] += report.get("compared", [])
+        parts["covered"] += [report] if "covered" in report else []
+    return parts
 
 
 def main():
@@ -131,11 +216,12 @@ def main():
     parser.add_argument("--task", default="all", help="of accuracy and needles (default: all tasks)")
     arguments = parser.parse_args()
     try:
-        rows = [row for path in arguments.reports for row in json.loads(path.read_text())["rows"]]
+        parts = parts_of(json.loads(path.read_text()) for path in arguments.reports)
         arguments.output.mkdir(parents=True, exist_ok=True)
         matplotlib.rcParams["svg.hashsalt"] = "kvasir"  # the same rows give the same file
         for name in arguments.picture or PICTURES:
-            for file_name, figure in PICTURES[name](rows, arguments.task):
+            part, draw = PICTURES[name]
+            for file_name, figure in draw(parts[part], arguments.task) if parts[part] else ():
                 path = arguments.output / f"{file_name}.svg"
                 figure.savefig(path, metadata={"Date": None})
                 plt.close(figure)
