@@ -114,7 +114,8 @@ typedef enum kv_phase {
   KV_PHASE_OPEN = 1,     /* bytes of the model file checked */
   KV_PHASE_PREFILL = 2,  /* tokens read */
   KV_PHASE_SAVE = 3,     /* bytes written */
-  KV_PHASE_VERIFY = 4    /* bytes checked */
+  KV_PHASE_VERIFY = 4,   /* bytes checked */
+  KV_PHASE_PREPARE = 5   /* layers and KV heads whose index is made */
 } kv_phase;
 
 /* At most ten calls a second, and one at the end of the work. total is 0 while unknown. */
@@ -200,6 +201,13 @@ typedef enum kv_filter_window {
   KV_FILTER_UNIFORM = 2      /* the newest 16 alike */
 } kv_filter_window;
 
+/* How a budget is spread over the layers that choose. Its mean is the same. */
+typedef enum kv_budget_schedule {
+  KV_BUDGET_UNIFORM = 0, /* the same in all */
+  KV_BUDGET_LINEAR = 1,  /* evenly less from layer to layer: from 3/2 of the mean in the first to 1/2 in the last */
+  KV_BUDGET_PYRAMID = 2  /* the same from 39/20 to 1/20 (PyramidKV) */
+} kv_budget_schedule;
+
 typedef struct kv_session_options {
   uint32_t struct_size;
   uint32_t threads;          /* 0: as many as the process has processors; the caller's thread is one of them */
@@ -211,14 +219,15 @@ typedef struct kv_session_options {
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;
   /* What decode reads: NULL or "auto", or the name of a strategy (kv_strategy_info lists them): "full", "window", "quest", "flat", "dipr",
-   * "bounded", "filter-layers", "infllm", "snapkv". "auto" is "full" up to 4096 sealed tokens, then "bounded". */
+   * "bounded", "hnsw", "ood", "dipr-graph", "ivf", "filter-layers", "infllm", "snapkv". "auto" is "full" up to 4096 sealed
+   * tokens, then "bounded". */
   const char *strategy;
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
-  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat: 0.02, bounded: 0.015, filter-layers:
-                              * 0.067, of these at least 512 tokens; infllm, snapkv: 0.05, at least 1024; dipr,
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat, hnsw, ood, ivf: 0.02, bounded: 0.015,
+                              * filter-layers: 0.067, of these at least 512 tokens; infllm, snapkv: 0.05, at least 1024; dipr and dipr-graph,
                               * for which it is a ceiling: 0.1, at least 1024) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
-  float alpha;               /* dipr reads the tokens that have at least this part of the largest token's attention, 0 to 1; 0: 0.012 */
+  float alpha;               /* dipr and dipr-graph read the tokens with at least this part of the largest token's attention, 0 to 1; 0: 0.012 */
   kv_log_fn log;             /* NULL: silent */
   void *log_user;
   /* Of the strategy "filter-layers", in which some layers choose tokens for those after them: which layers, numbered from 0, ascending, as
@@ -249,6 +258,10 @@ typedef struct kv_session_options {
   /* Of the strategy "bounded": read what it takes for this share of each token's attention, 0 to less than 1, as the sketch estimates it, in each
    * layer between a quarter of the budget and four times it; 0: the budget. Others do not take it: KV_BAD_ARGUMENT. */
   float coverage;
+  /* How far strategies with an index search it: "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the
+   * clusters it reads. 0: as the budget needs. */
+  uint32_t search_breadth;
+  uint32_t budget_schedule;  /* kv_budget_schedule. Other than uniform is refused for "auto" and strategies without a budget or that spread it */
   uint32_t reserved_4;            /* 0 */
 } kv_session_options;
 
@@ -286,6 +299,12 @@ typedef struct kv_call_options {
 } kv_call_options;
 
 KV_API void kv_call_options_init(kv_call_options *options);
+
+/* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches. Otherwise it is
+ * made when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks, and made again when a
+ * quarter more has been sealed than it knows; what it does not know is scored token by token. Progress: KV_PHASE_PREPARE. KV_CANCELLED,
+ * KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
  * document. Attention is exact over everything before. When cancelled it keeps whole chunks, but no turn into which nothing was read:

@@ -4,6 +4,7 @@
 #include "attention_pages.h"
 #include "attention_rows.h"
 #include "attention_state.h"
+#include "store_keys.h"
 #include "store_scores.h"
 #include "store_seal.h"
 #include "store_sketch.h"
@@ -23,6 +24,7 @@ void fill_attention(Kernels& k) {
   k.quantize_queries = quantize_queries<Isa>;
   k.attend_pages = attend_pages<Isa>;
   k.score_tokens = score_tokens<Isa>;
+  k.score_keys = score_keys<Isa>;
   k.attend_rows = attend_rows<Isa>;
   k.attend_scratch = attend_scratch;
   k.merge = merge<Isa>;

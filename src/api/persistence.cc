@@ -7,12 +7,13 @@ using namespace kvasir;
 extern "C" {
 
 kv_status kv_save(kv_session* session, const char* path, const kv_call_options* options, kv_error* error) {
-  return api::exclusive(session, error, [&](const Session& s) -> Status {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     kv_call_options o;
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
-    return s.save(path, o.cancel ? &o.cancel->flag : nullptr, api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
+    return s.save(path, o.cancel ? &o.cancel->flag : nullptr, api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
+                  api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
   });
 }
 

@@ -63,6 +63,9 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.compare > 2) return Status::error(Code::bad_argument, "compare is %u: use 0, 1 or 2", o.compare);
   if (o.reserved_4) return Status::error(Code::bad_argument, "reserved_4 is not 0");
   if (o.certify > 1) return Status::error(Code::bad_argument, "certify is %u: use 0 or 1", o.certify);
+  if (o.budget_schedule > KV_BUDGET_PYRAMID)
+    return Status::error(Code::bad_argument, "budget_schedule is %u: use KV_BUDGET_UNIFORM, KV_BUDGET_LINEAR or KV_BUDGET_PYRAMID",
+                         o.budget_schedule);
   if (o.filter_window > KV_FILTER_UNIFORM)
     return Status::error(Code::bad_argument, "filter_window is %u: use KV_FILTER_LAST, KV_FILTER_EXPONENTIAL or KV_FILTER_UNIFORM",
                          o.filter_window);
@@ -73,6 +76,8 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   out->prefill_chunk = o.prefill_chunk;
   out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha, {},
                  static_cast<FilterWindow>(o.filter_window), o.select_tokens, o.coverage, o.certify == 1};
+  out->select.search_breadth = o.search_breadth;
+  out->select.schedule = static_cast<BudgetSchedule>(o.budget_schedule);
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
   out->compare = static_cast<CompareLevel>(o.compare);
@@ -147,6 +152,15 @@ kv_status kv_session_set_strategy(kv_session* session, const char* strategy, uin
   });
 }
 
+kv_status kv_prepare(kv_session* session, const kv_call_options* options, kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    kv_call_options o;
+    if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
+    if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
+    return s.prepare(flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
+  });
+}
+
 kv_status kv_prefill(kv_session* session, const char* text, size_t size, const kv_call_options* options, uint64_t* tokens_done,
                      uint64_t* bytes_done, kv_error* error) {
   uint64_t tokens = 0, bytes = 0;
@@ -211,6 +225,7 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     }
     g.cancel = flag_of(o.cancel);
     g.progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL);
+    g.prepare_progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE);
     TextFn text;
     if (on_text) text = [=](std::string_view t) { return on_text(t.data(), t.size(), user); };
     Answer made;
@@ -243,7 +258,8 @@ kv_status kv_score(kv_session* session, const int32_t* tokens, size_t count, flo
     if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
     if (!log_probabilities && count) return Status::error(Code::bad_argument, "log_probabilities is NULL");
     return s.score({tokens, count}, log_probabilities, flag_of(o.cancel),
-                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
+                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL),
+                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
   });
 }
 

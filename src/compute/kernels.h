@@ -53,6 +53,12 @@ struct AttentionState {
   float* l;  // [rows]
 };
 
+// One key, where it is.
+struct KeyRef {
+  const int8_t* data;
+  float scale;
+};
+
 struct Kernels {
   const char* name;  // "avx512vnni", "avx2", "neon-dotprod", "scalar"
 
@@ -97,6 +103,10 @@ struct Kernels {
   // The scores by which attend_pages weighs, bit for bit: scores[r * stride + p * page_tokens + t] = K[t] . q[r] * k_scale[t] * q_scale[r] of
   // page p's token t; -inf where the token takes no part. scratch: attend_scratch bytes.
   void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch);
+
+  // The same of n keys one by one: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to 4 j + 3 are at data + j * stride. In a page
+  // token t begins at 4 t, with stride 4 page_tokens.
+  void (*score_keys)(const QueryRows& q, const KeyRef* keys, uint32_t n, uint32_t stride, float* scores, std::size_t score_stride);
 
   // attend_pages over full-precision tokens k, v: [n][dim], row r seeing tokens [0, limit[r]) (limit null: all n).
   void (*attend_rows)(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit,

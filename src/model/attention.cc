@@ -188,7 +188,8 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     w.compare.estimated.clear(), w.compare.certified.clear();
     if (plan.compare != CompareLevel::none) w.compare.keep_near(state, group, dim);
     selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
-                     plan.range, token, memory, plan.unit_tokens, &store.representatives(), plan.coverage},
+                     plan.range, token, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
+                     plan.search_breadth},
                     &w.selector, &w.selection);
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     PageHold hold;

@@ -71,6 +71,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     if (step.memory && step.plan.is_filter(l))
       attention_.filter(l, n, q_.get(), totals_.get(), *store, step.queries, *step.selector, step.plan, cancel, step.memory);
     if (step.queries) step.queries->write(l, n, q_.get(), totals_.get());
+    if (step.asked) step.asked->write(kernels_, l, step.asked_at, n, q_.get());
     if (step.probe)
       if (Status s = probe(step, l, *store); !s.ok()) return s;
     multiply(a_.get(), n, c.q_width(), {{&w.o, h_.get()}});

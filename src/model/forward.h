@@ -12,6 +12,7 @@
 #include "compute/thread_pool.h"
 #include "model/attention.h"
 #include "model/model.h"
+#include "select/index_build.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
 
@@ -23,6 +24,8 @@ struct ForwardStep {
   Plan plan;                          // dense layers and budget, where there is a selector
   StepMemory* memory = nullptr;       // the selector's own, where it has one
   RecentQueries* queries = nullptr;   // where set, the step's newest queries are added to it
+  IndexQueries* asked = nullptr;      // where set, the step's queries are written to it, from this token on
+  uint32_t asked_at = 0;
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;

@@ -4,53 +4,55 @@
 // The paper asks for q . k >= max q . k - beta, beta = -sqrt(d) ln alpha. Scores here have 1 / sqrt(d) in the queries already, so that is
 // score >= largest + ln alpha: every token that has at least alpha of the largest token's attention. The largest is looked for in sinks
 // and window too (there: the window's maximum as a seed), which often hold it. Heads that share a list attend what any of them asks for.
+#include "select/dipr.h"
+
 #include <algorithm>
 
 #include "select/blocks.h"
 #include "select/tokens.h"
 
 namespace kvasir {
+
+static uint64_t count_at_least(const float* scores, uint32_t n, float least) {
+  return static_cast<uint64_t>(std::count_if(scores, scores + n, [=](float s) { return s >= least; }));
+}
+
+uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* scores, uint32_t stride, uint32_t n, SelectorScratch* scratch) {
+  const auto least = [&](std::size_t r) {  // the least score that row r asks for
+    const float* row = scores + r * stride;
+    float largest = query.near_m[r];
+    for (uint32_t t = 0; t < n; ++t) largest = row[t] > largest ? row[t] : largest;
+    return largest - query.range;
+  };
+  uint64_t count = 0;
+  if (query.share && query.rows.rows > 1) {
+    scratch->chosen.assign(n, 0);
+    for (uint32_t r = 0; r < query.rows.rows; ++r) {
+      const float* row = scores + std::size_t{r} * stride;
+      const float asked = least(r);
+      for (uint32_t t = 0; t < n; ++t) scratch->chosen[t] |= row[t] >= asked ? 1u : 0u;
+    }
+    add_shares(query, 1, scores, stride, n);
+    for (uint32_t t = 0; t < n; ++t) scores[t] = scratch->chosen[t] ? scores[t] : -1;
+    count = count_at_least(scores, n, 0);
+  } else {
+    count = count_at_least(scores + list * stride, n, least(list));
+  }
+  return static_cast<uint32_t>(std::min(count, query.budget_tokens));
+}
+
 namespace {
 
 class DiprSelector final : public Selector {
  public:
   void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
-    const uint32_t rows = query.rows.rows, page_tokens = query.pages.shape().page.page_tokens;
+    const uint32_t page_tokens = query.pages.shape().page.page_tokens;
     const uint32_t first = query.first_page * page_tokens, tokens = query.pages.pages() * page_tokens, n = tokens - first;
-    begin_selection(query.share ? 1 : rows, out);
+    begin_selection(query.share ? 1 : query.rows.rows, out);
     if (tokens <= first || !score_all_tokens(query, scratch, out)) return;
-    const BlockRange range{1, first, tokens, tokens};
     float* scores = scratch->scores.data() + first;
-    if (query.share && rows > 1) {
-      scratch->chosen.assign(n, 0);
-      for (uint32_t r = 0; r < rows; ++r) mark(scores + std::size_t{r} * tokens, n, least(query, scores, tokens, n, r), scratch->chosen.data());
-      add_shares(query, 1, scores, tokens, n);
-      for (uint32_t t = 0; t < n; ++t) scores[t] = scratch->chosen[t] ? scores[t] : -1;
-      return choose_list(query, range, 0, count(query, scores, n, 0), scratch, out);
-    }
-    for (uint32_t r = 0; r < rows; ++r) {
-      const float* row = scores + std::size_t{r} * tokens;
-      choose_list(query, range, r, count(query, row, n, least(query, scores, tokens, n, r)), scratch, out);
-    }
-  }
-
- private:
-  // The least score that row r asks for.
-  static float least(const SelectorQuery& query, const float* scores, uint32_t stride, uint32_t n, uint32_t r) {
-    const float* row = scores + std::size_t{r} * stride;
-    float largest = query.near_m[r];
-    for (uint32_t t = 0; t < n; ++t) largest = row[t] > largest ? row[t] : largest;
-    return largest - query.range;
-  }
-
-  static void mark(const float* scores, uint32_t n, float least, uint32_t* marks) {
-    for (uint32_t t = 0; t < n; ++t) marks[t] |= scores[t] >= least ? 1u : 0u;
-  }
-
-  // How many reach it, up to the budget.
-  static uint32_t count(const SelectorQuery& query, const float* scores, uint32_t n, float least) {
-    const auto reached = static_cast<uint64_t>(std::count_if(scores, scores + n, [=](float s) { return s >= least; }));
-    return static_cast<uint32_t>(std::min(reached, query.budget_tokens));
+    for (std::size_t i = 0; i < out->lists.size(); ++i)
+      choose_list(query, {1, first, tokens, tokens}, i, count_in_range(query, i, scores, tokens, n, scratch), scratch, out);
   }
 };
 

@@ -16,6 +16,17 @@ constexpr uint64_t read_floor = 2048;       // but so many
 constexpr uint64_t read_recent = 512;
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
 
+const char* name_of(BudgetSchedule schedule) {
+  constexpr const char* names[] = {"uniform", "linear", "pyramid"};
+  return names[static_cast<uint32_t>(schedule)];
+}
+
+// Whether each layer chooses by a budget that is its own.
+static bool takes_schedule(const std::string& strategy) {
+  const StrategyInfo* info = strategy_info(strategy);
+  return info && info->make && info->budget_fraction > 0 && !info->has(StrategyInfo::spreads_budget) && !info->has(StrategyInfo::filters);
+}
+
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
     return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
@@ -37,6 +48,9 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     return Status::error(Code::bad_argument, "coverage is %g: use 0, or more and less than 1", static_cast<double>(options.coverage));
   if (options.coverage > 0 && options.strategy != "auto" && !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
     return Status::error(Code::bad_argument, "coverage is %g: strategy '%.40s' does not estimate how much it reads", static_cast<double>(options.coverage),
+                         options.strategy.c_str());
+  if (options.schedule != BudgetSchedule::uniform && !takes_schedule(options.strategy))
+    return Status::error(Code::bad_argument, "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself", name_of(options.schedule),
                          options.strategy.c_str());
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
@@ -62,6 +76,23 @@ static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* 
   plan->layer_budgets.resize(share.size());
   for (std::size_t l = 0; l < share.size(); ++l)
     plan->layer_budgets[l] = sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
+}
+
+// Evenly less from each layer that chooses to the next, from 2 - last of the mean to `last` of it. What is rounded away in one layer goes to the next.
+static void schedule_budget(double last, uint64_t sealed, Plan* plan) {
+  const auto layers = static_cast<uint32_t>(plan->dense.size()), choosing = layers - plan->dense_layers;
+  plan->layer_budgets.assign(layers, 0);
+  double sum = 0;
+  uint64_t given = 0;
+  for (uint32_t l = 0, i = 0; l < layers; ++l) {
+    if (plan->dense[l]) continue;
+    const double part = choosing > 1 ? static_cast<double>(i) / (choosing - 1) : 0.5;
+    sum += static_cast<double>(plan->budget_tokens) * (2 - last - (2 - 2 * last) * part);
+    const auto whole = static_cast<uint64_t>(std::llround(sum));
+    plan->layer_budgets[l] = std::min(sealed, std::max<uint64_t>(whole - given, 1));
+    given = whole;
+    ++i;
+  }
 }
 
 uint32_t default_filter_count(uint32_t layers) { return std::clamp(layers / 8, 1u, 3u); }
@@ -92,6 +123,7 @@ static void plan_filters(const SelectOptions& options, uint32_t layers, Plan* pl
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors) {
   Plan plan;
   plan.share_heads = options.share_heads;
+  plan.search_breadth = options.search_breadth;
   plan.why = "asked for";
   if (options.strategy != "auto") {
     plan.strategy = strategy_info(options.strategy);
@@ -124,6 +156,8 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
   plan.dense.assign(layers, false);
   for (uint32_t i = 0; i < plan.dense_layers; ++i) plan.dense[order[i]] = true;
+  plan.schedule = options.schedule;
+  if (plan.schedule != BudgetSchedule::uniform) schedule_budget(plan.schedule == BudgetSchedule::linear ? 0.5 : 0.05, sealed, &plan);
   if (plan.strategy->has(StrategyInfo::spreads_budget)) spread_budget(errors, sealed, &plan);
   return plan;
 }

@@ -12,6 +12,14 @@
 
 namespace kvasir {
 
+// How a budget is spread over the layers that choose; the mean is the same.
+enum class BudgetSchedule : uint32_t {
+  uniform = 0,
+  linear = 1,   // evenly less from layer to layer, from 3/2 of the mean to 1/2
+  pyramid = 2,  // evenly less from layer to layer, to 1/20 of the mean in the last one (PyramidKV, arXiv 2406.02069, section 3.2)
+};
+const char* name_of(BudgetSchedule schedule);
+
 struct SelectOptions {
   std::string strategy = "auto";
   uint64_t budget_tokens = 0;      // 0: by fraction
@@ -24,6 +32,8 @@ struct SelectOptions {
   uint32_t unit_tokens = 0;        // chosen together, where the strategy leaves it open; 0: its own
   float coverage = 0;              // share of attention to read, where the strategy estimates it; 0: as the budget says
   bool certify = false;            // decode steps get a certificate of what they have read
+  uint32_t search_breadth = 0;     // of an index: tokens that a search keeps, or clusters that it reads; 0: by the budget
+  BudgetSchedule schedule = BudgetSchedule::uniform;
 };
 
 // Whether decode is also computed exactly and compared: model/compare.h.
@@ -51,6 +61,8 @@ struct Plan {
   bool certify = false;        // ReadCounts::certificate
   bool by_blocks = false;      // neighbouring queries of a step choose together (sparse prefill),
   uint64_t recent_tokens = 0;  // and read so many sealed tokens before the step whatever is chosen
+  uint32_t search_breadth = 0;
+  BudgetSchedule schedule = BudgetSchedule::uniform;
   const char* why = "";        // constant text
 
   uint64_t budget(uint32_t layer) const { return layer_budgets.empty() ? budget_tokens : layer_budgets[layer]; }

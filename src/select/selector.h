@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cancel.h"
@@ -23,6 +24,7 @@
 #include "store/key_sketch.h"
 #include "store/page_store.h"
 #include "store/representatives.h"
+#include "store/token_index.h"
 
 namespace kvasir {
 
@@ -52,6 +54,8 @@ struct SelectorQuery {
   uint32_t unit_tokens = 0;  // that are chosen together, where the strategy asks for it: a multiple of block_tokens; 0: the strategy's own
   const Representatives* representatives = nullptr;  // known where the strategy wants them
   float coverage = 0;        // share of attention to read, where the strategy takes it, for a quarter of the budget to four times it; 0: the budget
+  const TokenIndexes* indexes = nullptr;  // of the store; where the strategy wants one
+  uint32_t breadth = 0;    // of a search of an index, as SelectOptions has it
 };
 
 struct Selection {
@@ -64,12 +68,28 @@ struct Selection {
   bool intact = true;                         // false: a summary of a mapped file is damaged
 };
 
+// Of a search for single tokens.
+struct SearchScratch {
+  uint32_t search = 0;       // this one's number
+  Array<uint32_t> met;       // [items] the search that last met it
+  Array<uint32_t> places;    // [items] where it is among `tokens`, where this search met it
+  Array<uint32_t> tokens;    // that were met, in order
+  Array<uint32_t> visits;    // [tokens] of the rows that have met it: the last one's number + 1
+  Array<float> scores;       // [tokens][rows]
+  using Scored = std::pair<float, uint32_t>;
+  Array<Scored> open, best;  // heaps of scores with places
+  Array<uint32_t> fresh;     // places whose scores are not known yet,
+  Array<KeyRef> keys;        // and their keys
+  Array<uint32_t> met_now;   // places that a row met at its last step
+};
+
 struct SelectorScratch {
   Array<float> scores;     // [rows][blocks]
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
   Array<std::byte> bytes;
+  SearchScratch search;
 };
 
 // A filter layer of a step, when the attention of all its heads is done. It was exact: its sealed pages have been verified.
@@ -134,6 +154,7 @@ struct StrategyInfo {
   static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
   static constexpr uint32_t takes_coverage = 512;  // SelectorQuery::coverage
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
+  std::optional<IndexKind> index = {};  // that it searches
   bool has(uint32_t trait) const { return (traits & trait) != 0; }
 };
 
@@ -152,5 +173,9 @@ std::unique_ptr<const Selector> make_bounded_selector();
 std::unique_ptr<const Selector> make_filter_layers_selector();
 std::unique_ptr<const Selector> make_infllm_selector();
 std::unique_ptr<const Selector> make_snapkv_selector();
+std::unique_ptr<const Selector> make_hnsw_selector();
+std::unique_ptr<const Selector> make_ood_selector();
+std::unique_ptr<const Selector> make_dipr_graph_selector();
+std::unique_ptr<const Selector> make_ivf_selector();
 
 }  // namespace kvasir

@@ -14,6 +14,10 @@ constexpr StrategyInfo strategies[] = {
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha},
     {"bounded", 0, 0.015, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail | StrategyInfo::takes_coverage},
+    {"hnsw", 0, 0.02, 512, make_hnsw_selector, 0, IndexKind::hnsw},
+    {"ood", 0, 0.02, 512, make_ood_selector, 0, IndexKind::ood},
+    {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha, IndexKind::ood},
+    {"ivf", 0, 0.02, 512, make_ivf_selector, 0, IndexKind::ivf},
     // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
     {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters | StrategyInfo::reads_blocks},
     {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},

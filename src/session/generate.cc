@@ -106,7 +106,10 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     return Status::error(Code::bad_state, "there is nothing to answer: the timeline and the question are empty");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
 
-  if (Status s = prepare_strategy(o.cancel); !s.ok()) return s;
+  if (Status s = prepare(o.cancel, o.prepare_progress); !s.ok()) {
+    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+    return s;
+  }
   Restore restore(this);
   forward_->attention().reset_counts();
   Status s;
@@ -173,14 +176,15 @@ static double log_probability(std::span<const float> logits, Token token) {
   return static_cast<double>(logits[static_cast<std::size_t>(token)] - top) - std::log(sum);
 }
 
-Status Session::score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report report) {
+Status Session::score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report report,
+                      Progress::Report prepare_report) {
   if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
   if (Status s = check_tokens(tokens); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   if (tokens.empty()) return {};
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
-  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
+  if (Status s = prepare(cancel, std::move(prepare_report)); !s.ok()) return s;
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();

@@ -87,7 +87,8 @@ Status read_saved(const CacheFile& file, SavedTimeline* out) {
   return {};
 }
 
-Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report) const {
+Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report) {
+  if (Status s = prepare_index(true, cancel, std::move(prepare_report)); !s.ok()) return s;
   const StoreShape& shape = store_.shape();
   format::Identity identity;
   identity.model = model_->fingerprint();
@@ -143,6 +144,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
   if (Status s = writer->add_section(SectionKind::sketch, section_version, store_.sketch().file_bytes()); !s.ok()) return s;
   if (Status s = writer->add_section(SectionKind::representatives, section_version, store_.representatives().file_bytes()); !s.ok()) return s;
+  for (const TokenIndexes::Entry& entry : store_.indexes().entries)
+    if (entry.index)
+      if (Status s = writer->add_section(section_of(entry.index->kind()), section_version, entry.index->file_bytes()); !s.ok()) return s;
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
@@ -153,6 +157,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     if (Status s = store_.pages().write(kind, write); !s.ok()) return s;
   if (Status s = store_.sketch().write(write); !s.ok()) return s;
   if (Status s = store_.representatives().write(write); !s.ok()) return s;
+  for (const TokenIndexes::Entry& entry : store_.indexes().entries)
+    if (entry.index)
+      if (Status s = entry.index->write(entry.valid, write); !s.ok()) return s;
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
   return writer->finish();
 }
@@ -286,6 +293,12 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
                                    options.full_precision ? KvStore::keep_all : options.window, state.window_count,
                                    floats(centre, sizes[1]), floats(sinks, sizes[2]), floats(window, sizes[3]));
+  for (IndexKind kind : all_index_kinds) {
+    std::shared_ptr<TokenIndex> index;
+    uint32_t valid = 0;
+    if (Status s = TokenIndex::map(kind, shape, file, static_cast<uint32_t>(state.sealed_tokens()), &index, &valid); !s.ok()) return s;
+    if (index) store.set_index(std::move(index), valid);
+  }
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
   session->tokens_.resize(state.tokens);
   if (state.tokens) std::memcpy(session->tokens_.data(), tokens, sizes[0]);

@@ -14,6 +14,7 @@ constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing m
 constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
 constexpr uint32_t probe_tokens = 32;
 constexpr uint64_t sketch_context = 1024;  // sealed tokens: a shorter text gets a sketch when a strategy asks for it
+constexpr uint64_t index_context = 2048;  // sealed tokens: all of a shorter text are scored
 constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
 
 static uint32_t choose_chunk(const StoreShape& shape) {
@@ -158,6 +159,7 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   if (!probe_selector_) probe_selector_ = strategy_info(probe_strategy)->make();
   SelectOptions select = options_.select;
   select.strategy = probe_strategy;
+  select.schedule = BudgetSchedule::uniform;
   select.budget_tokens = 0;
   select.budget_fraction = probe_fraction;
   select.unit_tokens = 0;
@@ -240,6 +242,55 @@ Status Session::choose_once(const Cancel* cancel) {
     return store_.pages().damaged();
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
   chosen_ = true;
+  return {};
+}
+
+Status Session::prepare(const Cancel* cancel, Progress::Report progress) {
+  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
+  return prepare_index(true, cancel, std::move(progress));
+}
+
+// The index that the planned strategy searches, where there is none or (`again`) a quarter more was sealed than it knows.
+Status Session::prepare_index(bool again, const Cancel* cancel, Progress::Report report) {
+  const uint64_t sealed = store_.sealed_tokens();
+  const Plan plan = make_plan(options_.select, sealed, model_->config().layers, layer_errors_);
+  if (!plan.strategy->index) return {};
+  const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
+  if (entry.index) {
+    if (Status s = entry.index->check(); !s.ok()) return s;
+    if (!again || (sealed - entry.valid) * 4 < entry.valid) return {};
+  }
+  if (sealed < index_context) return {};
+  log(2, "the index of the keys is made now");
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  IndexQueries queries;
+  if (Status s = read_queries(wanted_queries(*plan.strategy->index), cancel, &queries); !s.ok()) return s;
+  std::shared_ptr<TokenIndex> index;
+  const IndexKind kind = *plan.strategy->index;
+  if (Status s = build_index(kind, store_.pages(), queries, cpu_kernels(), pool_.get(), cancel, &progress, &index); !s.ok()) return s;
+  store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
+  index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
+  return {};
+}
+
+// The queries of the newest tokens, which are read once more on a copy of the timeline. They need not be kept while a document is read, and a
+// loaded timeline gets the same ones.
+Status Session::read_queries(uint32_t count, const Cancel* cancel, IndexQueries* out) {
+  const auto n = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
+  if (n == 0) return {};
+  *out = IndexQueries(store_.shape(), model_->config().heads, n);
+  KvStore copy(store_);
+  if (Status s = copy.rewind(tokens_.size() - n, cpu_kernels()); !s.ok()) return s;
+  for (uint32_t at = 0; at < n;) {
+    ForwardStep step;
+    step.tokens = std::span<const Token>(tokens_).subspan(tokens_.size() - n + at, std::min(options_.prefill_chunk, n - at));
+    step.cancel = cancel;
+    step.asked = out;
+    step.asked_at = at;
+    if (Status s = forward_->run(step, &copy); !s.ok()) return s;
+    at += static_cast<uint32_t>(step.tokens.size());
+  }
   return {};
 }
 
@@ -374,6 +425,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (Status s = check_sampling_options(sampling); !s.ok()) return s;
   if (Status s = check_room(1); !s.ok()) return s;
   if (Status s = prepare_strategy(cancel); !s.ok()) return s;
+  if (Status s = prepare_index(false, cancel, {}); !s.ok()) return s;
   if (Status s = refresh_logits(cancel); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Array<float> logits(logits_);  // sampling changes them; a failed step leaves the real ones

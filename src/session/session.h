@@ -47,6 +47,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   const Cancel* cancel = nullptr;
   Progress::Report progress;  // while the question is read
+  Progress::Report prepare_progress;  // while what the strategy needs is made, where the timeline does not have it
 };
 
 enum class StopReason : uint32_t { none = 0, end_of_turn = 1, string = 2, max_tokens = 3, context_full = 4, cancelled = 5 };
@@ -94,9 +95,13 @@ class Session {
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text, Answer* answer);
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
   // log_probabilities: [tokens], written when all are known.
-  Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report progress);
+  Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report progress,
+               Progress::Report prepare_progress = {});
   Status rewind(uint64_t tokens);
-  Status save(const std::string& path, const Cancel* cancel, Progress::Report progress) const;
+  // Makes now what the strategy needs beside the pages and the timeline does not have: a sketch, an index. Afterwards no answer waits for it.
+  Status prepare(const Cancel* cancel, Progress::Report progress);
+  // Makes the strategy's index first, as prepare() does.
+  Status save(const std::string& path, const Cancel* cancel, Progress::Report progress, Progress::Report prepare_progress = {});
   const SelectOptions& select() const { return options_.select; }
   Status set_select(const SelectOptions& select);
 
@@ -130,6 +135,8 @@ class Session {
   bool chooses_once() const;
   Status choose_once(const Cancel* cancel);
   void forget_choice() { observed_ = {}, chosen_ = false; }
+  Status prepare_index(bool again, const Cancel* cancel, Progress::Report progress);
+  Status read_queries(uint32_t count, const Cancel* cancel, IndexQueries* out);
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
@@ -175,6 +182,7 @@ class Session {
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t sparse_tokens_ = 0;  // of the timeline, up to the last one that was read sparsely
   double load_ms_ = 0;
+  double index_ms_ = 0;        // that making the last index took
 };
 
 }  // namespace kvasir

@@ -121,12 +121,21 @@ std::string Session::stats_json() const {
   }
   json.list("layer_errors", errors);
   json.count("budget_tokens", plan.budget_tokens);
+  json.add("budget_schedule", "\"%s\"", name_of(plan.schedule));
   std::string budgets;
   for (uint64_t b : plan.layer_budgets) budgets += (budgets.empty() ? "" : ",") + std::to_string(b);
   json.list("layer_budgets", budgets);
   if (plan.strategy->has(StrategyInfo::takes_unit))
     json.count("select_tokens", plan.unit_tokens ? plan.unit_tokens : shape.page.block_tokens);
   json.count("sketch_pages", store_.sketch().pages());
+  if (plan.strategy->index) {
+    const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
+    json.add("index", "\"%s\"", name_of(*plan.strategy->index));
+    json.count("index_tokens", entry.index ? entry.valid : 0);
+    json.count("index_bytes", entry.index ? entry.index->bytes() : 0);
+    json.real("index_ms", index_ms_);
+    json.count("search_breadth", plan.search_breadth);
+  }
   json.add("share_heads", plan.share_heads ? "true" : "false");
   json.count("last_steps", last_steps_);
   json.count("last_tokens_read", last_read_.tokens_read);

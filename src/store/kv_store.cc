@@ -17,6 +17,7 @@ KvStore::KvStore(const KvStore& other)
     : pages_(other.pages_),
       sketch_(other.sketch_),
       representatives_(other.representatives_),
+      indexes_(other.indexes_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
       sinks_(other.sinks_),
@@ -168,6 +169,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     pages_.truncate(0);
     sketch_.clear();
     representatives_.rewind(0);
+    indexes_ = {};
     window_count_ = 0;
     centre_.clear();
     sinks_.clear();
@@ -217,6 +219,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   pages_.truncate(first);
   sketch_.truncate(first);
   representatives_.rewind(tokens);
+  indexes_.truncate(sealed_tokens());
   if (first == 0) sinks_.clear();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
@@ -225,7 +228,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
 }
 
 uint64_t KvStore::private_bytes() const {
-  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() +
+  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() + indexes_.private_bytes() +
          (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
 }
 

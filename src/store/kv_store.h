@@ -22,6 +22,7 @@
 #include "store/key_sketch.h"
 #include "store/page_store.h"
 #include "store/representatives.h"
+#include "store/token_index.h"
 
 namespace kvasir {
 
@@ -38,6 +39,7 @@ class KvStore {
   const PageStore& pages() const { return pages_; }
   const KeySketch& sketch() const { return sketch_; }
   const Representatives& representatives() const { return representatives_; }
+  const TokenIndexes& indexes() const { return indexes_; }
   uint64_t tokens() const { return sealed_tokens() + window_count_; }
   uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
   uint32_t window_count() const { return window_count_; }
@@ -74,6 +76,12 @@ class KvStore {
   // Takes back the newest token alone, to run it again. tokens() > 0. Throws std::bad_alloc and leaves the store as it was.
   void pop();
 
+  // An index of tokens that are all sealed, which replaces the one of its kind.
+  void set_index(std::shared_ptr<TokenIndex> index, uint32_t valid) {
+    TokenIndexes::Entry& entry = indexes_.of(index->kind());
+    entry = {std::move(index), valid};
+  }
+
   uint64_t private_bytes() const;
 
   // Persistence of the parts around the pages; sizes in floats.
@@ -97,6 +105,7 @@ class KvStore {
   PageStore pages_;
   KeySketch sketch_;
   Representatives representatives_;
+  TokenIndexes indexes_;
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window

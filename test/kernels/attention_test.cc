@@ -180,6 +180,51 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
   }
 }
 
+TEST_CASE("keys that are scored one by one get the scores that their pages' tokens get") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      Random random(dim + 1);
+      const uint32_t rows = 5, n = 9, page_tokens = page_bytes / 2 / dim, count = n * page_tokens;
+      Pages pages(dim, n, random);
+      for (PageRef& p : pages.refs) p.tokens = ~uint64_t{0};
+      Queries q(*k, rows, dim, random, 0.2f);
+      std::vector<float> want(rows * count);
+      Guarded<std::byte> scratch(k->attend_scratch(rows, dim));
+      k->score_tokens(q.view, pages.refs.data(), n, want.data(), count, scratch.data());
+      for (uint32_t wanted : {1u, 7u, 16u, 33u}) {
+        std::vector<KeyRef> keys;
+        std::vector<uint32_t> tokens;
+        for (uint32_t i = 0; i < wanted; ++i) {
+          tokens.push_back(random.below(count));
+          const PageRef& page = pages.refs[tokens.back() / page_tokens];
+          const uint32_t t = tokens.back() % page_tokens, bits = uint32_t{page.scales[t]} << 16;
+          float scale;
+          std::memcpy(&scale, &bits, sizeof scale);
+          keys.push_back({page.data + t * 4, scale});
+        }
+        const std::size_t stride = wanted + 3;
+        Guarded<float> scores((rows - 1) * stride + wanted);
+        k->score_keys(q.view, keys.data(), wanted, page_tokens * 4, scores.data(), stride);
+        CAPTURE(k->name);
+        CAPTURE(dim);
+        CHECK(scores.guards_intact());
+        std::vector<int8_t> copies(std::size_t{wanted} * dim);  // the same keys as rows
+        std::vector<KeyRef> row_keys(keys);
+        for (uint32_t i = 0; i < wanted; ++i) {
+          for (uint32_t d = 0; d < dim; ++d) copies[i * dim + d] = keys[i].data[std::size_t{d} / 4 * page_tokens * 4 + d % 4];
+          row_keys[i].data = copies.data() + i * dim;
+        }
+        std::vector<float> of_rows(rows * stride);
+        k->score_keys(q.view, row_keys.data(), wanted, 4, of_rows.data(), stride);
+        for (uint32_t r = 0; r < rows; ++r)
+          for (uint32_t i = 0; i < wanted; ++i) CHECK(of_rows[r * stride + i] == want[r * count + tokens[i]]);
+        for (uint32_t r = 0; r < rows; ++r)
+          for (uint32_t i = 0; i < wanted; ++i) CHECK(scores.data()[r * stride + i] == want[r * count + tokens[i]]);
+      }
+    }
+  }
+}
+
 TEST_CASE("a row's attention over pages does not depend on the rows beside it") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t dim : {32u, 64u, 128u, 256u}) {

@@ -152,3 +152,48 @@ TEST_CASE("select_tokens is for quest alone, in whole blocks that have a bound")
     CHECK(check_select_options(o, 6, 16).code() == Code::bad_argument);
   }
 }
+
+TEST_CASE("a schedule gives lower layers more and the mean is the budget: by even steps, to half of it or a twentieth") {
+  for (uint32_t layers : {1u, 2u, 9u, 32u})
+    for (uint64_t budget : {100u, 1000u, 1234u}) {
+      SelectOptions o = options("flat");
+      o.budget_tokens = budget;
+      CHECK(make_plan(o, 100000, layers, {}).layer_budgets.empty());
+      for (BudgetSchedule schedule : {BudgetSchedule::linear, BudgetSchedule::pyramid}) {
+        o.schedule = schedule;
+        const Plan plan = make_plan(o, 100000, layers, {});
+        REQUIRE(plan.layer_budgets.size() == layers);
+        // PyramidKV, section 3.2: k[m - 1] = mean / beta, k[0] = 2 mean - k[m - 1], the others evenly between.
+        const double mean = static_cast<double>(budget), last = mean * (schedule == BudgetSchedule::linear ? 0.5 : 0.05), first = 2 * mean - last;
+        uint64_t sum = 0;
+        for (uint32_t l = 0; l < layers; ++l) {
+          const double want = layers > 1 ? first - (first - last) * l / (layers - 1) : mean;
+          CHECK(std::fabs(static_cast<double>(plan.budget(l)) - want) <= 1);
+          sum += plan.budget(l);
+        }
+        CHECK(sum == budget * layers);
+        CHECK(make_plan(o, 50, layers, {}).budget(0) <= 50);
+      }
+    }
+  SelectOptions dense = options("quest");
+  dense.budget_tokens = 100;
+  dense.schedule = BudgetSchedule::pyramid;
+  const Plan plan = make_plan(dense, 100000, 6, {});  // the first two layers attend everything
+  CHECK(plan.budget(2) == 195);
+  CHECK(plan.budget(5) == 5);
+}
+
+TEST_CASE("a schedule is refused where there is no budget to spread, or the strategy spreads it") {
+  for (const char* strategy : {"auto", "full", "window", "bounded", "filter-layers"}) {
+    SelectOptions o = options(strategy);
+    o.schedule = BudgetSchedule::pyramid;
+    CHECK(check_select_options(o, 10, 16).code() == Code::bad_argument);
+    o.schedule = BudgetSchedule::uniform;
+    CHECK(check_select_options(o, 10, 16).ok());
+  }
+  for (const char* strategy : {"quest", "flat", "dipr", "hnsw", "ood", "dipr-graph", "ivf"}) {
+    SelectOptions o = options(strategy);
+    o.schedule = BudgetSchedule::linear;
+    CHECK(check_select_options(o, 10, 16).ok());
+  }
+}

@@ -30,6 +30,13 @@ std::vector<std::string> parts_of(const std::string& list) {
   return parts;
 }
 
+kv_budget_schedule schedule_of(const std::string& name) {
+  if (name == "uniform") return KV_BUDGET_UNIFORM;
+  if (name == "linear") return KV_BUDGET_LINEAR;
+  if (name == "pyramid") return KV_BUDGET_PYRAMID;
+  throw CLI::ValidationError("'" + name + "' is not uniform, linear or pyramid");
+}
+
 std::vector<NamedBudget> budgets_of(const std::string& list) {
   std::vector<NamedBudget> budgets;
   for (const std::string& part : parts_of(list)) budgets.push_back({part, budget_of(part)});

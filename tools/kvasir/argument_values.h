@@ -25,6 +25,7 @@ Number number(const std::string& text, Number least, Number most) {
 }
 
 Budget budget_of(const std::string& text);  // "512" or "2%"
+kv_budget_schedule schedule_of(const std::string& name);
 
 // Of lists with commas between their parts, none of which is empty.
 std::vector<std::string> parts_of(const std::string& list);

@@ -31,6 +31,7 @@ void add_prefill(Grammar& grammar) {
   command->get_option("--file")->required();
   command->get_option("--output")->required();
   add_reading(command, &arguments->session);
+  text(command, "--strategy", &arguments->session.strategy, "NAME", "Also keep the index that this strategy searches");
   command->footer(
       "The first Ctrl-C stops and keeps what was read; the same command goes on where it stopped. A document that has grown\n"
       "at its end is read from there.\n\n"

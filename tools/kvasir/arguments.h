@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eval_tasks.h"
+#include "kvasir.h"
 
 namespace tool {
 
@@ -37,6 +38,8 @@ struct SessionFlags {
   Budget budget;
   std::optional<uint32_t> dense_layers;
   bool separate_heads = false;
+  kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
+  uint32_t search_breadth = 0;
   double coverage = 0;          // share of attention
   uint32_t select_tokens = 0;
   std::string filter_layers;    // "2,8,18"

@@ -47,6 +47,8 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   options.budget_tokens = flags.budget.tokens;
   options.budget_fraction = flags.budget.fraction;
   options.coverage = static_cast<float>(flags.coverage);
+  options.budget_schedule = flags.schedule;
+  options.search_breadth = flags.search_breadth;
   options.share_heads = flags.separate_heads ? 0 : 1;
   options.select_tokens = flags.select_tokens;
   if (!flags.prefill.empty()) options.prefill_strategy = flags.prefill.c_str();

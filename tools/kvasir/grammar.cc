@@ -70,10 +70,19 @@ void add_select_tokens(CLI::App* app, uint32_t* target) {
   count<uint32_t>(app, "--select-tokens", target, 1, 1024, "Of quest: neighbouring tokens that are chosen together, such as 16, 32, 64 [16]");
 }
 
+static void add_spreading(CLI::App* app, SessionFlags* flags) {
+  value(app, "--budget-schedule", "NAME",
+        "How the budget is spread over layers: uniform, linear (less from layer to layer), pyramid (much less) [uniform]",
+        [=](const std::string& given) { flags->schedule = schedule_of(given); });
+  count<uint32_t>(app, "--search-breadth", &flags->search_breadth, 1, 1u << 30,
+                  "How far an index is searched: tokens kept at a time, or clusters read; without it as the budget needs");
+}
+
 void add_budget(CLI::App* app, SessionFlags* flags) {
   value(app, "--budget", "N|P%", "What a strategy may read in each layer and head: tokens, or a share of the document",
         [=](const std::string& given) { flags->budget = budget_of(given); });
   add_choosing(app, flags);
+  add_spreading(app, flags);
 }
 
 void add_sparse_reading(CLI::App* app, SessionFlags* flags) {

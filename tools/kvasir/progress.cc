@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvasir.h"
 #include "words.h"
 
 namespace tool {
@@ -28,9 +29,18 @@ Progress::Progress(Terminal& terminal, std::string label, Unit unit, uint64_t be
       before_(before),
       start_(std::chrono::steady_clock::now()) {}
 
-int32_t Progress::callback(int32_t, uint64_t done, uint64_t total, void* progress) {
-  static_cast<Progress*>(progress)->update(done, total);
+int32_t Progress::callback(int32_t phase, uint64_t done, uint64_t total, void* progress) {
+  auto* its = static_cast<Progress*>(progress);
+  if (phase == KV_PHASE_PREPARE) {
+    its->prepare(done, total);
+  } else {
+    its->update(done, total);
+  }
   return 0;
+}
+
+void Progress::prepare(uint64_t done, uint64_t total) {
+  if (terminal_.draws()) terminal_.draw(printed("Making the index: %llu of %llu", static_cast<unsigned long long>(done), static_cast<unsigned long long>(total)));
 }
 
 double Progress::seconds() const {

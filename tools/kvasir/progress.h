@@ -27,6 +27,7 @@ class Progress {
 
  private:
   void update(uint64_t done, uint64_t total);
+  void prepare(uint64_t done, uint64_t total);  // of an index that is made before or after
   void learn(double elapsed);
   double seconds_left() const;
   std::string line(int columns) const;

@@ -1,0 +1,85 @@
+// Making an index of the sealed keys: one task a layer and KV head, the same whatever the number of threads.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "compute/kernels.h"
+#include "compute/thread_pool.h"
+#include "store/page_store.h"
+#include "store/token_index.h"
+
+namespace kvasir {
+
+// The keys of one head as rows, while its index is made: a page has them in strips, which pairs of keys far from each other would be slow to
+// gather from. Gone when the index is there.
+class KeyRows {
+ public:
+  // Items: the tokens from first_token to the last sealed one. Throws std::bad_alloc. The pages have been verified.
+  KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token);
+
+  uint32_t items() const { return items_; }
+  uint32_t dim() const { return dim_; }
+  const int8_t* row(uint32_t item) const { return rows_.data() + std::size_t{item} * dim_; }
+  float scale(uint32_t item) const { return scales_[item]; }
+  KeyRef ref(uint32_t item) const { return {row(item), scale(item)}; }
+  float square(uint32_t item) const { return squares_[item]; }  // its squared length
+  float dot(uint32_t a, uint32_t b) const;
+  // dots[i] = key of `item` . key of others[i]
+  void dots(uint32_t item, std::span<const uint32_t> others, Array<KeyRef>* refs, float* dots) const;
+
+ private:
+  const Kernels& kernels_;
+  uint32_t items_, dim_;
+  Array<int8_t> rows_;
+  Array<float> scales_, squares_;
+};
+
+// Queries that an index is made for, as attention quantises them: of all layers and heads, for some tokens.
+class IndexQueries {
+ public:
+  IndexQueries() = default;
+  // Throws std::bad_alloc. 1 byte an element: 4096 a layer and token for 32 heads of 128.
+  IndexQueries(const StoreShape& shape, uint32_t heads, uint32_t tokens);
+
+  uint32_t tokens() const { return tokens_; }
+  // Of tokens first .. first + n - 1, of these: q [n][heads * head_dim] after RoPE.
+  void write(const Kernels& kernels, uint32_t layer, uint32_t first, uint32_t n, const float* q);
+  uint32_t rows() const { return tokens_ * group_; }  // of a KV head
+  QueryRows rows_of(uint32_t layer, uint32_t kv_head, uint32_t first, uint32_t n) const;
+
+ private:
+  StoreShape shape_;
+  uint32_t group_ = 0, tokens_ = 0;
+  Array<int8_t> q8_;     // [layers][kv_heads][tokens][group][dim]
+  Array<float> scale_;   // [layers][kv_heads][tokens][group]
+  Array<float> padded_;  // [group][dim]
+};
+
+struct IndexInput {
+  const Kernels& kernels;
+  const PageStore& pages;
+  uint32_t layer, kv_head, first_token;
+  const IndexQueries& queries;  // where the index wants them
+  const CancelLatch& cancel;
+};
+
+// The words of one head; meaningless when cancelled. Throw std::bad_alloc.
+TokenIndex::Words build_hnsw(const IndexInput& input);
+TokenIndex::Words build_ood(const IndexInput& input);
+TokenIndex::Words build_ivf(const IndexInput& input);
+
+// Tokens of the document whose queries the index is made from; 0: it wants none.
+uint32_t wanted_queries(IndexKind kind);
+
+// All heads, of all sealed tokens behind the first page. Progress in heads. Code::corrupt (a damaged page of a mapped file), Code::cancelled;
+// throws std::bad_alloc.
+Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& queries, const Kernels& kernels, ThreadPool* pool,
+                   const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out);
+
+}  // namespace kvasir

@@ -1,0 +1,113 @@
+// An index of the sealed keys of one timeline: for every layer and KV head, lists of token numbers and what a search begins with. Strategies
+// build and search it (select/hnsw.cc, select/ood.cc, select/ivf.cc); this file keeps it: in memory, shared by forks, and in a section of a cache
+// file each. Keys are in no index: whatever a search compares, it reads in the pages.
+//
+// Items are tokens from first_token on, numbered from 0. The lists are in levels: a graph's neighbours of every item (level 0) and of the few
+// items of upper levels; or the items of every cluster. In memory and file a head is an array of 32-bit words:
+//   levels, entry, floats, 0; lists and items of each level (2 a level);
+//   for each level: [lists] its items' numbers, ascending (level 0: not there, they are 0 .. lists - 1); [lists + 1] where each list begins;
+//   [items] the lists; at last [floats] f32
+//
+// A built index never changes. Threads: all functions may run together; head() needs a check() before it where the index comes from a file.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "store/cache_file.h"
+#include "store/page_store.h"
+
+namespace kvasir {
+
+enum class IndexKind : uint32_t { hnsw = 0, ood = 1, ivf = 2 };
+constexpr std::array all_index_kinds = {IndexKind::hnsw, IndexKind::ood, IndexKind::ivf};
+format::SectionKind section_of(IndexKind kind);
+const char* name_of(IndexKind kind);
+
+class TokenIndex {
+ public:
+  using Words = Array<uint32_t>;
+
+  struct Level {
+    std::span<const uint32_t> items;   // whose lists these are, ascending; empty: list i is item i's
+    std::span<const uint32_t> begins;  // [lists + 1]
+    std::span<const uint32_t> links;
+    uint32_t lists() const { return static_cast<uint32_t>(begins.size() - 1); }
+    std::span<const uint32_t> list(uint32_t i) const { return links.subspan(begins[i], begins[i + 1] - begins[i]); }
+  };
+  struct Head {
+    uint32_t entry = 0;          // an item
+    std::vector<Level> levels;   // at least one
+    std::span<const float> floats;
+  };
+
+  // From heads as encode() makes them, [layers][kv_heads], of items first_token .. tokens - 1 of the store.
+  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, uint32_t first_token, uint32_t tokens, std::vector<Words> heads);
+  // One head's words from its lists. `items` of level 0 is empty.
+  struct Lists {
+    std::vector<uint32_t> items;
+    std::vector<std::vector<uint32_t>> lists;
+  };
+  static Words encode(uint32_t entry, std::span<const Lists> levels, std::span<const float> floats);
+
+  IndexKind kind() const { return kind_; }
+  uint32_t first_token() const { return first_token_; }
+  uint32_t tokens() const { return tokens_; }  // of the store, that were sealed when it was built
+  uint32_t items() const { return tokens_ - first_token_; }
+  const Head& head(uint32_t layer, uint32_t kv_head) const { return views_[std::size_t{layer} * shape_.kv_heads + kv_head]; }
+
+  uint64_t bytes() const;          // of all heads' words
+  uint64_t private_bytes() const { return file_ ? 0 : bytes(); }
+  const void* file() const { return file_.get(); }
+
+  // The section: u32 version of the kind, first_token, tokens, valid tokens; u64 [layers][kv_heads] words of each head; zeros up to a multiple of
+  // 4096; the heads' words. `valid`: the tokens of the timeline that the index still knows.
+  uint64_t file_bytes() const;
+  Status write(uint32_t valid, const std::function<Status(const void* data, std::size_t size)>& write) const;
+  // Over a section of a mapped file, of a store with `sealed` tokens. The heads' words are not looked at before check(). *out stays null when
+  // there is no section. Code::corrupt.
+  static Status map(IndexKind kind, const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t sealed,
+                    std::shared_ptr<TokenIndex>* out, uint32_t* valid);
+  // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt.
+  Status check();
+
+ private:
+  TokenIndex(IndexKind kind, const StoreShape& shape, uint32_t first_token, uint32_t tokens)
+      : kind_(kind), shape_(shape), first_token_(first_token), tokens_(tokens) {}
+  uint64_t head_bytes() const;  // of the section, before the words
+  bool view(std::span<const uint32_t> words, Head* out) const;
+
+  IndexKind kind_;
+  StoreShape shape_;
+  uint32_t first_token_, tokens_;
+  std::vector<Words> words_;                      // [layers][kv_heads], where they are private
+  std::vector<std::span<const uint32_t>> mapped_;  // or where they are in the file
+  std::vector<Head> views_;  // [layers][kv_heads], empty before check()
+  std::mutex checking_;
+  std::shared_ptr<const CacheFile> file_;
+};
+
+// The indexes of one timeline. Tokens up to `valid` are as they were when the index was built; those that were sealed since, or again after a
+// step back, are not in it.
+struct TokenIndexes {
+  struct Entry {
+    std::shared_ptr<TokenIndex> index;
+    uint32_t valid = 0;
+  };
+  std::array<Entry, all_index_kinds.size()> entries;
+
+  const Entry& of(IndexKind kind) const { return entries[static_cast<std::size_t>(kind)]; }
+  Entry& of(IndexKind kind) { return entries[static_cast<std::size_t>(kind)]; }
+  // The timeline goes back to `sealed` sealed tokens. An index that knows no token any more goes.
+  void truncate(uint64_t sealed);
+  uint64_t private_bytes() const;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,168 @@
+// The life of an index in whole sessions: made, saved, mapped, shared, outgrown, cut.
+#include <fstream>
+#include <set>
+
+#include "helpers.h"
+#include "store/cache_file.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+SessionOptions searching(const char* strategy, uint32_t threads = 2, uint64_t budget = 100) {
+  SessionOptions o;
+  o.threads = threads;
+  o.select.strategy = strategy;
+  o.select.budget_tokens = budget;
+  return o;
+}
+
+double number(const Session& session, const std::string& key) {
+  const std::string stats = session.stats_json();
+  const std::size_t at = stats.find("\"" + key + "\":");
+  REQUIRE(at != std::string::npos);
+  return std::stod(stats.substr(at + key.size() + 3));
+}
+
+constexpr uint32_t long_enough = 2150;  // tokens: an index is made
+
+constexpr IndexKind kinds[] = {IndexKind::hnsw, IndexKind::ood, IndexKind::ivf};
+
+// A document with the index of a kind, read and made once.
+std::string saved(IndexKind kind) {
+  static TempFolder folder;
+  static std::set<IndexKind> made;
+  const std::string path = folder.file(std::string(name_of(kind)) + ".kv");
+  if (made.insert(kind).second) {
+    static std::unique_ptr<Session> document;
+    if (!document) {
+      document = open_session(mini_model(), searching("full"));
+      read(document.get(), book_tokens(long_enough));
+    }
+    std::unique_ptr<Session> session;
+    REQUIRE(document->fork(&session).ok());
+    REQUIRE(session->set_select(searching(name_of(kind)).select).ok());
+    CHECK(number(*session, "index_tokens") == 0);
+    uint64_t last = 0, all = 0;
+    REQUIRE(session->save(path, nullptr, {}, [&](uint64_t done, uint64_t total) { return last = done, all = total, 0; }).ok());
+    CHECK(all == session->store().shape().heads_total());
+    CHECK(last == all);
+    CHECK(number(*session, "index_tokens") == session->store().sealed_tokens());
+  }
+  return path;
+}
+
+std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
+}  // namespace
+
+TEST_CASE("an index: saved, mapped and shared by forks, every timeline goes on the same, on one thread and two") {
+  TempFolder folder;
+  for (const char* strategy : {"hnsw", "ood", "dipr-graph", "ivf"}) {
+    CAPTURE(strategy);
+    const std::string path = saved(*strategy_info(strategy)->index);
+    auto session = load(path, searching(strategy, 2)), one = load(path, searching(strategy, 1));
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    const auto next = continue_with(session.get(), 40);
+    CHECK(number(*session, "last_keys_scanned") > 0);
+    CHECK(number(*session, "index_ms") == 0);  // the file's was used
+    CHECK(continue_with(one.get(), 40) == next);
+    CHECK(continue_with(fork.get(), 40) == next);
+    REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
+    CHECK(continue_with(load(folder.file("b.kv"), searching(strategy)).get(), 20) == continue_with(fork.get(), 20));
+  }
+}
+
+TEST_CASE("an index: a timeline that made it goes on as one that mapped it, and one thread makes the same as two") {
+  auto session = open_session(mini_model(), searching("ood", 1));
+  read(session.get(), book_tokens(long_enough));
+  auto mapped = load(saved(IndexKind::ood), searching("ood", 2));
+  CHECK(continue_with(session.get(), 30) == continue_with(mapped.get(), 30));
+  CHECK(number(*session, "index_ms") > 0);
+}
+
+TEST_CASE("an index: a timeline that goes back below it, and on with other text, reads what is there and not what was") {
+  const auto tokens = book_tokens(long_enough + 200);
+  auto full = load(saved(IndexKind::ivf), searching("full"));
+  REQUIRE(full->rewind(1500).ok());
+  read(full.get(), {tokens.data() + long_enough, 200});
+  const auto want = continue_with(full.get(), 20);
+  for (IndexKind kind : kinds) {
+    CAPTURE(std::string(name_of(kind)));
+    // With a budget of everything and a search that ends nowhere the choice is everything: full attention.
+    SessionOptions o = searching(name_of(kind), 2, 1 << 20);
+    o.select.search_breadth = 1 << 20;
+    auto session = load(saved(kind), o);
+    REQUIRE(session->rewind(1500).ok());
+    CHECK(number(*session, "index_tokens") == session->store().sealed_tokens());
+    read(session.get(), {tokens.data() + long_enough, 200});
+    CHECK(number(*session, "index_tokens") < session->store().sealed_tokens());
+    const auto next = continue_with(session.get(), 20);
+    if (kind != IndexKind::hnsw) CHECK(next == want);  // its graph of inner products has keys that no search reaches
+    CHECK(number(*session, "last_keys_scanned") >= 0.97 * number(*session, "last_tokens_present"));
+    REQUIRE(session->rewind(0).ok());
+    CHECK(number(*session, "index_tokens") == 0);
+  }
+}
+
+TEST_CASE("an index: it is made again when a quarter more has been sealed than it knows, and not before") {
+  const auto tokens = book_tokens(long_enough * 2);
+  auto session = load(saved(IndexKind::ivf), searching("ivf"));
+  const double first = number(*session, "index_tokens");
+  CHECK(first > 2000);
+  read(session.get(), {tokens.data() + long_enough, 300});
+  ask(session.get(), "Who came?");
+  CHECK(number(*session, "index_tokens") == first);
+  read(session.get(), {tokens.data() + long_enough + 300, 500});
+  ask(session.get(), "Who came?");
+  CHECK(number(*session, "index_tokens") > first + 500);
+}
+
+TEST_CASE("an index: making it can be stopped, and then there is none") {
+  auto session = load(saved(IndexKind::ivf), searching("hnsw"));
+  CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() == Code::cancelled);
+  Cancel cancel;
+  cancel.fire();
+  for (const char* strategy : {"hnsw", "ood"}) {
+    REQUIRE(session->set_select(searching(strategy).select).ok());
+    CHECK(session->prepare(&cancel, {}).code() == Code::cancelled);
+    CHECK(number(*session, "index_tokens") == 0);
+  }
+  CHECK(session->tokens().size() == long_enough);
+}
+
+TEST_CASE("an index: a damaged one is an error that names it when it is needed, and no matter where it is not") {
+  TempFolder folder;
+  REQUIRE(load(saved(IndexKind::ivf), searching("ivf"))->save(folder.file("a.kv"), nullptr, {}).ok());
+  uint64_t at = 0;
+  {
+    std::shared_ptr<const CacheFile> file;
+    REQUIRE(CacheFile::open(folder.file("a.kv"), &file).ok());
+    const CacheFile::Section* section = file->find(format::SectionKind::ivf);
+    REQUIRE(section);
+    at = section->offset + section->bytes / 2;
+  }
+  std::fstream file(folder.file("a.kv"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(at));
+  const auto old = static_cast<char>(file.get());
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(old ^ 1));
+  file.close();
+  std::unique_ptr<Session> loaded;
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("ivf"), false, nullptr, {}, &loaded).ok());
+  Token token = 0;
+  bool end = false;
+  const Status s = loaded->next({}, nullptr, &token, &end);
+  CHECK(s.code() == Code::corrupt);
+  CHECK(std::string(s.message()).find("ivf") != std::string::npos);
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("flat"), false, nullptr, {}, &loaded).ok());
+  CHECK(loaded->next({}, nullptr, &token, &end).ok());
+}
