@@ -46,7 +46,6 @@ bool Attention::certify(uint32_t layer, uint32_t head, const QueryRows& rows, co
     const int8_t* next = e + 1 < pages.extents() ? pages.extent(layer, head, e + 1).bounds : nullptr;
     kernels_.score_bounds(shape_, rows, pages.extent(layer, head, e).bounds, next, w->bounds.data() + std::size_t{e} * shape_.extent_blocks(), stride);
   }
-  w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.bounds_bytes();
   w->unread_tokens.assign(stride, 0);
   for (uint32_t b = page_blocks; b < pages.pages() * page_blocks; ++b) w->unread_tokens[b] = shape_.block_tokens;  // page 0 holds the sinks
   for (std::size_t p = 0; p < w->selection.lists[i].size(); ++p)

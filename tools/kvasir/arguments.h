@@ -41,6 +41,7 @@ struct SessionFlags {
   kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
   uint32_t search_breadth = 0;
   double coverage = 0;          // share of attention
+  bool certify = false;
   uint32_t select_tokens = 0;
   std::string filter_layers;    // "2,8,18"
   uint32_t filter_window = 0;   // kv_filter_window

@@ -21,6 +21,11 @@ void ComparedSum::add(const Json& head) {
     one.mass_estimated = n * real("mass_estimated");
     one.estimate_error = n * real("estimate_error");
   }
+  if (head.contains("certificate")) {
+    one.certified_queries = n;
+    one.certificate = n * real("certificate");
+    one.certificate_excess = real("certificate_excess");
+  }
   add(one);
 }
 
@@ -36,6 +41,9 @@ void ComparedSum::add(const ComparedSum& o) {
   estimated_queries += o.estimated_queries;
   mass_estimated += o.mass_estimated;
   estimate_error += o.estimate_error;
+  certified_queries += o.certified_queries;
+  certificate += o.certificate;
+  certificate_excess = std::max(certificate_excess, o.certificate_excess);
 }
 
 Json ComparedSum::json() const {
@@ -47,6 +55,10 @@ Json ComparedSum::json() const {
   if (estimated_queries > 0) {
     json["mass_estimated"] = mass_estimated / estimated_queries;
     json["estimate_error"] = estimate_error / estimated_queries;
+  }
+  if (certified_queries > 0) {
+    json["certificate"] = certificate / certified_queries;
+    json["certificate_excess"] = certificate_excess;
   }
   return json;
 }

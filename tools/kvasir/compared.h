@@ -16,6 +16,7 @@ struct ComparedSum {
   double recall = 0, least_recall = 1;
   double tokens = 0;
   double estimated_queries = 0, mass_estimated = 0, estimate_error = 0;
+  double certified_queries = 0, certificate = 0, certificate_excess = -1;  // the largest: above 0 were a certificate that is wrong
 
   void add(const Json& head);
   void add(const ComparedSum& other);

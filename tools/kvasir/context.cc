@@ -46,6 +46,7 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   if (!flags.strategy.empty()) options.strategy = flags.strategy.c_str();
   options.budget_tokens = flags.budget.tokens;
   options.budget_fraction = flags.budget.fraction;
+  options.certify = flags.certify ? 1 : 0;
   options.coverage = static_cast<float>(flags.coverage);
   options.budget_schedule = flags.schedule;
   options.search_breadth = flags.search_breadth;

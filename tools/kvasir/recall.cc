@@ -39,6 +39,7 @@ class Recall {
     check(kv_model_info(model_.get(), &info, &error), error);
     flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session, arguments.strategies);
     flags_.compare = 1;
+    flags_.certify = true;
     for (const Method& method : methods_)  // a session has it from its opening, with a strategy that takes it
       if (method.select_tokens != 0) flags_.strategy = method.strategy, flags_.select_tokens = method.select_tokens;
     Reading reading = open_reading(context, model_.get(), arguments.source, flags_);
@@ -176,21 +177,21 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
 }
 
 void print_table(Terminal& terminal, const Json& result) {
-  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries", "keys", "mass",
-                         "least", "error", "largest", "recall", "claimed"));
+  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries", "keys", "mass",
+                         "certain", "least", "error", "largest", "recall", "claimed"));
   for (const Json& row : result.at("compared")) {
     const auto share = [&](const char* name) { return row.contains(name) ? printed("%.2f%%", 100 * row[name].get<double>()) : std::string("-"); };
-    terminal.print(printed("%-14s  %6s  %9.1f  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s\n", row["strategy"].get<std::string>().c_str(),
+    terminal.print(printed("%-14s  %6s  %9.1f  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", row["strategy"].get<std::string>().c_str(),
                            row["budget"].get<std::string>().c_str(), row["tokens"].get<double>(),
                            byte_count(static_cast<uint64_t>(row["summary_bytes_per_token"].get<double>())).c_str(),
                            grouped(static_cast<uint64_t>(row["keys_scanned"].get<double>())).c_str(), share("mass").c_str(),
-                           share("least_mass").c_str(), share("error").c_str(), share("largest_error").c_str(), share("recall").c_str(),
-                           share("mass_estimated").c_str()));
+                           share("certificate").c_str(), share("least_mass").c_str(), share("error").c_str(),
+                           share("largest_error").c_str(), share("recall").c_str(), share("mass_estimated").c_str()));
   }
   terminal.print(
       "\ntokens, keys: read, and scanned to choose, by each layer and head for each token; summaries: bytes read to choose, for each token;\n"
-      "mass: of the exact attention that was read, claimed: as the strategy estimates it; error: of the output, relative; recall: of the 100\n"
-      "best tokens. Layers that read everything are in the means.\n");
+      "mass: of the exact attention that was read, certain: at least, by its certificate, claimed: as the strategy estimates it; \n"
+      "error: of the output, relative; recall: of the 100 best tokens. Layers that read everything are in the means.\n");
 }
 
 }  // namespace
