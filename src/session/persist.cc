@@ -333,6 +333,9 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
       return Status::error(Code::corrupt, "%s: section 'sparse' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", path.c_str(),
                            session->sparse_tokens_, state.tokens);
   }
+  for (const CacheFile::Section& section : file->sections())  // copied by now, and not to stay in memory twice
+    if (section.kind <= SectionKind::window || section.kind == SectionKind::logits || section.kind == SectionKind::queries)
+      file->advise(section, os::Mapping::Advice::dont_need);
   if (Status s = session->start(); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   *out = std::move(session);
