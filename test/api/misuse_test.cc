@@ -184,7 +184,7 @@ void Misuses::add_session() {
     add("kv_session_set_strategy", "strategy and budget",
         [=, this](kv_error* e) { return kv_session_set_strategy(session_.get(), name, tokens, fraction, e); });
   };
-  for (const char* name : {"", "Quest", "quest ", "hnsw", "\xff\xfe%s%n"}) strategy(name, 0, 0);
+  for (const char* name : {"", "Quest", "quest ", "h2o", "\xff\xfe%s%n"}) strategy(name, 0, 0);
   for (double fraction : {-0.01, 1.01, nan_d, -nan_d, HUGE_VAL, -HUGE_VAL}) strategy("quest", 0, fraction);
   strategy("quest", 1, 0.5);
   add("kv_session_set_strategy", "session", [](kv_error* e) { return kv_session_set_strategy(nullptr, "full", 0, 0, e); });
