@@ -2,6 +2,16 @@
 //
 // The graph is made by hnswlib, whose items are token numbers and whose distance is the negative inner product of two keys of the store. Its
 // links are then taken over and hnswlib is done with: one search serves all graphs (select/token_search.h).
+#include <istream>
+
+// hnswlib includes <iostream>, of which every inclusion runs code when the library is loaded, for warnings that are never met here. What it
+// names of it is declared instead.
+#ifdef __GLIBCXX__
+#define _GLIBCXX_IOSTREAM 1
+namespace std {
+extern ostream cout, cerr;
+}
+#endif
 #include <hnswlib/hnswlib.h>
 
 #include <cstring>
