@@ -223,7 +223,7 @@ typedef struct kv_session_options {
    * tokens, then "bounded". */
   const char *strategy;
   uint64_t budget_tokens;    /* tokens a layer and head may read besides sinks and window, on average over layers; 0: use the fraction */
-  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat, hnsw, ood, ivf: 0.02, bounded: 0.015,
+  double budget_fraction;    /* of the sealed tokens, 0 to 1; 0: the strategy's default (quest, flat, hnsw, ood, ivf: 0.02, bounded: 0.01,
                               * filter-layers: 0.067, of these at least 512 tokens; infllm, snapkv: 0.05, at least 1024; dipr and dipr-graph,
                               * for which it is a ceiling: 0.1, at least 1024) */
   uint32_t share_heads;      /* 1 (default): query heads of a group choose together; 0: a choice for each */
@@ -256,7 +256,8 @@ typedef struct kv_session_options {
   double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
   /* Of the strategy "bounded": read what it takes for this share of each token's attention, 0 to less than 1, as the sketch estimates it, in each
-   * layer between a quarter of the budget and four times it; 0: the budget. Others do not take it: KV_BAD_ARGUMENT. */
+   * layer between a quarter of the budget and four times it; 0: 0.9 with the default budget, else what the budget says, for every token alike.
+   * Others do not take it: KV_BAD_ARGUMENT. */
   float coverage;
   /* How far strategies with an index search it: "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the
    * clusters it reads. 0: as the budget needs. */

@@ -8,6 +8,9 @@ namespace kvasir {
 
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
+// Over 128K tokens of a book the perplexity of what follows is 12.82 with it and a budget of 1.5%, reading 1.0%; 14.4 where every token reads
+// 1.5%; 12.3 with everything.
+constexpr float default_coverage = 0.9f;
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
 constexpr uint64_t sparse_context = 4096;  // sealed tokens: before, sparse reading would leave out next to nothing
@@ -135,7 +138,8 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
   if (plan.strategy->has(StrategyInfo::takes_alpha)) plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
-  plan.coverage = plan.strategy->has(StrategyInfo::takes_coverage) ? options.coverage : 0;
+  const bool own_budget = options.budget_fraction == 0 && options.budget_tokens == 0;
+  if (plan.strategy->has(StrategyInfo::takes_coverage)) plan.coverage = options.coverage > 0 ? options.coverage : own_budget ? default_coverage : 0;
   plan.certify = options.certify;
   plan.unit_tokens = plan.strategy->has(StrategyInfo::takes_unit) ? options.unit_tokens : 0;
   const bool default_fraction = options.budget_fraction == 0;

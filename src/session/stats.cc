@@ -121,6 +121,7 @@ std::string Session::stats_json() const {
   }
   json.list("layer_errors", errors);
   json.count("budget_tokens", plan.budget_tokens);
+  if (plan.coverage > 0) json.real("coverage", static_cast<double>(plan.coverage));
   json.add("budget_schedule", "\"%s\"", name_of(plan.schedule));
   std::string budgets;
   for (uint64_t b : plan.layer_budgets) budgets += (budgets.empty() ? "" : ",") + std::to_string(b);

@@ -298,6 +298,8 @@ void Misuses::add_files() {
   kv_call_options_init(&flags);
   flags.flags = 8;
   const std::string nowhere = folder_.file("none/a.kv");
+  add("kv_prepare", "session", [](kv_error* e) { return kv_prepare(nullptr, nullptr, e); });
+  add("kv_prepare", "flags", [&, flags](kv_error* e) { return kv_prepare(session_.get(), &flags, e); });
   add("kv_save", "session", [&](kv_error* e) { return kv_save(nullptr, path_.c_str(), nullptr, e); });
   add("kv_save", "path", [&](kv_error* e) { return kv_save(session_.get(), nullptr, nullptr, e); });
   add("kv_save", "flags", [&, flags](kv_error* e) { return kv_save(session_.get(), path_.c_str(), &flags, e); });

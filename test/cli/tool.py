@@ -24,7 +24,7 @@ CODE = "4821907"
 SHORT = BOOK[2000:5000] + " " + FACT + " " + BOOK[5000:8000]
 
 
-def run(*arguments, stdin="", timeout=120, **options):
+def run(*arguments, stdin="", timeout=600, **options):
     """Without a terminal; stdin is text."""
     return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True,
                           timeout=timeout, **options)

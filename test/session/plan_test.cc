@@ -64,6 +64,19 @@ TEST_CASE("unknown strategies and budgets out of range are refused") {
   CHECK(!check_select_options(o, 10, 16).ok());
 }
 
+TEST_CASE("bounded covers attention by itself where no budget is asked for, or as asked, and reads an asked budget as it is") {
+  SelectOptions o = options("bounded");
+  CHECK(make_plan(o, 100000, 10, {}).coverage == 0.9f);
+  CHECK(make_plan(options("auto"), 100000, 10, {}).coverage == 0.9f);
+  CHECK(make_plan(options("quest"), 100000, 10, {}).coverage == 0);
+  o.budget_tokens = 500;
+  CHECK(make_plan(o, 100000, 10, {}).coverage == 0);
+  o.coverage = 0.5f;
+  CHECK(make_plan(o, 100000, 10, {}).coverage == 0.5f);
+  o.budget_tokens = 0;
+  CHECK(make_plan(o, 100000, 10, {}).coverage == 0.5f);
+}
+
 TEST_CASE("bounded gives layers budget in proportion to their errors, within a quarter and four times the mean") {
   const float errors[] = {0.02f, 0.02f, 0.001f, 0.2f, 0.9f, 0.06f};
   SelectOptions o = options("bounded");
