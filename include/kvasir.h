@@ -246,7 +246,8 @@ typedef struct kv_session_options {
   uint32_t select_tokens;
   /* 1: each token that decode attends by chosen pages gets a certificate: how much of its exact attention was read at least, whatever the keys
    * are, from Quest's upper bounds of all that was not read. Costs a scan of these bounds; kv_stats has it as last_certificate (the mean of
-   * query heads and tokens) and last_least_certificate. 0 (default): no certificate. */
+   * query heads and tokens) and last_least_certificate. Such bounds are loose: of a long document they may leave next to nothing certain. 0
+   * (default): no certificate. */
   uint32_t certify;
   /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
    * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
