@@ -12,6 +12,8 @@ namespace std {
 extern ostream cout, cerr;
 }
 #endif
+// Its prefetches read a number past the end of a full list. Distances are ours, so its vector code is of no use here.
+#define NO_MANUAL_VECTORIZATION
 #include <hnswlib/hnswlib.h>
 
 #include <cstring>
