@@ -115,7 +115,7 @@ typedef enum kv_phase {
   KV_PHASE_PREFILL = 2,  /* tokens read */
   KV_PHASE_SAVE = 3,     /* bytes written */
   KV_PHASE_VERIFY = 4,   /* bytes checked */
-  KV_PHASE_PREPARE = 5   /* layers and KV heads whose index is made */
+  KV_PHASE_PREPARE = 5   /* steps of making what a strategy needs beside keys and values */
 } kv_phase;
 
 /* At most ten calls a second, and one at the end of the work. total is 0 while unknown. */
@@ -277,6 +277,8 @@ typedef struct kv_strategy_information {
   uint32_t takes_budget;    /* 0: reads the same whatever the budget */
   uint32_t takes_select_tokens;  /* 1: the option of that name is for it */
   char name[32];
+  uint32_t takes_coverage;  /* likewise */
+  uint32_t reserved;        /* 0 */
 } kv_strategy_information;
 
 /* Fills *info, up to the struct_size it came with, for the strategy of an index: 0, 1 and so on, KV_NOT_FOUND after the last. "auto" is
@@ -302,15 +304,16 @@ typedef struct kv_call_options {
 
 KV_API void kv_call_options_init(kv_call_options *options);
 
-/* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches. Otherwise it is
- * made when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks, and made again when a
+/* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
+ * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made
+ * when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks, and made again when a
  * quarter more has been sealed than it knows; what it does not know is scored token by token. Progress: KV_PHASE_PREPARE. KV_CANCELLED,
  * KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
- * document. Attention is exact over everything before. When cancelled it keeps whole chunks, but no turn into which nothing was read:
- * *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at which byte of the text they end.
+ * document. Attention is exact over everything before, unless prefill_strategy says otherwise. When cancelled it keeps whole chunks, but no
+ * turn into which nothing was read: *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at which byte of the text they end.
  * A later call with the rest of the text goes on there, with the tokens that this call would have read: always where a word begins at
  * that byte; within a word the rest of it may be cut into other tokens, which spell the same text.
  * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT (a damaged page

@@ -102,6 +102,7 @@ kv_status kv_strategy_info(uint32_t index, kv_strategy_information* info, kv_err
     i.budget_floor = strategy.budget_floor;
     i.takes_budget = strategy.make && strategy.budget_fraction > 0;
     i.takes_select_tokens = strategy.has(StrategyInfo::takes_unit);
+    i.takes_coverage = strategy.has(StrategyInfo::takes_coverage);
     api::copy_text(i.name, strategy.name);
     return api::write_result(i, info, "info");
   });

@@ -30,7 +30,6 @@ namespace {
 constexpr std::size_t links_an_item = 16;   // twice as many on level 0: hnswlib's defaults,
 constexpr std::size_t build_breadth = 100;  // and half its breadth, with which it finds as much in half the time
 constexpr std::size_t seed = 100;
-constexpr uint32_t least_breadth = 64;
 
 float distance(const void* a, const void* b, const void* keys) {
   uint32_t x, y;
@@ -64,17 +63,6 @@ TokenIndex::Words graph_of(const KeyRows& keys, const CancelLatch& cancel) {
   return TokenIndex::encode(graph.enterpoint_node_, levels, {});
 }
 
-class HnswSelector final : public Selector {
- public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
-    TokenSearch search(query, query.indexes->of(IndexKind::hnsw), scratch, out);
-    const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, query.breadth ? query.breadth : query.budget_tokens));
-    for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, std::max(breadth, least_breadth));
-    search.score_rest();
-    if (search.intact()) search.choose_best();
-  }
-};
-
 }  // namespace
 
 // hnswlib throws what it likes where memory is short; nothing else makes it throw here.
@@ -87,6 +75,6 @@ TokenIndex::Words build_hnsw(const IndexInput& input) {
   }
 }
 
-std::unique_ptr<const Selector> make_hnsw_selector() { return std::make_unique<HnswSelector>(); }
+std::unique_ptr<const Selector> make_hnsw_selector() { return make_nearest_selector(IndexKind::hnsw); }
 
 }  // namespace kvasir

@@ -7,6 +7,7 @@
 
 namespace kvasir {
 
+constexpr uint32_t head_steps = 400;     // at 32K tokens a head's graph takes as long as reading so many of them again
 constexpr uint32_t query_tokens = 2048;  // of the newest: measured in select/ood.cc
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
@@ -65,6 +66,8 @@ QueryRows IndexQueries::rows_of(uint32_t layer, uint32_t kv_head, uint32_t first
   return {n, shape_.page.dim, nullptr, q8_.data() + at * shape_.page.dim, nullptr, scale_.data() + at};
 }
 
+uint64_t index_steps(const StoreShape& shape) { return uint64_t{shape.heads_total()} * head_steps; }
+
 uint32_t wanted_queries(IndexKind kind) { return kind == IndexKind::ood ? query_tokens : 0; }
 
 Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& queries, const Kernels& kernels, ThreadPool* pool,
@@ -74,7 +77,8 @@ Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& q
   const CancelLatch latch(cancel);
   std::vector<TokenIndex::Words> words(heads);
   std::atomic<bool> intact{true};
-  if (!progress->update(0, heads)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+  const uint64_t read = queries.tokens(), total = read + index_steps(shape);
+  if (!progress->update(read, total)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
   for (uint32_t begin = 0; begin < heads; begin += pool->threads()) {
     pool->run(std::min(pool->threads(), heads - begin), [&](uint32_t task, uint32_t) {
       const uint32_t at = begin + task, layer = at / shape.kv_heads, head = at % shape.kv_heads;
@@ -93,7 +97,7 @@ Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& q
     if (latch.fired()) return Status::error(Code::cancelled, "cancelled; no index was made");
     if (!intact) return pages.damaged();
     const uint32_t done = std::min(heads, begin + pool->threads());
-    if (!progress->update(done, heads) && done < heads) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+    if (!progress->update(read + uint64_t{done} * head_steps, total) && done < heads) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
   }
   *out = TokenIndex::make(kind, shape, first, pages.pages() * shape.page.page_tokens, std::move(words));
   if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");

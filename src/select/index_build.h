@@ -77,7 +77,10 @@ TokenIndex::Words build_ivf(const IndexInput& input);
 // Tokens of the document whose queries the index is made from; 0: it wants none.
 uint32_t wanted_queries(IndexKind kind);
 
-// All heads, of all sealed tokens behind the first page. Progress in heads. Code::corrupt (a damaged page of a mapped file), Code::cancelled;
+// Of progress, that making an index takes beside a step for each token whose queries are read: about as long as they take.
+uint64_t index_steps(const StoreShape& shape);
+
+// All heads, of all sealed tokens behind the first page. Progress in steps, after those of the queries. Code::corrupt (a damaged page of a mapped file), Code::cancelled;
 // throws std::bad_alloc.
 Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& queries, const Kernels& kernels, ThreadPool* pool,
                    const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out);

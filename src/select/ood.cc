@@ -27,7 +27,6 @@ constexpr uint32_t most_links = 2 * links_an_item;
 constexpr uint32_t build_breadth = 64;
 constexpr uint32_t batch_queries = 16;     // whose scores are in memory together
 constexpr uint32_t batch_pages = 256;      // that are scored by one call
-constexpr uint32_t least_breadth = 64;
 constexpr std::size_t compared = 8;        // neighbours that a candidate is compared with together
 
 class RoarGraph {
@@ -216,21 +215,10 @@ class RoarGraph {
   Array<std::byte> bytes_;
 };
 
-class OodSelector final : public Selector {
- public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
-    TokenSearch search(query, query.indexes->of(IndexKind::ood), scratch, out);
-    const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, query.breadth ? query.breadth : query.budget_tokens));
-    for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, std::max(breadth, least_breadth));
-    search.score_rest();
-    if (search.intact()) search.choose_best();
-  }
-};
-
 }  // namespace
 
 TokenIndex::Words build_ood(const IndexInput& input) { return RoarGraph(input).build(); }
 
-std::unique_ptr<const Selector> make_ood_selector() { return std::make_unique<OodSelector>(); }
+std::unique_ptr<const Selector> make_ood_selector() { return make_nearest_selector(IndexKind::ood); }
 
 }  // namespace kvasir

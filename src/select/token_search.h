@@ -54,4 +54,7 @@ class TokenSearch {
   uint32_t items_ = 0, first_item_ = 0;  // first_item_: token of item 0
 };
 
+// For strategies that read what a search of a graph finds nearest: as broad as the budget, or as is asked, but not less than 64 tokens.
+std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph);
+
 }  // namespace kvasir

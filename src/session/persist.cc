@@ -88,7 +88,8 @@ Status read_saved(const CacheFile& file, SavedTimeline* out) {
 }
 
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report) {
-  if (Status s = prepare_index(true, cancel, std::move(prepare_report)); !s.ok()) return s;
+  Progress preparing(std::move(prepare_report));
+  if (Status s = prepare_index(true, cancel, &preparing); !s.ok()) return s;
   const StoreShape& shape = store_.shape();
   format::Identity identity;
   identity.model = model_->fingerprint();
@@ -232,6 +233,37 @@ Status Session::load_observed(const CacheFile& file) {
   return load_queries(file, SectionKind::observed, observed_head, end, &observed_.queries);
 }
 
+// The sections that a timeline can do without.
+Status Session::load_optional(const CacheFile& file, const SavedTimeline& state) {
+  const std::byte* at = nullptr;
+  if (const CacheFile::Section* logits = file.find(SectionKind::logits); logits && logits->bytes) {
+    if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), &at); !s.ok()) return s;
+    const auto values = floats(at, logits->bytes);
+    if (Status s = check_finite(file, SectionKind::logits, values); !s.ok()) return s;
+    logits_.assign(values.begin(), values.end());
+    logits_at_ = state.tokens;
+  }
+  if (const CacheFile::Section* errors = file.find(SectionKind::errors); errors && errors->bytes) {
+    if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), &at); !s.ok()) return s;
+    const auto values = floats(at, errors->bytes);
+    if (Status s = check_finite(file, SectionKind::errors, values); !s.ok()) return s;
+    layer_errors_.assign(values.begin(), values.end());
+    probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
+  }
+  if (!options_.full_precision) {
+    if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, &queries_); !s.ok()) return s;
+    if (Status s = load_observed(file); !s.ok()) return s;
+  }
+  if (const CacheFile::Section* sparse = file.find(SectionKind::sparse); sparse && sparse->bytes) {
+    if (Status s = take(file, SectionKind::sparse, sizeof sparse_tokens_, &at); !s.ok()) return s;
+    std::memcpy(&sparse_tokens_, at, sizeof sparse_tokens_);
+    if (sparse_tokens_ > state.tokens)
+      return Status::error(Code::corrupt, "%s: section 'sparse' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", file.path().c_str(),
+                           sparse_tokens_, state.tokens);
+  }
+  return {};
+}
+
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
                      const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out) {
   const uint64_t begin = os::now_ns();
@@ -245,7 +277,6 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     Progress progress(std::move(report));
     if (Status s = file->verify_all(&progress, cancel); !s.ok()) return s;
   }
-  const std::byte* at = nullptr;
   SavedTimeline state;
   if (Status s = read_saved(*file, &state); !s.ok()) return s;
   if (Status s = check_file(*file, *model, options, state); !s.ok()) return s;
@@ -308,31 +339,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   session->turn_ = static_cast<Turn>(state.turn);
   session->document_tokens_ = state.document_tokens;
   session->document_turn_ = static_cast<Turn>(state.document_turn);
-  if (const CacheFile::Section* logits = file->find(SectionKind::logits); logits && logits->bytes) {
-    if (Status s = take(*file, SectionKind::logits, model->config().vocabulary * sizeof(float), &at); !s.ok()) return s;
-    const auto values = floats(at, logits->bytes);
-    if (Status s = check_finite(*file, SectionKind::logits, values); !s.ok()) return s;
-    session->logits_.assign(values.begin(), values.end());
-    session->logits_at_ = state.tokens;
-  }
-  if (const CacheFile::Section* errors = file->find(SectionKind::errors); errors && errors->bytes) {
-    if (Status s = take(*file, SectionKind::errors, model->config().layers * sizeof(float), &at); !s.ok()) return s;
-    const auto values = floats(at, errors->bytes);
-    if (Status s = check_finite(*file, SectionKind::errors, values); !s.ok()) return s;
-    session->layer_errors_.assign(values.begin(), values.end());
-    session->probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
-  }
-  if (!options.full_precision) {
-    if (Status s = load_queries(*file, SectionKind::queries, 0, state.tokens, &session->queries_); !s.ok()) return s;
-    if (Status s = session->load_observed(*file); !s.ok()) return s;
-  }
-  if (const CacheFile::Section* sparse = file->find(SectionKind::sparse); sparse && sparse->bytes) {
-    if (Status s = take(*file, SectionKind::sparse, sizeof session->sparse_tokens_, &at); !s.ok()) return s;
-    std::memcpy(&session->sparse_tokens_, at, sizeof session->sparse_tokens_);
-    if (session->sparse_tokens_ > state.tokens)
-      return Status::error(Code::corrupt, "%s: section 'sparse' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", path.c_str(),
-                           session->sparse_tokens_, state.tokens);
-  }
+  if (Status e = session->load_optional(*file, state); !e.ok()) return e;
   for (const CacheFile::Section& section : file->sections())  // copied by now, and not to stay in memory twice
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits || section.kind == SectionKind::queries)
       file->advise(section, os::Mapping::Advice::dont_need);

@@ -124,7 +124,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     step.cancel = cancel;
     step.queries = recorded_queries();
     if (by_plan) {
-      if (Status s = prepare_strategy(cancel); !s.ok()) return s;
+      if (Status s = prepare_strategy(cancel, nullptr); !s.ok()) return s;
       if (Status s = choose_once(cancel); !s.ok()) return s;
       plan_step(&step);
     }
@@ -195,22 +195,24 @@ bool Session::sketch_is_due() const {
 
 // What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
 // and kept with the timeline.
-Status Session::prepare_strategy(const Cancel* cancel) {
+Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   const KeySketch& sketch = store_.sketch();
   const bool has_sketch = sketch.built() && sketch.pages() < 2 * sketch.built_pages();
   if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
-  if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known()) return read_again(cancel);
+  if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
+    return read_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
   return store_.build_sketch(cpu_kernels(), pool_.get());
 }
 
 // Finds the representatives of a timeline that was read without them: its tokens are read a second time, into a store of their own.
-Status Session::read_again(const Cancel* cancel) {
+Status Session::read_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
   KvStore store(store_.shape(), store_.window_tokens());
   for (std::size_t at = 0; at < tokens_.size();) {
+    if (progress && !progress->update(at, tokens_.size())) return Status::error(Code::cancelled, "stopped by the progress callback");
     ForwardStep step;
     step.tokens = std::span<const Token>(tokens_).subspan(at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
     step.cancel = cancel;
@@ -245,13 +247,14 @@ Status Session::choose_once(const Cancel* cancel) {
   return {};
 }
 
-Status Session::prepare(const Cancel* cancel, Progress::Report progress) {
-  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
-  return prepare_index(true, cancel, std::move(progress));
+Status Session::prepare(const Cancel* cancel, Progress::Report report) {
+  Progress progress(std::move(report));
+  if (Status s = prepare_strategy(cancel, &progress); !s.ok()) return s;
+  return prepare_index(true, cancel, &progress);
 }
 
 // The index that the planned strategy searches, where there is none or (`again`) a quarter more was sealed than it knows.
-Status Session::prepare_index(bool again, const Cancel* cancel, Progress::Report report) {
+Status Session::prepare_index(bool again, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = store_.sealed_tokens();
   const Plan plan = make_plan(options_.select, sealed, model_->config().layers, layer_errors_);
   if (!plan.strategy->index) return {};
@@ -263,26 +266,26 @@ Status Session::prepare_index(bool again, const Cancel* cancel, Progress::Report
   if (sealed < index_context) return {};
   log(2, "the index of the keys is made now");
   const uint64_t begin = os::now_ns();
-  Progress progress(std::move(report));
-  IndexQueries queries;
-  if (Status s = read_queries(wanted_queries(*plan.strategy->index), cancel, &queries); !s.ok()) return s;
-  std::shared_ptr<TokenIndex> index;
   const IndexKind kind = *plan.strategy->index;
-  if (Status s = build_index(kind, store_.pages(), queries, cpu_kernels(), pool_.get(), cancel, &progress, &index); !s.ok()) return s;
+  IndexQueries queries;
+  if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
+  std::shared_ptr<TokenIndex> index;
+  if (Status s = build_index(kind, store_.pages(), queries, cpu_kernels(), pool_.get(), cancel, progress, &index); !s.ok()) return s;
   store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};
 }
 
 // The queries of the newest tokens, which are read once more on a copy of the timeline. They need not be kept while a document is read, and a
-// loaded timeline gets the same ones.
-Status Session::read_queries(uint32_t count, const Cancel* cancel, IndexQueries* out) {
+// loaded timeline gets the same ones. `steps` of progress follow.
+Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out) {
   const auto n = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
   if (n == 0) return {};
   *out = IndexQueries(store_.shape(), model_->config().heads, n);
   KvStore copy(store_);
   if (Status s = copy.rewind(tokens_.size() - n, cpu_kernels()); !s.ok()) return s;
   for (uint32_t at = 0; at < n;) {
+    if (!progress->update(at, n + steps)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
     ForwardStep step;
     step.tokens = std::span<const Token>(tokens_).subspan(tokens_.size() - n + at, std::min(options_.prefill_chunk, n - at));
     step.cancel = cancel;
@@ -424,8 +427,9 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
   if (Status s = check_sampling_options(sampling); !s.ok()) return s;
   if (Status s = check_room(1); !s.ok()) return s;
-  if (Status s = prepare_strategy(cancel); !s.ok()) return s;
-  if (Status s = prepare_index(false, cancel, {}); !s.ok()) return s;
+  Progress none;
+  if (Status s = prepare_strategy(cancel, &none); !s.ok()) return s;
+  if (Status s = prepare_index(false, cancel, &none); !s.ok()) return s;
   if (Status s = refresh_logits(cancel); !s.ok()) return s;
   const uint64_t begin = os::now_ns();
   Array<float> logits(logits_);  // sampling changes them; a failed step leaves the real ones

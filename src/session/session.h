@@ -130,13 +130,13 @@ class Session {
   void plan_read(ForwardStep* step, uint64_t left);
   void note_probe(const Array<float>& errors);
   bool sketch_is_due() const;
-  Status prepare_strategy(const Cancel* cancel);
-  Status read_again(const Cancel* cancel);
+  Status prepare_strategy(const Cancel* cancel, Progress* progress);
+  Status read_again(const Cancel* cancel, Progress* progress);
   bool chooses_once() const;
   Status choose_once(const Cancel* cancel);
   void forget_choice() { observed_ = {}, chosen_ = false; }
-  Status prepare_index(bool again, const Cancel* cancel, Progress::Report progress);
-  Status read_queries(uint32_t count, const Cancel* cancel, IndexQueries* out);
+  Status prepare_index(bool again, const Cancel* cancel, Progress* progress);
+  Status read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out);
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
@@ -144,6 +144,7 @@ class Session {
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
   Status load_observed(const CacheFile& file);
+  Status load_optional(const CacheFile& file, const SavedTimeline& state);
   void log(int level, const char* message) const;
 
   std::shared_ptr<const Model> model_;

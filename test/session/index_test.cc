@@ -3,6 +3,7 @@
 #include <set>
 
 #include "helpers.h"
+#include "select/index_build.h"
 #include "store/cache_file.h"
 #include "temp_folder.h"
 
@@ -46,8 +47,11 @@ std::string saved(IndexKind kind) {
     REQUIRE(session->set_select(searching(name_of(kind)).select).ok());
     CHECK(number(*session, "index_tokens") == 0);
     uint64_t last = 0, all = 0;
-    REQUIRE(session->save(path, nullptr, {}, [&](uint64_t done, uint64_t total) { return last = done, all = total, 0; }).ok());
-    CHECK(all == session->store().shape().heads_total());
+    bool forwards = true;
+    const auto report = [&](uint64_t done, uint64_t total) { return forwards &= done >= last, last = done, all = total, 0; };
+    REQUIRE(session->save(path, nullptr, {}, report).ok());
+    CHECK(forwards);
+    CHECK(all >= index_steps(session->store().shape()));
     CHECK(last == all);
     CHECK(number(*session, "index_tokens") == session->store().sealed_tokens());
   }
@@ -129,6 +133,12 @@ TEST_CASE("an index: it is made again when a quarter more has been sealed than i
 TEST_CASE("an index: making it can be stopped, and then there is none") {
   auto session = load(saved(IndexKind::ivf), searching("hnsw"));
   CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() == Code::cancelled);
+  REQUIRE(session->set_select(searching("ood").select).ok());
+  uint64_t steps = 0, reported = 0;  // it is told from its beginning, which is reading queries again
+  const auto stop_at_once = [&](uint64_t done, uint64_t total) { return steps = total, ++reported, done == 0; };
+  CHECK(session->prepare(nullptr, stop_at_once).code() == Code::cancelled);
+  CHECK(reported == 1);
+  CHECK(steps > index_steps(session->store().shape()));
   Cancel cancel;
   cancel.fire();
   for (const char* strategy : {"hnsw", "ood"}) {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "failure.h"
+#include "strategies.h"
 #include "words.h"
 
 namespace tool {
@@ -193,6 +194,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   kv_error error{};
   SessionFlags flags = arguments_.session;
   flags.strategy = cost.strategy;
+  if (!takes_coverage(cost.strategy)) flags.coverage = 0;
   const kv_session_options options = session_options(context_, flags);
   kv_session* loaded = nullptr;
   const Stopwatch watch;

@@ -215,6 +215,7 @@ Session Evaluation::load(const Job& job, const Method& method) {
   flags.strategy = method.strategy;
   flags.budget = method.budget.value;
   flags.select_tokens = method.select_tokens;
+  if (!takes_coverage(method.strategy)) flags.coverage = 0;
   const kv_session_options options = session_options(context_, flags);
   const kv_call_options call = call_options(context_, nullptr);
   kv_error error{};

@@ -1,5 +1,7 @@
 #include "strategies.h"
 
+#include <algorithm>
+
 namespace tool {
 
 std::vector<kv_strategy_information> known_strategies() {
@@ -10,6 +12,11 @@ std::vector<kv_strategy_information> known_strategies() {
     if (kv_strategy_info(static_cast<uint32_t>(known.size()), &info, nullptr) != KV_OK) return known;
     known.push_back(info);
   }
+}
+
+bool takes_coverage(const std::string& strategy) {
+  const auto known = known_strategies();
+  return std::any_of(known.begin(), known.end(), [&](const auto& info) { return strategy == info.name && info.takes_coverage != 0; });
 }
 
 std::string strategy_names() {
