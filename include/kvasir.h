@@ -264,7 +264,9 @@ typedef struct kv_session_options {
    * clusters it reads. 0: as the budget needs. */
   uint32_t search_breadth;
   uint32_t budget_schedule;  /* kv_budget_schedule. Other than uniform is refused for "auto" and strategies without a budget or that spread it */
-  uint32_t reserved_4;            /* 0 */
+  /* Of "ood" and "dipr-graph": 0 (default): the query heads of a group share one graph, made from the queries of all; 1: each has one, from its
+   * own queries, of that size and making time each. Others do not take it: KV_BAD_ARGUMENT. */
+  uint32_t head_graphs;
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);
@@ -278,7 +280,7 @@ typedef struct kv_strategy_information {
   uint32_t takes_select_tokens;  /* 1: the option of that name is for it */
   char name[32];
   uint32_t takes_coverage;  /* likewise */
-  uint32_t reserved;        /* 0 */
+  uint32_t takes_head_graphs;
 } kv_strategy_information;
 
 /* Fills *info, up to the struct_size it came with, for the strategy of an index: 0, 1 and so on, KV_NOT_FOUND after the last. "auto" is
@@ -306,8 +308,9 @@ KV_API void kv_call_options_init(kv_call_options *options);
 
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
  * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made
- * when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks, and made again when a
- * quarter more has been sealed than it knows; what it does not know is scored token by token. Progress: KV_PHASE_PREPARE. KV_CANCELLED,
+ * when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks. What has been sealed since
+ * is scored token by token, until this call or kv_save inserts it into the graph of "ood"; the index is made again when it has to do with a
+ * quarter more than it was made for. Progress: KV_PHASE_PREPARE. KV_CANCELLED,
  * KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 

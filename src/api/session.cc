@@ -61,7 +61,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.kv_type > KV_KV_F32) return Status::error(Code::bad_argument, "kv_type is %u: use KV_KV_INT8 or KV_KV_F32", o.kv_type);
   if (o.share_heads > 1) return Status::error(Code::bad_argument, "share_heads is %u: use 0 or 1", o.share_heads);
   if (o.compare > 2) return Status::error(Code::bad_argument, "compare is %u: use 0, 1 or 2", o.compare);
-  if (o.reserved_4) return Status::error(Code::bad_argument, "reserved_4 is not 0");
+  if (o.head_graphs > 1) return Status::error(Code::bad_argument, "head_graphs is %u: use 0 or 1", o.head_graphs);
   if (o.certify > 1) return Status::error(Code::bad_argument, "certify is %u: use 0 or 1", o.certify);
   if (o.budget_schedule > KV_BUDGET_PYRAMID)
     return Status::error(Code::bad_argument, "budget_schedule is %u: use KV_BUDGET_UNIFORM, KV_BUDGET_LINEAR or KV_BUDGET_PYRAMID",
@@ -77,6 +77,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   out->select = {o.strategy ? o.strategy : "auto", o.budget_tokens, o.budget_fraction, o.dense_layers, o.share_heads == 1, o.alpha, {},
                  static_cast<FilterWindow>(o.filter_window), o.select_tokens, o.coverage, o.certify == 1};
   out->select.search_breadth = o.search_breadth;
+  out->select.head_graphs = o.head_graphs == 1;
   out->select.schedule = static_cast<BudgetSchedule>(o.budget_schedule);
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;
@@ -103,6 +104,7 @@ kv_status kv_strategy_info(uint32_t index, kv_strategy_information* info, kv_err
     i.takes_budget = strategy.make && strategy.budget_fraction > 0;
     i.takes_select_tokens = strategy.has(StrategyInfo::takes_unit);
     i.takes_coverage = strategy.has(StrategyInfo::takes_coverage);
+    i.takes_head_graphs = strategy.index == IndexKind::ood;
     api::copy_text(i.name, strategy.name);
     return api::write_result(i, info, "info");
   });
@@ -149,6 +151,7 @@ kv_status kv_session_set_strategy(kv_session* session, const char* strategy, uin
     const StrategyInfo* info = strategy_info(select.strategy);
     if (!info || !info->has(StrategyInfo::takes_unit)) select.unit_tokens = 0;
     if (info && !info->has(StrategyInfo::takes_coverage)) select.coverage = 0;
+    if (!info || info->index != IndexKind::ood) select.head_graphs = false;
     return s.set_select(select);
   });
 }

@@ -46,18 +46,17 @@ IndexQueries::IndexQueries(const StoreShape& shape, uint32_t heads, uint32_t tok
   const std::size_t rows = std::size_t{shape.layers} * heads * tokens;
   q8_.resize(rows * shape.page.dim);
   scale_.resize(rows);
-  padded_.resize(std::size_t{group_} * shape.page.dim);
+  padded_.resize(shape.page.dim);
 }
 
 void IndexQueries::write(const Kernels& kernels, uint32_t layer, uint32_t first, uint32_t n, const float* q) {
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h, q += std::size_t{group_} * head_dim) {
-      for (uint32_t r = 0; r < group_; ++r)
-        for (uint32_t d = 0; d < head_dim; ++d) padded_[r * dim + d] = q[r * head_dim + d] * scale;
-      const std::size_t at = ((std::size_t{layer} * shape_.kv_heads + h) * tokens_ + first + i) * group_;
-      kernels.quantize_queries(padded_.data(), group_, dim, q8_.data() + at * dim, nullptr, scale_.data() + at);
+    for (uint32_t h = 0; h < shape_.kv_heads * group_; ++h, q += head_dim) {
+      for (uint32_t d = 0; d < head_dim; ++d) padded_[d] = q[d] * scale;
+      const std::size_t at = (std::size_t{layer} * shape_.kv_heads * group_ + h) * tokens_ + first + i;
+      kernels.quantize_queries(padded_.data(), 1, dim, q8_.data() + at * dim, nullptr, scale_.data() + at);
     }
 }
 
@@ -70,36 +69,57 @@ uint64_t index_steps(const StoreShape& shape) { return uint64_t{shape.heads_tota
 
 uint32_t wanted_queries(IndexKind kind) { return kind == IndexKind::ood ? query_tokens : 0; }
 
-Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& queries, const Kernels& kernels, ThreadPool* pool,
-                   const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out) {
+bool takes_insertions(IndexKind kind) { return kind == IndexKind::ood; }
+
+namespace {
+
+bool head_is_intact(const PageStore& pages, uint32_t layer, uint32_t head, const CancelLatch& latch) {
+  for (uint32_t p = 0; p < pages.pages(); ++p)
+    if (!latch.fired() && !pages.intact_page(layer, head, p)) return false;
+  return true;
+}
+
+TokenIndex::Words build_head(IndexKind kind, const IndexInput& input) {
+  switch (kind) {
+    case IndexKind::hnsw: return build_hnsw(input);
+    case IndexKind::ood: return build_ood(input);
+    case IndexKind::ivf: break;
+  }
+  return build_ivf(input);
+}
+
+}  // namespace
+
+Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* pool, const Cancel* cancel, Progress* progress,
+                   std::shared_ptr<TokenIndex>* out) {
+  const PageStore& pages = order.pages;
   const StoreShape& shape = pages.shape();
-  const uint32_t heads = shape.heads_total(), first = shape.page.page_tokens;
+  const TokenIndexes::Entry& known = order.known;
+  const uint32_t graphs = order.graphs, heads = shape.heads_total() * graphs;
+  const uint32_t first = known.index ? known.index->first_token() : shape.page.page_tokens, tokens = pages.pages() * shape.page.page_tokens;
   const CancelLatch latch(cancel);
   std::vector<TokenIndex::Words> words(heads);
   std::atomic<bool> intact{true};
-  const uint64_t read = queries.tokens(), total = read + index_steps(shape);
-  if (!progress->update(read, total)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
-  for (uint32_t begin = 0; begin < heads; begin += pool->threads()) {
-    pool->run(std::min(pool->threads(), heads - begin), [&](uint32_t task, uint32_t) {
-      const uint32_t at = begin + task, layer = at / shape.kv_heads, head = at % shape.kv_heads;
-      for (uint32_t p = 0; p < pages.pages(); ++p)
-        if (latch.fired() || !pages.intact_page(layer, head, p)) {
-          if (!latch.fired()) intact = false;
-          return;
-        }
-      const IndexInput input{kernels, pages, layer, head, first, queries, latch};
-      switch (kind) {
-        case IndexKind::hnsw: words[at] = build_hnsw(input); break;
-        case IndexKind::ood: words[at] = build_ood(input); break;
-        case IndexKind::ivf: words[at] = build_ivf(input); break;
-      }
-    });
+  const uint64_t read = order.queries.tokens(), steps = index_steps(shape);
+  for (uint32_t begin = 0;; begin += pool->threads()) {
     if (latch.fired()) return Status::error(Code::cancelled, "cancelled; no index was made");
     if (!intact) return pages.damaged();
-    const uint32_t done = std::min(heads, begin + pool->threads());
-    if (!progress->update(read + uint64_t{done} * head_steps, total) && done < heads) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+    const bool stopped = !progress->update(read + std::min(begin, heads) * steps / heads, read + steps);
+    if (begin >= heads) break;
+    if (stopped) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+    pool->run(std::min(pool->threads(), heads - begin), [&](uint32_t task, uint32_t) {
+      const uint32_t at = begin + task, graph = at % graphs, layer = at / graphs / shape.kv_heads, head = at / graphs % shape.kv_heads;
+      if (!head_is_intact(pages, layer, head, latch)) {
+        intact = false;
+        return;
+      }
+      const uint32_t queries = order.queries.rows() / graphs;
+      words[at] = build_head(order.kind, {kernels, pages, layer, head, first, order.queries, graph * queries, queries,
+                                          known.index ? &known.index->heads(layer, head)[graph] : nullptr, known.valid - first, latch});
+    });
   }
-  *out = TokenIndex::make(kind, shape, first, pages.pages() * shape.page.page_tokens, std::move(words));
+  const uint32_t built = known.index ? std::min(known.index->built(), known.valid) : tokens;
+  *out = TokenIndex::make(order.kind, shape, {first, tokens, built, graphs}, std::move(words));
   if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");
   return {};
 }

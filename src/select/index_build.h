@@ -50,22 +50,26 @@ class IndexQueries {
   uint32_t tokens() const { return tokens_; }
   // Of tokens first .. first + n - 1, of these: q [n][heads * head_dim] after RoPE.
   void write(const Kernels& kernels, uint32_t layer, uint32_t first, uint32_t n, const float* q);
-  uint32_t rows() const { return tokens_ * group_; }  // of a KV head
+  uint32_t group() const { return group_; }
+  uint32_t rows() const { return tokens_ * group_; }  // of a KV head: one query head's tokens, then the next one's
   QueryRows rows_of(uint32_t layer, uint32_t kv_head, uint32_t first, uint32_t n) const;
 
  private:
   StoreShape shape_;
   uint32_t group_ = 0, tokens_ = 0;
-  Array<int8_t> q8_;     // [layers][kv_heads][tokens][group][dim]
-  Array<float> scale_;   // [layers][kv_heads][tokens][group]
-  Array<float> padded_;  // [group][dim]
+  Array<int8_t> q8_;     // [layers][kv_heads][group][tokens][dim]
+  Array<float> scale_;   // [layers][kv_heads][group][tokens]
+  Array<float> padded_;  // [dim]
 };
 
 struct IndexInput {
   const Kernels& kernels;
   const PageStore& pages;
   uint32_t layer, kv_head, first_token;
-  const IndexQueries& queries;  // where the index wants them
+  const IndexQueries& queries;  // where the index wants them,
+  uint32_t first_query, query_count;  // rows of the KV head
+  const TokenIndex::Head* known;      // insert into this graph, null: make one;
+  uint32_t known_items;               // of its items the first ones are there still
   const CancelLatch& cancel;
 };
 
@@ -80,9 +84,20 @@ uint32_t wanted_queries(IndexKind kind);
 // Of progress, that making an index takes beside a step for each token whose queries are read: about as long as they take.
 uint64_t index_steps(const StoreShape& shape);
 
-// All heads, of all sealed tokens behind the first page. Progress in steps, after those of the queries. Code::corrupt (a damaged page of a mapped file), Code::cancelled;
-// throws std::bad_alloc.
-Status build_index(IndexKind kind, const PageStore& pages, const IndexQueries& queries, const Kernels& kernels, ThreadPool* pool,
-                   const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out);
+// What an index is made from, and how.
+struct IndexOrder {
+  IndexKind kind;
+  const PageStore& pages;
+  const IndexQueries& queries;  // none where tokens are inserted
+  uint32_t graphs = 1;          // of a KV head; the group's query heads where each has its own
+  TokenIndexes::Entry known;    // tokens are inserted into this one; it has as many graphs
+};
+
+// All heads, of all sealed tokens behind the first page. Progress in steps, after those of the queries. Code::corrupt (a damaged page of a mapped
+// file), Code::cancelled; throws std::bad_alloc.
+Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* pool, const Cancel* cancel, Progress* progress,
+                   std::shared_ptr<TokenIndex>* out);
+// Whether tokens can be inserted into an index of this kind; others are made anew.
+bool takes_insertions(IndexKind kind);
 
 }  // namespace kvasir

@@ -1,7 +1,8 @@
 // `ood`: the tokens with the largest scores, looked for in a graph that knows what is asked (RetrievalAttention, arXiv 2409.10516, section 3.2):
 // queries lie elsewhere than keys, so keys are linked that the same queries attend, not only keys that are near each other.
 //
-// The graph is RoarGraph's (VLDB 2024, arXiv 2408.08933, section 4), one a KV head, from the queries of all query heads of the group:
+// The graph is RoarGraph's (VLDB 2024, arXiv 2408.08933, section 4), one a KV head, from the queries of all query heads of the group (as AlayaDB
+// has it, arXiv 2504.10326, section 6), or one a query head from its own:
 //   bipartite graph   exact nearest keys of every sampled query, by inner product (4.1)
 //   projection        the query's nearest key becomes a neighbour of its other ones, chosen so that they lie in different directions (4.2,
 //                     algorithm 2)
@@ -36,9 +37,14 @@ class RoarGraph {
         met_(keys_.items()) {}
 
   TokenIndex::Words build() {
-    find_entry();
-    project();
-    connect();
+    if (input_.known) {
+      adopt(*input_.known, input_.known_items);
+      connect(input_.known_items);
+    } else {
+      find_entry();
+      project();
+      connect(0);
+    }
     if (input_.cancel.fired()) return {};
     TokenIndex::Lists level;
     level.lists = std::move(links_);
@@ -51,6 +57,15 @@ class RoarGraph {
     uint32_t item;
     bool operator<(const Near& o) const { return distance < o.distance || (distance == o.distance && item < o.item); }
   };
+
+  // Goes on from a graph, of whose items the first ones are there still: what is behind them is inserted by connectivity enhancement alone.
+  void adopt(const TokenIndex::Head& graph, uint32_t items) {
+    for (uint32_t i = 0; i < items; ++i)
+      for (const uint32_t other : graph.levels[0].list(i))
+        if (other < items) links_[i].push_back(other);
+    entry_ = graph.entry;
+    if (entry_ >= items) find_entry();
+  }
 
   // The key next to the mean key.
   void find_entry() {
@@ -137,10 +152,10 @@ class RoarGraph {
   }
 
   void project() {
-    const uint32_t queries = input_.queries.rows();
+    const uint32_t queries = input_.query_count;
     std::vector<std::vector<uint32_t>> candidates(keys_.items());
     for (uint32_t q = 0; q < queries && !input_.cancel.fired(); q += batch_queries) {
-      nearest(q, std::min(batch_queries, queries - q));
+      nearest(input_.first_query + q, std::min(batch_queries, queries - q));
       for (const auto& found : nearest_)
         if (!found.empty()) candidates[found[0]].insert(candidates[found[0]].end(), found.begin() + 1, found.end());
     }
@@ -192,8 +207,8 @@ class RoarGraph {
     std::sort(near_.begin(), near_.end());
   }
 
-  void connect() {
-    for (uint32_t i = 0; i < keys_.items() && !input_.cancel.fired(); ++i) {
+  void connect(uint32_t first) {
+    for (uint32_t i = first; i < keys_.items() && !input_.cancel.fired(); ++i) {
       search(i);
       link_both(i, choose());
     }

@@ -55,6 +55,8 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
   if (options.schedule != BudgetSchedule::uniform && !takes_schedule(options.strategy))
     return Status::error(Code::bad_argument, "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself", name_of(options.schedule),
                          options.strategy.c_str());
+  if (options.head_graphs && (options.strategy == "auto" || strategy_info(options.strategy)->index != IndexKind::ood))
+    return Status::error(Code::bad_argument, "head_graphs is set: strategy '%s' has no graph that is made from queries", options.strategy.c_str());
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
     if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);

@@ -34,6 +34,7 @@ struct SelectOptions {
   bool certify = false;            // decode steps get a certificate of what they have read
   uint32_t search_breadth = 0;     // of an index: tokens that a search keeps, or clusters that it reads; 0: by the budget
   BudgetSchedule schedule = BudgetSchedule::uniform;
+  bool head_graphs = false;        // of `ood`'s graph: one for each query head, not for the group
 };
 
 // Whether decode is also computed exactly and compared: model/compare.h.

@@ -24,7 +24,7 @@ TokenSearch::TokenSearch(const SelectorQuery& query, const TokenIndexes::Entry& 
     first_item_ = first_;
     return;
   }
-  head_ = &entry.index->head(query.layer, query.kv_head);
+  heads_ = entry.index->heads(query.layer, query.kv_head);
   first_item_ = entry.index->first_token();
   items_ = std::min(entry.valid, end_) - first_item_;
   const uint32_t all = entry.index->items();
@@ -78,15 +78,15 @@ void TokenSearch::score_fresh() {
 // What is next to an item, of what this row has not met. Of a neighbour that may not be found, its neighbours.
 void TokenSearch::collect(uint32_t item, uint32_t row) {
   s_.met_now.clear();
-  const TokenIndex::Level& graph = head_->levels[0];
-  for (const uint32_t next : graph.list(item)) {
+  const TokenIndex::Level& links = graph(row).levels[0];
+  for (const uint32_t next : links.list(item)) {
     const uint32_t place = meet(next);
     if (!visit(place, row)) continue;
     if (next < items_) {
       s_.met_now.push_back(place);
       continue;
     }
-    for (const uint32_t second : graph.list(next)) {
+    for (const uint32_t second : links.list(next)) {
       if (second >= items_) continue;
       const uint32_t its = meet(second);
       if (visit(its, row)) s_.met_now.push_back(its);
@@ -101,7 +101,8 @@ void TokenSearch::start(uint32_t row) {
   s_.met_now.clear();
   s_.open.clear();
   s_.best.clear();
-  uint32_t at = head_->entry;
+  const TokenIndex::Head& head = graph(row);
+  uint32_t at = head.entry;
   if (at >= items_) {
     for (uint32_t i = 0; i < std::min(spread_starts, items_); ++i)
       s_.met_now.push_back(meet(static_cast<uint32_t>(uint64_t{items_} * i / spread_starts)));
@@ -109,8 +110,8 @@ void TokenSearch::start(uint32_t row) {
   } else {
     uint32_t place = meet(at);
     score_fresh();
-    for (std::size_t l = head_->levels.size() - 1; l > 0; --l) {
-      const TokenIndex::Level& level = head_->levels[l];
+    for (std::size_t l = head.levels.size() - 1; l > 0; --l) {
+      const TokenIndex::Level& level = head.levels[l];
       for (bool moved = true; moved;) {
         moved = false;
         const auto found = std::lower_bound(level.items.begin(), level.items.end(), at);
@@ -132,7 +133,7 @@ void TokenSearch::start(uint32_t row) {
 }
 
 void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
-  if (!head_ || items_ == 0) return;
+  if (heads_.empty() || items_ == 0) return;
   start(row);
   // Of equal scores the earlier met is better, so that the order is complete.
   const auto better = [](const Scored& a, const Scored& b) { return a.first > b.first || (a.first == b.first && a.second < b.second); };
@@ -160,7 +161,7 @@ void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
 }
 
 void TokenSearch::within(uint32_t row, uint32_t capacity, float range, float seed) {
-  if (!head_ || items_ == 0) return;
+  if (heads_.empty() || items_ == 0) return;
   start(row);
   const auto worse = [](const Scored& a, const Scored& b) { return a.first < b.first || (a.first == b.first && a.second > b.second); };
   float largest = seed;

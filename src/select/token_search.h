@@ -13,7 +13,7 @@ class TokenSearch {
   // entry: of the strategy's index, whose index may be null: then nothing is known of any token.
   TokenSearch(const SelectorQuery& query, const TokenIndexes::Entry& entry, SelectorScratch* scratch, Selection* out);
 
-  const TokenIndex::Head* head() const { return head_; }  // null where there is no index
+  const TokenIndex::Head* head() const { return heads_.empty() ? nullptr : &heads_[0]; }  // null where there is no index
   uint32_t items() const { return items_; }               // those that may be found: the first ones of the index
 
   // Best-first search of the graph for one row (HNSW, arXiv 1603.09320, algorithm 2): goes on from the best token that was not gone on from,
@@ -41,6 +41,7 @@ class TokenSearch {
   uint32_t meet(uint32_t item);           // its place
   bool visit(uint32_t place, uint32_t row);  // false: this row has been there
   void score_fresh();
+  const TokenIndex::Head& graph(uint32_t row) const { return heads_[row % heads_.size()]; }
   void collect(uint32_t item, uint32_t row);
   void start(uint32_t row);
   float score(uint32_t place, uint32_t row) const { return s_.scores[std::size_t{place} * rows_ + row]; }
@@ -49,7 +50,7 @@ class TokenSearch {
   SelectorScratch* scratch_;
   SearchScratch& s_;
   Selection* out_;
-  const TokenIndex::Head* head_ = nullptr;
+  std::span<const TokenIndex::Head> heads_;  // one, or one a row
   uint32_t rows_, page_tokens_, first_, end_;
   uint32_t items_ = 0, first_item_ = 0;  // first_item_: token of item 0
 };

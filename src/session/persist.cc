@@ -327,7 +327,10 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;
     uint32_t valid = 0;
-    if (Status s = TokenIndex::map(kind, shape, file, static_cast<uint32_t>(state.sealed_tokens()), &index, &valid); !s.ok()) return s;
+    const uint32_t group = model->config().heads / shape.kv_heads;
+    if (Status s = TokenIndex::map(kind, shape, group, file, static_cast<uint32_t>(state.sealed_tokens()), &index, &valid);
+        !s.ok())
+      return s;
     if (index) store.set_index(std::move(index), valid);
   }
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));

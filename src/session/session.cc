@@ -14,6 +14,7 @@ constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing m
 constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
 constexpr uint32_t probe_tokens = 32;
 constexpr uint64_t sketch_context = 1024;  // sealed tokens: a shorter text gets a sketch when a strategy asks for it
+constexpr uint64_t least_insertion = 64;  // one in so many of the sealed tokens: fewer are scored sooner than a graph is copied
 constexpr uint64_t index_context = 2048;  // sealed tokens: all of a shorter text are scored
 constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
 
@@ -253,24 +254,34 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
   return prepare_index(true, cancel, &progress);
 }
 
-// The index that the planned strategy searches, where there is none or (`again`) a quarter more was sealed than it knows.
+// The index that the planned strategy searches, where there is none. `again`: made as well where it has to do with a quarter more tokens than it
+// was made for; where it is less, but not next to nothing, they are inserted.
 Status Session::prepare_index(bool again, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = store_.sealed_tokens();
-  const Plan plan = make_plan(options_.select, sealed, model_->config().layers, layer_errors_);
+  const ModelConfig& config = model_->config();
+  const Plan plan = make_plan(options_.select, sealed, config.layers, layer_errors_);
   if (!plan.strategy->index) return {};
-  const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
-  if (entry.index) {
-    if (Status s = entry.index->check(); !s.ok()) return s;
-    if (!again || (sealed - entry.valid) * 4 < entry.valid) return {};
+  const IndexKind kind = *plan.strategy->index;
+  const uint32_t graphs = options_.select.head_graphs ? config.heads / config.kv_heads : 1;
+  TokenIndexes::Entry known = store_.indexes().of(kind);
+  if (known.index && known.index->graphs() == graphs) {
+    if (Status s = known.index->check(); !s.ok()) return s;
+    if (!again) return {};
+    const uint64_t built = std::min(known.index->built(), known.valid), unknown = sealed - known.valid;
+    if ((sealed - built) * 4 >= built) known = {};
+    else if (!takes_insertions(kind) || unknown * least_insertion < sealed) return {};
+  } else {
+    known = {};
   }
   if (sealed < index_context) return {};
-  log(2, "the index of the keys is made now");
+  log(2, known.index ? "tokens are inserted into the index of the keys now" : "the index of the keys is made now");
   const uint64_t begin = os::now_ns();
-  const IndexKind kind = *plan.strategy->index;
   IndexQueries queries;
-  if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
+  if (!known.index)
+    if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
   std::shared_ptr<TokenIndex> index;
-  if (Status s = build_index(kind, store_.pages(), queries, cpu_kernels(), pool_.get(), cancel, progress, &index); !s.ok()) return s;
+  if (Status s = build_index({kind, store_.pages(), queries, graphs, known}, cpu_kernels(), pool_.get(), cancel, progress, &index); !s.ok())
+    return s;
   store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};

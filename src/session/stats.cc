@@ -134,6 +134,8 @@ std::string Session::stats_json() const {
     json.add("index", "\"%s\"", name_of(*plan.strategy->index));
     json.count("index_tokens", entry.index ? entry.valid : 0);
     json.count("index_bytes", entry.index ? entry.index->bytes() : 0);
+    json.count("index_inserted", entry.index && entry.valid > entry.index->built() ? entry.valid - entry.index->built() : 0);
+    json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
     json.real("index_ms", index_ms_);
     json.count("search_breadth", plan.search_breadth);
   }

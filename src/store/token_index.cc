@@ -14,8 +14,9 @@ using format::SectionKind;
 namespace {
 
 constexpr uint64_t section_page = 4096;
+constexpr std::size_t section_facts = 8;
 constexpr uint32_t most_levels = 32;
-constexpr uint32_t index_version = 1;  // of the words' meaning
+constexpr uint32_t index_version = 2;  // of the words' meaning
 
 }  // namespace
 
@@ -81,9 +82,8 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   return std::all_of(out->floats.begin(), out->floats.end(), [](float x) { return std::isfinite(x); });
 }
 
-std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, uint32_t first_token, uint32_t tokens,
-                                             std::vector<Words> heads) {
-  std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, first_token, tokens));
+std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, const Extent& extent, std::vector<Words> heads) {
+  std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, extent));
   index->words_ = std::move(heads);
   index->views_.resize(index->words_.size());
   for (std::size_t i = 0; i < index->words_.size(); ++i)
@@ -98,7 +98,7 @@ uint64_t TokenIndex::bytes() const {
   return words * sizeof(uint32_t);
 }
 
-uint64_t TokenIndex::head_bytes() const { return round_up(4 * sizeof(uint32_t) + shape_.heads_total() * sizeof(uint64_t), section_page); }
+uint64_t TokenIndex::head_bytes() const { return round_up(section_facts * sizeof(uint32_t) + heads_total() * sizeof(uint64_t), section_page); }
 
 uint64_t TokenIndex::file_bytes() const { return head_bytes() + bytes(); }
 
@@ -106,42 +106,45 @@ Status TokenIndex::write(uint32_t valid, const std::function<Status(const void*,
   if (file_)  // damage must not be written as intact
     if (Status s = file_->check_section(*file_->find(section_of(kind_))); !s.ok()) return s;
   Array<std::byte> head(head_bytes());
-  const uint32_t facts[] = {index_version, first_token_, tokens_, valid};
+  const uint32_t facts[section_facts] = {index_version, extent_.first_token, extent_.tokens, valid, extent_.built, extent_.graphs};
   std::memcpy(head.data(), facts, sizeof facts);
-  for (uint32_t i = 0; i < shape_.heads_total(); ++i) {
+  for (std::size_t i = 0; i < heads_total(); ++i) {
     const uint64_t size = file_ ? mapped_[i].size() : words_[i].size();
     std::memcpy(head.data() + sizeof facts + i * sizeof size, &size, sizeof size);
   }
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
-  for (uint32_t i = 0; i < shape_.heads_total(); ++i) {
+  for (std::size_t i = 0; i < heads_total(); ++i) {
     const std::span<const uint32_t> words = file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
     if (Status s = write(words.data(), words.size_bytes()); !s.ok()) return s;
   }
   return {};
 }
 
-Status TokenIndex::map(IndexKind kind, const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t sealed,
+Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, std::shared_ptr<const CacheFile> file, uint32_t sealed,
                        std::shared_ptr<TokenIndex>* out, uint32_t* valid) {
   out->reset();
   const CacheFile::Section* section = file->find(section_of(kind));
   if (!section || section->bytes == 0) return {};
-  std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, 0, 0));
+  std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, {}));
   const auto corrupt = [&](const char* what) {
     return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded", file->path().c_str(), name_of(kind), what);
   };
-  const uint64_t head = index->head_bytes();
-  if (section->bytes < head) return corrupt("is too short");
-  if (!file->check(*section, 0, head)) return file->failure();
+  uint32_t facts[section_facts];
+  if (section->bytes < sizeof facts) return corrupt("is too short");
+  if (!file->check(*section, 0, sizeof facts)) return file->failure();
   const std::byte* at = file->bytes(section->kind).data();
-  uint32_t facts[4];
   std::memcpy(facts, at, sizeof facts);
   if (facts[0] != index_version) return {};  // it is made again
   if (facts[1] >= facts[2] || facts[3] <= facts[1] || facts[3] > facts[2] || facts[3] > sealed) return corrupt("is of other tokens");
-  index->first_token_ = facts[1];
-  index->tokens_ = facts[2];
+  if (facts[4] <= facts[1] || facts[4] > facts[2] || (facts[5] != 1 && (facts[5] != group || kind != IndexKind::ood)))
+    return corrupt("is of other tokens or heads");
+  index->extent_ = {facts[1], facts[2], facts[4], facts[5]};
+  const uint64_t head = index->head_bytes();
+  if (section->bytes < head) return corrupt("is too short");
+  if (!file->check(*section, 0, head)) return file->failure();
   uint64_t rest = (section->bytes - head) / sizeof(uint32_t);
   const auto* words = reinterpret_cast<const uint32_t*>(at + head);
-  for (uint32_t i = 0; i < shape.heads_total(); ++i) {
+  for (std::size_t i = 0; i < index->heads_total(); ++i) {
     uint64_t size;
     std::memcpy(&size, at + sizeof facts + i * sizeof size, sizeof size);
     if (size > rest) return corrupt("does not have the size of its parts");

@@ -48,8 +48,13 @@ class TokenIndex {
     std::span<const float> floats;
   };
 
-  // From heads as encode() makes them, [layers][kv_heads], of items first_token .. tokens - 1 of the store.
-  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, uint32_t first_token, uint32_t tokens, std::vector<Words> heads);
+  // From heads as encode() makes them, [layers][kv_heads][graphs], of items first_token .. tokens - 1 of the store.
+  struct Extent {
+    uint32_t first_token = 0, tokens = 0;
+    uint32_t built = 0;   // of the tokens: those behind were inserted since
+    uint32_t graphs = 1;  // of a KV head: one for all query heads of the group, or one for each
+  };
+  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, const Extent& extent, std::vector<Words> heads);
   // One head's words from its lists. `items` of level 0 is empty.
   struct Lists {
     std::vector<uint32_t> items;
@@ -58,38 +63,43 @@ class TokenIndex {
   static Words encode(uint32_t entry, std::span<const Lists> levels, std::span<const float> floats);
 
   IndexKind kind() const { return kind_; }
-  uint32_t first_token() const { return first_token_; }
-  uint32_t tokens() const { return tokens_; }  // of the store, that were sealed when it was built
-  uint32_t items() const { return tokens_ - first_token_; }
-  const Head& head(uint32_t layer, uint32_t kv_head) const { return views_[std::size_t{layer} * shape_.kv_heads + kv_head]; }
+  uint32_t first_token() const { return extent_.first_token; }
+  uint32_t tokens() const { return extent_.tokens; }  // of the store, that were sealed when it was built, or inserted into last
+  uint32_t built() const { return extent_.built; }
+  uint32_t graphs() const { return extent_.graphs; }
+  uint32_t items() const { return extent_.tokens - extent_.first_token; }
+  // [graphs]
+  std::span<const Head> heads(uint32_t layer, uint32_t kv_head) const {
+    return std::span(views_).subspan((std::size_t{layer} * shape_.kv_heads + kv_head) * extent_.graphs, extent_.graphs);
+  }
 
   uint64_t bytes() const;          // of all heads' words
   uint64_t private_bytes() const { return file_ ? 0 : bytes(); }
   const void* file() const { return file_.get(); }
 
-  // The section: u32 version of the kind, first_token, tokens, valid tokens; u64 [layers][kv_heads] words of each head; zeros up to a multiple of
-  // 4096; the heads' words. `valid`: the tokens of the timeline that the index still knows.
+  // The section: u32 version of the kind, first_token, tokens, valid tokens, built, graphs, 0, 0; u64 [layers][kv_heads][graphs] words of each head;
+  // zeros up to a multiple of 4096; the heads' words. `valid`: the tokens of the timeline that the index still knows.
   uint64_t file_bytes() const;
   Status write(uint32_t valid, const std::function<Status(const void* data, std::size_t size)>& write) const;
-  // Over a section of a mapped file, of a store with `sealed` tokens. The heads' words are not looked at before check(). *out stays null when
-  // there is no section. Code::corrupt.
-  static Status map(IndexKind kind, const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t sealed,
+  // Over a section of a mapped file, of a store with `sealed` tokens, for groups of so many query heads. The heads' words are not looked at before
+  // check(). *out stays null when there is no section. Code::corrupt.
+  static Status map(IndexKind kind, const StoreShape& shape, uint32_t group, std::shared_ptr<const CacheFile> file, uint32_t sealed,
                     std::shared_ptr<TokenIndex>* out, uint32_t* valid);
   // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt.
   Status check();
 
  private:
-  TokenIndex(IndexKind kind, const StoreShape& shape, uint32_t first_token, uint32_t tokens)
-      : kind_(kind), shape_(shape), first_token_(first_token), tokens_(tokens) {}
+  TokenIndex(IndexKind kind, const StoreShape& shape, const Extent& extent) : kind_(kind), shape_(shape), extent_(extent) {}
+  std::size_t heads_total() const { return std::size_t{shape_.heads_total()} * extent_.graphs; }
   uint64_t head_bytes() const;  // of the section, before the words
   bool view(std::span<const uint32_t> words, Head* out) const;
 
   IndexKind kind_;
   StoreShape shape_;
-  uint32_t first_token_, tokens_;
-  std::vector<Words> words_;                      // [layers][kv_heads], where they are private
+  Extent extent_;
+  std::vector<Words> words_;                      // [layers][kv_heads][graphs], where they are private
   std::vector<std::span<const uint32_t>> mapped_;  // or where they are in the file
-  std::vector<Head> views_;  // [layers][kv_heads], empty before check()
+  std::vector<Head> views_;  // [layers][kv_heads][graphs], empty before check()
   std::mutex checking_;
   std::shared_ptr<const CacheFile> file_;
 };

@@ -169,7 +169,8 @@ void Misuses::add_session() {
   add_session_option("share_heads", [](auto* o) { o->share_heads = 2; });
   add_session_option("alpha above 1", [](auto* o) { o->alpha = 1.5f; });
   add_session_option("alpha below 0", [](auto* o) { o->alpha = -0.5f; });
-  add_session_option("reserved_4", [](auto* o) { o->reserved_4 = 1; });
+  add_session_option("head_graphs", [](auto* o) { o->head_graphs = 2; });
+  add_session_option("head_graphs of hnsw", [](auto* o) { o->strategy = "hnsw", o->head_graphs = 1; });
   add_session_option("certify", [](auto* o) { o->certify = 2; });
   add_session_option("coverage", [](auto* o) { o->coverage = 1; });
   add_session_option("compare", [](auto* o) { o->compare = 3; });

@@ -97,4 +97,29 @@ std::set<uint32_t> chosen_tokens(const Selection& selection, std::size_t i, cons
   return out;
 }
 
+IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t tokens, uint32_t seed) {
+  const StoreShape& shape = store.shape();
+  const uint32_t heads = shape.kv_heads * group, head_dim = shape.page.head_dim;
+  IndexQueries out(shape, heads, tokens);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(std::size_t{heads} * head_dim);
+  for (uint32_t t = 0; t < tokens; ++t) {
+    const Asked near(store, t % shape.kv_heads, 1, seed + t);
+    for (uint32_t h = 0; h < heads; ++h)
+      for (uint32_t d = 0; d < head_dim; ++d) q[h * head_dim + d] = near.f32[d] * 5 + 0.3f * normal(random);
+    out.write(cpu_kernels(), 0, t, 1, q.data());
+  }
+  return out;
+}
+
+std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store, const IndexQueries& queries, uint32_t threads, uint32_t graphs,
+                                  const TokenIndexes::Entry& known) {
+  std::shared_ptr<TokenIndex> index;
+  Progress none;
+  const Status s = build_index({kind, store, queries, graphs, known}, cpu_kernels(), &pool(threads), nullptr, &none, &index);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return index;
+}
+
 }  // namespace kvasir::test

@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "select/index_build.h"
 #include "select/selector.h"
 
 namespace kvasir::test {
@@ -42,5 +43,11 @@ struct Asked {
 
 // The tokens of list i; checks that pages ascend and fit the reference's bits.
 std::set<uint32_t> chosen_tokens(const Selection& selection, std::size_t i, const PageShape& shape);
+
+// Queries as a reading would have left them: of `tokens` tokens, near random keys.
+IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t tokens, uint32_t seed);
+
+std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store, const IndexQueries& queries, uint32_t threads, uint32_t graphs = 1,
+                                  const TokenIndexes::Entry& known = {});
 
 }  // namespace kvasir::test

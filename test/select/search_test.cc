@@ -4,13 +4,14 @@
 #include <queue>
 
 #include "helpers.h"
-#include "select/index_build.h"
 
 using namespace kvasir;
 using test::Asked;
+using test::build;
 using test::chosen_tokens;
 using test::pool;
 using test::random_store;
+using test::some_queries;
 
 namespace {
 
@@ -27,13 +28,13 @@ Graph random_graph(uint32_t items, uint32_t degree, uint32_t seed) {
 }
 
 TokenIndexes index_of(IndexKind kind, const PageStore& store, const Graph& graph, uint32_t entry, uint32_t valid) {
-  const uint32_t first = store.shape().page.page_tokens;
+  const uint32_t first = store.shape().page.page_tokens, end = first + static_cast<uint32_t>(graph.size());
   std::vector<TokenIndex::Words> heads;
   TokenIndex::Lists level;
   level.lists = graph;
   for (uint32_t i = 0; i < store.shape().heads_total(); ++i) heads.push_back(TokenIndex::encode(entry, {&level, 1}, {}));
   TokenIndexes out;
-  out.of(kind) = {TokenIndex::make(kind, store.shape(), first, first + static_cast<uint32_t>(graph.size()), std::move(heads)), valid};
+  out.of(kind) = {TokenIndex::make(kind, store.shape(), {first, end, end, 1}, std::move(heads)), valid};
   REQUIRE(out.of(kind).index);
   return out;
 }
@@ -120,14 +121,6 @@ std::set<uint32_t> tokens_of(const std::set<uint32_t>& items, uint32_t first) {
   return out;
 }
 
-std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store, const IndexQueries& queries, uint32_t threads) {
-  std::shared_ptr<TokenIndex> index;
-  Progress none;
-  const Status s = build_index(kind, store, queries, cpu_kernels(), &pool(threads), nullptr, &none, &index);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return index;
-}
-
 Array<std::byte> bytes_of(const TokenIndex& index) {
   Array<std::byte> out;
   REQUIRE(index.write(index.tokens(), [&](const void* data, std::size_t size) {
@@ -136,23 +129,6 @@ Array<std::byte> bytes_of(const TokenIndex& index) {
     return Status();
   }).ok());
   CHECK(out.size() == index.file_bytes());
-  return out;
-}
-
-// Queries as a reading would have left them: of `tokens` tokens, near random keys.
-IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t tokens, uint32_t seed) {
-  const StoreShape& shape = store.shape();
-  const uint32_t heads = shape.kv_heads * group, head_dim = shape.page.head_dim;
-  IndexQueries out(shape, heads, tokens);
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> q(std::size_t{heads} * head_dim);
-  for (uint32_t t = 0; t < tokens; ++t) {
-    const Asked near(store, t % shape.kv_heads, 1, seed + t);
-    for (uint32_t h = 0; h < heads; ++h)
-      for (uint32_t d = 0; d < head_dim; ++d) q[h * head_dim + d] = near.f32[d] * 5 + 0.3f * normal(random);
-    out.write(cpu_kernels(), 0, t, 1, q.data());
-  }
   return out;
 }
 
@@ -294,7 +270,7 @@ TEST_CASE("ivf: every key is in the cluster whose centroid is nearest, and clust
   const uint32_t dim = store.shape().page.dim, page_tokens = store.shape().page.page_tokens, items = 49 * page_tokens;
   TokenIndexes indexes;
   indexes.of(IndexKind::ivf) = {build(IndexKind::ivf, store, {}, 2), 50 * page_tokens};
-  const TokenIndex::Head& head = indexes.of(IndexKind::ivf).index->head(0, 0);
+  const TokenIndex::Head& head = indexes.of(IndexKind::ivf).index->heads(0, 0)[0];
   const TokenIndex::Level& clusters = head.levels[0];
   REQUIRE(clusters.lists() == static_cast<uint32_t>(std::ceil(std::sqrt(items))));
   Array<float> k(std::size_t{50} * page_tokens * dim), v(page_tokens * dim);
@@ -346,7 +322,7 @@ TEST_CASE("an index that names what is not there is refused") {
   TokenIndex::Lists level;
   level.lists.assign(96, {0, 1, 2});
   const auto made = [&](const TokenIndex::Words& words, IndexKind kind = IndexKind::ood) {
-    return TokenIndex::make(kind, store.shape(), 32, 128, {words}) != nullptr;
+    return TokenIndex::make(kind, store.shape(), {32, 128, 128, 1}, {words}) != nullptr;
   };
   const TokenIndex::Words good = TokenIndex::encode(0, {&level, 1}, {});
   CHECK(made(good));

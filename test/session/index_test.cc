@@ -130,6 +130,44 @@ TEST_CASE("an index: it is made again when a quarter more has been sealed than i
   CHECK(number(*session, "index_tokens") > first + 500);
 }
 
+TEST_CASE("an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
+  TempFolder folder;
+  const auto tokens = book_tokens(long_enough + 400);
+  auto session = load(saved(IndexKind::ood), searching("ood"));
+  const double first = number(*session, "index_tokens");
+  read(session.get(), {tokens.data() + long_enough, 400});
+  CHECK(number(*session, "index_tokens") == first);
+  REQUIRE(session->prepare(nullptr, {}).ok());
+  const double sealed = static_cast<double>(session->store().sealed_tokens());
+  CHECK(number(*session, "index_tokens") == sealed);
+  CHECK(number(*session, "index_inserted") == sealed - first);
+  REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+  auto mapped = load(folder.file("a.kv"), searching("ood", 1));
+  CHECK(number(*mapped, "index_inserted") == sealed - first);
+  CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
+  CHECK(number(*session, "last_keys_scanned") < number(*session, "last_tokens_present") / 2);
+}
+
+TEST_CASE("an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
+  TempFolder folder;
+  SessionOptions o = searching("ood");
+  o.select.head_graphs = true;
+  auto session = load(saved(IndexKind::ood), o);
+  const double group = mini_model()->config().heads / mini_model()->config().kv_heads;
+  REQUIRE(group > 1);
+  CHECK(number(*session, "index_graphs") == 1);  // the file's, until one is needed
+  REQUIRE(session->prepare(nullptr, {}).ok());
+  CHECK(number(*session, "index_graphs") == group);
+  REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+  auto mapped = load(folder.file("a.kv"), o);
+  CHECK(number(*mapped, "index_graphs") == group);
+  CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
+  CHECK(number(*mapped, "index_ms") == 0);
+  auto shared = load(folder.file("a.kv"), searching("ood"));
+  continue_with(shared.get(), 2);
+  CHECK(number(*shared, "index_graphs") == 1);
+}
+
 TEST_CASE("an index: making it can be stopped, and then there is none") {
   auto session = load(saved(IndexKind::ivf), searching("hnsw"));
   CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() == Code::cancelled);

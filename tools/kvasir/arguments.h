@@ -40,6 +40,7 @@ struct SessionFlags {
   bool separate_heads = false;
   kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
   uint32_t search_breadth = 0;
+  bool head_graphs = false;
   double coverage = 0;          // share of attention
   bool certify = false;
   uint32_t select_tokens = 0;

@@ -194,7 +194,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   kv_error error{};
   SessionFlags flags = arguments_.session;
   flags.strategy = cost.strategy;
-  if (!takes_coverage(cost.strategy)) flags.coverage = 0;
+  keep_what_it_takes(&flags);
   const kv_session_options options = session_options(context_, flags);
   kv_session* loaded = nullptr;
   const Stopwatch watch;

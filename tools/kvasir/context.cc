@@ -50,6 +50,7 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   options.coverage = static_cast<float>(flags.coverage);
   options.budget_schedule = flags.schedule;
   options.search_breadth = flags.search_breadth;
+  options.head_graphs = flags.head_graphs ? 1 : 0;
   options.share_heads = flags.separate_heads ? 0 : 1;
   options.select_tokens = flags.select_tokens;
   if (!flags.prefill.empty()) options.prefill_strategy = flags.prefill.c_str();

@@ -118,7 +118,8 @@ void Evaluation::make_jobs(const Haystack& haystack) {
 std::string Evaluation::key_of(const Job& job, const Method& method, const Question& question) const {
   std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " + method.budget.name + " " +
                       (flags_.dense_layers ? std::to_string(*flags_.dense_layers) : "default") +
-                      (flags_.separate_heads ? " separate " : " shared ") + (flags_.coverage > 0 ? std::to_string(flags_.coverage) : "") + name_of(question.task) +
+                      (flags_.separate_heads ? " separate " : " shared ") + (flags_.coverage > 0 ? std::to_string(flags_.coverage) : "") +
+                      (flags_.head_graphs ? " graphs " : "") + name_of(question.task) +
                       (method.select_tokens ? " by " + std::to_string(method.select_tokens) : "");
   if (method.strategy == filter_strategy) parts += " " + flags_.filter_layers + " " + std::to_string(flags_.filter_window);
   for (const Turn& turn : question.turns) {
@@ -215,7 +216,7 @@ Session Evaluation::load(const Job& job, const Method& method) {
   flags.strategy = method.strategy;
   flags.budget = method.budget.value;
   flags.select_tokens = method.select_tokens;
-  if (!takes_coverage(method.strategy)) flags.coverage = 0;
+  keep_what_it_takes(&flags);
   const kv_session_options options = session_options(context_, flags);
   const kv_call_options call = call_options(context_, nullptr);
   kv_error error{};

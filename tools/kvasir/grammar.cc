@@ -64,6 +64,7 @@ void add_choosing(CLI::App* app, SessionFlags* flags) {
   value(app, "--filter-window", "NAME", "Of which queries they take the attention: last, exponential, uniform (of 16) [last]",
         [=](const std::string& given) { flags->filter_window = filter_window_of(given); });
   flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
+  flag(app, "--head-graphs", &flags->head_graphs, "Of ood and dipr-graph: a graph for each query head, made from its own queries, not one for the group");
 }
 
 void add_select_tokens(CLI::App* app, uint32_t* target) {

@@ -11,6 +11,7 @@
 #include "failure.h"
 #include "files.h"
 #include "reading.h"
+#include "strategies.h"
 #include "words.h"
 
 namespace tool {
@@ -42,6 +43,8 @@ class Recall {
     flags_.certify = true;
     for (const Method& method : methods_)  // a session has it from its opening, with a strategy that takes it
       if (method.select_tokens != 0) flags_.strategy = method.strategy, flags_.select_tokens = method.select_tokens;
+    for (const Method& method : methods_)
+      if (flags_.head_graphs && takes_head_graphs(method.strategy)) flags_.strategy = method.strategy;
     Reading reading = open_reading(context, model_.get(), arguments.source, flags_);
     if (reading.save_failure) context.terminal.error(reading.save_failure->what());
     document_ = std::move(reading.session);

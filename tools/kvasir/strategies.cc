@@ -1,7 +1,5 @@
 #include "strategies.h"
 
-#include <algorithm>
-
 namespace tool {
 
 std::vector<kv_strategy_information> known_strategies() {
@@ -14,10 +12,19 @@ std::vector<kv_strategy_information> known_strategies() {
   }
 }
 
-bool takes_coverage(const std::string& strategy) {
-  const auto known = known_strategies();
-  return std::any_of(known.begin(), known.end(), [&](const auto& info) { return strategy == info.name && info.takes_coverage != 0; });
+static kv_strategy_information about(const std::string& strategy) {
+  for (const kv_strategy_information& info : known_strategies())
+    if (strategy == info.name) return info;
+  return {};
 }
+
+void keep_what_it_takes(SessionFlags* flags) {
+  const kv_strategy_information info = about(flags->strategy);
+  if (info.takes_coverage == 0) flags->coverage = 0;
+  if (info.takes_head_graphs == 0) flags->head_graphs = false;
+}
+
+bool takes_head_graphs(const std::string& strategy) { return about(strategy).takes_head_graphs != 0; }
 
 std::string strategy_names() {
   std::string names;

@@ -4,13 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "kvasir.h"
 
 namespace tool {
 
 std::vector<kv_strategy_information> known_strategies();
-// Whether --coverage is for it: among several, others are measured as they are.
-bool takes_coverage(const std::string& strategy);
+// Takes back the flags that are not for flags->strategy: where several are measured, each is with what is for it.
+void keep_what_it_takes(SessionFlags* flags);
+bool takes_head_graphs(const std::string& strategy);
 std::string strategy_names();  // "full, window, ..."
 
 }  // namespace tool

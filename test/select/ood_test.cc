@@ -1,0 +1,211 @@
+// The graph of `ood` against RoarGraph's algorithms as they are written (arXiv 2408.08933, section 4), and what is inserted into it.
+#include <algorithm>
+#include <map>
+
+#include "helpers.h"
+
+using namespace kvasir;
+using test::Asked;
+using test::build;
+using test::chosen_tokens;
+using test::random_store;
+using test::some_queries;
+
+namespace {
+
+constexpr uint32_t nearest_keys = 64, links = 24, build_breadth = 64;  // select/ood.cc
+
+using Near = std::pair<double, uint32_t>;  // distance, item
+using Lists = std::vector<std::vector<uint32_t>>;
+
+// One head's keys in double precision and the graph over them.
+class PlainRoarGraph {
+ public:
+  PlainRoarGraph(const PageStore& store, uint32_t kv_head) : page_(store.shape().page) {
+    Array<float> k(std::size_t{page_.page_tokens} * page_.dim), v(k.size());
+    for (uint32_t p = 1; p < store.pages(); ++p) {  // the first page is no item
+      const PageRef ref = store.page(0, kv_head, p);
+      cpu_kernels().unseal_page(page_, ref.data, ref.scales, k.data(), v.data());
+      for (uint32_t t = 0; t < page_.page_tokens; ++t) keys_.emplace_back(k.begin() + t * page_.dim, k.begin() + (t + 1) * page_.dim);
+    }
+    lists_.resize(keys_.size());
+    std::vector<double> mean(page_.dim);
+    for (const auto& key : keys_)
+      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += key[d] / static_cast<double>(keys_.size());
+    for (uint32_t i = 0; i < keys_.size(); ++i)
+      if (distance(mean, keys_[i]) < distance(mean, keys_[entry_])) entry_ = i;
+  }
+
+  // 4.1 and 4.2: a query's nearest key gets the others.
+  void project(const QueryRows& queries) {
+    std::map<uint32_t, std::set<uint32_t>> candidates;
+    for (uint32_t r = 0; r < queries.rows; ++r) {
+      std::vector<Near> order;
+      for (uint32_t i = 0; i < keys_.size(); ++i) {
+        double dot = 0;
+        for (uint32_t d = 0; d < page_.dim; ++d) dot += queries.q[std::size_t{r} * page_.dim + d] * keys_[i][d];
+        order.push_back({-dot, i});
+      }
+      std::sort(order.begin(), order.end());
+      for (uint32_t i = 1; i < std::min<std::size_t>(nearest_keys, order.size()); ++i) candidates[order[0].second].insert(order[i].second);
+    }
+    for (const auto& [item, others] : candidates) link_all(item, acquire(from(item, {others.begin(), others.end()})));
+  }
+
+  // 4.3: every key from this one on is searched and linked.
+  void connect(uint32_t first) {
+    for (uint32_t i = first; i < keys_.size(); ++i) link_all(i, acquire(search(i)));
+  }
+
+  Lists lists_;
+  uint32_t entry_ = 0;
+
+ private:
+  static double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (std::size_t d = 0; d < a.size(); ++d) sum += (a[d] - b[d]) * (a[d] - b[d]);
+    return sum;
+  }
+  double between(uint32_t a, uint32_t b) const { return distance(keys_[a], keys_[b]); }
+
+  std::vector<Near> from(uint32_t item, const std::vector<uint32_t>& others) const {
+    std::vector<Near> out;
+    for (uint32_t o : others) out.push_back({between(item, o), o});
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+  // Algorithm 2: those nearer to the item than to any that was taken; then as many of the others as there is room for.
+  std::vector<uint32_t> acquire(const std::vector<Near>& near) const {
+    std::vector<uint32_t> chosen, left;
+    for (const auto& [d, n] : near) {
+      if (chosen.size() == links) break;
+      const bool alone = std::all_of(chosen.begin(), chosen.end(), [&, d = d, n = n](uint32_t c) { return between(n, c) > d; });
+      (alone ? chosen : left).push_back(n);
+    }
+    for (std::size_t i = 0; i < left.size() && chosen.size() < links; ++i) chosen.push_back(left[i]);
+    return chosen;
+  }
+
+  void link(uint32_t a, uint32_t b) {
+    auto& list = lists_[a];
+    if (std::count(list.begin(), list.end(), b)) return;
+    list.push_back(b);
+    if (list.size() > 2 * links) list = acquire(from(a, list));
+  }
+  void link_all(uint32_t item, const std::vector<uint32_t>& chosen) {
+    for (uint32_t c : chosen) link(item, c);
+    for (uint32_t c : chosen) link(c, item);
+  }
+
+  std::vector<Near> search(uint32_t item) const {
+    std::set<Near> open{{between(item, entry_), entry_}}, best = open;
+    std::set<uint32_t> met{entry_};
+    while (!open.empty()) {
+      const Near next = *open.begin();
+      if (best.size() == build_breadth && *best.rbegin() < next) break;
+      open.erase(next);
+      for (uint32_t n : lists_[next.second]) {
+        if (!met.insert(n).second) continue;
+        const Near its{between(item, n), n};
+        if (best.size() == build_breadth && !(its < *best.rbegin())) continue;
+        open.insert(its);
+        best.insert(its);
+        if (best.size() > build_breadth) best.erase(std::prev(best.end()));
+      }
+    }
+    std::vector<Near> out;
+    for (const Near& n : best)
+      if (n.second != item) out.push_back(n);
+    return out;
+  }
+
+  PageShape page_;
+  std::vector<std::vector<double>> keys_;
+};
+
+Lists lists_of(const TokenIndex::Head& head) {
+  Lists out;
+  for (uint32_t i = 0; i < head.levels[0].lists(); ++i) {
+    const auto list = head.levels[0].list(i);
+    out.emplace_back(list.begin(), list.end());
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
+  for (uint32_t head_dim : {48u, 64u}) {
+    const PageStore store = random_store(head_dim, 24, 2, head_dim + 1);
+    const IndexQueries queries = some_queries(store, 3, 50, 9);
+    for (uint32_t graphs : {1u, 3u}) {
+      const auto index = build(IndexKind::ood, store, queries, 2, graphs);
+      CHECK(index->graphs() == graphs);
+      for (uint32_t head = 0; head < 2; ++head)
+        for (uint32_t g = 0; g < graphs; ++g) {
+          CAPTURE(head);
+          CAPTURE(g);
+          PlainRoarGraph plain(store, head);
+          plain.project(queries.rows_of(0, head, g * queries.rows() / graphs, queries.rows() / graphs));
+          plain.connect(0);
+          CHECK(index->heads(0, head)[g].entry == plain.entry_);
+          CHECK(lists_of(index->heads(0, head)[g]) == plain.lists_);
+        }
+    }
+  }
+}
+
+TEST_CASE("ood: a token is inserted by connectivity enhancement, also behind tokens that were taken back") {
+  const PageStore store = random_store(64, 40, 1, 3);
+  PageStore part = store;
+  part.truncate(30);
+  const IndexQueries queries = some_queries(part, 2, 40, 5);
+  const auto made = build(IndexKind::ood, part, queries, 1);
+  for (uint32_t pages : {30u, 21u}) {
+    const uint32_t known = (pages - 1) * 32;
+    const auto grown = build(IndexKind::ood, store, {}, 2, 1, {made, pages * 32});
+    CHECK(grown->tokens() == 40 * 32);
+    CHECK(grown->built() == pages * 32);
+    PlainRoarGraph plain(store, 0);
+    plain.lists_ = lists_of(made->heads(0, 0)[0]);
+    plain.lists_.resize(known);
+    for (auto& list : plain.lists_) std::erase_if(list, [&](uint32_t i) { return i >= known; });
+    plain.lists_.resize(39 * 32);
+    if (made->heads(0, 0)[0].entry < known) plain.entry_ = made->heads(0, 0)[0].entry;
+    plain.connect(known);
+    CHECK(grown->heads(0, 0)[0].entry == plain.entry_);
+    CHECK(lists_of(grown->heads(0, 0)[0]) == plain.lists_);
+  }
+}
+
+TEST_CASE("ood: a query head searches its own graph") {
+  const PageStore store = random_store(64, 120, 1, 17);
+  const IndexQueries queries = some_queries(store, 2, 128, 3);
+  const auto apart = build(IndexKind::ood, store, queries, 2, 2);
+  const auto shared = build(IndexKind::ood, store, queries, 2, 1);
+  CHECK(apart->bytes() > shared->bytes() * 3 / 2);
+  const Asked asked(store, 0, 2, 7);
+  SelectorScratch scratch;
+  Selection out;
+  const auto scanned = [&](const std::shared_ptr<TokenIndex>& index) {
+    TokenIndexes indexes;
+    indexes.of(IndexKind::ood) = {index, 120 * 32};
+    SelectorQuery query = asked.query(64, false);
+    query.indexes = &indexes;
+    strategy_info("ood")->make()->select(query, &scratch, &out);
+    return out.keys_scanned;
+  };
+  // The second graph with links to nothing: only the first head's search goes anywhere.
+  std::vector<TokenIndex::Words> words;
+  TokenIndex::Lists nowhere;
+  nowhere.lists.resize(apart->items());
+  TokenIndex::Lists first;
+  first.lists = lists_of(apart->heads(0, 0)[0]);
+  words.push_back(TokenIndex::encode(apart->heads(0, 0)[0].entry, {&first, 1}, {}));
+  words.push_back(TokenIndex::encode(5, {&nowhere, 1}, {}));
+  const auto lame = TokenIndex::make(IndexKind::ood, store.shape(), {32, 120 * 32, 120 * 32, 2}, std::move(words));
+  REQUIRE(lame);
+  CHECK(scanned(lame) < scanned(apart));
+  CHECK(scanned(lame) > 64);
+}
