@@ -1,6 +1,7 @@
-// kv_save, kv_load and what is asked of a cache file.
+// kv_save, kv_load, what is asked of a cache file, and packed copies of it.
 #include "api/handles.h"
 #include "store/cache_file.h"
+#include "store/pack.h"
 
 using namespace kvasir;
 
@@ -71,6 +72,58 @@ kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_er
     if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
     return file->verify_all(&progress, o.cancel ? &o.cancel->flag : nullptr);
+  });
+}
+
+void kv_pack_options_init(kv_pack_options* o) {
+  if (!o) return;
+  *o = {};
+  o->struct_size = sizeof *o;
+}
+
+static Status packing(const char* path, const char* packed_path, const kv_pack_options* options, kv_pack_options* o) {
+  if (!path) return Status::error(Code::bad_argument, "path is NULL");
+  if (!packed_path) return Status::error(Code::bad_argument, "packed_path is NULL");
+  return api::read_options(options, kv_pack_options_init, o);
+}
+
+kv_status kv_pack(const char* path, const char* packed_path, const kv_pack_options* options, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    kv_pack_options o;
+    if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
+    if (o.level > most_level) return Status::error(Code::bad_argument, "level is %u: write 1 to %u, or 0", o.level, most_level);
+    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_PACK));
+    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress, o.cancel ? &o.cancel->flag : nullptr);
+  });
+}
+
+kv_status kv_unpack(const char* packed_path, const char* path, const kv_pack_options* options, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    kv_pack_options o;
+    if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
+    if (o.level != 0) return Status::error(Code::bad_argument, "level is %u: it is for packing", o.level);
+    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_UNPACK));
+    return unpack(packed_path, path, &progress, o.cancel ? &o.cancel->flag : nullptr);
+  });
+}
+
+kv_status kv_packed_inspect(const char* path, kv_packed_information* info, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    PackedHeader header;
+    if (Status s = read_packed_header(path, &header); !s.ok()) return s;
+    kv_packed_information i{};
+    i.packed_version = header.version;
+    i.file_bytes = header.packed_bytes;
+    i.document_bytes = header.document_bytes;
+    i.tokens = header.identity.tokens;
+    i.format_version = header.format_version;
+    i.level = header.level;
+    i.layers = header.identity.layers;
+    i.kv_heads = header.identity.kv_heads;
+    i.head_dim = header.identity.head_dim;
+    api::copy_text(i.model_name, header.identity.model_name);
+    return api::write_result(i, info, "info");
   });
 }
 

@@ -23,6 +23,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "os/os.h"
+#include "store/atomic_file.h"
 #include "store/cache_header.h"
 #include "store/format.h"
 
@@ -33,7 +34,6 @@ class CacheWriter {
  public:
   // Begins a file that will replace `path`. `identity` goes into the header.
   static Status create(const std::string& path, const format::Identity& identity, std::unique_ptr<CacheWriter>* out);
-  ~CacheWriter();  // removes the temporary file unless finished
   CacheWriter(const CacheWriter&) = delete;
   CacheWriter& operator=(const CacheWriter&) = delete;
 
@@ -55,8 +55,7 @@ class CacheWriter {
   Status flush();        // the gathered bytes, to the file
 
   std::string path_;
-  os::File file_;            // the temporary file
-  bool temporary_ = false;   // it exists under its own name
+  AtomicFile file_;
   bool begun_ = false;
   bool broken_ = false;      // a write failed: nothing may make a file of what is there
   CacheHeader header_;

@@ -5,6 +5,8 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/little_endian.h"
+#include "store/packed_header.h"
 
 namespace kvasir {
 
@@ -13,19 +15,6 @@ using namespace format;
 namespace {
 
 using Bytes = std::span<const uint8_t>;
-
-uint32_t load32(const uint8_t* p) {
-  return uint32_t{p[0]} | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24;
-}
-uint64_t load64(const uint8_t* p) { return load32(p) | uint64_t{load32(p + 4)} << 32; }
-
-void store32(uint8_t* p, uint32_t value) {
-  for (int i = 0; i < 4; ++i) p[i] = static_cast<uint8_t>(value >> (8 * i));
-}
-void store64(uint8_t* p, uint64_t value) {
-  store32(p, static_cast<uint32_t>(value));
-  store32(p + 4, static_cast<uint32_t>(value >> 32));
-}
 
 bool all_zero(Bytes bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
@@ -46,21 +35,16 @@ bool starts_with(Bytes bytes, std::initializer_list<uint8_t> prefix) {
   return bytes.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), bytes.begin());
 }
 
-// The magic as transfers that take the file for text leave it: its high bit cut off, its first byte recoded from Latin-1
-// or replaced because it is not UTF-8, or its line ends changed.
-bool looks_like_text_damage(Bytes b) {
-  return starts_with(b, {0x8B, 'K', 'V', 'C'}) || starts_with(b, {0x0B, 'K', 'V', 'C'}) ||
-         starts_with(b, {0xC2, 0x8B, 'K', 'V', 'C'}) || starts_with(b, {0xEF, 0xBF, 0xBD, 'K', 'V', 'C'}) ||
-         starts_with(b, {'?', 'K', 'V', 'C', '\r', '\n', 0x1A});
-}
-
 // The file's first bytes, before anything in it is believed.
 Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
   const std::size_t compared = std::min(begin.size(), magic.size());
   if (compared == 0) return Status::error(Code::not_a_cache, "%s is empty, not a cache file", path).with_offset(0);
   if (!std::equal(begin.begin(), begin.begin() + static_cast<std::ptrdiff_t>(compared), magic.begin())) {
-    if (looks_like_text_damage(begin)) {
+    if (looks_like_text_damage(begin, magic[3])) {
       return corrupt(path, 0, "a transfer that took it for text changed its bytes; copy it again as binary");
+    }
+    if (is_packed(begin)) {
+      return Status::error(Code::not_a_cache, "%s is a packed document: unpack it first (kv_unpack, kvasir unpack)", path).with_offset(0);
     }
     if (starts_with(begin, {'G', 'G', 'U', 'F'})) {
       return Status::error(Code::not_a_cache, "%s is a GGUF model, not a cache file", path).with_offset(0);
@@ -195,6 +179,11 @@ Status check_layout(const CacheHeader& header, uint64_t actual_size, const char*
 }
 
 }  // namespace
+
+bool looks_like_text_damage(Bytes b, uint8_t kind) {
+  return starts_with(b, {0x8B, 'K', 'V', kind}) || starts_with(b, {0x0B, 'K', 'V', kind}) || starts_with(b, {0xC2, 0x8B, 'K', 'V', kind}) ||
+         starts_with(b, {0xEF, 0xBF, 0xBD, 'K', 'V', kind}) || starts_with(b, {'?', 'K', 'V', kind, '\r', '\n', 0x1A});
+}
 
 uint64_t CacheHeader::Entry::blocks() const { return ceil_div(bytes, block_bytes); }
 

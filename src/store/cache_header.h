@@ -10,6 +10,10 @@
 
 namespace kvasir {
 
+// Whether a file begins with a magic as transfers leave it that take it for text: the high bit of its first byte cut off, this byte recoded from
+// Latin-1 or replaced because it is not UTF-8, or the line ends behind changed. `kind`: the magic's fourth byte.
+bool looks_like_text_damage(std::span<const uint8_t> begin, uint8_t kind);
+
 struct CacheHeader {
   struct Entry {
     format::SectionKind kind{};

@@ -30,16 +30,9 @@ Status CacheWriter::create(const std::string& path, const Identity& identity, st
   // Everything is allocated before the file exists, so that a failed allocation leaves none behind.
   std::unique_ptr<CacheWriter> writer(new CacheWriter(path, identity));
   writer->gather_ = make_buffer<std::byte>(gather_bytes);
-  if (Status s = os::File::create_temporary(path, &writer->file_); !s.ok()) return s;
-  writer->temporary_ = true;
+  if (Status s = writer->file_.create(path); !s.ok()) return s;
   *out = std::move(writer);
   return {};
-}
-
-CacheWriter::~CacheWriter() {
-  if (!temporary_) return;
-  (void)file_.close();
-  (void)os::remove_file(file_.path());  // the error that led here has been reported already
 }
 
 Status CacheWriter::add_section(SectionKind kind, uint32_t contents_version, uint64_t bytes) {
@@ -74,7 +67,7 @@ Status CacheWriter::begin() {
   checksums_.reserve((header_.file_size - header_.tables_offset()) / sizeof(uint64_t));
   begun_ = true;
   enter_section();
-  Status s = file_.preallocate(header_.file_size);
+  Status s = file_.file().preallocate(header_.file_size);
   broken_ = !s.ok();
   return s;
 }
@@ -92,7 +85,7 @@ Status CacheWriter::flush() {
     const std::size_t size = std::min<std::size_t>(block_bytes, gathered_ - i);
     checksums_.push_back(checksum(gather_.get() + i, size, offset + i));
   }
-  Status s = file_.write(offset, gather_.get(), std::exchange(gathered_, 0));
+  Status s = file_.file().write(offset, gather_.get(), std::exchange(gathered_, 0));
   broken_ = !s.ok();
   return s;
 }
@@ -119,7 +112,7 @@ Status CacheWriter::write(const void* data, std::size_t size) {
 }
 
 Status CacheWriter::finish() {
-  if (!temporary_ || !begun_ || broken_ || written_ != total_) return misuse(path_, "finished before all of it was written");
+  if (!file_.is_open() || !begun_ || broken_ || written_ != total_) return misuse(path_, "finished before all of it was written");
   const uint64_t* table = checksums_.data();
   for (CacheHeader::Entry& entry : header_.entries()) {
     entry.table_checksum = checksum(table, entry.table_bytes(), entry.table_offset);
@@ -127,18 +120,11 @@ Status CacheWriter::finish() {
   }
   std::array<uint8_t, header_bytes> header;
   header_.encode(header);
-  if (Status s = file_.write(header_.tables_offset(), checksums_.data(), checksums_.size() * sizeof(uint64_t)); !s.ok()) {
+  if (Status s = file_.file().write(header_.tables_offset(), checksums_.data(), checksums_.size() * sizeof(uint64_t)); !s.ok()) {
     return s;
   }
-  if (Status s = file_.write(0, header.data(), header.size()); !s.ok()) return s;
-  if (Status s = file_.sync(); !s.ok()) return s;
-  if (Status s = file_.close(); !s.ok()) return s;
-  if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
-  temporary_ = false;
-  Status s = os::sync_folder_of(path_);
-  if (s.ok()) return s;
-  return Status::error(s.code(), "%s is written, but a power cut may still undo it: %s", path_.c_str(), s.message())
-      .with_errno(s.sys_errno());
+  if (Status s = file_.file().write(0, header.data(), header.size()); !s.ok()) return s;
+  return file_.finish();
 }
 
 }  // namespace kvasir

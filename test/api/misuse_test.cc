@@ -27,6 +27,7 @@ struct Outputs {
   kv_model_information model_info;
   kv_file_information file_info;
   kv_strategy_information strategy_info;
+  kv_packed_information packed_info;
 
   void fill() {
     std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
@@ -34,6 +35,7 @@ struct Outputs {
     model_info.struct_size = sizeof model_info;
     file_info.struct_size = sizeof file_info;
     strategy_info.struct_size = sizeof strategy_info;
+    packed_info.struct_size = sizeof packed_info;
   }
 };
 
@@ -55,6 +57,7 @@ class Misuses {
     add_generate();
     add_timeline();
     add_files();
+    add_packing();
   }
   const std::vector<Misuse>& table() const { return table_; }
   kv_session* session() const { return session_.get(); }
@@ -72,6 +75,7 @@ class Misuses {
   void add_generate();
   void add_timeline();
   void add_files();
+  void add_packing();
   void add_generate_option(const char* how, std::function<void(kv_generate_options*)> change);
   void add_session_option(const char* how, std::function<void(kv_session_options*)> change);
 
@@ -327,6 +331,31 @@ void Misuses::add_files() {
   add("kv_file_verify", "flags", [&, flags](kv_error* e) { return kv_file_verify(path_.c_str(), &flags, e); });
 }
 
+void Misuses::add_packing() {
+  const std::string packed = folder_.file("b.kvz");
+  const auto level = [](uint32_t of) {
+    kv_pack_options o;
+    kv_pack_options_init(&o);
+    o.level = of;
+    return o;
+  };
+  add("kv_pack", "path", [=](kv_error* e) { return kv_pack(nullptr, packed.c_str(), nullptr, e); });
+  add("kv_pack", "packed_path", [&](kv_error* e) { return kv_pack(path_.c_str(), nullptr, nullptr, e); });
+  add("kv_pack", "the same path twice", [&](kv_error* e) { return kv_pack(path_.c_str(), path_.c_str(), nullptr, e); });
+  for (uint32_t of : {20u, UINT32_MAX})
+    add("kv_pack", "level", [=, this, o = level(of)](kv_error* e) { return kv_pack(path_.c_str(), packed.c_str(), &o, e); });
+  add("kv_pack", "no such file", [=](kv_error* e) { return kv_pack("/nowhere/x", packed.c_str(), nullptr, e); }, KV_NOT_FOUND);
+  add("kv_pack", "another kind of file", [=](kv_error* e) { return kv_pack(tiny_path, packed.c_str(), nullptr, e); }, KV_NOT_A_CACHE);
+  add("kv_pack", "no such folder", [&](kv_error* e) { return kv_pack(path_.c_str(), "/nowhere/x", nullptr, e); }, KV_NOT_FOUND);
+  add("kv_unpack", "packed_path", [&](kv_error* e) { return kv_unpack(nullptr, path_.c_str(), nullptr, e); });
+  add("kv_unpack", "path", [&](kv_error* e) { return kv_unpack(path_.c_str(), nullptr, nullptr, e); });
+  add("kv_unpack", "level", [=, this, o = level(1)](kv_error* e) { return kv_unpack(path_.c_str(), packed.c_str(), &o, e); });
+  add("kv_unpack", "another kind of file", [=, this](kv_error* e) { return kv_unpack(path_.c_str(), packed.c_str(), nullptr, e); }, KV_NOT_A_CACHE);
+  add("kv_packed_inspect", "path", [&](kv_error* e) { return kv_packed_inspect(nullptr, &out_.packed_info, e); });
+  add("kv_packed_inspect", "another kind of file", [&](kv_error* e) { return kv_packed_inspect(path_.c_str(), &out_.packed_info, e); },
+      KV_NOT_A_CACHE);
+}
+
 }  // namespace
 
 TEST_CASE("a wrong call gets its code and a message and changes nothing") {
@@ -363,11 +392,12 @@ TEST_CASE("NULL where nothing can go wrong is nothing") {
   kv_session_options_init(nullptr);
   kv_call_options_init(nullptr);
   kv_generate_options_init(nullptr);
+  kv_pack_options_init(nullptr);
 }
 
 TEST_CASE("every function of the header is misused here") {
   std::set<std::string> known = {"kv_close", "kv_session_close", "kv_cancel_release", "kv_cancel_fire", "kv_cancel_reset", "kv_retain",
-                                 "kv_model_options_init", "kv_session_options_init", "kv_call_options_init", "kv_generate_options_init",
+                                 "kv_model_options_init", "kv_session_options_init", "kv_call_options_init", "kv_generate_options_init", "kv_pack_options_init",
                                  // No pointers in: status_test below.
                                  "kv_status_text", "kv_status_is_stale", "kv_version", "kv_build_info"};
   const Misuses misuses;

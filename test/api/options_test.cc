@@ -69,6 +69,9 @@ TEST_CASE("option structs of older and newer headers are understood, and wrong s
     return s;
   });
   check_sizes("kv_file_verify", kv_call_options_init, [&](const kv_call_options* o) { return kv_file_verify(path.c_str(), o, nullptr); });
+  const std::string packed = folder.file("a.kvz");
+  check_sizes("kv_pack", kv_pack_options_init, [&](const kv_pack_options* o) { return kv_pack(path.c_str(), packed.c_str(), o, nullptr); });
+  check_sizes("kv_unpack", kv_pack_options_init, [&](const kv_pack_options* o) { return kv_unpack(packed.c_str(), path.c_str(), o, nullptr); });
   check_sizes("kv_generate", kv_generate_options_init,
               [&](const kv_generate_options* o) { return kv_generate(session.get(), "a", 1, o, nullptr, nullptr, nullptr, nullptr); });
 }

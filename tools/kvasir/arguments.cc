@@ -57,8 +57,8 @@ void add_chat(Grammar& grammar) {
 }
 
 void add_inspect_and_verify(Grammar& grammar) {
-  const auto [inspect, inspected] = grammar.add("inspect", "Say what a model or a cache file is", run_inspect);
-  text(inspect, "file", &inspected->path, "FILE", "A GGUF model or a cache")->required();
+  const auto [inspect, inspected] = grammar.add("inspect", "Say what a model, a cache or a packed file is", run_inspect);
+  text(inspect, "file", &inspected->path, "FILE", "A GGUF model, a cache, or a packed cache")->required();
   inspect->footer("Examples:\n  kvasir inspect model.gguf\n  kvasir inspect --json book.kv");
   const auto [verify, verified] = grammar.add("verify", "Check a model or a cache file", run_verify);
   text(verify, "file", &verified->path, "FILE", "A GGUF model or a cache")->required();
@@ -66,6 +66,24 @@ void add_inspect_and_verify(Grammar& grammar) {
       "Of a cache every byte is checked against its checksums. Of a model the metadata and the shapes of all tensors are\n"
       "checked; weights have no checksums.\n\n"
       "Examples:\n  kvasir verify book.kv && echo sound");
+}
+
+void add_pack_and_unpack(Grammar& grammar) {
+  const auto add = [&](const char* name, const char* help, auto run, const char* file, const char* output) {
+    const auto [command, arguments] = grammar.add(name, help, run);
+    text(command, "file", &arguments->path, "FILE", file)->required();
+    text(command, "-o,--output", &arguments->output, "FILE", output)->required();
+    flag(command, "--force", &arguments->force, "Replace that file also when it is something else");
+    return std::pair(command, arguments);
+  };
+  const auto [pack, packed] = add("pack", "Make a smaller copy of a cache, for sending or keeping away", run_pack, "A cache",
+                                  "The packed file to write");
+  count<uint32_t>(pack, "--level", &packed->level, 1, 19, "Of compression; higher is slower, and a little smaller [1]");
+  pack->footer(
+      "The packed file has about 85% of the cache's size. It is not mapped: `kvasir unpack` restores the cache, bit for bit.\n\n"
+      "Examples:\n  kvasir pack book.kv -o book.kvz");
+  const auto [unpack, unpacked] = add("unpack", "Restore a cache that was packed", run_unpack, "A packed cache", "The cache to write");
+  unpack->footer("Examples:\n  kvasir unpack book.kvz -o book.kv && kvasir ask -m model.gguf -c book.kv \"Who is Irene Adler?\"");
 }
 
 void add_tokenize_and_logits(Grammar& grammar) {
@@ -130,6 +148,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   add_prefill(grammar);
   add_chat(grammar);
   add_inspect_and_verify(grammar);
+  add_pack_and_unpack(grammar);
   add_bench(grammar);
   add_eval(grammar);
   add_recall(grammar);

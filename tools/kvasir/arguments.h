@@ -96,6 +96,13 @@ struct FileArguments {
   std::string path;
 };
 
+struct PackArguments {
+  std::string path;
+  std::string output;
+  uint32_t level = 0;
+  bool force = false;
+};
+
 struct BenchArguments {
   ModelFlags model;
   SessionFlags session;  // strategy is not used

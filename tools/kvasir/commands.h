@@ -11,6 +11,8 @@ void run_prefill(Context& context, const PrefillArguments& arguments);
 void run_chat(Context& context, const ChatArguments& arguments);
 void run_inspect(Context& context, const FileArguments& arguments);
 void run_verify(Context& context, const FileArguments& arguments);
+void run_pack(Context& context, const PackArguments& arguments);
+void run_unpack(Context& context, const PackArguments& arguments);
 void run_eval(Context& context, const EvalArguments& arguments);
 void run_recall(Context& context, const RecallArguments& arguments);
 void run_calibrate(Context& context, const CalibrateArguments& arguments);

@@ -1,4 +1,4 @@
-// kvasir inspect and kvasir verify: a model or a cache, told apart by content.
+// kvasir inspect and kvasir verify: a model, a cache or a packed cache, told apart by content.
 #include <array>
 #include <cstring>
 #include <filesystem>
@@ -88,10 +88,43 @@ void inspect_cache(Context& context, const std::string& path) {
                     {"head_dim", info.head_dim}};
 }
 
+// False when it is something else.
+bool inspect_packed(Context& context, const std::string& path) {
+  kv_error error{};
+  kv_packed_information info{};
+  info.struct_size = sizeof info;
+  const kv_status status = kv_packed_inspect(path.c_str(), &info, &error);
+  if (status == KV_NOT_A_CACHE) return false;
+  check(status, error);
+  row(context, "packed cache of", info.model_name);
+  row(context, "tokens", grouped(info.tokens));
+  row(context, "layers", std::to_string(info.layers));
+  row(context, "heads", std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
+  row(context, "cache", byte_count(info.document_bytes) + " when it is unpacked, format " + std::to_string(info.format_version));
+  row(context, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
+  context.result = {{"kind", "packed"},
+                    {"path", path},
+                    {"model_name", info.model_name},
+                    {"packed_version", info.packed_version},
+                    {"file_bytes", info.file_bytes},
+                    {"cache_bytes", info.document_bytes},
+                    {"level", info.level},
+                    {"format_version", info.format_version},
+                    {"tokens", info.tokens},
+                    {"layers", info.layers},
+                    {"kv_heads", info.kv_heads},
+                    {"head_dim", info.head_dim}};
+  return true;
+}
+
 }  // namespace
 
 void run_inspect(Context& context, const FileArguments& arguments) {
-  is_model(arguments.path) ? inspect_model(context, arguments.path) : inspect_cache(context, arguments.path);
+  if (is_model(arguments.path)) {
+    inspect_model(context, arguments.path);
+  } else if (!inspect_packed(context, arguments.path)) {
+    inspect_cache(context, arguments.path);
+  }
 }
 
 void run_verify(Context& context, const FileArguments& arguments) {

@@ -1,0 +1,71 @@
+// The first 256 bytes of a packed document as a value: what pack() writes and unpack() reads; format.md says it byte by byte. No I/O.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "store/format.h"
+
+namespace kvasir {
+
+namespace packed {
+
+constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'Z', '\r', '\n', 0x1A, '\n'};  // as a cache file's, for the same reasons
+constexpr uint32_t version = 1;
+constexpr uint32_t minimum_reader = 1;
+constexpr uint64_t header_bytes = 256;
+constexpr uint64_t header_seed = 0x726973'61764B5A;
+
+// A chunk: u32 bytes, u32 0, u64 checksum of these bytes (the seed is their offset), and the bytes: one zstd frame of so much of the document.
+constexpr uint64_t chunk_bytes = uint64_t{256} << 10;
+constexpr uint64_t chunk_header_bytes = 16;
+
+// Byte offsets in the header.
+constexpr uint64_t place_version = 8;           // u32
+constexpr uint64_t place_minimum_reader = 12;   // u32
+constexpr uint64_t place_byte_order = 16;       // u32
+constexpr uint64_t place_level = 20;            // u32
+constexpr uint64_t place_packed_bytes = 24;     // u64
+constexpr uint64_t place_document_bytes = 32;   // u64
+constexpr uint64_t place_pages_offset = 40;     // u64, in the document
+constexpr uint64_t place_pages_bytes = 48;      // u64
+constexpr uint64_t place_page_tokens = 56;      // u32
+constexpr uint64_t place_layers = 60;           // u32
+constexpr uint64_t place_kv_heads = 64;         // u32
+constexpr uint64_t place_head_dim = 68;         // u32
+constexpr uint64_t place_tokens = 72;           // u64
+constexpr uint64_t place_format_version = 80;   // u32
+constexpr uint64_t place_model_name = 88;       // char [64]
+constexpr uint64_t place_reserved = 152;        // u8 [88], and u32 at 84
+constexpr uint64_t place_content = 240;         // u64
+constexpr uint64_t place_checksum = 248;        // u64, of all bytes before it
+
+}  // namespace packed
+
+// Whether a file with these first bytes is, or was meant to be, a packed document.
+bool is_packed(std::span<const uint8_t> begin);
+
+struct PackedHeader {
+  uint32_t version = packed::version;
+  uint32_t level = 0;           // of zstd; for people
+  uint64_t packed_bytes = 0;    // of the file
+  uint64_t document_bytes = 0;  // of what it holds
+  // Which part of the document is pages, and how many tokens a page has: they are stored as split_pages() makes them. 0: nothing is.
+  uint64_t pages_offset = 0, pages_bytes = 0;
+  uint32_t page_tokens = 0;
+  uint32_t format_version = 0;  // of the document
+  format::Identity identity;    // of it, but for the fingerprint and the vocabulary
+  uint64_t content = 0;         // checksum of the document, chunk by chunk: the seed is the checksum of those before, at first 0
+
+  uint64_t chunks() const;
+  bool has_pages(uint64_t offset, uint64_t size) const;  // whether so many bytes of the document are pages, and nothing else
+
+  void encode(std::span<uint8_t, packed::header_bytes> out) const;
+  // `begin`: the file's first min(file_bytes, header_bytes) bytes; `path` is for messages. Code::not_a_cache, Code::version, Code::corrupt; on
+  // failure *out is unchanged.
+  static Status decode(std::span<const uint8_t> begin, uint64_t file_bytes, const char* path, PackedHeader* out);
+};
+
+}  // namespace kvasir

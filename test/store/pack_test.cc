@@ -1,0 +1,390 @@
+// Packed documents: they come back bit for bit; damage of every kind is found, and leaves what was at the path; so does whatever fails.
+#include "store/pack.h"
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <functional>
+#include <new>
+
+#include "base/little_endian.h"
+#include "failing_allocations.h"
+#include "store/cache_samples.h"
+#include "store/split_pages.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using samples::Part;
+using samples::SectionKind;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+// Pages whose keys have something in common from token to token, as a model's have.
+Bytes like_pages(std::size_t size) {
+  Bytes bytes = samples::noise(size, 5);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(bytes[i] % 16 + (i % 4096 < 2048 ? i % 4 * 50 : 0));
+  return bytes;
+}
+
+std::vector<Part> document(std::size_t extents) {
+  return {{SectionKind::state, 1, samples::noise(48, 1)},
+          {SectionKind::window, 1, {}},
+          {SectionKind::pages, 1, like_pages(extents * 65536)},
+          {SectionKind::scales, 1, samples::noise(extents * 2048, 2)}};
+}
+
+// A saved document, where its packed copy is, and where it comes back.
+struct Specimen {
+  TempFolder folder;
+  std::string path = folder.file("a.kv"), packed_path = folder.file("a.kvz"), back = folder.file("back.kv");
+  Bytes plain, packed;
+
+  explicit Specimen(const std::vector<Part>& parts = document(9), uint32_t level = 1) {
+    REQUIRE(samples::save(path, parts, 7).ok());
+    plain = read_file(path);
+    REQUIRE(pack(path, packed_path, level, nullptr, nullptr).ok());
+    packed = read_file(packed_path);
+    write_file(back, {1, 2, 3});
+  }
+  // Unpacks damaged bytes; whatever is refused leaves what was there.
+  Status unpacked(const Bytes& bytes) {
+    write_file(packed_path, bytes);
+    write_file(back, {1, 2, 3});
+    Status s = unpack(packed_path, back, nullptr, nullptr);
+    CHECK(read_file(back) == (s.ok() ? plain : Bytes{1, 2, 3}));
+    CHECK(folder.entries() == 3);
+    return s;
+  }
+};
+
+void repair_header(Bytes& file) {
+  samples::put(file, packed::place_checksum, 8, checksum(file.data(), packed::place_checksum, packed::header_seed));
+}
+
+// Where each chunk begins.
+std::vector<uint64_t> chunks_of(const Bytes& file) {
+  std::vector<uint64_t> out;
+  for (uint64_t at = packed::header_bytes; at < file.size(); at += packed::chunk_header_bytes + load32(&file[at])) out.push_back(at);
+  return out;
+}
+
+void repair_chunk(Bytes& file, uint64_t at) {
+  const uint64_t data = at + packed::chunk_header_bytes;
+  samples::put(file, at + 8, 8, checksum(&file[data], load32(&file[at]), data));
+}
+
+struct Plan {
+  long first = -1;
+  bool once = true;
+  int error = 0;
+  long seen = 0;
+} plan;
+
+int fail_operation(const char* operation, const char*) {
+  if (std::string_view(operation) == "remove") return 0;  // no program removes what the system will not let go
+  const long now = plan.seen++;
+  return plan.first >= 0 && (plan.once ? now == plan.first : now >= plan.first) ? plan.error : 0;
+}
+
+int interrupt_every_second(const char*, const char*) {
+  static int count = 0;
+  return ++count % 2 ? EINTR : 0;
+}
+
+int transfer_in_parts(const char*, const char*) { return -1; }
+
+struct WithFault {
+  explicit WithFault(os::Fault f) { os::fault = f; }
+  ~WithFault() { os::fault = nullptr; }
+};
+
+}  // namespace
+
+TEST_CASE("pages in the order that is packed come back whatever is in them") {
+  for (uint32_t page_tokens : {8u, 16u, 32u, 64u}) {
+    const Bytes plain = samples::noise(65536, page_tokens);
+    Bytes split(65536), joined(65536);
+    split_pages(page_tokens, plain.data(), split.data());
+    CHECK(split != plain);
+    join_pages(page_tokens, split.data(), joined.data());
+    CHECK(joined == plain);
+  }
+  // Keys that stay the same from token to token are their first token and nothing else.
+  Bytes constant(65536), split(65536);
+  for (std::size_t i = 0; i < constant.size(); ++i) constant[i] = static_cast<uint8_t>(i % 4096 / 128 * 4 + i % 4 + 1);
+  split_pages(32, constant.data(), split.data());
+  CHECK(std::count(split.begin(), split.begin() + 32768, 0) == 32768 - 64);
+}
+
+TEST_CASE("a packed document comes back bit for bit") {
+  for (std::size_t extents : {0u, 1u, 3u, 4u, 5u, 40u}) {
+    CAPTURE(extents);
+    Specimen specimen(document(extents));
+    CHECK(specimen.unpacked(specimen.packed).ok());
+    if (extents > 3) CHECK(specimen.packed.size() < specimen.plain.size() * 6 / 10);
+  }
+  Specimen nothing(std::vector<Part>{});
+  CHECK(nothing.unpacked(nothing.packed).ok());
+  Specimen odd(samples::parts(3));  // pages that are no whole extents
+  CHECK(odd.unpacked(odd.packed).ok());
+}
+
+TEST_CASE("every level packs to the same document") {
+  for (uint32_t level = least_level; level <= most_level; ++level) {
+    CAPTURE(level);
+    Specimen specimen(document(2), level);
+    CHECK(specimen.unpacked(specimen.packed).ok());
+    PackedHeader header;
+    REQUIRE(read_packed_header(specimen.packed_path, &header).ok());
+    CHECK(header.level == level);
+  }
+}
+
+TEST_CASE("a packed document's header says what it holds") {
+  Specimen specimen;
+  PackedHeader header;
+  REQUIRE(read_packed_header(specimen.packed_path, &header).ok());
+  CHECK(header.packed_bytes == specimen.packed.size());
+  CHECK(header.document_bytes == specimen.plain.size());
+  CHECK(header.identity.tokens == 7);
+  CHECK(header.identity.layers == 4);
+  CHECK(header.identity.head_dim == 64);
+  CHECK(std::string(header.identity.model_name) == "mini reader");
+  CHECK(header.format_version == format::version);
+  CHECK(header.page_tokens == 32);
+}
+
+TEST_CASE("only a sound document is packed, and to another file") {
+  Specimen specimen;
+  CHECK(pack(specimen.path, specimen.path, 1, nullptr, nullptr).code() == Code::bad_argument);
+  CHECK(unpack(specimen.packed_path, specimen.packed_path, nullptr, nullptr).code() == Code::bad_argument);
+  CHECK(pack(specimen.folder.file("none"), specimen.packed_path, 1, nullptr, nullptr).code() == Code::not_found);
+  const Status again = pack(specimen.packed_path, specimen.folder.file("b.kvz"), 1, nullptr, nullptr);
+  CHECK(again.code() == Code::not_a_cache);
+  CHECK(std::string(again.message()).find("unpack it first") != std::string::npos);
+  const Status plain = unpack(specimen.path, specimen.back, nullptr, nullptr);
+  CHECK(plain.code() == Code::not_a_cache);
+  Bytes damaged = specimen.plain;
+  damaged[100] ^= 1;
+  write_file(specimen.path, damaged);
+  CHECK(pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr).code() == Code::corrupt);
+  CHECK(read_file(specimen.packed_path) == specimen.packed);
+  CHECK(specimen.folder.entries() == 3);
+}
+
+TEST_CASE("a flipped bit of a packed header is found, also with its checksum made to match") {
+  Specimen specimen(document(1));
+  for (uint64_t bit = 0; bit < packed::header_bytes * 8; ++bit) {
+    CAPTURE(bit);
+    Bytes file = specimen.packed;
+    file[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    const Status s = specimen.unpacked(file);
+    CHECK((s.code() == Code::corrupt || (bit / 8 < 8 && s.code() == Code::not_a_cache)));
+    CHECK(s.message()[0] != 0);
+    if (bit / 8 >= packed::place_checksum) continue;
+    repair_header(file);
+    const Status repaired = specimen.unpacked(file);
+    if (repaired.ok()) {  // what is for people, or fewer pages than whole extents have
+      const uint64_t place = bit / 8;
+      CHECK(((place >= packed::place_level && place < packed::place_packed_bytes) ||
+             (place >= packed::place_layers && place < packed::place_reserved) || (place >= packed::place_version && place < packed::place_minimum_reader) ||
+             (place >= packed::place_pages_bytes && place < packed::place_pages_bytes + 2)));
+    } else if (bit / 8 >= 8) {
+      CHECK((repaired.code() == Code::corrupt || repaired.code() == Code::version || repaired.code() == Code::no_space));
+    }
+  }
+}
+
+TEST_CASE("a flipped bit of a packed body is found at its chunk, also with the chunk's checksum made to match") {
+  Specimen specimen(document(9));
+  const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
+  REQUIRE(chunks.size() > 2);
+  for (uint64_t at = packed::header_bytes; at < specimen.packed.size(); at += at % 4096 < 64 ? 1 : 1009) {
+    CAPTURE(at);
+    Bytes file = specimen.packed;
+    file[at] ^= static_cast<uint8_t>(1u << at % 8);
+    const Status s = specimen.unpacked(file);
+    CHECK(s.code() == Code::corrupt);
+    const uint64_t chunk = *(std::upper_bound(chunks.begin(), chunks.end(), at) - 1);
+    CHECK(s.offset() == chunk);
+    if (at - chunk < packed::chunk_header_bytes) continue;
+    repair_chunk(file, chunk);
+    CHECK(specimen.unpacked(file).code() == Code::corrupt);
+  }
+}
+
+TEST_CASE("a packed file that is cut off or has something at its end is refused, also when its header agrees") {
+  Specimen specimen(document(5));
+  for (std::size_t size = 0; size < specimen.packed.size(); size += size < 300 ? 1 : 997) {
+    CAPTURE(size);
+    Bytes file(specimen.packed.begin(), specimen.packed.begin() + static_cast<std::ptrdiff_t>(size));
+    const Status s = specimen.unpacked(file);
+    CHECK(s.code() == (size == 0 ? Code::not_a_cache : Code::corrupt));
+    if (size < packed::header_bytes) continue;
+    samples::put(file, packed::place_packed_bytes, 8, size);
+    repair_header(file);
+    CHECK(specimen.unpacked(file).code() == Code::corrupt);
+  }
+  for (std::size_t more : {1u, 16u, 4096u}) {
+    Bytes file = specimen.packed;
+    file.resize(file.size() + more);
+    CHECK(specimen.unpacked(file).offset() == specimen.packed.size());
+    samples::put(file, packed::place_packed_bytes, 8, file.size());
+    repair_header(file);
+    CHECK(specimen.unpacked(file).code() == Code::corrupt);
+  }
+}
+
+TEST_CASE("chunks that changed places, and chunks of another document, are found") {
+  Specimen specimen(document(9));
+  const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
+  const auto at = [](Bytes& file, uint64_t i) { return file.begin() + static_cast<std::ptrdiff_t>(i); };
+  Bytes swapped = specimen.packed;
+  std::rotate(at(swapped, chunks[0]), at(swapped, chunks[1]), at(swapped, chunks[2]));
+  CHECK(specimen.unpacked(swapped).code() == Code::corrupt);
+  for (uint64_t chunk : chunks_of(swapped)) repair_chunk(swapped, chunk);
+  CHECK(specimen.unpacked(swapped).code() == Code::corrupt);
+}
+
+TEST_CASE("a packed file that promises too little, too much or the impossible is refused before it fills a disk") {
+  Specimen specimen(document(9));
+  const auto size = static_cast<uint64_t>(specimen.plain.size());
+  for (uint64_t lie : {uint64_t{0}, uint64_t{1}, size - 1, size + 1, size / 2, size - 65536, size + (1 << 18), size * 50, uint64_t{1} << 40,
+                       uint64_t{1} << 62, UINT64_MAX}) {
+    CAPTURE(lie);
+    Bytes file = specimen.packed;
+    samples::put(file, packed::place_document_bytes, 8, lie);
+    repair_header(file);
+    CHECK(specimen.unpacked(file).code() == Code::corrupt);
+  }
+}
+
+TEST_CASE("a packed file of a newer version is told apart from a damaged one") {
+  Specimen specimen(document(1));
+  Bytes file = specimen.packed;
+  samples::put(file, packed::place_version, 4, 9);
+  samples::put(file, packed::place_reserved, 4, 77);  // what newer versions may use
+  repair_header(file);
+  CHECK(specimen.unpacked(file).ok());
+  samples::put(file, packed::place_minimum_reader, 4, 2);
+  repair_header(file);
+  CHECK(specimen.unpacked(file).code() == Code::version);
+  for (const Bytes& begin : {Bytes{0x0B}, Bytes{0xC2, 0x8B}, Bytes{0xEF, 0xBF, 0xBD}}) {
+    Bytes text = begin;
+    text.insert(text.end(), specimen.packed.begin() + 1, specimen.packed.end());
+    const Status s = specimen.unpacked(text);
+    CHECK(s.code() == Code::corrupt);
+    CHECK(std::string(s.message()).find("as binary") != std::string::npos);
+  }
+}
+
+TEST_CASE("packing and unpacking that are stopped anywhere leave what was there") {
+  Specimen specimen(document(9));
+  for (const bool packing : {true, false}) {
+    const std::string& target = packing ? specimen.packed_path : specimen.back;
+    for (int stop_at = 0; stop_at < 2; ++stop_at) {
+      write_file(target, packing ? Bytes{1} : Bytes{2});
+      if (!packing) write_file(specimen.packed_path, specimen.packed);
+      int calls = 0;
+      uint64_t last = 0;
+      Progress progress([&](uint64_t done, uint64_t total) {
+        CHECK(done >= last);
+        CHECK(total == specimen.plain.size());
+        last = done;
+        return stop_at == 0 || done == total ? 1 : (++calls, 0);
+      });
+      const Status s = packing ? pack(specimen.path, target, 1, &progress, nullptr) : unpack(specimen.packed_path, target, &progress, nullptr);
+      CHECK(s.code() == Code::cancelled);
+      CHECK(read_file(target).size() == 1);
+      CHECK(specimen.folder.entries() == 3);
+    }
+    Cancel cancel;
+    cancel.fire();
+    const Status s = packing ? pack(specimen.path, target, 1, nullptr, &cancel) : unpack(specimen.packed_path, target, nullptr, &cancel);
+    CHECK(s.code() == Code::cancelled);
+    CHECK(specimen.folder.entries() == 3);
+  }
+}
+
+TEST_CASE("packing and unpacking whose Nth file operation fails leave what was there") {
+  Specimen specimen(document(5));
+  const std::size_t descriptors = open_descriptors();
+  WithFault fault(fail_operation);
+  for (const bool packing : {true, false}) {
+    const std::string& target = packing ? specimen.packed_path : specimen.back;
+    for (int error : {EIO, ENOSPC, EMFILE}) {
+      for (bool once : {true, false}) {
+        for (long n = 0;; ++n) {
+          CAPTURE(n);
+          write_file(target, {1});
+          if (!packing) write_file(specimen.packed_path, specimen.packed);
+          plan = {n, once, error};
+          const Status s = packing ? pack(specimen.path, target, 1, nullptr, nullptr) : unpack(specimen.packed_path, target, nullptr, nullptr);
+          const bool reached = plan.seen > n;
+          plan = {};
+          CHECK(specimen.folder.entries() == 3);
+          CHECK(open_descriptors() == descriptors);
+          const Bytes there = read_file(target);
+          const bool is_new = there == (packing ? specimen.packed : specimen.plain);
+          CHECK((is_new || there == Bytes{1}));
+          if (!reached) {
+            CHECK(s.ok());
+            CHECK(is_new);
+            CHECK(n > 8);
+            break;
+          }
+          CHECK(s.code() == (error == ENOSPC ? Code::no_space : error == EMFILE ? Code::limit : Code::io));
+          CHECK(s.sys_errno() == error);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("packing goes on after interruptions and short transfers") {
+  Specimen specimen(document(2));
+  for (os::Fault hook : {interrupt_every_second, transfer_in_parts}) {
+    const WithFault fault(hook);
+    CHECK(pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr).ok());
+    CHECK(unpack(specimen.packed_path, specimen.back, nullptr, nullptr).ok());
+    CHECK(read_file(specimen.back) == specimen.plain);
+  }
+}
+
+TEST_CASE("packing and unpacking without memory leave what was there") {
+  Specimen specimen(document(2));
+  for (const bool packing : {true, false}) {
+    for (bool once : {true, false}) {
+      for (long n = 0;; ++n) {
+        CAPTURE(n);
+        write_file(specimen.packed_path, specimen.packed);
+        write_file(specimen.back, {1, 2, 3});
+        bool failed = false, reached, in_place = false;  // only the folder's sync was left, and the message says so
+        {
+          FailingAllocations failing(n, once);
+          try {
+            const Status s = packing ? pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr)
+                                     : unpack(specimen.packed_path, specimen.back, nullptr, nullptr);
+            failed = !s.ok();
+            in_place = failed && std::string_view(s.message()).find("is written") != std::string_view::npos;
+          } catch (const std::bad_alloc&) {
+            failed = true;
+          }
+          reached = failing.reached();
+        }
+        CHECK(failed == reached);
+        CHECK(specimen.folder.entries() == 3);
+        CHECK(read_file(specimen.packed_path) == specimen.packed);
+        const Bytes back = read_file(specimen.back);
+        const bool without_words = failed && !once && back == specimen.plain;  // nor was there memory to say it
+        CHECK((without_words || back == (packing || (failed && !in_place) ? Bytes{1, 2, 3} : specimen.plain)));
+        if (!reached) {
+          CHECK(n > 2);
+          break;
+        }
+      }
+    }
+  }
+}

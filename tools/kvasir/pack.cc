@@ -1,0 +1,68 @@
+// kvasir pack and kvasir unpack: a smaller copy of a cache, and the cache again.
+#include <filesystem>
+
+#include "commands.h"
+#include "failure.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is replaced without a question is a file of the kind that is written, or none.
+void may_replace(const PackArguments& arguments, const char* kind, kv_status (*inspect)(const char* path)) {
+  std::error_code ignored;
+  if (arguments.force || !fs::exists(arguments.output, ignored)) return;
+  if (inspect(arguments.output.c_str()) == KV_OK) return;
+  throw Failure(exit_file, arguments.output + " is no " + kind + "; name another file, or add --force to replace it");
+}
+
+kv_status is_packed(const char* path) {
+  kv_packed_information info{};
+  info.struct_size = sizeof info;
+  return kv_packed_inspect(path, &info, nullptr);
+}
+
+kv_status is_cache(const char* path) {
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  return kv_file_inspect(path, &info, nullptr);
+}
+
+std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
+
+void run(Context& context, const PackArguments& arguments, const char* doing, decltype(kv_pack)* call) {
+  Progress progress(context.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
+  kv_pack_options options;
+  kv_pack_options_init(&options);
+  options.level = arguments.level;
+  options.cancel = context.interrupt.token();
+  options.progress = Progress::callback;
+  options.progress_user = &progress;
+  kv_error error{};
+  const kv_status status = call(arguments.path.c_str(), arguments.output.c_str(), &options, &error);
+  if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped; " + arguments.output + " was not written");
+  check(status, error);
+  const double seconds = progress.seconds();
+  const uint64_t from = fs::file_size(arguments.path), to = fs::file_size(arguments.output);
+  context.result = {{"path", arguments.path}, {"output", arguments.output}, {"bytes", from}, {"output_bytes", to}, {"seconds", seconds}};
+  const double larger = static_cast<double>(std::max(from, to));
+  if (!context.json)
+    context.terminal.print_untrusted(arguments.output + ": " + byte_count(to) + " from " + byte_count(from) + ", in " + duration(seconds) + ", " +
+                                     byte_count(static_cast<uint64_t>(larger / std::max(seconds, 1e-9))) + "/s\n");
+}
+
+}  // namespace
+
+void run_pack(Context& context, const PackArguments& arguments) {
+  may_replace(arguments, "packed cache", is_packed);
+  run(context, arguments, "Packing", kv_pack);
+}
+
+void run_unpack(Context& context, const PackArguments& arguments) {
+  may_replace(arguments, "cache", is_cache);
+  run(context, arguments, "Unpacking", kv_unpack);
+}
+
+}  // namespace tool
