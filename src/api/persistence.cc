@@ -20,6 +20,11 @@ kv_status kv_save(kv_session* session, const char* path, const kv_call_options* 
 
 kv_status kv_load(kv_model* model, const char* path, const kv_session_options* session_options, const kv_call_options* options,
                   kv_session** out, kv_error* error) {
+  return kv_load_prefix(model, path, 0, session_options, options, out, error);
+}
+
+kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens, const kv_session_options* session_options,
+                         const kv_call_options* options, kv_session** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
@@ -29,9 +34,11 @@ kv_status kv_load(kv_model* model, const char* path, const kv_session_options* s
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
+    const Cancel* cancel = o.cancel ? &o.cancel->flag : nullptr;
     auto handle = std::make_unique<kv_session>();
-    if (Status s = Session::load(model->model, path, so, o.flags & KV_LOAD_VERIFY, o.cancel ? &o.cancel->flag : nullptr,
-                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session);
+    if (Status s = Session::load(model->model, path, so, o.flags & KV_LOAD_VERIFY, cancel,
+                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session, tokens,
+                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
         !s.ok())
       return s;
     *out = handle.release();

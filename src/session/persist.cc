@@ -168,7 +168,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
 namespace {
 
 // The facts of a file that must fit each other, this model and the limits.
-Status check_file(const CacheFile& file, const Model& model, const SessionOptions& options, const SavedTimeline& s) {
+Status check_file(const CacheFile& file, const Model& model, const SessionOptions& options, uint64_t tokens, const SavedTimeline& s) {
   const auto corrupt = [&](const char* what) {
     return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded", file.path().c_str(), what);
   };
@@ -189,9 +189,12 @@ Status check_file(const CacheFile& file, const Model& model, const SessionOption
   if (s.window_tokens == 0 || s.window_tokens > (1u << 20)) return corrupt("a window out of range");
   if ((s.turn == 0) != (s.tokens == 0)) return corrupt("a turn that does not fit its tokens");
   if (s.pages && s.window_count == 0) return corrupt("an empty window");
-  if (s.tokens > options.context)
-    return Status::error(Code::context_full, "%s holds %" PRIu64 " tokens: the session's context is %" PRIu64 "; nothing was loaded",
-                         file.path().c_str(), s.tokens, options.context);
+  if (tokens > s.tokens)
+    return Status::error(Code::bad_argument, "%s holds %" PRIu64 " tokens: %" PRIu64 " were asked for; nothing was loaded", file.path().c_str(),
+                         s.tokens, tokens);
+  if (const uint64_t wanted = tokens ? tokens : s.tokens; wanted > options.context)
+    return Status::error(Code::context_full, "%s: %" PRIu64 " tokens do not fit: the session's context is %" PRIu64 "; nothing was loaded",
+                         file.path().c_str(), wanted, options.context);
   return {};
 }
 
@@ -265,7 +268,8 @@ Status Session::load_optional(const CacheFile& file, const SavedTimeline& state)
 }
 
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
-                     const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out) {
+                     const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out,
+                     uint64_t tokens_wanted, Progress::Report reading) {
   const uint64_t begin = os::now_ns();
   if (Status s = resolve(*model, &options); !s.ok()) return s;
   std::shared_ptr<const CacheFile> file;
@@ -279,7 +283,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   }
   SavedTimeline state;
   if (Status s = read_saved(*file, &state); !s.ok()) return s;
-  if (Status s = check_file(*file, *model, options, state); !s.ok()) return s;
+  if (Status s = check_file(*file, *model, options, tokens_wanted, state); !s.ok()) return s;
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
 
@@ -347,6 +351,8 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits || section.kind == SectionKind::queries)
       file->advise(section, os::Mapping::Advice::dont_need);
   if (Status s = session->start(); !s.ok()) return s;
+  if (tokens_wanted)
+    if (Status s = session->shorten(tokens_wanted, cancel, std::move(reading)); !s.ok()) return s;
   session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   *out = std::move(session);
   return {};

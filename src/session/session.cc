@@ -383,12 +383,22 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
   return s;
 }
 
+Status Session::check_has(uint64_t tokens) const {
+  if (tokens <= tokens_.size()) return {};
+  return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the timeline holds %zu; it is unchanged", tokens,
+                       tokens_.size());
+}
+
 Status Session::rewind(uint64_t tokens) {
-  if (tokens > tokens_.size())
-    return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the timeline holds %zu; it is unchanged", tokens,
-                         tokens_.size());
+  if (Status s = check_has(tokens); !s.ok()) return s;
   if (tokens == tokens_.size()) return {};
   if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  forget_behind(tokens);
+  return {};
+}
+
+// Of all but the store, which has gone back already.
+void Session::forget_behind(uint64_t tokens) {
   queries_.rewind(tokens);
   if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);
@@ -397,6 +407,22 @@ Status Session::rewind(uint64_t tokens) {
   if (tokens == 0) turn_ = Turn::empty;
   if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;  // they were of text that is gone
   if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
+}
+
+Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
+  if (Status s = check_has(tokens); !s.ok()) return s;
+  const uint32_t pages = store_.pages_after(tokens);
+  if (pages >= store_.pages().pages()) return rewind(tokens);  // the window has them all
+  Array<Token> again(tokens_.begin() + std::ptrdiff_t{pages} * store_.shape().page.page_tokens,
+                     tokens_.begin() + static_cast<std::ptrdiff_t>(tokens));
+  store_.cut(pages);
+  forget_behind(tokens);
+  const Turn turn = turn_;
+  forget_behind(tokens - again.size());
+  Progress progress(std::move(report));
+  uint64_t done = 0;
+  if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok()) return s;
+  turn_ = turn;
   return {};
 }
 

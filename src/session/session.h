@@ -82,9 +82,11 @@ using TextFn = std::function<int(std::string_view text)>;
 class Session {
  public:
   static Status open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out);
-  // Checks the whole file first when verify is set. Codes as kv_load.
+  // Checks the whole file first when verify is set. Of the first `tokens` tokens alone, 0: of all; `reading` tells of those that are read again.
+  // Codes as kv_load_prefix.
   static Status load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
-                     const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out);
+                     const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
+                     Progress::Report reading = {});
   Status fork(std::unique_ptr<Session>* out) const;
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
@@ -98,6 +100,9 @@ class Session {
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel, Progress::Report progress,
                Progress::Report prepare_progress = {});
   Status rewind(uint64_t tokens);
+  // Goes back to the first `tokens` tokens and to the state in which reading them leaves a timeline: pages stay where they are, the tokens behind them
+  // are read again into the window. After a failure the session is of no use but to be closed.
+  Status shorten(uint64_t tokens, const Cancel* cancel, Progress::Report progress);
   // Makes now what the strategy needs beside the pages and the timeline does not have: a sketch, an index. Afterwards no answer waits for it.
   Status prepare(const Cancel* cancel, Progress::Report progress);
   // Makes the strategy's index first, as prepare() does.
@@ -125,6 +130,8 @@ class Session {
                 uint64_t* done);
   Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
+  Status check_has(uint64_t tokens) const;
+  void forget_behind(uint64_t tokens);
   void plan_step(ForwardStep* step);
   void plan_probe(ForwardStep* step, Array<float>* errors);
   void plan_read(ForwardStep* step, uint64_t left);

@@ -64,13 +64,9 @@ void KvStore::grow_window(uint32_t rows) {
   capacity_ = capacity;
 }
 
-uint32_t KvStore::pages_to_seal(uint32_t count) const {
-  return count <= window_tokens_ ? 0 : (count - window_tokens_) / shape().page.page_tokens;
-}
-
 Status KvStore::prepare(uint32_t n) {
   grow_window(window_count_ + n);
-  const uint32_t sealed = pages_to_seal(window_count_ + n);
+  const uint32_t sealed = pages_after(window_count_ + n);
   if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_); !s.ok()) return s;
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
@@ -134,7 +130,7 @@ void KvStore::fix_centre(uint32_t rows) {
 
 void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t count = window_count_ + n;
-  const uint32_t sealed = pages_to_seal(count);
+  const uint32_t sealed = pages_after(count);
   window_count_ = count;
   if (sealed == 0) return representatives_.commit(n, pages_);
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
@@ -165,14 +161,8 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   representatives_.reserve_rewind();
-  if (tokens == 0) {  // the next text is another one: it gets its own centre
-    pages_.truncate(0);
-    sketch_.clear();
-    representatives_.rewind(0);
-    indexes_ = {};
-    window_count_ = 0;
-    centre_.clear();
-    sinks_.clear();
+  if (tokens == 0) {
+    cut(0);
     return {};
   }
   if (tokens >= sealed_tokens()) {
@@ -225,6 +215,22 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   capacity_ = shorter.capacity_;
   window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());
   return {};
+}
+
+uint32_t KvStore::pages_after(uint64_t tokens) const {
+  return tokens <= window_tokens_ ? 0 : static_cast<uint32_t>((tokens - window_tokens_) / shape().page.page_tokens);
+}
+
+void KvStore::cut(uint32_t pages) {
+  representatives_.reserve_rewind();
+  pages_.truncate(pages);
+  sketch_.truncate(pages);
+  representatives_.rewind(sealed_tokens());
+  indexes_.truncate(sealed_tokens());
+  window_count_ = 0;
+  if (pages > 0) return;
+  centre_.clear();  // the next text is another one: it gets its own
+  sinks_.clear();
 }
 
 uint64_t KvStore::private_bytes() const {

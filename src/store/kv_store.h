@@ -67,6 +67,12 @@ class KvStore {
   // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file: Code::corrupt, nothing changed.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
+  // Pages that are sealed when so many tokens have been read, in steps of any size.
+  uint32_t pages_after(uint64_t tokens) const;
+  // Back to the first `pages` sealed pages (<= pages().pages()), with an empty window: the tokens behind them are read again. Pages and what
+  // belongs to them stay where they are. Throws std::bad_alloc and leaves the store as it was.
+  void cut(uint32_t pages);
+
   // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
   Status build_sketch(const Kernels& kernels, ThreadPool* pool) { return sketch_.build(pages_, kernels, pool); }
 
@@ -100,7 +106,6 @@ class KvStore {
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   void grow_window(uint32_t rows);
   void fix_centre(uint32_t rows);
-  uint32_t pages_to_seal(uint32_t count) const;
 
   PageStore pages_;
   KeySketch sketch_;

@@ -319,6 +319,13 @@ void Misuses::add_files() {
   add("kv_load", "another kind of file", [&](kv_error* e) {
     return kv_load(tiny_model(), tiny_path, nullptr, nullptr, &out_.session, e);
   }, KV_NOT_A_CACHE);
+  add("kv_load_prefix", "model", [&](kv_error* e) { return kv_load_prefix(nullptr, path_.c_str(), 5, nullptr, nullptr, &out_.session, e); });
+  add("kv_load_prefix", "path", [&](kv_error* e) { return kv_load_prefix(tiny_model(), nullptr, 5, nullptr, nullptr, &out_.session, e); });
+  add("kv_load_prefix", "out", [&](kv_error* e) { return kv_load_prefix(tiny_model(), path_.c_str(), 5, nullptr, nullptr, nullptr, e); });
+  for (const uint64_t tokens : {uint64_t{201}, UINT64_MAX})
+    add("kv_load_prefix", "more tokens than there are", [&, tokens](kv_error* e) {
+      return kv_load_prefix(tiny_model(), path_.c_str(), tokens, nullptr, nullptr, &out_.session, e);
+    });
   add("kv_load", "a shorter context", [&](kv_error* e) {
     kv_session_options o = small_options();
     o.context = 199;
