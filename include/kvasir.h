@@ -166,6 +166,7 @@ typedef struct kv_model_information {
   char weights[96];            /* number formats, most used first: "Q4_K Q6_K F32" */
   char tokenizer[32];
   char chat_format[16];
+  char fingerprint[72];        /* of the weights: 64 hexadecimal digits; caches belong to it */
 } kv_model_information;
 
 /* Fills *info up to the struct_size it came with. Any thread. */
@@ -486,6 +487,83 @@ typedef struct kv_packed_information {
 
 /* What a packed document says of itself; checks its header and size only. KV_NOT_A_CACHE when it is something else. */
 KV_API kv_status kv_packed_inspect(const char *path, kv_packed_information *info, kv_error *error);
+
+/* ---- library of documents --------------------------------------------------------------------------------------------- */
+
+/* A folder of saved documents that finds by itself what was read before: every text is read once, and of a text that begins like another only
+ * the rest. Any number of processes and threads may use one folder at once; a handle may be used by any number of threads. NAME.kv in the
+ * folder is the document of that name, an ordinary file of kv_save; files put there are documents like the others. A document that a
+ * session has open, in any process, is neither evicted nor removed. A process that ends at any moment leaves a temporary
+ * file at most, which the next kv_library_open removes. Each document is whole by itself: what two have in common is on the disk twice. */
+typedef struct kv_library kv_library;
+
+typedef struct kv_library_options {
+  uint32_t struct_size;
+  uint32_t flags;           /* 0 */
+  uint64_t most_bytes;      /* all documents together: after a save and in kv_library_open the least recently used ones go; 0: no limit */
+  kv_log_fn log;            /* evictions, documents that cannot be used; NULL: silent */
+  void *log_user;
+} kv_library_options;
+
+KV_API void kv_library_options_init(kv_library_options *options);
+
+/* Makes the folder where there is none (not those above it). *out is closed with kv_library_close; sessions stay usable.
+ * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_BUSY (another process has been changing the library for 10 seconds), KV_NO_MEMORY. */
+KV_API kv_status kv_library_open(const char *folder, const kv_library_options *options, kv_library **out, kv_error *error);
+KV_API void kv_library_close(kv_library *library);
+
+typedef struct kv_library_document {
+  uint32_t struct_size;     /* in: set by the caller to sizeof */
+  kv_status status;         /* KV_OK, or why the file cannot be used: KV_CORRUPT, KV_VERSION, KV_NOT_A_CACHE and others; then it has no tokens */
+  uint64_t file_bytes;
+  uint64_t tokens;
+  uint64_t last_used;       /* nanoseconds since 1970 */
+  char name[208];
+  char model_name[64];
+  char fingerprint[72];     /* of the model's weights, as kv_model_information has it, in hexadecimal digits */
+} kv_library_document;
+
+/* Fills *document, up to the struct_size it came with, for the document of an index, the last used first; KV_NOT_FOUND after the last. Index 0
+ * looks at the folder, others go on in what index 0 found last. KV_IO, KV_PERMISSION, KV_NO_MEMORY. */
+KV_API kv_status kv_library_list(kv_library *library, uint32_t index, kv_library_document *document, kv_error *error);
+
+typedef struct kv_library_session_options {
+  uint32_t struct_size;
+  uint32_t flags;                           /* KV_TOKENIZE_SPECIAL, KV_LIBRARY_VERIFY */
+  const char *name;                         /* of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one; NULL: a hash */
+  const kv_session_options *session;        /* as for kv_session_open; NULL: the defaults */
+  kv_cancel *cancel;                        /* NULL: cannot be cancelled but by the callback */
+  kv_progress_fn progress;                  /* KV_PHASE_VERIFY, KV_PHASE_PREFILL, KV_PHASE_PREPARE, KV_PHASE_SAVE; NULL: none */
+  void *progress_user;
+} kv_library_session_options;
+
+#define KV_LIBRARY_VERIFY 16u /* check all of a document before it is used, not each part when it is first used */
+
+KV_API void kv_library_session_options_init(kv_library_session_options *options);
+
+typedef struct kv_library_result {
+  uint32_t struct_size;     /* in: set by the caller to sizeof */
+  kv_status save_status;    /* KV_OK, or why what was read is not in the library though the session is there */
+  uint64_t tokens;          /* of the text */
+  uint64_t tokens_found;    /* the first ones of these, that a document had */
+  uint32_t saved;           /* 1: what was read is now in the library; 0: it was there, or save_status says why not */
+  char name[212];           /* of the document that was found, or saved */
+} kv_library_result;
+
+/* A session that has read the text as kv_prefill reads it. The document that has most of its tokens at its beginning, read by the same model
+ * with the same window, kv_type and prefill_strategy, is mapped as by kv_load_prefix; the rest is read and the result saved. Where all is
+ * found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and replaced by what is
+ * read where no name is given. result may be NULL. Costs a look at the header of each document, besides.
+ * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was saved; what was read is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO. A failure to
+ * save, or a cancel while saving, is not a failure of this call: result->save_status. */
+KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const char *text, size_t size,
+                                    const kv_library_session_options *options, kv_session **out, kv_library_result *result,
+                                    kv_error *error);
+
+/* KV_NOT_FOUND, KV_BAD_STATE (there is a document of the new name), KV_BUSY as kv_library_open. */
+KV_API kv_status kv_library_rename(kv_library *library, const char *from, const char *to, kv_error *error);
+/* KV_NOT_FOUND, KV_BUSY (a session has it open, or as kv_library_open). */
+KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_error *error);
 
 #ifdef __cplusplus
 }

@@ -110,6 +110,8 @@ Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, st
   return {};
 }
 
+std::string hexadecimal(std::span<const uint8_t> bytes);
+LogFn log_function(kv_log_fn fn, void* user);
 Status check_text(const char* text, std::size_t size, const char* name);
 Status check_flags(uint32_t flags, uint32_t known);
 Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase);

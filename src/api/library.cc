@@ -34,6 +34,12 @@ Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase) 
   return [=](uint64_t done, uint64_t total) { return fn(phase, done, total, user); };
 }
 
+std::string hexadecimal(std::span<const uint8_t> bytes) {
+  std::string text;
+  for (const uint8_t byte : bytes) text += "0123456789abcdef"[byte >> 4], text += "0123456789abcdef"[byte & 15];
+  return text;
+}
+
 }  // namespace kvasir::api
 
 using namespace kvasir;

@@ -24,6 +24,7 @@ kv_model_information describe(const Model& model) {
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());
   api::copy_text(i.chat_format, chat_format_name(model.chat()));
+  api::copy_text(i.fingerprint, api::hexadecimal(model.fingerprint()));
   return i;
 }
 

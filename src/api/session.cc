@@ -8,11 +8,6 @@ using namespace kvasir;
 
 namespace {
 
-LogFn log_function(kv_log_fn fn, void* user) {
-  if (!fn) return {};
-  return [=](int level, const char* message) { fn(level, message, user); };
-}
-
 Status handle_for(std::unique_ptr<Session> session, std::unique_ptr<kv_session> handle, kv_session** out) {
   handle->session = std::move(session);
   *out = handle.release();
@@ -54,6 +49,11 @@ Status read_layers(const char* text, std::vector<uint32_t>* out) {
 }  // namespace
 
 namespace kvasir::api {
+
+LogFn log_function(kv_log_fn fn, void* user) {
+  if (!fn) return {};
+  return [=](int level, const char* message) { fn(level, message, user); };
+}
 
 Status session_options(const kv_session_options* in, SessionOptions* out) {
   kv_session_options o;

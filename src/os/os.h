@@ -10,10 +10,16 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
 namespace kvasir::os {
+
+// Locks are of whole files, advisory, and not waited for. Other processes and other Files of this one see them. They end with their File, or with the
+// process however it ends.
+enum class Lock { shared, exclusive };
 
 // A file handle. Closed by the destructor; move-only.
 class File {
@@ -25,8 +31,11 @@ class File {
 
   static Status open_read(const std::string& path, File* out);
   // A new, empty file that nobody else can have opened, in the folder of `target` (so that a rename onto `target`
-  // is atomic), named after it with a random ending. Mode 0666 less the umask.
+  // is atomic), named after it with a random ending. Mode 0666 less the umask. Locked exclusively until the destructor, also when it has been
+  // closed: what others find without a lock was left behind by a writer that is gone.
   static Status create_temporary(const std::string& target, File* out);
+  // To be locked and nothing else; created where there is none.
+  static Status open_lock(const std::string& path, File* out);
 
   bool is_open() const { return fd_ >= 0; }
   const std::string& path() const { return path_; }
@@ -41,12 +50,14 @@ class File {
   Status read(uint64_t offset, std::span<const Piece> pieces) const;
   Status write(uint64_t offset, const void* data, std::size_t size);
   Status preallocate(uint64_t size);  // reserves the blocks now, so that a full disk is known before the work
+  Status lock(Lock kind, bool* got) const;  // *got is false where another has a lock that this one cannot stand beside
   Status sync();
   Status close();  // reports the error that the destructor would have to swallow
 
  private:
   friend class Mapping;
   int fd_ = -1;
+  int lock_fd_ = -1;  // the same open file, so that its lock outlasts close()
   std::string path_;
 };
 
@@ -77,6 +88,18 @@ Status rename_replace(const std::string& from, const std::string& to);  // atomi
 Status sync_folder_of(const std::string& path);                         // makes the rename durable
 Status remove_file(const std::string& path);
 
+struct FolderEntry {
+  std::string name;
+  uint64_t bytes = 0;
+  uint64_t modified_ns = 0;  // since 1970
+};
+Status list_folder(const std::string& folder, std::vector<FolderEntry>* out);  // its plain files, in no order
+Status make_folder(const std::string& folder);                                 // unless there is one
+Status touch(const std::string& path);                                         // modified now
+
+// Whether a name is one that create_temporary() gives.
+bool is_temporary_name(std::string_view name);
+
 // Asks for the largest pages of memory that the system gives for what lies wholly in them; advice. What is touched then becomes resident
 // by as much.
 void prefer_huge_pages(void* data, std::size_t size);
@@ -88,7 +111,7 @@ uint64_t now_ns();           // monotonic
 void name_this_thread(const char* name);
 
 // Tests set this to fail chosen operations: gets the operation's name ("open", "read", "write", "preallocate",
-// "sync", "rename", "sync_folder", "map", "close", "remove") and its path, returns an errno to fail with, 0 to go on,
+// "sync", "rename", "sync_folder", "map", "close", "remove", "lock", "list", "make_folder", "touch") and its path, returns an errno to fail with, 0 to go on,
 // or -1 to make a read or write transfer only part of what was asked in one system call. Null normally.
 using Fault = int (*)(const char* operation, const char* path);
 extern std::atomic<Fault> fault;

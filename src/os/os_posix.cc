@@ -1,4 +1,4 @@
-// The seam to Linux and macOS. Every system call of the library's file work is in this file.
+// The seam to Linux and macOS. Every system call of the library's work in files is in this file, of its work in folders in posix_folders.cc.
 //
 // A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A library must not
 // install handlers, so whatever may grow a file compares with the limit first.
@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -22,7 +23,7 @@
 #include <limits>
 #include <utility>
 
-#include "os/os.h"
+#include "os/posix.h"
 
 #if !defined(__linux__) && !defined(__APPLE__)
 #error "os_posix.cc knows Linux and macOS; another system needs its own file beside it"
@@ -36,79 +37,6 @@ namespace {
 
 // What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2 GiB less a page.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
-
-int consult(const char* operation, const std::string& path) {
-  const Fault hook = fault.load(std::memory_order_acquire);
-  return hook ? hook(operation, path.c_str()) : 0;
-}
-
-// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on failure.
-template <class Call>
-auto retried(const char* operation, const std::string& path, Call call) -> decltype(call()) {
-  for (;;) {
-    const int failure = consult(operation, path);
-    decltype(call()) result = -1;
-    if (failure > 0) {
-      errno = failure;
-    } else {
-      result = call();
-    }
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
-
-Code code_of(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return Code::no_space;
-    case ENOENT:
-    case ENOTDIR:
-      return Code::not_found;
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return Code::permission;
-    case ENOMEM:
-      return Code::no_memory;
-    case EMFILE:
-    case ENFILE:
-      return Code::limit;
-    case EISDIR:
-    case ENAMETOOLONG:
-    case ELOOP:
-      return Code::bad_argument;
-    default:
-      return Code::io;
-  }
-}
-
-// strerror_r comes in two kinds, told apart by what it returns.
-[[maybe_unused]] const char* error_text(const char* text, const char*) { return text; }
-[[maybe_unused]] const char* error_text(int, const char* buffer) { return buffer; }
-
-// The end of a path that is too long for a message: the reason after it must survive.
-const char* shown(const std::string& path) {
-  constexpr std::size_t most = 240;
-  if (path.size() <= most) return path.c_str();
-  std::size_t begin = path.size() - most;
-  while (begin < path.size() && (static_cast<unsigned char>(path[begin]) & 0xC0) == 0x80) ++begin;
-  return path.c_str() + begin;
-}
-
-// "cannot <what> <path>: <reason>", from errno.
-Status failed(const char* what, const std::string& path, int error) {
-  char buffer[128] = {};
-  const char* reason = error_text(strerror_r(error, buffer, sizeof buffer), buffer);
-  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason).with_errno(error);
-}
-
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 // "<target>.<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
 bool temporary_name(const std::string& target, std::string* out) {
@@ -155,16 +83,18 @@ Status require_regular(const std::string& path, const struct stat& info) {
 }  // namespace
 
 File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)), path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(lock_fd_, other.lock_fd_);
   std::swap(path_, other.path_);
   return *this;
 }
 
 File::~File() {
   if (fd_ >= 0) ::close(fd_);
+  if (lock_fd_ >= 0) ::close(lock_fd_);
 }
 
 Status File::open_read(const std::string& path, File* out) {
@@ -199,13 +129,41 @@ Status File::create_temporary(const std::string& target, File* out) {
       return ::open(file.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
     });
     file.fd_ = clear_of_standard_streams(file.fd_);
-    if (file.fd_ >= 0) {
-      *out = std::move(file);
-      return {};
+    if (file.fd_ < 0 && errno != EEXIST) break;
+    if (file.fd_ < 0) continue;
+    bool locked = false;
+    struct stat now;
+    const bool can_lock = file.lock(Lock::exclusive, &locked).ok();  // some file systems have no locks
+    // Who takes away what dead writers left may have come between; then the name is gone.
+    if (can_lock && (!locked || fstat(file.fd_, &now) != 0 || now.st_nlink == 0)) {
+      ::close(std::exchange(file.fd_, -1));
+      errno = EEXIST;
+      continue;
     }
-    if (errno != EEXIST) break;
+    file.lock_fd_ = fcntl(file.fd_, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);  // a lock lasts until its last descriptor is closed
+    *out = std::move(file);
+    return {};
   }
   return failed("create", file.path_, errno);
+}
+
+Status File::open_lock(const std::string& path, File* out) {
+  File file;
+  file.path_ = path;
+  file.fd_ = retried("open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666); });
+  file.fd_ = clear_of_standard_streams(file.fd_);
+  if (file.fd_ < 0) return failed("open", path, errno);
+  *out = std::move(file);
+  return {};
+}
+
+Status File::lock(Lock kind, bool* got) const {
+  *got = false;
+  const int how = (kind == Lock::exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB;
+  const int result = retried("lock", path_, [&] { return flock(fd_, how); });
+  if (result != 0 && errno != EWOULDBLOCK) return failed("lock", path_, errno);
+  *got = result == 0;
+  return {};
 }
 
 Status File::size(uint64_t* out) const {

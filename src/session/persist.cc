@@ -7,6 +7,7 @@
 #include "base/magnitude.h"
 #include "session/session.h"
 #include "store/cache_file.h"
+#include "store/token_chain.h"
 
 namespace kvasir {
 
@@ -121,6 +122,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     put(observed.data() + 8, observed_.pages, 4);
     std::memcpy(observed.data() + observed_head, values.data(), values.size() * sizeof(float));
   }
+  const TokenChain chain = TokenChain::of(tokens_, reading_key(sparse_tokens_ > 0));
+  Array<uint64_t> hashes(1, chain.key);
+  hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
   const struct {
     SectionKind kind;
@@ -135,7 +139,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
                {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
                {SectionKind::observed, observed.data(), observed.size()},
-               {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0}};
+               {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0},
+               {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
 
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;

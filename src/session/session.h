@@ -91,6 +91,14 @@ class Session {
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
                  uint64_t* tokens_done, uint64_t* bytes_done);
+  // The tokens that prefill() would read, and the bytes of marks and text that each stands for.
+  Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out, Array<uint32_t>* lengths) const;
+  // Reads tokens from encode_document(), all or those from some point on.
+  Status read_document(std::span<const Token> tokens, const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
+  bool in_document() const { return turn_ == Turn::document; }
+  bool reads_sparsely() const { return options_.read.strategy != "full"; }
+  // A hash of all that keys and values depend on besides the tokens: model, window and precision, and how it reads sparsely, or that it does not.
+  uint64_t reading_key(bool sparsely) const;
   // logits: [tokens][vocabulary] or null.
   Status prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel, Progress::Report progress,
                         uint64_t* tokens_done);

@@ -40,6 +40,8 @@ Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
   uint64_t size = 0;
   if (Status s = file.size(&size); !s.ok()) return s;
+  bool locked = false;
+  (void)file.lock(os::Lock::shared, &locked);  // for others to see; what is mapped does not depend on it
   std::array<uint8_t, header_bytes> begin;
   const std::size_t readable = static_cast<std::size_t>(std::min(size, header_bytes));
   if (Status s = file.read(0, begin.data(), readable); !s.ok()) return s;

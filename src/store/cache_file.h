@@ -6,7 +6,7 @@
 // Reading: header, section table and checksum tables are read and verified when the file is opened; blocks when they are first used
 // (check), or all at once (verify_all). The file stays open and mapped. Sections are used where the mapping has them, but for summaries:
 // every choice of pages reads these from end to end, so they are read into private memory, and a file that is cut off or a disk
-// that fails is an error there. Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
+// that fails is an error there. While it is open it is locked as shared, where the file system has locks: a library does not evict it. Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
 #pragma once
 
 #include <array>

@@ -76,11 +76,12 @@ enum class SectionKind : uint32_t {
   hnsw = 20,       // store/token_index.h: a strategy's index of the keys, each optional
   ood = 21,
   ivf = 22,
+  chain = 23,      // store/token_chain.h: hashes of the tokens, by which a library finds what begins like a text
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
-  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || (kind >= SectionKind::logits && kind <= SectionKind::ivf);
+  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || (kind >= SectionKind::logits && kind <= SectionKind::chain);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
@@ -88,14 +89,14 @@ constexpr uint32_t optional_section = 1;
 
 // The flags a kind is written with: statistics are for people, an index can be built again.
 constexpr uint32_t flags_of(SectionKind kind) {
-  return kind == SectionKind::statistics || kind == SectionKind::index || (kind >= SectionKind::logits && kind <= SectionKind::ivf)
+  return kind == SectionKind::statistics || kind == SectionKind::index || (kind >= SectionKind::logits && kind <= SectionKind::chain)
              ? optional_section : 0;
 }
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
                                    "scales", "bounds", "means", "statistics", "recurrent", "index", "logits", "errors", "sketch", "queries",
-                                   "observed", "representatives", "sparse", "hnsw", "ood", "ivf"};
+                                   "observed", "representatives", "sparse", "hnsw", "ood", "ivf", "chain"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

@@ -28,6 +28,9 @@ struct Outputs {
   kv_file_information file_info;
   kv_strategy_information strategy_info;
   kv_packed_information packed_info;
+  kv_library* library;
+  kv_library_document document;
+  kv_library_result result;
 
   void fill() {
     std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
@@ -36,6 +39,8 @@ struct Outputs {
     file_info.struct_size = sizeof file_info;
     strategy_info.struct_size = sizeof strategy_info;
     packed_info.struct_size = sizeof packed_info;
+    document.struct_size = sizeof document;
+    result.struct_size = sizeof result;
   }
 };
 
@@ -58,7 +63,10 @@ class Misuses {
     add_timeline();
     add_files();
     add_packing();
+    REQUIRE(kv_library_open(library_folder_.path().c_str(), nullptr, &library_, nullptr) == KV_OK);
+    add_library();
   }
+  ~Misuses() { kv_library_close(library_); }
   const std::vector<Misuse>& table() const { return table_; }
   kv_session* session() const { return session_.get(); }
   Outputs& out() { return out_; }
@@ -76,10 +84,12 @@ class Misuses {
   void add_timeline();
   void add_files();
   void add_packing();
+  void add_library();
   void add_generate_option(const char* how, std::function<void(kv_generate_options*)> change);
   void add_session_option(const char* how, std::function<void(kv_session_options*)> change);
 
-  TempFolder folder_;
+  TempFolder folder_, library_folder_;
+  kv_library* library_ = nullptr;
   Session session_, empty_;
   std::string path_;
   Outputs out_;
@@ -363,6 +373,71 @@ void Misuses::add_packing() {
       KV_NOT_A_CACHE);
 }
 
+void Misuses::add_library() {
+  kv_library* const l = library_;
+  add("kv_library_open", "folder", [&](kv_error* e) { return kv_library_open(nullptr, nullptr, &out_.library, e); });
+  add("kv_library_open", "an empty name", [&](kv_error* e) { return kv_library_open("", nullptr, &out_.library, e); });
+  add("kv_library_open", "out", [&](kv_error* e) { return kv_library_open(folder_.path().c_str(), nullptr, nullptr, e); });
+  add("kv_library_open", "a file", [&](kv_error* e) { return kv_library_open(path_.c_str(), nullptr, &out_.library, e); });
+  add("kv_library_open", "no such folder", [&](kv_error* e) {
+    return kv_library_open(folder_.file("none/lib").c_str(), nullptr, &out_.library, e);
+  }, KV_NOT_FOUND);
+  add("kv_library_open", "flags", [&](kv_error* e) {
+    kv_library_options o;
+    kv_library_options_init(&o);
+    o.flags = 1;
+    return kv_library_open(folder_.path().c_str(), &o, &out_.library, e);
+  });
+  add("kv_library_list", "library", [&](kv_error* e) { return kv_library_list(nullptr, 0, &out_.document, e); });
+  add("kv_library_list", "document", [l](kv_error* e) { return kv_library_list(l, 0, nullptr, e); });
+  add("kv_library_list", "after the last", [&, l](kv_error* e) { return kv_library_list(l, 0, &out_.document, e); }, KV_NOT_FOUND);
+  add("kv_library_session", "library", [&](kv_error* e) {
+    return kv_library_session(nullptr, tiny_model(), "a", 1, nullptr, &out_.session, &out_.result, e);
+  });
+  add("kv_library_session", "model", [&, l](kv_error* e) { return kv_library_session(l, nullptr, "a", 1, nullptr, &out_.session, &out_.result, e); });
+  add("kv_library_session", "text", [&, l](kv_error* e) {
+    return kv_library_session(l, tiny_model(), nullptr, 1, nullptr, &out_.session, &out_.result, e);
+  });
+  add("kv_library_session", "no text", [&, l](kv_error* e) {
+    return kv_library_session(l, tiny_model(), nullptr, 0, nullptr, &out_.session, &out_.result, e);
+  });
+  add("kv_library_session", "out", [&, l](kv_error* e) { return kv_library_session(l, tiny_model(), "a", 1, nullptr, nullptr, &out_.result, e); });
+  add("kv_library_session", "result", [&, l](kv_error* e) {
+    kv_library_result bad{};
+    return kv_library_session(l, tiny_model(), "a", 1, nullptr, &out_.session, &bad, e);
+  });
+  add("kv_library_session", "more than the context", [&, l](kv_error* e) {
+    const std::string text(100'000, 'a');
+    return kv_library_session(l, tiny_model(), text.data(), text.size(), nullptr, &out_.session, &out_.result, e);
+  }, KV_CONTEXT_FULL);
+  const auto option = [&, l](const char* how, std::function<void(kv_library_session_options*, kv_session_options*)> change) {
+    add("kv_library_session", how, [&, l, change](kv_error* e) {
+      kv_library_session_options o;
+      kv_library_session_options_init(&o);
+      kv_session_options s = small_options();
+      o.session = &s;
+      change(&o, &s);
+      return kv_library_session(l, tiny_model(), "a", 1, &o, &out_.session, &out_.result, e);
+    });
+  };
+  option("flags", [](auto* o, auto*) { o->flags = 2; });
+  option("strategy", [](auto*, auto* s) { s->strategy = "none"; });
+  static const std::string long_name(201, 'x');
+  for (const char* name : {"", "a/b", "../a", ".a", "a\nb", "a\\b", long_name.c_str()}) {
+    option("name", [name](auto* o, auto*) { o->name = name; });
+    add("kv_library_rename", "to", [l, name](kv_error* e) { return kv_library_rename(l, "a", name, e); });
+    add("kv_library_rename", "from", [l, name](kv_error* e) { return kv_library_rename(l, name, "a", e); });
+    add("kv_library_remove", "name", [l, name](kv_error* e) { return kv_library_remove(l, name, e); });
+  }
+  add("kv_library_rename", "library", [](kv_error* e) { return kv_library_rename(nullptr, "a", "b", e); });
+  add("kv_library_rename", "from", [l](kv_error* e) { return kv_library_rename(l, nullptr, "b", e); });
+  add("kv_library_rename", "to", [l](kv_error* e) { return kv_library_rename(l, "a", nullptr, e); });
+  add("kv_library_rename", "none of that name", [l](kv_error* e) { return kv_library_rename(l, "a", "b", e); }, KV_NOT_FOUND);
+  add("kv_library_remove", "library", [](kv_error* e) { return kv_library_remove(nullptr, "a", e); });
+  add("kv_library_remove", "name", [l](kv_error* e) { return kv_library_remove(l, nullptr, e); });
+  add("kv_library_remove", "none of that name", [l](kv_error* e) { return kv_library_remove(l, "a", e); }, KV_NOT_FOUND);
+}
+
 }  // namespace
 
 TEST_CASE("a wrong call gets its code and a message and changes nothing") {
@@ -400,11 +475,15 @@ TEST_CASE("NULL where nothing can go wrong is nothing") {
   kv_call_options_init(nullptr);
   kv_generate_options_init(nullptr);
   kv_pack_options_init(nullptr);
+  kv_library_close(nullptr);
+  kv_library_options_init(nullptr);
+  kv_library_session_options_init(nullptr);
 }
 
 TEST_CASE("every function of the header is misused here") {
   std::set<std::string> known = {"kv_close", "kv_session_close", "kv_cancel_release", "kv_cancel_fire", "kv_cancel_reset", "kv_retain",
                                  "kv_model_options_init", "kv_session_options_init", "kv_call_options_init", "kv_generate_options_init", "kv_pack_options_init",
+                                 "kv_library_close", "kv_library_options_init", "kv_library_session_options_init",
                                  // No pointers in: status_test below.
                                  "kv_status_text", "kv_status_is_stale", "kv_version", "kv_build_info"};
   const Misuses misuses;

@@ -360,3 +360,100 @@ TEST_CASE("a thread's name is cut, not refused") {
     return pthread_getname_np(pthread_self(), name, sizeof name) == 0 && std::string(name).find("kvasir-worker") == 0;
   }));
 }
+
+TEST_CASE("a lock is seen by other files and processes, and ends with its file or its process") {
+  TempFolder folder;
+  const std::string path = folder.file("a");
+  os::File one, two;
+  bool got = false;
+  REQUIRE(os::File::open_lock(path, &one).ok());
+  REQUIRE(os::File::open_read(path, &two).ok());
+  CHECK((one.lock(os::Lock::shared, &got).ok() && got));
+  CHECK((two.lock(os::Lock::shared, &got).ok() && got));
+  CHECK((one.lock(os::Lock::exclusive, &got).ok() && !got));
+  one = os::File(), two = os::File();
+  const auto taken = [&] {
+    os::File file;
+    bool locked = false;
+    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() && !locked;
+  };
+  CHECK(!taken());
+  int ready[2], done[2];
+  REQUIRE((pipe(ready) == 0 && pipe(done) == 0));
+  const pid_t child = fork();
+  if (child == 0) {
+    os::File file;
+    bool locked = false;
+    (void)(os::File::open_lock(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok());
+    (void)!write(ready[1], "x", 1);
+    char byte;
+    (void)!read(done[0], &byte, 1);  // until it is killed
+    _exit(0);
+  }
+  char byte = 0;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  CHECK(taken());
+  kill(child, SIGKILL);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(!taken());
+  for (int fd : {ready[0], ready[1], done[0], done[1]}) close(fd);
+  const WithFault fault("lock", ENOLCK);
+  REQUIRE(os::File::open_lock(path, &one).ok());
+  CHECK(one.lock(os::Lock::shared, &got).code() == Code::io);
+}
+
+TEST_CASE("a temporary file is locked as long as its File lives, and made where locks do not work") {
+  TempFolder folder;
+  {
+    os::File file = temporary(folder, "abc");
+    const std::string path = file.path();
+    CHECK(os::is_temporary_name(path.substr(path.rfind('/') + 1)));
+    const auto locked = [&] {
+      os::File other;
+      bool got = true;
+      return os::File::open_read(path, &other).ok() && other.lock(os::Lock::shared, &got).ok() && !got;
+    };
+    CHECK(locked());
+    CHECK(file.close().ok());
+    CHECK(locked());
+    os::File moved = std::move(file);
+    CHECK(locked());
+    moved = os::File();
+    CHECK(!locked());
+  }
+  const WithFault fault("lock", ENOLCK);
+  CHECK(temporary(folder, "abc").is_open());
+}
+
+TEST_CASE("names of temporary files are told from others") {
+  for (const char* name : {"a.kv.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) CHECK(os::is_temporary_name(name));
+  for (const char* name : {"", "a.kv", "a.tmp", "a.0123456789abcde.tmp", "a.0123456789abcdeg.tmp", "a-0123456789abcdef.tmp", "0123456789abcdef.tmp"})
+    CHECK(!os::is_temporary_name(name));
+}
+
+TEST_CASE("a folder is made, listed with its files' sizes and times, and refused where there is none") {
+  TempFolder folder;
+  const std::string inner = folder.file("inner");
+  std::vector<os::FolderEntry> entries;
+  CHECK(os::list_folder(inner, &entries).code() == Code::not_found);
+  CHECK(os::make_folder(inner + "/deeper").code() == Code::not_found);
+  CHECK(os::make_folder(inner).ok());
+  CHECK(os::make_folder(inner).ok());
+  write_file(inner + "/file", {1, 2, 3});
+  CHECK(os::make_folder(inner + "/file").code() == Code::bad_argument);
+  CHECK(os::make_folder(inner + "/folder").ok());
+  REQUIRE(mkfifo((inner + "/pipe").c_str(), 0600) == 0);
+  REQUIRE(os::list_folder(inner, &entries).ok());
+  REQUIRE(entries.size() == 1);
+  CHECK(entries[0].name == "file");
+  CHECK(entries[0].bytes == 3);
+  const uint64_t before = entries[0].modified_ns;
+  CHECK(before > 1'600'000'000'000'000'000u);
+  usleep(20'000);
+  CHECK(os::touch(inner + "/file").ok());
+  REQUIRE(os::list_folder(inner, &entries).ok());
+  CHECK(entries[0].modified_ns > before);
+  CHECK(os::touch(inner + "/none").code() == Code::not_found);
+  CHECK(os::list_folder(inner + "/file", &entries).code() == Code::not_found);
+}

@@ -38,6 +38,7 @@ std::vector<std::string> trace;
 bool tracing = false;
 
 int fail_operation(const char* operation, const char*) {
+  if (std::string_view(operation) == "lock") return 0;  // a file system without locks is good enough for a file
   if (tracing) trace.push_back(operation);
   // What removes the temporary file is left alone: no program can remove a file that the system will not let go.
   if (std::string_view(operation) == "remove") return 0;

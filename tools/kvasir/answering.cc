@@ -1,6 +1,9 @@
 #include "answering.h"
 
+#include <unistd.h>
+
 #include <exception>
+#include <sstream>
 #include <vector>
 
 #include "failure.h"
@@ -111,6 +114,32 @@ Answer answer(Context& context, kv_session* session, const std::string& question
   result.text = std::move(stream.text);
   result.stats = stats_of(session);
   return result;
+}
+
+std::vector<std::string> questions_of(const std::vector<std::string>& given, const std::string& document) {
+  if (!given.empty()) return given;
+  std::vector<std::string> questions;
+  if (isatty(STDIN_FILENO) == 0 && document != "-") {
+    std::istringstream lines(read_file("-"));
+    for (std::string line; std::getline(lines, line);)
+      if (line.find_first_not_of(" \t\r") != std::string::npos) questions.push_back(line);
+  }
+  if (questions.empty())
+    throw Failure(exit_usage, "no question; put it at the end: kvasir ask -m MODEL -f DOCUMENT \"What ...?\"");
+  return questions;
+}
+
+void answer_each(Context& context, kv_session* session, const std::vector<std::string>& questions, const SamplingFlags& flags) {
+  Json& answers = context.result["answers"] = Json::array();
+  for (const std::string& question : questions) {
+    if (context.terminal.chatty()) context.terminal.print_untrusted("\n> " + question + "\n");
+    const Answer given = answer(context, session, question, flags, Keep::no);
+    context.terminal.note("  " + facts_line(given));
+    Json entry = {{"question", question}, {"answer", given.text}};
+    entry.update(facts_json(given));
+    answers.push_back(std::move(entry));
+    if (given.facts.stop_reason == KV_STOP_CANCELLED) throw Failure(exit_cancelled, "stopped");
+  }
 }
 
 std::string facts_line(const Answer& answer) {

@@ -147,6 +147,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   add_ask(grammar);
   add_prefill(grammar);
   add_chat(grammar);
+  add_library(grammar);
   add_inspect_and_verify(grammar);
   add_pack_and_unpack(grammar);
   add_bench(grammar);
@@ -164,7 +165,10 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
     return invocation;
   } catch (const CLI::ParseError& error) {
     std::string which = "kvasir";
-    for (const CLI::App* command : app.get_subcommands()) which += " " + command->get_name();
+    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+      at = at->get_subcommands().front();
+      which += " " + at->get_name();
+    }
     throw Failure(exit_usage, std::string(error.what()) + "; `" + which + " --help` tells what can be said");
   }
   if (!chosen) throw Failure(exit_usage, "no command; `kvasir --help` lists them");

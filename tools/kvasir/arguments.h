@@ -85,6 +85,40 @@ struct PrefillArguments {
   SessionFlags session;
 };
 
+struct LibraryFlags {
+  std::string folder;
+  uint64_t most_bytes = 0;
+};
+
+struct LibraryListArguments {
+  LibraryFlags library;
+};
+
+struct LibraryAddArguments {
+  LibraryFlags library;
+  ModelFlags model;
+  SessionFlags session;
+  std::string document;
+  std::string name;     // empty: the document's file name
+  bool verify = false;
+};
+
+struct LibraryAskArguments {
+  LibraryAddArguments add;
+  SamplingFlags sampling;
+  std::vector<std::string> questions;
+};
+
+struct LibraryRenameArguments {
+  LibraryFlags library;
+  std::string from, to;
+};
+
+struct LibraryRemoveArguments {
+  LibraryFlags library;
+  std::vector<std::string> names;
+};
+
 struct ChatArguments {
   ModelFlags model;
   SourceFlags source;

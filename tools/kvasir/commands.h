@@ -8,6 +8,11 @@ namespace tool {
 
 void run_ask(Context& context, const AskArguments& arguments);
 void run_prefill(Context& context, const PrefillArguments& arguments);
+void run_library_list(Context& context, const LibraryListArguments& arguments);
+void run_library_add(Context& context, const LibraryAddArguments& arguments);
+void run_library_ask(Context& context, const LibraryAskArguments& arguments);
+void run_library_rename(Context& context, const LibraryRenameArguments& arguments);
+void run_library_remove(Context& context, const LibraryRemoveArguments& arguments);
 void run_chat(Context& context, const ChatArguments& arguments);
 void run_inspect(Context& context, const FileArguments& arguments);
 void run_verify(Context& context, const FileArguments& arguments);

@@ -71,6 +71,8 @@ struct Grammar {
   }
 };
 
+void add_library(Grammar& grammar);
+
 // The commands that measure.
 void add_bench(Grammar& grammar);
 void add_eval(Grammar& grammar);

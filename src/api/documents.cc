@@ -1,0 +1,144 @@
+// kv_library_*: the folder of documents.
+#include <mutex>
+#include <vector>
+
+#include "api/handles.h"
+#include "library/library.h"
+
+using namespace kvasir;
+
+struct kv_library {
+  std::unique_ptr<Library> library;
+  std::mutex listing;  // guards listed
+  std::vector<LibraryDocument> listed;
+};
+
+namespace {
+
+kv_library_document to_public(const LibraryDocument& d) {
+  kv_library_document out{};
+  out.status = static_cast<kv_status>(d.damage.code());
+  out.file_bytes = d.bytes;
+  out.tokens = d.identity.tokens;
+  out.last_used = d.used_ns;
+  api::copy_text(out.name, d.name);
+  if (!d.damage.ok()) return out;
+  api::copy_text(out.model_name, d.identity.model_name);
+  api::copy_text(out.fingerprint, api::hexadecimal(d.identity.model));
+  return out;
+}
+
+kv_library_result to_public(const LibraryOutcome& o) {
+  kv_library_result out{};
+  out.save_status = static_cast<kv_status>(o.save_failure.code());
+  out.tokens = o.tokens;
+  out.tokens_found = o.found_tokens;
+  out.saved = o.saved;
+  api::copy_text(out.name, o.name);
+  return out;
+}
+
+Status request_of(const kv_library_session_options& o, std::string_view text, LibraryRequest* out) {
+  if (Status s = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL | KV_LIBRARY_VERIFY); !s.ok()) return s;
+  if (Status s = api::session_options(o.session, &out->session); !s.ok()) return s;
+  out->text = text;
+  out->parse_special = o.flags & KV_TOKENIZE_SPECIAL;
+  out->verify = o.flags & KV_LIBRARY_VERIFY;
+  if (o.name) {
+    out->name = o.name;
+    if (Status s = Library::check_name(out->name); !s.ok()) return s;
+  }
+  out->cancel = o.cancel ? &o.cancel->flag : nullptr;
+  const auto report = [&](kv_phase phase) { return api::progress_report(o.progress, o.progress_user, phase); };
+  out->verifying = report(KV_PHASE_VERIFY);
+  out->reading = report(KV_PHASE_PREFILL);
+  out->preparing = report(KV_PHASE_PREPARE);
+  out->saving = report(KV_PHASE_SAVE);
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+void kv_library_options_init(kv_library_options* o) {
+  if (!o) return;
+  *o = {};
+  o->struct_size = sizeof *o;
+}
+
+void kv_library_session_options_init(kv_library_session_options* o) {
+  if (!o) return;
+  *o = {};
+  o->struct_size = sizeof *o;
+}
+
+kv_status kv_library_open(const char* folder, const kv_library_options* options, kv_library** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!folder) return Status::error(Code::bad_argument, "folder is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    kv_library_options o;
+    if (Status s = api::read_options(options, kv_library_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    auto handle = std::make_unique<kv_library>();
+    if (Status s = Library::open(folder, {o.most_bytes, api::log_function(o.log, o.log_user)}, &handle->library); !s.ok()) return s;
+    *out = handle.release();
+    return {};
+  });
+}
+
+void kv_library_close(kv_library* library) { delete library; }
+
+kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_document* document, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!library) return Status::error(Code::bad_argument, "library is NULL");
+    if (Status s = api::check_result(document, "document"); !s.ok()) return s;
+    const std::lock_guard lock(library->listing);
+    if (index == 0) {
+      std::vector<LibraryDocument> listed;
+      if (Status s = library->library->list(&listed); !s.ok()) return s;
+      library->listed = std::move(listed);
+    }
+    if (index >= library->listed.size()) return Status::error(Code::not_found, "there are %zu documents", library->listed.size());
+    return api::write_result(to_public(library->listed[index]), document, "document");
+  });
+}
+
+kv_status kv_library_session(kv_library* library, kv_model* model, const char* text, size_t size,
+                             const kv_library_session_options* options, kv_session** out, kv_library_result* result, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!library) return Status::error(Code::bad_argument, "library is NULL");
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    if (Status s = api::check_text(text, size, "text"); !s.ok()) return s;
+    if (result)
+      if (Status s = api::check_result(result, "result"); !s.ok()) return s;
+    kv_library_session_options o;
+    if (Status s = api::read_options(options, kv_library_session_options_init, &o); !s.ok()) return s;
+    LibraryRequest request;
+    if (Status s = request_of(o, {text, size}, &request); !s.ok()) return s;
+    auto handle = std::make_unique<kv_session>();
+    LibraryOutcome outcome;
+    if (Status s = library->library->session(model->model, request, &handle->session, &outcome); !s.ok()) return s;
+    *out = handle.release();
+    return result ? api::write_result(to_public(outcome), result, "result") : Status();
+  });
+}
+
+kv_status kv_library_rename(kv_library* library, const char* from, const char* to, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!library) return Status::error(Code::bad_argument, "library is NULL");
+    if (!from || !to) return Status::error(Code::bad_argument, "%s is NULL", from ? "to" : "from");
+    return library->library->rename(from, to);
+  });
+}
+
+kv_status kv_library_remove(kv_library* library, const char* name, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!library) return Status::error(Code::bad_argument, "library is NULL");
+    if (!name) return Status::error(Code::bad_argument, "name is NULL");
+    return library->library->remove(name);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,164 @@
+// The folder: what is in it, names, room.
+#include "library/library.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <thread>
+
+#include "os/os.h"
+#include "store/cache_peek.h"
+
+namespace kvasir {
+
+namespace {
+
+constexpr std::string_view ending = ".kv";
+constexpr char lock_name[] = ".lock";
+constexpr int lock_tries = 1000;  // of 10 ms: an update takes milliseconds
+
+}  // namespace
+
+Status Library::check_name(const std::string& name) {
+  const auto refused = [&](const char* why) { return Status::error(Code::bad_argument, "such a name cannot be a document's: %s", why); };
+  if (name.empty()) return refused("it is empty");
+  if (name.size() > Library::most_name) return refused("it is longer than 200 bytes");
+  if (name.front() == '.') return refused("it begins with a dot");
+  const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
+  if (std::any_of(name.begin(), name.end(), bad)) return refused("it has a slash, a backslash or a control character");
+  return {};
+}
+
+// The lock of all that changes the folder but the saving of a file.
+class Library::Update {
+ public:
+  Status begin(const std::string& folder) {
+    if (Status s = os::File::open_lock(folder + "/" + lock_name, &file_); !s.ok()) return s;
+    for (int i = 0; i < lock_tries; ++i) {
+      bool got = false;
+      if (Status s = file_.lock(os::Lock::exclusive, &got); !s.ok() || got) return s;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return Status::error(Code::busy, "%s: another process has been changing the library for 10 seconds; nothing was changed", folder.c_str());
+  }
+
+ private:
+  os::File file_;
+};
+
+Status Library::open(const std::string& folder, const LibraryOptions& options, std::unique_ptr<Library>* out) {
+  if (folder.empty()) return Status::error(Code::bad_argument, "the library's folder has no name");
+  if (Status s = os::make_folder(folder); !s.ok()) return s;
+  std::unique_ptr<Library> library(new Library(folder, options));
+  if (Status s = library->sweep(); !s.ok()) return s;
+  if (Status s = library->evict(""); !s.ok()) return s;
+  *out = std::move(library);
+  return {};
+}
+
+std::string Library::path_of(const std::string& name) const { return folder_ + "/" + name + std::string(ending); }
+
+void Library::log(int level, const Status& status, const char* what) const {
+  if (options_.log) options_.log(level, (std::string(status.message()) + what).c_str());
+}
+
+// Files of documents; names without the ending.
+Status Library::documents(std::vector<os::FolderEntry>* out) const {
+  std::vector<os::FolderEntry> files;
+  if (Status s = os::list_folder(folder_, &files); !s.ok()) return s;
+  for (os::FolderEntry& file : files) {
+    if (file.name.size() <= ending.size() || !file.name.ends_with(ending) || file.name.front() == '.') continue;
+    file.name.resize(file.name.size() - ending.size());
+    out->push_back(std::move(file));
+  }
+  // By name where the times are the same, so that the order is complete.
+  std::sort(out->begin(), out->end(), [](const os::FolderEntry& a, const os::FolderEntry& b) {
+    return a.modified_ns != b.modified_ns ? a.modified_ns > b.modified_ns : a.name < b.name;
+  });
+  return {};
+}
+
+// Removes temporary files whose writers are gone: nobody has them locked.
+Status Library::sweep() const {
+  std::vector<os::FolderEntry> files;
+  if (Status s = os::list_folder(folder_, &files); !s.ok()) return s;
+  for (const os::FolderEntry& entry : files) {
+    if (!os::is_temporary_name(entry.name)) continue;
+    const std::string path = folder_ + "/" + entry.name;
+    os::File file;
+    bool locked = false;
+    if (!os::File::open_read(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;
+    if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found) log(1, s, "; a writer that is gone left it behind");
+  }
+  return {};
+}
+
+// Makes the documents fit. The newest one, just saved, is the last to go: where it is too large by itself nothing else goes, Code::no_space.
+Status Library::evict(const std::string& newest) const {
+  if (options_.most_bytes == 0) return {};
+  Update update;
+  if (Status s = update.begin(folder_); !s.ok()) return s;
+  std::vector<os::FolderEntry> files;
+  if (Status s = documents(&files); !s.ok()) return s;
+  uint64_t total = 0, own = 0;
+  for (const os::FolderEntry& file : files) total += file.bytes, own += file.name == newest ? file.bytes : 0;
+  const auto last = std::stable_partition(files.begin(), files.end(), [&](const os::FolderEntry& file) { return file.name == newest; });
+  if (own > options_.most_bytes) files.erase(last, files.end());
+  for (; total > options_.most_bytes && !files.empty(); files.pop_back()) {
+    const std::string path = path_of(files.back().name);
+    os::File file;
+    bool locked = false;
+    if (!os::File::open_read(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;  // open somewhere
+    if (Status s = os::remove_file(path); !s.ok()) return s;
+    total -= files.back().bytes;
+    if (options_.log) options_.log(2, (files.back().name + " was evicted from the library").c_str());
+    if (files.back().name == newest)
+      return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
+                           ", and what is in it is in use; the document was not kept", folder_.c_str(), own, options_.most_bytes);
+  }
+  return {};
+}
+
+Status Library::list(std::vector<LibraryDocument>* out) const {
+  std::vector<os::FolderEntry> files;
+  if (Status s = documents(&files); !s.ok()) return s;
+  for (const os::FolderEntry& file : files) {
+    CachePeek peek;
+    Status s = CachePeek::open(path_of(file.name), &peek);
+    if (s.code() == Code::not_found) continue;  // gone meanwhile
+    out->push_back({file.name, file.bytes, file.modified_ns, s.ok() ? peek.identity() : format::Identity(), std::move(s)});
+  }
+  return {};
+}
+
+Status Library::rename(const std::string& from, const std::string& to) const {
+  if (Status s = check_name(from); !s.ok()) return s;
+  if (Status s = check_name(to); !s.ok()) return s;
+  Update update;
+  if (Status s = update.begin(folder_); !s.ok()) return s;
+  std::vector<os::FolderEntry> files;
+  if (Status s = documents(&files); !s.ok()) return s;
+  const auto has = [&](const std::string& name) {
+    return std::any_of(files.begin(), files.end(), [&](const os::FolderEntry& file) { return file.name == name; });
+  };
+  if (!has(from)) return Status::error(Code::not_found, "%s has no document '%s'", folder_.c_str(), from.c_str());
+  if (from == to) return {};
+  if (has(to)) return Status::error(Code::bad_state, "%s has a document '%s' already; nothing was renamed", folder_.c_str(), to.c_str());
+  if (Status s = os::rename_replace(path_of(from), path_of(to)); !s.ok()) return s;
+  return os::sync_folder_of(path_of(to));
+}
+
+Status Library::remove(const std::string& name) const {
+  if (Status s = check_name(name); !s.ok()) return s;
+  Update update;
+  if (Status s = update.begin(folder_); !s.ok()) return s;
+  os::File file;
+  if (Status s = os::File::open_read(path_of(name), &file); !s.ok()) return s;
+  bool locked = false;
+  if (Status s = file.lock(os::Lock::exclusive, &locked); !s.ok()) return s;
+  if (!locked)
+    return Status::error(Code::busy, "%s is open in a session: close it first; the document is still there", path_of(name).c_str());
+  return os::remove_file(path_of(name));
+}
+
+}  // namespace kvasir

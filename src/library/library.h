@@ -1,0 +1,96 @@
+// A folder of saved documents, shared by any number of processes: finds what begins like a text, so that only the rest is read, and keeps
+// what was read.
+//
+// The folder's files are all there is: NAME.kv is the document of that name, its own hashes (store/token_chain.h) are what it is found by, the
+// file's time is its last use. Nothing else could disagree with them.
+//   open      a session over a document has its file open, locked as shared (CacheFile): it is not evicted or removed
+//   evict     under .lock, oldest use first, what can be locked exclusively, until the files fit
+//   save      as any: a temporary file, renamed. A writer's lock on it ends with the writer; what is not locked then is removed when a library is opened
+//   rename    under .lock, so that it does not replace a document
+// All locks end with their process. A crash leaves a temporary file, nothing else.
+//
+// Documents that begin alike do not share their pages on the disk: a copy of the pages of the common beginning is in each, at the cost of space, not of
+// time; that a file is whole by itself is what makes removing and evicting it safe.
+//
+// Threads: all functions may run together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "session/session.h"
+#include "store/format.h"
+
+namespace kvasir {
+
+struct LibraryOptions {
+  uint64_t most_bytes = 0;  // of all documents; 0: no limit
+  LogFn log;
+};
+
+struct LibraryDocument {
+  std::string name;
+  uint64_t bytes = 0;
+  uint64_t used_ns = 0;        // since 1970
+  format::Identity identity;   // zeros where the file cannot be read
+  Status damage;               // why it cannot
+};
+
+struct LibraryRequest {
+  std::string_view text;
+  bool parse_special = false;
+  std::string name;         // of the document that is saved; empty: after its hash
+  bool verify = false;      // check all of a file before it is used
+  SessionOptions session;
+  const Cancel* cancel = nullptr;
+  Progress::Report verifying, reading, preparing, saving;
+};
+
+struct LibraryOutcome {
+  std::string name;           // of the document that the session has, or is saved as
+  uint64_t tokens = 0;        // of the session
+  uint64_t found_tokens = 0;  // of these the document had
+  bool saved = false;
+  Status save_failure;        // why a new document is not in the library though the session is there
+};
+
+class Library {
+ public:
+  static constexpr std::size_t most_name = 200;  // bytes
+  // A name is a file's: no path, not hidden, and room for a temporary file's ending. Code::bad_argument.
+  static Status check_name(const std::string& name);
+
+  // Makes the folder where there is none, removes what dead writers left, evicts what is too much.
+  static Status open(const std::string& folder, const LibraryOptions& options, std::unique_ptr<Library>* out);
+
+  Status list(std::vector<LibraryDocument>* out) const;  // the last used first
+  // A session that has read the text: mapped as far as a document begins like it, read from there on, and saved. Code::cancelled: nothing
+  // was saved.
+  Status session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+  Status rename(const std::string& from, const std::string& to) const;
+  Status remove(const std::string& name) const;
+
+ private:
+  struct Found;
+  static bool longer(const Found& a, const Found& b);
+  class Update;
+
+  Library(std::string folder, LibraryOptions options) : folder_(std::move(folder)), options_(std::move(options)) {}
+  std::string path_of(const std::string& name) const;
+  void log(int level, const Status& status, const char* what) const;
+  Status documents(std::vector<os::FolderEntry>* out) const;
+  Status sweep() const;
+  Status find(const Session& fresh, std::span<const Token> tokens, std::vector<Found>* out) const;
+  Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
+                   std::vector<std::string>* damaged, uint64_t* again, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+  Status save(Session* session, const LibraryRequest& request, const std::string& name) const;
+  Status evict(const std::string& newest) const;
+
+  std::string folder_;
+  LibraryOptions options_;
+};
+
+}  // namespace kvasir

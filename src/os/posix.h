@@ -1,0 +1,87 @@
+// What the files of this folder share: one system call tried until a signal does not interrupt it, and its failure as a Status.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "os/os.h"
+
+namespace kvasir::os {
+
+inline int consult(const char* operation, const std::string& path) {
+  const Fault hook = fault.load(std::memory_order_acquire);
+  return hook ? hook(operation, path.c_str()) : 0;
+}
+
+// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on failure.
+template <class Call>
+auto retried(const char* operation, const std::string& path, Call call) -> decltype(call()) {
+  for (;;) {
+    const int failure = consult(operation, path);
+    decltype(call()) result = -1;
+    if (failure > 0) {
+      errno = failure;
+    } else {
+      result = call();
+    }
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+inline Code code_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return Code::no_space;
+    case ENOENT:
+    case ENOTDIR:
+      return Code::not_found;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return Code::permission;
+    case ENOMEM:
+      return Code::no_memory;
+    case EMFILE:
+    case ENFILE:
+      return Code::limit;
+    case EISDIR:
+    case ENAMETOOLONG:
+    case ELOOP:
+      return Code::bad_argument;
+    default:
+      return Code::io;
+  }
+}
+
+// strerror_r comes in two kinds, told apart by what it returns.
+[[maybe_unused]] inline const char* error_text(const char* text, const char*) { return text; }
+[[maybe_unused]] inline const char* error_text(int, const char* buffer) { return buffer; }
+
+// The end of a path that is too long for a message: the reason after it must survive.
+inline const char* shown(const std::string& path) {
+  constexpr std::size_t most = 240;
+  if (path.size() <= most) return path.c_str();
+  std::size_t begin = path.size() - most;
+  while (begin < path.size() && (static_cast<unsigned char>(path[begin]) & 0xC0) == 0x80) ++begin;
+  return path.c_str() + begin;
+}
+
+// "cannot <what> <path>: <reason>", from errno.
+inline Status failed(const char* what, const std::string& path, int error) {
+  char buffer[128] = {};
+  const char* reason = error_text(strerror_r(error, buffer, sizeof buffer), buffer);
+  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason).with_errno(error);
+}
+
+inline std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace kvasir::os

@@ -1,0 +1,72 @@
+// What is asked of folders and of names in them.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "os/posix.h"
+
+namespace kvasir::os {
+
+namespace {
+
+constexpr std::string_view temporary_ending = ".tmp";
+constexpr std::size_t temporary_digits = 16;
+
+uint64_t modified(const struct stat& info) {
+#ifdef __APPLE__
+  const struct timespec& t = info.st_mtimespec;
+#else
+  const struct timespec& t = info.st_mtim;
+#endif
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+}  // namespace
+
+Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
+  DIR* stream = nullptr;
+  const int opened = retried("list", folder, [&] { return (stream = opendir(folder.c_str())) ? 0 : -1; });
+  if (opened != 0) return failed("list the folder", folder, errno);
+  struct Close {
+    DIR* stream;
+    ~Close() { closedir(stream); }
+  } close{stream};
+  std::vector<FolderEntry> found;
+  for (;;) {
+    errno = 0;
+    const struct dirent* entry = readdir(stream);
+    if (!entry && errno != 0) return failed("list the folder", folder, errno);
+    if (!entry) break;
+    struct stat info;
+    if (fstatat(dirfd(stream), entry->d_name, &info, 0) != 0 || !S_ISREG(info.st_mode)) continue;  // gone meanwhile, or no file
+    found.push_back({entry->d_name, static_cast<uint64_t>(info.st_size), modified(info)});
+  }
+  *out = std::move(found);
+  return {};
+}
+
+Status make_folder(const std::string& folder) {
+  const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0777); });
+  struct stat info;
+  if (result == 0 || (errno == EEXIST && stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode))) return {};
+  if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
+  return failed("make the folder", folder, errno);
+}
+
+Status touch(const std::string& path) {
+  const int result = retried("touch", path, [&] { return utimensat(AT_FDCWD, path.c_str(), nullptr, 0); });
+  if (result != 0) return failed("set the time of", path, errno);
+  return {};
+}
+
+bool is_temporary_name(std::string_view name) {
+  if (name.size() < temporary_ending.size() + temporary_digits + 1 || !name.ends_with(temporary_ending)) return false;
+  name.remove_suffix(temporary_ending.size());
+  const std::string_view digits = name.substr(name.size() - temporary_digits);
+  return name[name.size() - temporary_digits - 1] == '.' && digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+}  // namespace kvasir::os

@@ -1,0 +1,136 @@
+// Reading: a document's text or tokens into the timeline, going back in it, and what the reading depends on.
+#include <algorithm>
+#include <cinttypes>
+#include <string>
+
+#include "base/checksum.h"
+#include "session/session.h"
+
+namespace kvasir {
+
+Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
+                                Array<uint32_t>* lengths) const {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const bool first = turn_ == Turn::empty;
+  const std::string_view marks = first ? chat_marks(model_->chat()).document_open : std::string_view();
+  if (first && tokenizer.add_bos()) out->push_back(tokenizer.bos()), lengths->push_back(0);
+  const Tokenizer::Part parts[] = {{marks, true}, {text, parse_special}};
+  const bool text_start = first || tokenizer.starts_text(tokens_.back());
+  return tokenizer.encode(parts, text_start, out, {lengths, cancel});
+}
+
+Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report report,
+                        uint64_t* tokens_done, uint64_t* bytes_done) {
+  *tokens_done = *bytes_done = 0;
+  if (turn_ == Turn::answer)
+    return Status::error(Code::bad_state, "a conversation has begun: a document is read before the first question");
+  const bool first = turn_ == Turn::empty;
+  const std::size_t marks = first ? chat_marks(model_->chat()).document_open.size() : 0;
+  Array<Token> tokens;
+  Array<uint32_t> lengths;  // bytes of marks and text that each stands for
+  if (Status s = encode_document(text, parse_special, cancel, &tokens, &lengths); !s.ok()) return s;
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+
+  Status s = read_document(tokens, cancel, std::move(report), tokens_done);
+  uint64_t read = 0;
+  for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
+  if (!s.ok() && first && read <= marks) {  // a turn that nothing was read into is none
+    if (Status e = rewind(0); !e.ok()) return e;
+    *tokens_done = 0;
+    return s;
+  }
+  *bytes_done = read - marks;
+  return s;
+}
+
+Status Session::read_document(std::span<const Token> tokens, const Cancel* cancel, Progress::Report report, uint64_t* tokens_done) {
+  *tokens_done = 0;
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  Status s = append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
+  if (*tokens_done > 0) turn_ = Turn::document;
+  prefill_tokens_ += *tokens_done;
+  prefill_ns_ += os::now_ns() - begin;
+  return s;
+}
+
+Status Session::check_tokens(std::span<const Token> tokens) const {
+  const auto vocabulary = static_cast<Token>(model_->config().vocabulary);
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token t) { return t < 0 || t >= vocabulary; });
+  if (bad == tokens.end()) return {};
+  return Status::error(Code::bad_argument, "token %zd is %d: the vocabulary has %d", bad - tokens.begin(), *bad, vocabulary);
+}
+
+Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel, Progress::Report report,
+                               uint64_t* tokens_done) {
+  *tokens_done = 0;
+  if (Status s = check_tokens(tokens); !s.ok()) return s;
+  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  const uint64_t begin = os::now_ns();
+  Progress progress(std::move(report));
+  Status s = append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
+  if (*tokens_done > 0 && turn_ == Turn::empty) turn_ = Turn::tokens;
+  prefill_tokens_ += *tokens_done;
+  prefill_ns_ += os::now_ns() - begin;
+  return s;
+}
+
+Status Session::check_has(uint64_t tokens) const {
+  if (tokens <= tokens_.size()) return {};
+  return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the timeline holds %zu; it is unchanged", tokens,
+                       tokens_.size());
+}
+
+Status Session::rewind(uint64_t tokens) {
+  if (Status s = check_has(tokens); !s.ok()) return s;
+  if (tokens == tokens_.size()) return {};
+  if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  forget_behind(tokens);
+  return {};
+}
+
+// Of all but the store, which has gone back already.
+void Session::forget_behind(uint64_t tokens) {
+  queries_.rewind(tokens);
+  if (tokens < observed_.queries.end()) forget_choice();
+  tokens_.resize(tokens);
+  sparse_tokens_ = std::min(sparse_tokens_, tokens);
+  logits_at_ = 0;
+  if (tokens == 0) turn_ = Turn::empty;
+  if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;  // they were of text that is gone
+  if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
+}
+
+Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
+  if (Status s = check_has(tokens); !s.ok()) return s;
+  const uint32_t pages = store_.pages_after(tokens);
+  if (pages >= store_.pages().pages()) return rewind(tokens);  // the window has them all
+  Array<Token> again(tokens_.begin() + std::ptrdiff_t{pages} * store_.shape().page.page_tokens,
+                     tokens_.begin() + static_cast<std::ptrdiff_t>(tokens));
+  store_.cut(pages);
+  forget_behind(tokens);
+  const Turn turn = turn_;
+  forget_behind(tokens - again.size());
+  Progress progress(std::move(report));
+  uint64_t done = 0;
+  if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok()) return s;
+  turn_ = turn;
+  return {};
+}
+
+uint64_t Session::reading_key(bool sparsely) const {
+  std::string facts(reinterpret_cast<const char*>(model_->fingerprint().data()), model_->fingerprint().size());
+  const auto add = [&](const auto& value) { facts.append(reinterpret_cast<const char*>(&value), sizeof value); };
+  add(options_.window);
+  add(uint32_t{options_.full_precision});
+  if (sparsely) {
+    facts += options_.read.strategy;
+    add(options_.read.budget_fraction);
+    add(options_.read.exact_tokens);
+    for (const uint32_t layer : options_.select.filter_layers) add(layer);
+  }
+  return checksum(facts.data(), facts.size(), 0);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,34 @@
+// What a cache file says of itself, read without mapping it: the header, and small sections on request. For looking through many files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "os/os.h"
+#include "store/cache_header.h"
+#include "store/token_chain.h"
+
+namespace kvasir {
+
+class CachePeek {
+ public:
+  // Codes as CacheFile::open; checksum tables are looked at when a section is read.
+  static Status open(const std::string& path, CachePeek* out);
+
+  const format::Identity& identity() const { return header_.identity; }
+  uint64_t size() const { return header_.file_size; }
+
+  // All of a section, verified; empty when there is none. Code::corrupt, Code::io. Throws std::bad_alloc.
+  Status read(format::SectionKind kind, Array<std::byte>* out) const;
+  // Code::not_found where the file has none: an older library wrote it.
+  Status read_chain(TokenChain* out) const;
+  Status read_tokens(Array<int32_t>* out) const;
+
+ private:
+  os::File file_;
+  CacheHeader header_;
+};
+
+}  // namespace kvasir

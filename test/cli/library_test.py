@@ -1,0 +1,127 @@
+"""A folder of documents: added once, found by any process, whatever becomes of those that write."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import tool
+from tool import BOOK, CODE, FIXTURES, MODEL, QUESTION, SHORT, run
+
+KILLS = int(os.environ.get("KVASIR_KILLS", "30"))
+TINY = str(FIXTURES / "models" / "llama-q8_0.gguf")  # a token a byte; reads thousands a second
+
+
+class Library(tool.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.library = self.folder / "lib"
+
+    def documents(self):
+        return self.expect_json(run("library", "list", self.library, "--json"))["documents"]
+
+    def names(self):
+        return [d["name"] for d in self.documents()]
+
+    def add(self, document, *more, model=MODEL, code=0):
+        return self.expect_json(run("library", "add", self.library, "-m", model, "-f", document, "--json", *more), code)["source"]
+
+    def test_a_document_is_read_once_and_found_by_the_next_process(self):
+        document = self.file("short.txt", SHORT)
+        first = self.expect(run("library", "ask", self.library, "-m", MODEL, "-f", document, QUESTION), 0)
+        self.assertIn(CODE, first.stdout)
+        self.assertRegex(first.stderr, r"short.txt: found 0 tokens, read [\d,]+ in .*; saved")
+        second = self.expect(run("library", "ask", self.library, "-m", MODEL, "-f", document, QUESTION), 0)
+        self.assertEqual(second.stdout, first.stdout)
+        self.assertRegex(second.stderr, r"short.txt: found [\d,]+ tokens, read 0 in ")
+        beginning = self.add(self.file("beginning.txt", SHORT[:SHORT.rindex(" and ", 0, 4000)]))
+        self.assertFalse(beginning["saved"])
+        self.assertEqual(beginning["name"], "short.txt")
+        self.assertEqual(beginning["tokens"], beginning["found_tokens"])
+        longer = self.add(self.file("longer.txt", SHORT + BOOK[8000:10000]))
+        self.assertTrue(longer["saved"])
+        self.assertGreater(longer["found_tokens"], beginning["tokens"])
+        self.assertEqual(sorted(self.names()), ["longer.txt", "short.txt"])
+        listed = self.expect(run("library", "list", self.library), 0).stdout
+        self.assertRegex(listed, r"longer.txt +[\d.]+ MB  \d{4}-\d\d-\d\d \d\d:\d\d  [\d,]+ tokens")
+
+    def test_documents_are_renamed_and_removed(self):
+        document = self.file("a.txt", "Some text. " * 80)
+        self.assertEqual(self.add(document, model=TINY)["name"], "a.txt")
+        self.expect(run("library", "rename", self.library, "a.txt", "Tagebuch"), 0)
+        self.assertEqual(self.names(), ["Tagebuch"])
+        self.expect_error(run("library", "rename", self.library, "a.txt", "b"), 3, "a.txt")
+        self.expect_error(run("library", "rename", self.library, "Tagebuch", "x/y"), 2, "slash")
+        self.expect_error(run("library", "remove", self.library, "none"), 3, "none")
+        self.expect(run("library", "remove", self.library, "Tagebuch"), 0)
+        self.assertEqual(self.names(), [])
+        self.expect_error(run("library"), 2)
+        self.expect_error(run("library", "add", self.library, "-m", TINY), 2, "--file", "kvasir library add --help")
+
+    def test_what_another_process_has_open_is_neither_removed_nor_evicted(self):
+        document = self.file("short.txt", SHORT)
+        size = (self.add(document), self.documents()[0]["file_bytes"])[1]
+        cache = self.library / "short.txt.kv"
+        chat = subprocess.Popen([tool.PROGRAM, "chat", "-m", MODEL, "-c", str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+        try:
+            chat.stdin.write(QUESTION + "\n")
+            chat.stdin.flush()
+            self.assertNotEqual(chat.stdout.readline(), "")  # it has the file open
+            self.expect_error(run("library", "remove", self.library, "short.txt"), 1, "open in a session")
+            other = self.file("other.txt", BOOK[9000:15000])
+            full = run("library", "add", self.library, "-m", MODEL, "-f", other, "--most-bytes", int(size * 1.7))
+            self.expect_error(full, 5, "not added")
+            self.assertEqual(self.names(), ["short.txt"])
+        finally:
+            chat.kill()
+            chat.communicate()
+        added = self.expect_json(run("library", "add", self.library, "-m", MODEL, "-f", other, "--json", "--most-bytes", int(size * 1.7)))
+        self.assertTrue(added["source"]["saved"])
+        self.assertEqual(self.names(), ["other.txt"])
+
+    def test_many_processes_at_once(self):
+        texts = [self.file(f"{i}.txt", BOOK[i * 1000:i * 1000 + 1500 + 300 * i]) for i in range(4)]
+        for _ in range(3):
+            running = [subprocess.Popen([tool.PROGRAM, "library", "add", str(self.library), "-m", TINY, "-f", str(text), "--json"],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for text in texts * 2]
+            for process in running:
+                message = process.communicate(timeout=300)[1]
+                self.assertEqual(process.returncode, 0, message)
+        self.assertEqual(sorted(self.names()), ["0.txt", "1.txt", "2.txt", "3.txt"])
+        for document in self.documents():
+            self.expect(run("verify", self.library / (document["name"] + ".kv")), 0)
+
+    def test_processes_killed_in_the_middle_of_anything(self):
+        chance = random.Random(7)
+        texts = [self.file(f"{i}.txt", BOOK[i * 900:i * 900 + 1200 + 400 * (i % 4)]) for i in range(8)]
+        begin = time.monotonic()
+        self.add(texts[0], model=TINY)
+        whole = time.monotonic() - begin  # what a process takes from its start to its end
+        for i in range(KILLS):
+            if i % 5 == 4 and self.names():
+                command = ["rename", chance.choice(self.names()), f"r{i}"]
+            else:
+                command = ["add", "-m", TINY, "-f", str(chance.choice(texts)), "--most-bytes", str(1_500_000 + 300_000 * (i % 3))]
+                if i % 3 == 0:
+                    command += ["--name", f"n{i % 4}"]
+            process = subprocess.Popen([tool.PROGRAM, "library", command[0], str(self.library), *command[1:]], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
+            time.sleep(chance.uniform(0, 1.1 * whole))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            if i % 10 == 9 or i == KILLS - 1:
+                for document in self.documents():  # opens the library: what the killed have left is removed
+                    self.assertEqual(document["status"], 0, document)
+                    self.expect(run("verify", self.library / (document["name"] + ".kv")), 0)
+                self.assertEqual([n for n in os.listdir(self.library) if not n.endswith(".kv") and n != ".lock"], [])
+        for text in texts:
+            again = self.add(text, model=TINY)
+            self.assertEqual(self.add(text, model=TINY)["found_tokens"], again["tokens"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 3 and sys.argv[3].isdigit():
+        KILLS = int(sys.argv.pop(3))
+    tool.main()
