@@ -180,6 +180,50 @@ TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
   CHECK(peek(session.get(), 20) == next);
 }
 
+TEST_CASE("forks of one mapped document in threads, each with a tail of its own, closed in any order") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  save(tiny_session(700).get(), path);
+  const auto bytes = read_file(path);
+  const auto tail = [](int i) {
+    std::vector<int32_t> tokens = some_tokens(300 + 40 * static_cast<std::size_t>(i));
+    for (int32_t& token : tokens) token = 3 + (token + 17 * i) % 250;
+    return tokens;
+  };
+  constexpr int forks = 6;
+  std::vector<std::vector<int32_t>> alone(forks), together(forks);
+  for (int i = 0; i < forks; ++i) {
+    const Session own = load(tiny_model(), path);
+    read_tokens(own.get(), tail(i));
+    alone[static_cast<std::size_t>(i)] = peek(own.get(), 12);
+  }
+  Session mapped = load(tiny_model(), path);
+  std::vector<std::shared_ptr<kv_session>> owned;
+  for (int i = 0; i < forks; ++i) {
+    Session one = fork(mapped.get());
+    if (i % 2) one = fork(one.get());  // a fork of a fork that is closed
+    owned.emplace_back(one.release(), kv_session_close);
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int i = 0; i < forks; ++i)
+    threads.emplace_back([&, i, own = std::move(owned[static_cast<std::size_t>(i)])]() mutable {
+      const auto tokens = tail(i);
+      wrong += kv_prefill_tokens(own.get(), tokens.data(), tokens.size(), nullptr, nullptr, nullptr) != KV_OK;
+      for (int n = 0; n < 12; ++n) {
+        int32_t token = -1;
+        wrong += kv_next(own.get(), nullptr, &token, nullptr, nullptr) != KV_OK;
+        together[static_cast<std::size_t>(i)].push_back(token);
+      }
+      own.reset();
+    });
+  mapped.reset();  // while they go on
+  for (std::thread& t : threads) t.join();
+  CHECK(wrong == 0);
+  CHECK(together == alone);
+  CHECK(read_file(path) == bytes);
+}
+
 TEST_CASE("forks of one session made and closed by several threads, one call at a time") {
   const Session session = tiny_session(300);
   const std::vector<int32_t> next = peek(session.get(), 5);

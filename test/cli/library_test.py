@@ -93,6 +93,20 @@ class Library(tool.InFolder):
         for document in self.documents():
             self.expect(run("verify", self.library / (document["name"] + ".kv")), 0)
 
+    def test_processes_that_write_their_own_ends_behind_one_document(self):
+        document = self.file("short.txt", SHORT)
+        self.add(document)
+        cache = self.library / "short.txt.kv"
+        content = cache.read_bytes()
+        alone = self.expect(run("ask", "-q", "-m", MODEL, "-c", cache, QUESTION), 0).stdout
+        chats = [subprocess.Popen([tool.PROGRAM, "chat", "-q", "-m", MODEL, "-c", str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        for i, chat in enumerate(chats):
+            output = chat.communicate(f"{QUESTION}\n" * (i + 1), timeout=300)[0]
+            self.assertEqual(chat.returncode, 0)
+            self.assertTrue(output.startswith(alone), output)
+        self.assertEqual(cache.read_bytes(), content)
+
     def test_processes_killed_in_the_middle_of_anything(self):
         chance = random.Random(7)
         texts = [self.file(f"{i}.txt", BOOK[i * 900:i * 900 + 1200 + 400 * (i % 4)]) for i in range(8)]
