@@ -270,6 +270,14 @@ typedef struct kv_session_options {
   /* Of "ood" and "dipr-graph": 0 (default): the query heads of a group share one graph, made from the queries of all; 1: each has one, from its
    * own queries, of that size and making time each. Others do not take it: KV_BAD_ARGUMENT. */
   uint32_t head_graphs;
+  /* Bytes of memory that keys, values and all that is kept with them may take; 0 (default): no limit. Pages beyond it are written to a file without a
+   * name in spill_folder, or stay in the file that was loaded, and are read where they are needed; answers are the same, bit for bit. The
+   * window, the summaries (about a quarter of what keys and values take) and two extents of pages have to fit: KV_LIMIT says what that
+   * is, before anything is read. Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
+  uint64_t memory_budget;
+  /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp. The file is gone with the last session
+   * that uses it, also when the process is killed. KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE. */
+  const char *spill_folder;
 } kv_session_options;
 
 KV_API void kv_session_options_init(kv_session_options *options);
@@ -311,16 +319,16 @@ KV_API void kv_call_options_init(kv_call_options *options);
 
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
  * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made
- * when it is first needed (kv_generate, kv_score, kv_next) or saved. It is saved with the timeline, shared by forks. What has been sealed since
- * is scored token by token, until this call or kv_save inserts it into the graph of "ood"; the index is made again when it has to do with a
- * quarter more than it was made for. Progress: KV_PHASE_PREPARE. KV_CANCELLED,
- * KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+ * before the next question (kv_generate, kv_score) or save. kv_next makes no index: where there is none it scores every token. An index is
+ * saved with the timeline and shared by forks, so that it can be made on a fork, in another thread. What has been sealed since is scored token
+ * by token, until this call or kv_save inserts it into the graph of "ood"; the index is made again when it has to do with a quarter more than
+ * it was made for. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
  * document. Attention is exact over everything before, unless prefill_strategy says otherwise. When cancelled it keeps whole chunks, but no
- * turn into which nothing was read: *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at which byte of the text they end.
- * A later call with the rest of the text goes on there, with the tokens that this call would have read: always where a word begins at
+ * turn into which nothing was read: *tokens_done (may be NULL) tells in every case how many tokens were added, *bytes_done (may be NULL) at
+ * which byte of the text they end. A later call with the rest of the text goes on there, with the tokens that this call would have read: always where a word begins at
  * that byte; within a word the rest of it may be cut into other tokens, which spell the same text.
  * KV_CANCELLED, KV_CONTEXT_FULL (nothing was added), KV_BAD_STATE (a conversation has begun), KV_NO_MEMORY, KV_CORRUPT (a damaged page
  * of a mapped file, or weights that make a number that is not finite: the chunk was not added), KV_BUSY. */

@@ -78,6 +78,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
                  static_cast<FilterWindow>(o.filter_window), o.select_tokens, o.coverage, o.certify == 1};
   out->select.search_breadth = o.search_breadth;
   out->select.head_graphs = o.head_graphs == 1;
+  out->memory = {o.memory_budget, o.spill_folder ? o.spill_folder : ""};
   out->select.schedule = static_cast<BudgetSchedule>(o.budget_schedule);
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;

@@ -192,7 +192,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
                      plan.search_breadth},
                     &w.selector, &w.selection);
     if (!w.selection.intact) return failure.note(store.pages().damaged());
-    PageHold hold;
+    PageStore::Hold hold;
     const std::size_t lists = w.selection.lists.size();
     for (std::size_t i = 0; i < lists; ++i) {
       Array<PageRef>& list = w.selection.lists[i];

@@ -96,7 +96,7 @@ Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const Kv
       w.selection = block_choices_[block];
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     add_recent(recent, pages, shape_.page_tokens, &w.selection);
-    PageHold hold;
+    PageStore::Hold hold;
     Array<PageRef>& list = w.selection.lists[0];
     if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[0], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
     for (std::size_t at = 0; at < list.size() && !cancel.fired(); at += part_pages)

@@ -74,6 +74,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     if (step.asked) step.asked->write(kernels_, l, step.asked_at, n, q_.get());
     if (step.probe)
       if (Status s = probe(step, l, *store); !s.ok()) return s;
+    if (!selector || step.plan.strategy->has(StrategyInfo::reads_keys)) store->let_go(l);
     multiply(a_.get(), n, c.q_width(), {{&w.o, h_.get()}});
     add(x_.get(), h_.get(), n);
 

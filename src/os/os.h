@@ -37,6 +37,10 @@ class File {
   // To be locked and nothing else; created where there is none.
   static Status open_lock(const std::string& path, File* out);
 
+  // A new, empty file without a name in the folder ("": where the system keeps what is temporary and large): gone with its last handle and mapping, also
+  // when the process is killed.
+  static Status create_nameless(const std::string& folder, File* out);
+
   bool is_open() const { return fd_ >= 0; }
   const std::string& path() const { return path_; }
 
@@ -51,6 +55,8 @@ class File {
   Status write(uint64_t offset, const void* data, std::size_t size);
   Status preallocate(uint64_t size);  // reserves the blocks now, so that a full disk is known before the work
   Status lock(Lock kind, bool* got) const;  // *got is false where another has a lock that this one cannot stand beside
+  // Gives the blocks of a part of the file back, which reads as zeros from then on; advice.
+  void discard(uint64_t offset, uint64_t size) const;
   Status sync();
   Status close();  // reports the error that the destructor would have to swallow
 
@@ -71,6 +77,8 @@ class Mapping {
   ~Mapping();
 
   static Status map(const File& file, Mapping* out);
+  // A part of it; offset is a multiple of 64 KiB. The part is within the file.
+  static Status map(const File& file, uint64_t offset, uint64_t size, Mapping* out);
 
   const std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }

@@ -107,20 +107,16 @@ Status File::open_read(const std::string& path, File* out) {
   if (file.fd_ < 0) return failed("open", path, errno);
   struct stat info;
   if (fstat(file.fd_, &info) != 0) return failed("open", path, errno);
-  Status regular = require_regular(path, info);
-  if (!regular.ok()) return regular;
+  if (Status s = require_regular(path, info); !s.ok()) return s;
   *out = std::move(file);
   return {};
 }
 
 Status File::create_temporary(const std::string& target, File* out) {
-  if (target.empty() || target.back() == '/') {
-    return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
-  }
+  if (target.empty() || target.back() == '/') return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   struct stat info;
   if (stat(target.c_str(), &info) == 0) {  // known before the work, not when the rename fails after it
-    Status regular = require_regular(target, info);
-    if (!regular.ok()) return regular;
+    if (Status s = require_regular(target, info); !s.ok()) return s;
   }
   File file;
   for (int attempt = 0; attempt < 16; ++attempt) {
@@ -164,6 +160,20 @@ Status File::lock(Lock kind, bool* got) const {
   if (result != 0 && errno != EWOULDBLOCK) return failed("lock", path_, errno);
   *got = result == 0;
   return {};
+}
+
+Status File::create_nameless(const std::string& folder, File* out) {
+  File file;
+  if (Status s = create_temporary((folder.empty() ? "/var/tmp" : folder) + "/kvasir-spill", &file); !s.ok()) return s;
+  if (Status s = remove_file(file.path_); !s.ok()) return s;
+  *out = std::move(file);
+  return {};
+}
+
+void File::discard([[maybe_unused]] uint64_t offset, [[maybe_unused]] uint64_t size) const {
+#ifdef FALLOC_FL_PUNCH_HOLE
+  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size));
+#endif
 }
 
 Status File::size(uint64_t* out) const {
@@ -331,16 +341,21 @@ Mapping::~Mapping() {
 }
 
 Status Mapping::map(const File& file, Mapping* out) {
+  uint64_t size = 0;
+  if (Status s = file.size(&size); !s.ok()) return s;
+  return map(file, 0, size, out);
+}
+
+Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* out) {
   Mapping mapping;
-  Status status = file.size(&mapping.size_);
-  if (!status.ok()) return status;
+  mapping.size_ = size;
   if (mapping.size_ > std::numeric_limits<std::size_t>::max()) {
     return Status::error(Code::limit, "%s is larger than the address space", shown(file.path_));
   }
   if (mapping.size_ > 0) {
     void* data = MAP_FAILED;
     const int result = retried("map", file.path_, [&] {
-      data = mmap(nullptr, static_cast<std::size_t>(mapping.size_), PROT_READ, MAP_SHARED, file.fd_, 0);
+      data = mmap(nullptr, static_cast<std::size_t>(mapping.size_), PROT_READ, MAP_SHARED, file.fd_, static_cast<off_t>(offset));
       return data == MAP_FAILED ? -1 : 0;
     });
     if (result != 0) return failed("map", file.path_, errno);
@@ -366,8 +381,7 @@ void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
 }
 
 Status rename_replace(const std::string& from, const std::string& to) {
-  const int result = retried("rename", to, [&] { return std::rename(from.c_str(), to.c_str()); });
-  if (result != 0) return failed("replace", to, errno);
+  if (retried("rename", to, [&] { return std::rename(from.c_str(), to.c_str()); }) != 0) return failed("replace", to, errno);
   return {};
 }
 

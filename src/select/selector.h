@@ -153,6 +153,7 @@ struct StrategyInfo {
   static constexpr uint32_t chooses_once = 64;   // by observe(), when something has been read; questions are read exactly
   static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
   static constexpr uint32_t takes_coverage = 512;  // SelectorQuery::coverage
+  static constexpr uint32_t reads_keys = 1024;   // of more pages than it chooses, where they lie
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
   std::optional<IndexKind> index = {};  // that it searches
   bool has(uint32_t trait) const { return (traits & trait) != 0; }

@@ -342,6 +342,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
       return s;
     if (index) store.set_index(std::move(index), valid);
   }
+  if (Status s = store.set_budget(options.memory, state.tokens); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
   session->tokens_.resize(state.tokens);
   if (state.tokens) std::memcpy(session->tokens_.data(), tokens, sizes[0]);

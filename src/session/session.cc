@@ -38,6 +38,13 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  o->memory.step_tokens = o->prefill_chunk;
+  if (o->memory.bytes && o->full_precision)
+    return Status::error(Code::bad_argument, "memory_budget is set: keys and values in full precision are kept in memory");
+  if (o->memory.bytes && !o->memory.spill_folder.empty()) {  // known now, not in the middle of a document
+    os::File trial;
+    if (Status s = os::File::create_nameless(o->memory.spill_folder, &trial); !s.ok()) return s;
+  }
   if (Status s = check_read_options(o->read); !s.ok()) return s;
   return check_select_options(o->select, model.config().layers, model.store_shape().page.block_tokens);
 }
@@ -52,6 +59,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   SessionOptions o = options;
   if (Status s = resolve(*model, &o); !s.ok()) return s;
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
+  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(store)));
   if (Status s = session->start(); !s.ok()) return s;
   *out = std::move(session);
@@ -104,6 +112,7 @@ Status Session::check_room(uint64_t more) const {
 Status Session::append(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done) {
   *done = 0;
+  if (Status s = store_.check_budget(tokens_.size() + tokens.size()); !s.ok()) return s;
   try {
     return append_chunks(tokens, reading, all_logits, cancel, progress, done);
   } catch (const std::bad_alloc&) {
@@ -212,6 +221,7 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
 Status Session::read_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
   KvStore store(store_.shape(), store_.window_tokens());
+  if (Status s = store.set_budget(options_.memory, 0); !s.ok()) return s;
   for (std::size_t at = 0; at < tokens_.size();) {
     if (progress && !progress->update(at, tokens_.size())) return Status::error(Code::cancelled, "stopped by the progress callback");
     ForwardStep step;
@@ -245,6 +255,7 @@ Status Session::choose_once(const Cancel* cancel) {
     return store_.pages().damaged();
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
   chosen_ = true;
+  store_.let_go();
   return {};
 }
 
@@ -254,9 +265,9 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
   return prepare_index(true, cancel, &progress);
 }
 
-// The index that the planned strategy searches, where there is none. `again`: made as well where it has to do with a quarter more tokens than it
-// was made for; where it is less, but not next to nothing, they are inserted.
-Status Session::prepare_index(bool again, const Cancel* cancel, Progress* progress) {
+// The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where
+// it is less, but not next to nothing, they are inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
+Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = store_.sealed_tokens();
   const ModelConfig& config = model_->config();
   const Plan plan = make_plan(options_.select, sealed, config.layers, layer_errors_);
@@ -264,9 +275,10 @@ Status Session::prepare_index(bool again, const Cancel* cancel, Progress* progre
   const IndexKind kind = *plan.strategy->index;
   const uint32_t graphs = options_.select.head_graphs ? config.heads / config.kv_heads : 1;
   TokenIndexes::Entry known = store_.indexes().of(kind);
-  if (known.index && known.index->graphs() == graphs) {
+  if (known.index)
     if (Status s = known.index->check(); !s.ok()) return s;
-    if (!again) return {};
+  if (!make) return {};
+  if (known.index && known.index->graphs() == graphs) {
     const uint64_t built = std::min(known.index->built(), known.valid), unknown = sealed - known.valid;
     if ((sealed - built) * 4 >= built) known = {};
     else if (!takes_insertions(kind) || unknown * least_insertion < sealed) return {};
@@ -282,7 +294,9 @@ Status Session::prepare_index(bool again, const Cancel* cancel, Progress* progre
   std::shared_ptr<TokenIndex> index;
   if (Status s = build_index({kind, store_.pages(), queries, graphs, known}, cpu_kernels(), pool_.get(), cancel, progress, &index); !s.ok())
     return s;
+  if (Status s = store_.check_budget(tokens_.size(), index->private_bytes()); !s.ok()) return s;
   store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
+  store_.let_go();
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};
 }

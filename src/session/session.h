@@ -36,6 +36,7 @@ struct SessionOptions {
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
+  MemoryBudget memory;
   LogFn log;
 };
 
@@ -150,7 +151,7 @@ class Session {
   bool chooses_once() const;
   Status choose_once(const Cancel* cancel);
   void forget_choice() { observed_ = {}, chosen_ = false; }
-  Status prepare_index(bool again, const Cancel* cancel, Progress* progress);
+  Status prepare_index(bool make, const Cancel* cancel, Progress* progress);
   Status read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out);
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);

@@ -101,6 +101,8 @@ std::string Session::stats_json() const {
   json.count("kv_bytes_per_token", shape.slab_bytes() / shape.page.extent_tokens());
   json.count("private_bytes", store_.private_bytes());
   json.count("mapped_bytes", store_.pages().mapped_bytes());
+  json.count("spilled_bytes", store_.pages().spilled_bytes());
+  json.count("memory_budget", store_.budget().bytes);
   json.add("strategy_asked", "\"%.40s\"", options_.select.strategy.c_str());
   json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
   json.add("planned_because", "\"%s\"", plan.why);

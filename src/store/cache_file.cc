@@ -269,8 +269,8 @@ uint64_t CacheFile::private_bytes() const {
   return private_blocks_.load(std::memory_order_relaxed) * block_bytes + tables_.size() * sizeof(uint64_t);
 }
 
-void CacheFile::advise(const Section& section, os::Mapping::Advice advice) const {
-  mapping_.advise(section.offset, section.bytes, advice);
+void CacheFile::advise(const Section& section, uint64_t offset, uint64_t size, os::Mapping::Advice advice) const {
+  mapping_.advise(section.offset + offset, size, advice);
 }
 
 }  // namespace kvasir

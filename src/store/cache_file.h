@@ -103,7 +103,8 @@ class CacheFile {
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 
-  void advise(const Section& section, os::Mapping::Advice advice) const;
+  void advise(const Section& section, os::Mapping::Advice advice) const { advise(section, 0, section.bytes, advice); }
+  void advise(const Section& section, uint64_t offset, uint64_t size, os::Mapping::Advice advice) const;  // a part of it
 
   uint64_t private_bytes() const;  // of tables and of what has been read into private memory so far
 

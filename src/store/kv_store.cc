@@ -1,6 +1,7 @@
 #include "store/kv_store.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,7 @@
 namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
+constexpr uint64_t moving_slabs = 2;     // the one that is filled and one that is being spilled
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
     : pages_(shape), sketch_(shape), representatives_(shape, window_tokens), window_tokens_(window_tokens) {}
@@ -18,6 +20,8 @@ KvStore::KvStore(const KvStore& other)
       sketch_(other.sketch_),
       representatives_(other.representatives_),
       indexes_(other.indexes_),
+      budget_(other.budget_),
+      cache_limit_(other.cache_limit_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
       sinks_(other.sinks_),
@@ -64,7 +68,46 @@ void KvStore::grow_window(uint32_t rows) {
   capacity_ = capacity;
 }
 
+uint64_t KvStore::least_bytes(uint64_t tokens) const {
+  const PageShape& page = shape().page;
+  const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, uint64_t{page.page_tokens} * extent_pages);
+  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() + page.sketch_bytes();
+  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + budget_.step_tokens + 2 * page.page_tokens + capacity_step) * page.dim * sizeof(float);
+  return extents * heads * summaries + rows + indexes_.private_bytes() + moving_slabs * shape().slab_bytes();
+}
+
+Status KvStore::check_budget(uint64_t tokens, uint64_t more) const {
+  const uint64_t least = least_bytes(tokens) + more;
+  if (budget_.bytes == 0 || least <= budget_.bytes) return {};
+  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64 " tokens window, summaries, indexes and two extents of pages alone take %"
+                       PRIu64, budget_.bytes, tokens, least);
+}
+
+Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
+  budget_ = budget;
+  if (Status s = check_budget(tokens); !s.ok()) return s;
+  return keep_within_budget(tokens);
+}
+
+// What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
+// nothing is in a file all of it is for slabs.
+Status KvStore::keep_within_budget(uint64_t tokens) {
+  if (budget_.bytes == 0) return {};
+  if (Status s = check_budget(tokens); !s.ok()) return s;
+  const uint64_t room = budget_.bytes - least_bytes(tokens);
+  const bool in_files = pages_.spilled_bytes() + pages_.mapped_bytes() > 0, spills = pages_.full_private_bytes() > (in_files ? room / 4 : room);
+  if (spills)
+    if (Status s = pages_.spill(budget_.spill_folder, room / 8); !s.ok()) return s;
+  const uint64_t limit = room - room / 4;
+  if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ || limit / 2 > cache_limit_) {
+    cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
+    pages_.set_cache_limit(cache_limit_);
+  }
+  return {};
+}
+
 Status KvStore::prepare(uint32_t n) {
+  if (Status s = keep_within_budget(tokens() + n); !s.ok()) return s;
   grow_window(window_count_ + n);
   const uint32_t sealed = pages_after(window_count_ + n);
   if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_); !s.ok()) return s;

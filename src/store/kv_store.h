@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/memory.h"
 #include "base/status.h"
@@ -25,6 +26,13 @@
 #include "store/token_index.h"
 
 namespace kvasir {
+
+// How much of a timeline may be in memory: pages beyond it are spilled to a file without a name, read from a mapped file, and forgotten.
+struct MemoryBudget {
+  uint64_t bytes = 0;         // of what private_bytes() and mapped summaries count; 0: no limit
+  std::string spill_folder;   // "": os::File::create_nameless() tells
+  uint32_t step_tokens = 0;   // most tokens of a step: the window holds them before they are sealed
+};
 
 class KvStore {
  public:
@@ -54,6 +62,21 @@ class KvStore {
   Rows sinks(uint32_t layer, uint32_t head) const;
   Rows window(uint32_t layer, uint32_t head) const;
 
+  // Code::limit when a timeline of so many tokens cannot keep within it. Code::no_space, Code::io, ... where nothing can be spilled. Afterwards
+  // prepare() keeps within it. Throws std::bad_alloc.
+  Status set_budget(const MemoryBudget& budget, uint64_t tokens);
+  const MemoryBudget& budget() const { return budget_; }
+  // What cannot be spilled of a timeline of so many tokens, and what is on its way.
+  uint64_t least_bytes(uint64_t tokens) const;
+  Status check_budget(uint64_t tokens, uint64_t more = 0) const;  // that it is enough for them and so many bytes besides
+  // Where there is a budget: what was read through a mapping of this layer's pages, or all layers', is let go of.
+  void let_go(uint32_t layer) const {
+    if (budget_.bytes) pages_.let_go(layer);
+  }
+  void let_go() const {
+    for (uint32_t l = 0; l < shape().layers; ++l) let_go(l);
+  }
+
   // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc or says Code::corrupt (a damaged page
   // of a mapped file would have to be copied); the store stays as it was.
   Status prepare(uint32_t n);
@@ -74,7 +97,11 @@ class KvStore {
   void cut(uint32_t pages);
 
   // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
-  Status build_sketch(const Kernels& kernels, ThreadPool* pool) { return sketch_.build(pages_, kernels, pool); }
+  Status build_sketch(const Kernels& kernels, ThreadPool* pool) {
+    Status s = sketch_.build(pages_, kernels, pool);
+    let_go();
+    return s;
+  }
 
   // Takes the representatives that another store found in the same tokens.
   void take_representatives(KvStore&& other) { representatives_ = std::move(other.representatives_); }
@@ -106,11 +133,14 @@ class KvStore {
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   void grow_window(uint32_t rows);
   void fix_centre(uint32_t rows);
+  Status keep_within_budget(uint64_t tokens);
 
   PageStore pages_;
   KeySketch sketch_;
   Representatives representatives_;
   TokenIndexes indexes_;
+  MemoryBudget budget_;
+  uint64_t cache_limit_ = PageCache::by_itself;
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window

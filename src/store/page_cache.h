@@ -1,10 +1,10 @@
-// The chosen pages of a mapped file, in bounded private memory.
+// The chosen pages of a file, mapped or spilled to, in bounded private memory.
 //
 // Choosing reads one page in fifty, here and there. Through a mapping that would make half of the file resident, because the system maps up
 // to sixteen cached neighbours around each page that is touched, and a file that another process cuts, or a disk that
 // fails, would end the process by SIGBUS. So chosen pages are read into slots of 4 KiB, neighbours by one system call, and the scales
-// of their tokens beside them; verified when they are read, so that the bytes that are used are the bytes that were checked. Successive
-// tokens choose mostly the same pages and find them there, at the cost of a look into a table.
+// of their tokens beside them where the file has them; verified when they are read, so that the bytes that are used are the bytes that were
+// checked. Successive tokens choose mostly the same pages and find them there, at the cost of a look into a table.
 //
 // All layers and KV heads share the slots, because some choose twice as many different pages as others; CLOCK chooses what makes room. One
 // lock guards the table: it is held for a microsecond a list, never while reading. The forks of a timeline share the cache of its file.
@@ -20,25 +20,35 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "compute/page.h"
-#include "store/cache_file.h"
 
 namespace kvasir {
 
 class PageHold;
 
+// A file with pages: extents of all heads, [extents][heads][16 pages][4096], so that pages are numbered through. Extents may be added.
+class PageSource {
+ public:
+  virtual ~PageSource() = default;
+  virtual uint64_t extents() const = 0;
+  // Pages first, first + 1, ... into to[0], to[1], ... Code::corrupt, Code::io.
+  virtual Status read(uint64_t first, std::span<std::byte* const> to) const = 0;
+  // Scales of a page's tokens, which lie as the pages do, in blocks of 4096 bytes; 0: they are not in the file.
+  virtual uint32_t scale_bytes() const { return 0; }
+  virtual Status read_scales(uint64_t block, std::byte* to) const { return (void)block, (void)to, Status(); }
+};
+
 class PageCache {
  public:
   static constexpr uint64_t by_itself = UINT64_MAX;  // as a limit: a share of the pages, more where a step needs it
 
-  // Over the pages of `heads` heads (of all layers together): [extents][heads][16 pages][4096], `pages` of each head, and their scales,
-  // [extents][heads][16 pages][2][page_tokens].
-  PageCache(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t heads, uint32_t pages);
+  // Over the pages of `heads` heads (of all layers together).
+  PageCache(std::shared_ptr<const PageSource> source, uint32_t heads);
   ~PageCache();
   PageCache(const PageCache&) = delete;
   PageCache& operator=(const PageCache&) = delete;
 
-  // Points refs[i].data and .scales at page numbers[i] of a head; the tokens are left alone. The pages stay there until `hold` lets go of them;
-  // what it held before it lets go of first. Numbers ascending. Code::corrupt or Code::io: nothing is held. Throws std::bad_alloc.
+  // Points refs[i].data, and .scales where the file has them, at page numbers[i] of a head; the rest is left alone. The pages stay there until
+  // `hold` lets go of them; what it held before it lets go of first. Page p is the file's page p % 16 of extent p / 16. Code::corrupt or Code::io: nothing is held. Throws std::bad_alloc.
   Status fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
 
   // Bytes of pages that are kept. What is being attended stays beyond it, in memory of its own, until it is let go of: any limit works,
@@ -51,20 +61,19 @@ class PageCache {
     uint64_t bytes = 0;            // of memory that all of it takes now
   };
   Counts counts() const;
-  const CacheFile& file() const { return *file_; }
 
  private:
   friend class PageHold;
   struct Room;
 
   std::shared_ptr<Room> room_for(uint32_t head, uint64_t list);
+  uint64_t page_of(uint32_t head, uint32_t number) const;  // in the file
   Status read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
   Status read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const;
 
-  const std::shared_ptr<const CacheFile> file_;
-  const CacheFile::Section &section_, &scales_section_;
+  const std::shared_ptr<const PageSource> source_;
   const uint32_t scale_bytes_;    // of a page's tokens
-  const uint32_t heads_, pages_;
+  const uint32_t heads_;
   mutable std::mutex mutex_;      // guards the following, not what is in the room
   Array<uint64_t> lists_;         // [heads] pages of the last list
   uint64_t step_ = 0;             // their sum: about what a token chooses

@@ -24,9 +24,14 @@ struct PageStore::Slab {
   const int8_t* means = nullptr;
   void* memory = nullptr;                 // owned, when private
   std::shared_ptr<const CacheFile> file;  // when mapped
-  uint32_t index = 0;                     // its extent in the file
+  std::shared_ptr<SpillFile> spill;       // when spilled, with
+  os::Mapping mapping;                    // its pages
+  uint32_t index = 0;                     // its extent in either file
 
-  ~Slab() { deallocate(memory); }
+  ~Slab() {
+    deallocate(memory);
+    if (spill) spill->discard(index);
+  }
   const void* array(SectionKind kind) const {
     return kind == SectionKind::pages    ? static_cast<const void*>(pages)
            : kind == SectionKind::scales ? static_cast<const void*>(scales)
@@ -50,9 +55,18 @@ class PageStore::SlabRef {
   ~SlabRef() {
     if (slab_ && slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete slab_;
   }
+  // Of a slab that nobody else has yet. Afterwards its pages are in the file.
+  Status spill(const std::shared_ptr<SpillFile>& file, const int8_t* pages) {
+    if (Status s = file->append(pages, &slab_->index); !s.ok()) return s;
+    slab_->spill = file;
+    if (Status s = file->map(slab_->index, &slab_->mapping); !s.ok()) return s;
+    slab_->pages = reinterpret_cast<const int8_t*>(slab_->mapping.data());
+    return {};
+  }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
-  bool writable() const { return slab_->memory && slab_->references.load(std::memory_order_acquire) == 1; }
+  bool is_private() const { return slab_->memory && !slab_->spill; }
+  bool writable() const { return is_private() && slab_->references.load(std::memory_order_acquire) == 1; }
 
  private:
   Slab* slab_;
@@ -99,6 +113,26 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
   }
 }
 
+// The pages of a cache file.
+class MappedPages final : public PageSource {
+ public:
+  MappedPages(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t extents)
+      : file_(std::move(file)),
+        pages_(*file_->find(SectionKind::pages)),
+        scales_(*file_->find(SectionKind::scales)),
+        extents_(extents),
+        scale_bytes_(static_cast<uint32_t>(shape.scales_bytes() / extent_pages)) {}
+  uint64_t extents() const override { return extents_; }
+  Status read(uint64_t first, std::span<std::byte* const> to) const override { return file_->read(pages_, first, to); }
+  uint32_t scale_bytes() const override { return scale_bytes_; }
+  Status read_scales(uint64_t block, std::byte* to) const override { return file_->read(scales_, block, 1, to); }
+
+ private:
+  const std::shared_ptr<const CacheFile> file_;
+  const CacheFile::Section &pages_, &scales_;
+  const uint32_t extents_, scale_bytes_;
+};
+
 template <class T>
 const T* section_at(const CacheFile& file, SectionKind kind, uint64_t offset) {
   return reinterpret_cast<const T*>(file.bytes(kind).data() + offset);
@@ -115,7 +149,8 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   store.pages_ = pages;
   const uint32_t extents = store.extents();
   store.slabs_.reserve(extents);
-  if (extents > 0) store.cache_ = std::make_shared<PageCache>(file, shape.page, shape.heads_total(), pages);
+  if (extents > 0)
+    store.cache_ = std::make_shared<PageCache>(std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
   const uint64_t heads = shape.heads_total();
   for (uint32_t e = 0; e < extents; ++e) {
     auto slab = std::make_unique<Slab>();
@@ -138,7 +173,9 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
     const void* data = slab->array(kind);
     if (!intact_extent(kind, e)) return damaged();
     if ((e + 1) * extent_pages <= pages_) {
-      if (Status s = write(data, bytes * shape_.heads_total()); !s.ok()) return s;
+      Status s = write(data, bytes * shape_.heads_total());
+      if (kind == SectionKind::pages) let_go(slab, 0, pages_bytes());
+      if (!s.ok()) return s;
       continue;
     }
     // After a step back the pages that are not sealed still hold what was taken back.
@@ -167,23 +204,88 @@ PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
           ~uint64_t{0} >> (64 - shape_.page.page_tokens)};
 }
 
-Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const {
-  const auto is_mapped = [&](uint32_t p) { return slabs_[p / extent_pages]->file != nullptr; };
-  const auto end = cache_ ? std::partition_point(numbers.begin(), numbers.end(), is_mapped) : numbers.begin();
-  const auto mapped = static_cast<std::size_t>(end - numbers.begin());
+Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Hold* hold) const {
+  hold->mapped.release();
+  hold->spilled.release();
+  const auto before = [&](auto&& holds) {
+    return static_cast<std::size_t>(std::partition_point(numbers.begin(), numbers.end(), [&](uint32_t p) { return holds(slabs_[p / extent_pages]); }) -
+                                    numbers.begin());
+  };
+  const std::size_t mapped = cache_ ? before([](const SlabRef& slab) { return slab->file != nullptr; }) : 0;
+  const std::size_t in_files = spilled_ ? before([](const SlabRef& slab) { return !slab.is_private(); }) : mapped;
   for (std::size_t i = mapped; i < numbers.size(); ++i) {
     const PageRef at = page(layer, head, numbers[i]);
     refs[i].data = at.data;
     refs[i].scales = at.scales;
   }
-  return mapped ? cache_->fetch(layer * shape_.kv_heads + head, numbers.first(mapped), refs, hold) : Status();
+  const uint32_t at = layer * shape_.kv_heads + head;
+  if (mapped)
+    if (Status s = cache_->fetch(at, numbers.first(mapped), refs, &hold->mapped); !s.ok()) return s;
+  if (in_files == mapped) return {};
+  Array<uint32_t>& there = hold->numbers;
+  there.clear();
+  for (uint32_t p : numbers.subspan(mapped, in_files - mapped)) there.push_back(slabs_[p / extent_pages]->index * extent_pages + p % extent_pages);
+  return spilled_->fetch(at, there, refs + mapped, &hold->spilled);
 }
 
 void PageStore::set_cache_limit(uint64_t bytes) const {
-  if (cache_) cache_->set_limit(bytes);
+  const uint64_t mapped = bytes == PageCache::by_itself || !spilled_ ? bytes : bytes * (mapped_bytes() / shape_.slab_bytes()) / extents();
+  if (cache_) cache_->set_limit(mapped);
+  if (spilled_) spilled_->set_limit(!cache_ || bytes == PageCache::by_itself ? bytes : bytes - mapped);
 }
 
-PageCache::Counts PageStore::cache_counts() const { return cache_ ? cache_->counts() : PageCache::Counts(); }
+PageCache::Counts PageStore::cache_counts() const {
+  PageCache::Counts all = cache_ ? cache_->counts() : PageCache::Counts();
+  if (!spilled_) return all;
+  const PageCache::Counts spilled = spilled_->counts();
+  return {all.found + spilled.found, all.read + spilled.read, all.kept + spilled.kept, all.bytes + spilled.bytes};
+}
+
+Status PageStore::spill(const std::string& folder, uint64_t keep) {
+  uint64_t left = full_private_bytes();
+  if (left > keep && !spill_) {
+    if (Status s = SpillFile::create(folder, pages_bytes(), &spill_); !s.ok()) return s;
+    spilled_ = std::make_shared<PageCache>(spill_, shape_.heads_total());
+  }
+  for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
+    if (!slabs_[e].is_private()) continue;
+    const Slab& from = *slabs_[e];
+    SlabRef to = new_slab(SlabKind::summaries);
+    for (SectionKind kind : {SectionKind::scales, SectionKind::bounds, SectionKind::means})
+      std::memcpy(const_cast<void*>(to->array(kind)), from.array(kind), array_bytes(shape_.page, kind) * shape_.heads_total());
+    if (Status s = to.spill(spill_, from.pages); !s.ok()) return s;
+    slabs_[e] = std::move(to);
+    left -= shape_.slab_bytes();
+  }
+  return {};
+}
+
+uint64_t PageStore::full_private_bytes() const {
+  uint64_t slabs = 0;
+  for (uint32_t e = 0; e < pages_ / extent_pages; ++e) slabs += slabs_[e].is_private();
+  return slabs * shape_.slab_bytes();
+}
+
+uint64_t PageStore::spilled_bytes() const {
+  uint64_t slabs = 0;
+  for (const SlabRef& slab : slabs_) slabs += slab->spill != nullptr;
+  return slabs * pages_bytes();
+}
+
+void PageStore::let_go(uint32_t layer) const {
+  const uint64_t size = PageShape::pages_bytes() * shape_.kv_heads, offset = layer * size;
+  for (const SlabRef& slab : slabs_) {
+    if (slab.is_private()) return;  // those behind it are too
+    let_go(slab, offset, size);
+  }
+}
+
+void PageStore::let_go(const SlabRef& slab, uint64_t offset, uint64_t size) const {
+  if (slab->file)
+    slab->file->advise(*slab->file->find(SectionKind::pages), slab->index * pages_bytes() + offset, size, os::Mapping::Advice::dont_need);
+  else if (slab->spill)
+    slab->mapping.advise(offset, size, os::Mapping::Advice::dont_need);
+}
 
 bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const {
   const SlabRef& slab = slabs_[e];
@@ -222,14 +324,14 @@ Status PageStore::damaged() const {
   return Status::error(Code::internal, "a page was reported as damaged and is not");
 }
 
-PageStore::SlabRef PageStore::new_slab() const {
-  const std::size_t heads = shape_.heads_total();
+PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
+  const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::whole ? pages_bytes() : 0;
   auto slab = std::make_unique<Slab>();
-  slab->memory = allocate_zeroed(shape_.slab_bytes());
+  slab->memory = allocate_zeroed(shape_.slab_bytes() - pages_bytes() + pages);
   if (!slab->memory) throw std::bad_alloc();
   auto* at = static_cast<int8_t*>(slab->memory);
-  slab->pages = at;
-  at += heads * PageShape::pages_bytes();
+  if (pages) slab->pages = at;
+  at += pages;
   slab->scales = reinterpret_cast<const uint16_t*>(at);
   at += heads * shape_.page.scales_bytes();
   slab->bounds = at;
@@ -256,14 +358,14 @@ Status PageStore::reserve(uint32_t pages) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
-    SlabRef copy = new_slab();
+    SlabRef copy = new_slab(SlabKind::whole);
     if (Status s = copy_slab(*slabs_[last], &copy); !s.ok()) return s;
     slabs_[last] = std::move(copy);
   }
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
-  while (slabs_.size() < wanted) slabs_.push_back(new_slab());
+  while (slabs_.size() < wanted) slabs_.push_back(new_slab(SlabKind::whole));
   return {};
 }
 
@@ -279,14 +381,14 @@ void PageStore::commit(uint32_t pages) { pages_ = pages; }
 void PageStore::truncate(uint32_t pages) {
   pages_ = pages;
   slabs_.resize(extents(), SlabRef(nullptr));
-  if (slabs_.empty()) cache_.reset();
+  if (slabs_.empty()) cache_.reset(), spilled_.reset();
 }
 
 uint64_t PageStore::private_bytes() const {
   uint64_t bytes = 0;
-  for (const SlabRef& slab : slabs_) bytes += slab->memory ? shape_.slab_bytes() : 0;
-  if (cache_) bytes += cache_->counts().bytes + cache_->file().private_bytes();
-  return bytes;
+  for (const SlabRef& slab : slabs_) bytes += slab.is_private() ? shape_.slab_bytes() : slab->spill ? shape_.slab_bytes() - pages_bytes() : 0;
+  if (!slabs_.empty() && slabs_[0]->file) bytes += slabs_[0]->file->private_bytes();
+  return bytes + cache_counts().bytes;
 }
 
 uint64_t PageStore::mapped_bytes() const {

@@ -1,9 +1,10 @@
 // The sealed pages of one timeline: 4 KiB pages of int8 K and V with their summaries, for every layer and KV head.
 //
 // Pages live in slabs: slab e holds extent e (16 pages) of every layer and head, so memory grows by slabs, files append by slabs, and
-// the address of a page is arithmetic. A slab is private memory or a part of a mapped cache file; forks share slabs
-// and copy the last one when they write to it. Sealed pages never change while they are shared. Pages that are read one and all are read
-// where the slab has them; chosen pages of a mapped slab through a cache of bounded size (page_cache.h).
+// the address of a page is arithmetic. A slab is private memory, a part of a mapped cache file, or spilled: its pages in a file without a name,
+// the rest in memory. They come in this order: mapped, spilled, private. Forks share slabs and copy the last one when they write to it. Sealed pages
+// never change while they are shared. Pages that are read one and all are read where the slab has them, through a mapping where they are in a file;
+// chosen pages of a file through a cache of bounded size (page_cache.h).
 //
 // Threads: const functions may run together; seal() for different (layer, head) may run together; the rest is exclusive.
 #pragma once
@@ -21,6 +22,7 @@
 #include "compute/page.h"
 #include "store/cache_file.h"
 #include "store/page_cache.h"
+#include "store/spill_file.h"
 
 namespace kvasir {
 
@@ -60,12 +62,25 @@ class PageStore {
 
   ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;
   PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;  // all its tokens, where the slab has them
-  // Points refs[i].data and .scales at page numbers[i] (ascending), verified; the other fields are left alone. Pages of a mapped file are read
+  // What a thread attends of one list.
+  struct Hold {
+    PageHold mapped, spilled;
+    Array<uint32_t> numbers;  // of pages in the file that they were spilled to
+  };
+  // Points refs[i].data and .scales at page numbers[i] (ascending), verified; the other fields are left alone. Pages of a file are read
   // into its cache and stay there until `hold` lets go of them. Code::corrupt or Code::io where they cannot be read; throws std::bad_alloc.
-  Status fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
-  // Memory for chosen pages of the mapped file, shared with its forks: bytes, or PageCache::by_itself. Throws std::bad_alloc.
+  Status fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Hold* hold) const;
+  // Memory for chosen pages of the mapped file and of what was spilled, shared with forks: bytes, or PageCache::by_itself. Throws std::bad_alloc.
   void set_cache_limit(uint64_t bytes) const;
-  PageCache::Counts cache_counts() const;  // zeros without a mapped file
+  PageCache::Counts cache_counts() const;  // zeros without a file
+
+  // Writes the pages of private slabs that are full to a file in the folder, oldest first, until such slabs have at most `keep` bytes. A failure
+  // leaves those that were written; every page is still there. Throws std::bad_alloc likewise.
+  Status spill(const std::string& folder, uint64_t keep);
+  uint64_t full_private_bytes() const;  // of the slabs that spill() looks at
+  uint64_t spilled_bytes() const;       // of pages that are in a file without a name
+  // Lets go of what has been read through mappings of a layer's pages, which the process need not have in memory. They must not be in use.
+  void let_go(uint32_t layer) const;
 
   // Whether the bytes are as they were written. Private memory always is; a mapped file's blocks are checked at their first use.
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
@@ -88,14 +103,19 @@ class PageStore {
  private:
   struct Slab;
   class SlabRef;
-  SlabRef new_slab() const;
+  enum class SlabKind { whole, summaries };  // what of it is in memory
+  SlabRef new_slab(SlabKind kind) const;
+  std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
   Status copy_slab(const Slab& from, SlabRef* to) const;
+  void let_go(const SlabRef& slab, uint64_t offset, uint64_t size) const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;
-  std::shared_ptr<PageCache> cache_;  // of chosen pages of the mapped slabs, which are the first ones; null without
+  std::shared_ptr<PageCache> cache_;    // of chosen pages of the mapped slabs, which are the first ones; null without
+  std::shared_ptr<SpillFile> spill_;    // of all spilled slabs; null before
+  std::shared_ptr<PageCache> spilled_;  // of chosen pages in it
 };
 
 }  // namespace kvasir

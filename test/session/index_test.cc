@@ -88,6 +88,7 @@ TEST_CASE("an index: saved, mapped and shared by forks, every timeline goes on t
 TEST_CASE("an index: a timeline that made it goes on as one that mapped it, and one thread makes the same as two") {
   auto session = open_session(mini_model(), searching("ood", 1));
   read(session.get(), book_tokens(long_enough));
+  REQUIRE(session->prepare(nullptr, {}).ok());
   auto mapped = load(saved(IndexKind::ood), searching("ood", 2));
   CHECK(continue_with(session.get(), 30) == continue_with(mapped.get(), 30));
   CHECK(number(*session, "index_ms") > 0);
@@ -130,6 +131,18 @@ TEST_CASE("an index: it is made again when a quarter more has been sealed than i
   CHECK(number(*session, "index_tokens") > first + 500);
 }
 
+TEST_CASE("an index: none is made for a token, every token is scored instead") {
+  for (const char* strategy : {"ood", "hnsw", "ivf"}) {
+    auto session = load(saved(IndexKind::ivf), searching(strategy));
+    auto flat = load(saved(IndexKind::ivf), searching("flat"));
+    if (std::string(strategy) == "ivf") REQUIRE((session->rewind(0).ok() && flat->rewind(0).ok()));
+    if (std::string(strategy) == "ivf") read(session.get(), book_tokens(long_enough)), read(flat.get(), book_tokens(long_enough));
+    CHECK(continue_with(session.get(), 20) == continue_with(flat.get(), 20));
+    CHECK(number(*session, "index_tokens") == 0);
+    CHECK(number(*session, "last_keys_scanned") > 0.9 * number(*session, "last_tokens_present"));
+  }
+}
+
 TEST_CASE("an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
   TempFolder folder;
   const auto tokens = book_tokens(long_enough + 400);
@@ -164,6 +177,7 @@ TEST_CASE("an index: a graph for each query head is saved, mapped and kept apart
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
   CHECK(number(*mapped, "index_ms") == 0);
   auto shared = load(folder.file("a.kv"), searching("ood"));
+  REQUIRE(shared->prepare(nullptr, {}).ok());
   continue_with(shared.get(), 2);
   CHECK(number(*shared, "index_graphs") == 1);
 }

@@ -107,7 +107,7 @@ uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, ui
     const uint32_t layer = below(layers), head = below(heads);
     const auto numbers = choose(below(longest + 1), &random);
     std::vector<PageRef> refs(numbers.size());
-    PageHold hold;
+    PageStore::Hold hold;
     if (!store.fetch(layer, head, numbers, refs.data(), &hold).ok()) return 0;
     for (std::size_t n = 0; n < numbers.size(); ++n)
       if (!same(refs[n], layer, head, numbers[n])) return 0;
@@ -168,7 +168,7 @@ TEST_CASE("pages that are held stay as they are while others take all the room")
   const auto numbers = choose(30, &random);  // more than there is room for
   std::vector<PageRef> refs(numbers.size());
   {
-    PageHold hold;
+    PageStore::Hold hold;
     REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
     CHECK(read_randomly(store, 100, 5) > 0);
     store.set_cache_limit(3 * page_bytes);
@@ -190,7 +190,7 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
     for (int token = 0; token < 4; ++token) {
       read = store.cache_counts().read;
       for (uint32_t h = 0; h < heads; ++h) {
-        PageHold hold;
+        PageStore::Hold hold;
         REQUIRE(store.fetch(0, h, numbers, refs.data(), &hold).ok());
       }
     }
@@ -220,7 +220,7 @@ TEST_CASE("going on after loading reads the last extent past the mapping") {
   std::vector<uint32_t> numbers(pages);
   for (uint32_t p = 0; p < pages; ++p) numbers[p] = p;
   std::vector<PageRef> refs(pages);
-  PageHold hold;
+  PageStore::Hold hold;
   REQUIRE(store.fetch(1, 1, numbers, refs.data(), &hold).ok());  // from the cache, and from memory
   for (uint32_t p = 0; p < pages; ++p) CHECK(same(refs[p], 1, 1, p));
 }
@@ -230,7 +230,7 @@ TEST_CASE("a file that is cut while it is mapped is an error for what is gone, a
   const PageStore store = saved.map();
   std::mt19937 random(1);
   std::vector<PageRef> refs(2);
-  PageHold hold;
+  PageStore::Hold hold;
   REQUIRE(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());
   const uint64_t end = saved.offset_of(0, 0, 100) + 1000;
   REQUIRE(truncate(saved.path.c_str(), static_cast<off_t>(end)) == 0);
@@ -251,7 +251,7 @@ TEST_CASE("damage that comes after loading is met by the pages that are read lat
   Saved saved;
   const PageStore store = saved.map();
   std::vector<PageRef> refs(3);
-  PageHold hold;
+  PageStore::Hold hold;
   const std::vector<uint32_t> numbers = {20, 21, 40}, beside = {20, 22, 40};
   REQUIRE(store.fetch(1, 0, std::vector<uint32_t>{20}, refs.data(), &hold).ok());
   saved.flip(saved.offset_of(1, 0, 20) + 77);
@@ -276,7 +276,7 @@ TEST_CASE("damaged scales and bounds are met where they are read, and nowhere el
   saved.flip(scales->offset + shape.page.scales_bytes() * heads * layers * 3 + 5);
   saved.flip(bounds->offset + 2 * format::block_bytes + 5);
   PageRef ref{};
-  PageHold hold;
+  PageStore::Hold hold;
   CHECK(store.fetch(0, 0, std::vector<uint32_t>{20}, &ref, &hold).ok());
   const Status s = store.fetch(0, 0, std::vector<uint32_t>{48}, &ref, &hold);
   CHECK(s.code() == Code::corrupt);
@@ -291,7 +291,7 @@ TEST_CASE("a disk that fails is an error with the system's reason, and later rea
   const PageStore store = saved.map();
   const std::vector<uint32_t> numbers = {1, 2, 3, 50, 51, 180};
   std::vector<PageRef> refs(numbers.size());
-  PageHold hold;
+  PageStore::Hold hold;
   REQUIRE(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());
   {
     WithFault fault(fail_reads);
@@ -320,7 +320,7 @@ TEST_CASE("memory that fails leaves the cache as good as it was") {
   for (long n = 0;; ++n) {
     bool reached = false, failed = false;
     {
-      PageHold hold;
+      PageStore::Hold hold;
       FailingAllocations failing(n, true);
       try {
         store.set_cache_limit(n % 2 ? 9 * page_bytes : PageCache::by_itself);

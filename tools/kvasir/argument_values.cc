@@ -43,6 +43,12 @@ std::vector<NamedBudget> budgets_of(const std::string& list) {
   return budgets;
 }
 
+uint64_t size_of(const std::string& text) {
+  std::string bytes = text;
+  if (const std::string wrong = CLI::AsSizeValue(false)(bytes); !wrong.empty()) throw CLI::ValidationError("'" + text + "' is no size: write 300M or 2G");
+  return number<uint64_t>(bytes, 1, uint64_t{1} << 50);
+}
+
 uint64_t length_of(const std::string& text) {
   const bool thousands = text.ends_with('K') || text.ends_with('k');
   return number<uint64_t>(thousands ? text.substr(0, text.size() - 1) : text, 1, 1u << 30) * (thousands ? 1024 : 1);

@@ -30,6 +30,7 @@ kv_budget_schedule schedule_of(const std::string& name);
 // Of lists with commas between their parts, none of which is empty.
 std::vector<std::string> parts_of(const std::string& list);
 std::vector<uint64_t> numbers_of(const std::string& list);
+uint64_t size_of(const std::string& text);                  // bytes: "300M", "1.5G"
 uint64_t length_of(const std::string& text);                // "8192" or "8K"
 std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", each once
 std::vector<NamedBudget> budgets_of(const std::string& list);

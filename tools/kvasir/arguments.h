@@ -51,6 +51,8 @@ struct SessionFlags {
   std::string prefill;          // strategy by which documents are read; empty: exactly
   double prefill_budget = 0;
   uint64_t prefill_exact = 0;   // tokens
+  uint64_t memory = 0;          // bytes; 0: no limit
+  std::string spill_folder;
 };
 
 struct SourceFlags {

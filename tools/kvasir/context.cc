@@ -56,6 +56,8 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   if (!flags.prefill.empty()) options.prefill_strategy = flags.prefill.c_str();
   options.prefill_budget_fraction = flags.prefill_budget;
   options.prefill_exact_tokens = flags.prefill_exact;
+  options.memory_budget = flags.memory;
+  if (!flags.spill_folder.empty()) options.spill_folder = flags.spill_folder.c_str();
   options.log = on_log;
   options.log_user = &context.terminal;
   return options;

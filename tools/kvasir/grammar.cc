@@ -104,6 +104,9 @@ void add_reading(CLI::App* app, SessionFlags* flags) {
                   "Tokens the document and the conversation may have; without it what the model was trained for");
   count<uint32_t>(app, "--chunk", &flags->chunk, 1, 4096, "Tokens read together");
   count<uint32_t>(app, "--window", &flags->window, 1, 65536, "Newest tokens kept in full precision and always read");
+  value(app, "--memory", "SIZE", "What keys and values may take of it, as 300M or 2G; the rest is on disk. Without it no limit",
+        [=](const std::string& given) { flags->memory = size_of(given); });
+  text(app, "--spill-folder", &flags->spill_folder, "FOLDER", "Where on disk; gone at the end [/var/tmp]");
 }
 
 void add_strategy(CLI::App* app, SessionFlags* flags) {
