@@ -573,6 +573,103 @@ KV_API kv_status kv_library_rename(kv_library *library, const char *from, const 
 /* KV_NOT_FOUND, KV_BUSY (a session has it open, or as kv_library_open). */
 KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_error *error);
 
+/* ---- the store without a model -------------------------------------------------------------------------------------- */
+
+/* Keys and values of one timeline for an engine that brings its own weights: the same int8 pages behind a full-precision window, the same
+ * strategies and the same file as a session's. One call at a time, from any thread; a second concurrent one gets KV_BUSY.
+ *
+ *     for each step of 1 to 4096 tokens (a chunk of the prompt, or one token of the answer):
+ *       for each layer:
+ *         kv_cache_update(c, layer, KV_F16, k, v, NULL, tokens, &err);                keys after RoPE
+ *         kv_cache_attention(c, layer, KV_F16, q, out, tokens, NULL, &err);           causal, over all tokens so far
+ *
+ * Arrays are contiguous rows: k, v [tokens][kv_heads][head_dim], q and out [tokens][heads][head_dim], of any alignment. Query heads
+ * h * heads / kv_heads to (h + 1) * heads / kv_heads - 1 belong to key/value head h. */
+typedef struct kv_cache kv_cache;
+
+typedef struct kv_cache_shape {
+  uint32_t struct_size;     /* in: set by the caller to sizeof */
+  uint32_t layers;          /* 1 to 1024 */
+  uint32_t heads;           /* query heads, 1 to 1024 */
+  uint32_t kv_heads;        /* a divisor of heads */
+  uint32_t head_dim;        /* 1 to 256 */
+  uint32_t reserved;        /* 0 */
+  uint64_t max_tokens;      /* that the timeline may hold, 1 to 2^30; memory is taken as it grows */
+  uint8_t identity[32];     /* the caller's name for what makes the keys, such as a hash of its weights; kv_cache_load compares it */
+} kv_cache_shape;
+
+typedef struct kv_cache_options {
+  uint32_t struct_size;
+  uint32_t threads;          /* as in kv_session_options, and so are those of the same names below */
+  uint32_t kv_type;
+  uint32_t window;
+  uint32_t dense_layers;     /* the first ones: nothing measures which are served worst */
+  uint32_t share_heads;
+  /* What a step of one token reads; longer ones are exact. NULL or "auto", "full", "window", "quest", "flat", "dipr", "bounded", "filter-layers"
+   * (layers are then attended in ascending order) or "infllm" (which needs the q of every update). Others need a model: KV_BAD_ARGUMENT. */
+  const char *strategy;
+  uint64_t budget_tokens;
+  double budget_fraction;
+  const char *filter_layers;
+  float alpha;
+  float coverage;
+  uint32_t select_tokens;
+  uint32_t reserved;         /* 0 */
+} kv_cache_options;
+
+KV_API void kv_cache_options_init(kv_cache_options *options);
+
+typedef enum kv_number_type { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 } kv_number_type;
+
+/* An empty cache. *out is closed with kv_cache_close. KV_BAD_ARGUMENT (a shape or option out of its range), KV_NO_MEMORY, KV_LIMIT. */
+KV_API kv_status kv_cache_open(const kv_cache_shape *shape, const kv_cache_options *options, kv_cache **out, kv_error *error);
+KV_API void kv_cache_close(kv_cache *cache);
+
+/* One layer's keys (after RoPE) and values of the step's tokens. The first update after a complete step begins a step, which is complete when
+ * every layer has had its update; the order of layers is free. q (may be NULL): the step's queries after RoPE, for the strategy "infllm".
+ * KV_BAD_ARGUMENT (layer, tokens; a number that is not finite), KV_BAD_STATE (the layer has been updated; another number of tokens than the
+ * step has), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was. */
+KV_API kv_status kv_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const void *k, const void *v, const void *q, uint32_t tokens,
+                                 kv_error *error);
+
+typedef struct kv_cache_attention_options {
+  uint32_t struct_size;
+  uint32_t flags;           /* 0 */
+  float scale;              /* of q . k; 0: 1 / sqrt(head_dim) */
+  float softcap;            /* scores become softcap * tanh(score / softcap), in plain code, which is slower; 0: as they are */
+  kv_cancel *cancel;        /* NULL: cannot be cancelled */
+} kv_cache_attention_options;
+
+KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options);
+
+/* Attention of the step's queries in one layer: query i sees the tokens before the step and those of the step up to its own. The layer has had its
+ * update in this step; tokens is the step's. What is still in the window is exact but for rounding; pages are int8. options may be NULL.
+ * KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was and out
+ * unchanged. */
+KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const void *q, void *out, uint32_t tokens,
+                                    const kv_cache_attention_options *options, kv_error *error);
+
+/* Goes back to the first `tokens` tokens, and drops a step that is not complete; with the number of complete tokens it does only that. Tokens
+ * that had left the window come back with the precision of their pages. KV_BAD_ARGUMENT when there are fewer. */
+KV_API kv_status kv_cache_truncate(kv_cache *cache, uint64_t tokens, kv_error *error);
+
+/* A second cache that begins as an exact copy, pages shared. KV_BAD_STATE while a step is not complete. */
+KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cache **out, kv_error *error);
+
+/* Writes the cache to a file, atomically, as kv_save does. KV_BAD_STATE while a step is not complete; otherwise errors of kv_save. kv_file_inspect,
+ * kv_file_verify, kv_pack and kv_unpack take it like any other. */
+KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_options *options, kv_error *error);
+
+/* A new cache over a saved one, mapped. Its shape is the one asked for, or KV_MODEL_MISMATCH, as with another identity; window and kv_type are the
+ * file's. A session's file is refused likewise, and kv_load refuses a cache's: nothing would say that the keys are of the same weights. Otherwise
+ * errors of kv_load. options->flags: KV_LOAD_VERIFY. */
+KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
+                               const kv_call_options *options, kv_cache **out, kv_error *error);
+
+/* JSON, as kv_stats: tokens (of complete steps), sealed_pages, window_tokens, step_tokens, private_bytes, mapped_bytes, strategy_planned,
+ * budget_tokens, tokens_read and tokens_present of all attention so far, and more. */
+KV_API kv_status kv_cache_stats(kv_cache *cache, char *json, size_t capacity, size_t *size, kv_error *error);
+
 #ifdef __cplusplus
 }
 #endif

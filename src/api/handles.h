@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kvasir.h"
 #include "model/model.h"
+#include "session/bare_cache.h"
 #include "session/session.h"
 
 struct kv_cancel {
@@ -21,6 +22,11 @@ struct kv_cancel {
 struct kv_model {
   std::atomic<uint32_t> references{1};
   std::shared_ptr<const kvasir::Model> model;
+};
+
+struct kv_cache {
+  std::unique_ptr<kvasir::BareCache> cache;
+  std::atomic<bool> busy{false};
 };
 
 struct kv_session {
@@ -46,20 +52,30 @@ kv_status guarded(kv_error* error, F&& f) noexcept {
   }
 }
 
-// One call at a time on a session.
-template <class F>
-kv_status exclusive(const kv_session* session, kv_error* error, F&& f) noexcept {
+// One call at a time on a handle, of which `name` is what the caller knows it by.
+template <class Handle, class F>
+kv_status one_at_a_time(const Handle* handle, const char* name, kv_error* error, F&& f) noexcept {
   return guarded(error, [&]() -> Status {
-    if (!session) return Status::error(Code::bad_argument, "session is NULL");
-    auto& busy = const_cast<kv_session*>(session)->busy;
+    if (!handle) return Status::error(Code::bad_argument, "%s is NULL", name);
+    auto& busy = const_cast<Handle*>(handle)->busy;
     if (busy.exchange(true, std::memory_order_acquire))
-      return Status::error(Code::busy, "another call on this session is running");
+      return Status::error(Code::busy, "another call on this %s is running", name);
     struct Release {
       std::atomic<bool>& busy;
       ~Release() { busy.store(false, std::memory_order_release); }
     } release{busy};
-    return f(*session->session);
+    return f();
   });
+}
+
+template <class F>
+kv_status exclusive(const kv_session* session, kv_error* error, F&& f) noexcept {
+  return one_at_a_time(session, "session", error, [&] { return f(*session->session); });
+}
+
+template <class F>
+kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) noexcept {
+  return one_at_a_time(cache, "cache", error, [&] { return f(*cache->cache); });
 }
 
 // The caller's options over the defaults: shorter structs of older headers and longer ones with zeros are accepted.

@@ -3,6 +3,7 @@
 
 #include "api/handles.h"
 #include "store/format.h"
+#include "store/pack.h"
 
 namespace kvasir::api {
 
@@ -62,14 +63,15 @@ const char* kv_build_info(void) {
   static const auto info = [] {
     std::array<char, 512> text{};
     std::snprintf(text.data(), text.size(),
-                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"]}",
+                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"],"
+                  "\"packed_format\":%u,\"zstd\":\"%s\"}",
                   KV_VERSION_NUMBER / 10000, KV_VERSION_NUMBER / 100 % 100, KV_VERSION_NUMBER % 100, format::version,
 #if defined(__clang__)
                   "clang " __clang_version__,
 #else
                   "gcc " __VERSION__,
 #endif
-                  cpu_kernels().name);
+                  cpu_kernels().name, packed::version, zstd_version());
     return text;
   }();
   return info.data();

@@ -10,7 +10,7 @@ namespace kvasir {
 
 constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
 
-Attention::Attention(const ModelConfig& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool)
+Attention::Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool)
     : config_(config),
       shape_(shape),
       kernels_(kernels),
@@ -90,7 +90,7 @@ void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint3
   const uint32_t group = config_.group(), dim = shape_.dim;
   if (store.pages().pages() > 0) {
     const KvStore::Rows sinks = store.sinks(layer, head);
-    kernels_.attend_rows(rows, sinks.k, sinks.v, store.sink_count(), nullptr, state, w->scratch.data());
+    attend_rows(layer, head, rows, sinks.k, sinks.v, store.sink_count(), nullptr, store, state, w);
   }
   const uint32_t window_rows = store.window_count() + first + count;
   for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
@@ -99,8 +99,8 @@ void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint3
       w->limits[r] = seen - std::min(seen, at);
     }
     const KvStore::Rows window = store.window(layer, head);
-    kernels_.attend_rows(rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
-                         w->limits.data(), state, w->scratch.data());
+    attend_rows(layer, head, rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
+                w->limits.data(), store, state, w);
   }
 }
 
@@ -139,7 +139,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
     if (part == 0) attend_near(layer, h, first, count, rows, store, cancel, state, &w);
     // By whole tiles of the kernels, so that the sums are those of one call.
     for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
-      kernels_.attend_pages(rows, page_lists_[h].data() + p, std::min(part_pages, end - p), state, w.scratch.data());
+      attend_pages(layer, h, rows, page_lists_[h].data() + p, std::min(part_pages, end - p), store, state, &w);
     w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{count} * (end - begin);
     if (parts == 1) write_out(state, first, count, h, out, totals);
@@ -201,10 +201,11 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
       w.counts.pages_touched += list.size();
       if (!list.empty()) {
         if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
-        kernels_.attend_pages(some, list.data(), static_cast<uint32_t>(list.size()), its, w.scratch.data());
+        attend_pages(layer, h, some, list.data(), static_cast<uint32_t>(list.size()), store, its, &w);
       }
       if (plan.certify && !certify(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
-      if (plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
+      if (softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w))
+        return failure.note(store.pages().damaged());
     }
     w.counts.tokens_read += w.selection.tokens;
     w.counts.summary_bytes += w.selection.summary_bytes;

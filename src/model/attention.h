@@ -53,8 +53,12 @@ struct ReadCounts {
 
 class Attention {
  public:
-  Attention(const ModelConfig& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool);
+  Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool);
   ~Attention();
+
+  // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are. Strategies choose by the scores as they are,
+  // which are in the same order; what they leave out does not take part by its means.
+  void set_softcap(float cap) { softcap_ = cap; }
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
   // written, uncommitted rows. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null. When
@@ -97,10 +101,15 @@ class Attention {
                    Worker* worker) const;
   bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                Worker* worker) const;
+  void attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows, const float* k, const float* v, uint32_t n, const uint32_t* limit,
+                   const KvStore& store, const AttentionState& state, Worker* worker) const;
+  void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store,
+                    const AttentionState& state, Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 
-  const ModelConfig& config_;
+  const HeadShape config_;
+  float softcap_ = 0;
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;

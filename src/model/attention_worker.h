@@ -30,6 +30,7 @@ struct Attention::Worker {
   Array<float> bounds;       // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] that a list has not
   Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
+  Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
   ReadCounts counts;
   Comparison::Scratch compare;
 };

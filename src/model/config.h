@@ -24,22 +24,26 @@ struct RopeConfig {
   double yarn_beta_fast = 32, yarn_beta_slow = 1;  // YaRN, arXiv 2309.00071, section 3.2
 };
 
-struct ModelConfig {
+// What attention knows of a model.
+struct HeadShape {
+  uint32_t layers = 0;
+  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+
+  uint32_t group() const { return heads / kv_heads; }  // query heads a KV head serves
+  uint32_t q_width() const { return heads * head_dim; }
+  uint32_t kv_width() const { return kv_heads * head_dim; }
+};
+
+struct ModelConfig : HeadShape {
   Architecture architecture = Architecture::llama;
   std::string architecture_name;
   std::string name;          // "" when the file has none
-  uint32_t layers = 0;
   uint32_t width = 0;
-  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   uint32_t feed_forward = 0;
   uint32_t vocabulary = 0;
   uint64_t context = 0;
   float rms_epsilon = 0;
   RopeConfig rope;
-
-  uint32_t group() const { return heads / kv_heads; }  // query heads a KV head serves
-  uint32_t q_width() const { return heads * head_dim; }
-  uint32_t kv_width() const { return kv_heads * head_dim; }
 
   // Code::unsupported for a feature that is not implemented, Code::corrupt for what is missing or contradicts itself.
   static Status read(const Gguf& gguf, ModelConfig* out);

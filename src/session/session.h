@@ -21,6 +21,7 @@
 #include "model/model.h"
 #include "select/plan.h"
 #include "session/sampler.h"
+#include "session/saved_store.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -59,23 +60,6 @@ struct Answer {
   uint64_t first_token_ns = 0, total_ns = 0;
   ReadCounts read;
 };
-
-// The state section of a cache file; see store/format.md.
-struct SavedTimeline {
-  uint32_t turn = 0;
-  uint32_t full_precision = 0;
-  uint32_t window_tokens = 0;
-  uint32_t window_count = 0;
-  uint32_t pages = 0;
-  uint32_t page_tokens = 0;
-  uint64_t tokens = 0;
-  uint64_t document_tokens = 0;
-  uint32_t document_turn = 0;
-  uint32_t probed_pages = 0;
-
-  uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
-};
-Status read_saved(const CacheFile& file, SavedTimeline* out);
 
 // Returns non-zero to stop.
 using TextFn = std::function<int(std::string_view text)>;

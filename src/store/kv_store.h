@@ -103,6 +103,9 @@ class KvStore {
     return s;
   }
 
+  // Some queries were not there to find representatives by; from now on there are none.
+  void forget_representatives() { representatives_.forget(); }
+
   // Takes the representatives that another store found in the same tokens.
   void take_representatives(KvStore&& other) { representatives_ = std::move(other.representatives_); }
 

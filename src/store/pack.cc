@@ -250,6 +250,8 @@ Status unpack(const std::string& packed_path, const std::string& path, Progress*
   return Unpacker(work).run();
 }
 
+const char* zstd_version() { return ZSTD_versionString(); }
+
 Status read_packed_header(const std::string& packed_path, PackedHeader* out) {
   os::File file;
   return open_packed(packed_path, &file, out);

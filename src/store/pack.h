@@ -21,6 +21,7 @@ constexpr uint32_t default_level = 1;
 // Packs the cache file at `path`, whose header is checked first. Progress counts the document's bytes.
 Status pack(const std::string& path, const std::string& packed_path, uint32_t level, Progress* progress, const Cancel* cancel);
 Status unpack(const std::string& packed_path, const std::string& path, Progress* progress, const Cancel* cancel);
+const char* zstd_version();
 // What a packed document says of itself: its header alone.
 Status read_packed_header(const std::string& packed_path, PackedHeader* out);
 

@@ -31,6 +31,7 @@ struct Outputs {
   kv_library* library;
   kv_library_document document;
   kv_library_result result;
+  kv_cache* cache;
 
   void fill() {
     std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
@@ -65,6 +66,7 @@ class Misuses {
     add_packing();
     REQUIRE(kv_library_open(library_folder_.path().c_str(), nullptr, &library_, nullptr) == KV_OK);
     add_library();
+    add_caches();
   }
   ~Misuses() { kv_library_close(library_); }
   const std::vector<Misuse>& table() const { return table_; }
@@ -85,11 +87,16 @@ class Misuses {
   void add_files();
   void add_packing();
   void add_library();
+  void add_caches();
   void add_generate_option(const char* how, std::function<void(kv_generate_options*)> change);
   void add_session_option(const char* how, std::function<void(kv_session_options*)> change);
 
+  struct CloseCache {
+    void operator()(kv_cache* c) const { kv_cache_close(c); }
+  };
   TempFolder folder_, library_folder_;
   kv_library* library_ = nullptr;
+  std::unique_ptr<kv_cache, CloseCache> cache_;
   Session session_, empty_;
   std::string path_;
   Outputs out_;
@@ -438,6 +445,107 @@ void Misuses::add_library() {
   add("kv_library_remove", "none of that name", [l](kv_error* e) { return kv_library_remove(l, "a", e); }, KV_NOT_FOUND);
 }
 
+kv_cache_shape cache_shape() {
+  kv_cache_shape s{};
+  s.struct_size = sizeof s;
+  s.layers = s.heads = s.kv_heads = 2;
+  s.head_dim = 8;
+  s.max_tokens = 100;
+  return s;
+}
+
+void Misuses::add_caches() {
+  const kv_cache_shape shape = cache_shape();
+  kv_cache* made = nullptr;
+  REQUIRE_OK(kv_cache_open(&shape, nullptr, &made, error));
+  cache_.reset(made);
+  static const float rows[16] = {};
+  REQUIRE_OK(kv_cache_update(made, 0, KV_F32, rows, rows, nullptr, 1, error));  // layer 1 is missing
+  const auto shaped = [&](const char* how, std::function<void(kv_cache_shape*)> change) {
+    add("kv_cache_open", how, [=, this](kv_error* e) {
+      kv_cache_shape s = cache_shape();
+      change(&s);
+      return kv_cache_open(&s, nullptr, &out_.cache, e);
+    });
+  };
+  shaped("struct_size", [](auto* s) { s->struct_size = 3; });
+  shaped("layers", [](auto* s) { s->layers = 0; });
+  shaped("many layers", [](auto* s) { s->layers = UINT32_MAX; });
+  shaped("heads", [](auto* s) { s->heads = 0; });
+  shaped("many heads", [](auto* s) { s->heads = 1026; });
+  shaped("kv_heads", [](auto* s) { s->kv_heads = 0; });
+  shaped("kv_heads that divide nothing", [](auto* s) { s->heads = 5; });
+  shaped("head_dim", [](auto* s) { s->head_dim = 0; });
+  shaped("a long head_dim", [](auto* s) { s->head_dim = 257; });
+  shaped("max_tokens", [](auto* s) { s->max_tokens = 0; });
+  shaped("many max_tokens", [](auto* s) { s->max_tokens = UINT64_MAX; });
+  shaped("reserved", [](auto* s) { s->reserved = 1; });
+  const auto optioned = [&](const char* how, std::function<void(kv_cache_options*)> change) {
+    add("kv_cache_open", how, [=, this](kv_error* e) {
+      const kv_cache_shape s = cache_shape();
+      kv_cache_options o;
+      kv_cache_options_init(&o);
+      change(&o);
+      return kv_cache_open(&s, &o, &out_.cache, e);
+    });
+  };
+  optioned("struct_size of options", [](auto* o) { o->struct_size = 0; });
+  optioned("threads", [](auto* o) { o->threads = 257; });
+  optioned("kv_type", [](auto* o) { o->kv_type = 2; });
+  optioned("window", [](auto* o) { o->window = UINT32_MAX; });
+  optioned("share_heads", [](auto* o) { o->share_heads = 2; });
+  optioned("strategy", [](auto* o) { o->strategy = "h2o"; });
+  optioned("a strategy that needs a model", [](auto* o) { o->strategy = "ood"; });
+  optioned("budget", [](auto* o) { o->strategy = "quest", o->budget_fraction = nan_d; });
+  optioned("coverage", [](auto* o) { o->strategy = "bounded", o->coverage = 1; });
+  optioned("options->reserved", [](auto* o) { o->reserved = 1; });
+  add("kv_cache_open", "shape", [&](kv_error* e) { return kv_cache_open(nullptr, nullptr, &out_.cache, e); });
+  add("kv_cache_open", "out", [shape](kv_error* e) { return kv_cache_open(&shape, nullptr, nullptr, e); });
+  add("kv_cache_update", "cache", [](kv_error* e) { return kv_cache_update(nullptr, 0, KV_F32, rows, rows, nullptr, 1, e); });
+  add("kv_cache_update", "layer", [made](kv_error* e) { return kv_cache_update(made, 2, KV_F32, rows, rows, nullptr, 1, e); });
+  add("kv_cache_update", "type", [made](kv_error* e) { return kv_cache_update(made, 1, 3, rows, rows, nullptr, 1, e); });
+  add("kv_cache_update", "k", [made](kv_error* e) { return kv_cache_update(made, 1, KV_F32, nullptr, rows, nullptr, 1, e); });
+  add("kv_cache_update", "v", [made](kv_error* e) { return kv_cache_update(made, 1, KV_F32, rows, nullptr, nullptr, 1, e); });
+  for (uint32_t n : {0u, 4097u, UINT32_MAX})
+    add("kv_cache_update", "tokens", [=](kv_error* e) { return kv_cache_update(made, 1, KV_F32, rows, rows, nullptr, n, e); });
+  add("kv_cache_update", "twice", [made](kv_error* e) { return kv_cache_update(made, 0, KV_F32, rows, rows, nullptr, 1, e); }, KV_BAD_STATE);
+  const auto attend = [&](const char* how, std::function<void(kv_cache_attention_options*)> change) {
+    add("kv_cache_attention", how, [=, this](kv_error* e) {
+      kv_cache_attention_options o;
+      kv_cache_attention_options_init(&o);
+      change(&o);
+      return kv_cache_attention(made, 0, KV_F32, rows, out_.logits, 1, &o, e);
+    });
+  };
+  attend("flags", [](auto* o) { o->flags = 1; });
+  attend("struct_size", [](auto* o) { o->struct_size = 1; });
+  for (float bad : {nan_f, inf_f, -1.0f}) attend("scale", [=](auto* o) { o->scale = bad; }), attend("softcap", [=](auto* o) { o->softcap = bad; });
+  add("kv_cache_attention", "cache", [&](kv_error* e) { return kv_cache_attention(nullptr, 0, KV_F32, rows, out_.logits, 1, nullptr, e); });
+  add("kv_cache_attention", "layer", [&, made](kv_error* e) { return kv_cache_attention(made, 9, KV_F32, rows, out_.logits, 1, nullptr, e); });
+  add("kv_cache_attention", "type", [&, made](kv_error* e) { return kv_cache_attention(made, 0, 9, rows, out_.logits, 1, nullptr, e); });
+  add("kv_cache_attention", "q", [&, made](kv_error* e) { return kv_cache_attention(made, 0, KV_F32, nullptr, out_.logits, 1, nullptr, e); });
+  add("kv_cache_attention", "out", [made](kv_error* e) { return kv_cache_attention(made, 0, KV_F32, rows, nullptr, 1, nullptr, e); });
+  add("kv_cache_attention", "tokens", [&, made](kv_error* e) { return kv_cache_attention(made, 0, KV_F32, rows, out_.logits, 2, nullptr, e); });
+  add("kv_cache_attention", "a layer without its update",
+      [&, made](kv_error* e) { return kv_cache_attention(made, 1, KV_F32, rows, out_.logits, 1, nullptr, e); }, KV_BAD_STATE);
+  add("kv_cache_truncate", "cache", [](kv_error* e) { return kv_cache_truncate(nullptr, 0, e); });
+  add("kv_cache_truncate", "beyond the end", [made](kv_error* e) { return kv_cache_truncate(made, 1, e); });
+  add("kv_cache_fork", "cache", [&](kv_error* e) { return kv_cache_fork(nullptr, &out_.cache, e); });
+  add("kv_cache_fork", "out", [made](kv_error* e) { return kv_cache_fork(made, nullptr, e); });
+  add("kv_cache_fork", "amid a step", [&, made](kv_error* e) { return kv_cache_fork(made, &out_.cache, e); }, KV_BAD_STATE);
+  add("kv_cache_save", "cache", [&](kv_error* e) { return kv_cache_save(nullptr, path_.c_str(), nullptr, e); });
+  add("kv_cache_save", "path", [made](kv_error* e) { return kv_cache_save(made, nullptr, nullptr, e); });
+  add("kv_cache_save", "amid a step", [&, made](kv_error* e) { return kv_cache_save(made, path_.c_str(), nullptr, e); }, KV_BAD_STATE);
+  add("kv_cache_load", "shape", [&](kv_error* e) { return kv_cache_load(nullptr, path_.c_str(), nullptr, nullptr, &out_.cache, e); });
+  add("kv_cache_load", "path", [&, shape](kv_error* e) { return kv_cache_load(&shape, nullptr, nullptr, nullptr, &out_.cache, e); });
+  add("kv_cache_load", "out", [&, shape](kv_error* e) { return kv_cache_load(&shape, path_.c_str(), nullptr, nullptr, nullptr, e); });
+  add("kv_cache_load", "a session's file", [&, shape](kv_error* e) { return kv_cache_load(&shape, path_.c_str(), nullptr, nullptr, &out_.cache, e); },
+      KV_MODEL_MISMATCH);
+  add("kv_cache_stats", "cache", [&](kv_error* e) { return kv_cache_stats(nullptr, out_.text, 64, &out_.count, e); });
+  add("kv_cache_stats", "json", [&, made](kv_error* e) { return kv_cache_stats(made, nullptr, 64, &out_.count, e); });
+  add("kv_cache_stats", "size", [&, made](kv_error* e) { return kv_cache_stats(made, out_.text, 64, nullptr, e); });
+}
+
 }  // namespace
 
 TEST_CASE("a wrong call gets its code and a message and changes nothing") {
@@ -478,12 +586,16 @@ TEST_CASE("NULL where nothing can go wrong is nothing") {
   kv_library_close(nullptr);
   kv_library_options_init(nullptr);
   kv_library_session_options_init(nullptr);
+  kv_cache_close(nullptr);
+  kv_cache_options_init(nullptr);
+  kv_cache_attention_options_init(nullptr);
 }
 
 TEST_CASE("every function of the header is misused here") {
   std::set<std::string> known = {"kv_close", "kv_session_close", "kv_cancel_release", "kv_cancel_fire", "kv_cancel_reset", "kv_retain",
                                  "kv_model_options_init", "kv_session_options_init", "kv_call_options_init", "kv_generate_options_init", "kv_pack_options_init",
                                  "kv_library_close", "kv_library_options_init", "kv_library_session_options_init",
+                                 "kv_cache_close", "kv_cache_options_init", "kv_cache_attention_options_init",
                                  // No pointers in: status_test below.
                                  "kv_status_text", "kv_status_is_stale", "kv_version", "kv_build_info"};
   const Misuses misuses;

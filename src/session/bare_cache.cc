@@ -1,0 +1,295 @@
+#include "session/bare_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "base/magnitude.h"
+#include "os/os.h"
+
+namespace kvasir {
+
+namespace {
+
+constexpr uint32_t most_layers = 1024, most_heads = 1024, most_threads = 256, most_window = 1 << 20;
+constexpr uint64_t most_tokens_of_all = uint64_t{1} << 30;
+constexpr float too_large = 1e30f;  // below it sums and differences stay finite
+constexpr char no_model[] = "(no model)";
+
+// Rounded to nearest, ties to even; too large is infinite.
+uint16_t to_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u)  // subnormal: an addition shifts and rounds
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u));
+  return static_cast<uint16_t>(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+uint16_t to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+Status read_numbers(const char* name, Numbers type, const void* from, std::size_t count, Array<float>* to) {
+  if (to->size() < count) to->resize(count);
+  const TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16};
+  const WeightView view{static_cast<const std::byte*>(from), types[static_cast<std::size_t>(type)], 1, static_cast<uint32_t>(count), 0};
+  cpu_kernels().dequantize_row(view, 0, to->data());
+  if (all_below({to->data(), count}, too_large)) return {};
+  return Status::error(Code::bad_argument, "%s holds a number that is not finite, or past 1e30; the cache is as it was", name);
+}
+
+void write_numbers(Numbers type, const float* from, std::size_t count, void* to) {
+  if (type == Numbers::f32) {
+    std::memcpy(to, from, count * sizeof *from);
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const uint16_t x = type == Numbers::f16 ? to_f16(from[i]) : to_bf16(from[i]);
+    std::memcpy(static_cast<std::byte*>(to) + i * sizeof x, &x, sizeof x);
+  }
+}
+
+Status out_of_range(const char* name, uint64_t is, uint64_t most) {
+  return Status::error(Code::bad_argument, "%s is %" PRIu64 ": use 1 to %" PRIu64, name, is, most);
+}
+
+}  // namespace
+
+StoreShape BareCache::store_shape(const BareOptions& o) { return {o.shape.layers, o.shape.kv_heads, PageShape::of(o.shape.head_dim)}; }
+
+Status BareCache::resolve(BareOptions* o) {
+  const HeadShape& s = o->shape;
+  if (s.layers == 0 || s.layers > most_layers) return out_of_range("layers", s.layers, most_layers);
+  if (s.heads == 0 || s.heads > most_heads) return out_of_range("heads", s.heads, most_heads);
+  if (s.kv_heads == 0 || s.heads % s.kv_heads)
+    return Status::error(Code::bad_argument, "kv_heads is %u: it has to divide heads, which is %u", s.kv_heads, s.heads);
+  if (s.head_dim == 0 || s.head_dim > max_head_dim) return out_of_range("head_dim", s.head_dim, max_head_dim);
+  if (o->most_tokens == 0 || o->most_tokens > most_tokens_of_all) return out_of_range("max_tokens", o->most_tokens, most_tokens_of_all);
+  if (o->threads > most_threads) return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads, most_threads);
+  if (o->threads == 0) o->threads = std::min(os::processor_count(), most_threads);
+  if (o->window == 0) o->window = 64;
+  if (o->window > most_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, most_window);
+  if (Status e = check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens); !e.ok()) return e;
+  const StrategyInfo* info = strategy_info(o->select.strategy);  // null: auto
+  if (info && (info->index || info->has(StrategyInfo::chooses_once)))
+    return Status::error(Code::bad_argument, "strategy is \"%s\", which reads the text again with its model: a cache has none",
+                         o->select.strategy.c_str());
+  return {};
+}
+
+BareCache::BareCache(const BareOptions& options, KvStore store)
+    : options_(options), store_(std::move(store)), layer_updated_(options.shape.layers) {}
+
+Status BareCache::start() {
+  if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
+  attention_ = std::make_unique<Attention>(options_.shape, store_.shape().page, cpu_kernels(), pool_.get());
+  return {};
+}
+
+Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* out) {
+  BareOptions o = options;
+  if (Status s = resolve(&o); !s.ok()) return s;
+  std::unique_ptr<BareCache> cache(new BareCache(o, KvStore(store_shape(o), o.full_precision ? KvStore::keep_all : o.window)));
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+Status BareCache::fork(std::unique_ptr<BareCache>* out) {
+  if (Status s = settle("copied"); !s.ok()) return s;
+  std::unique_ptr<BareCache> cache(new BareCache(options_, KvStore(store_)));
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+// Before something is done with the whole timeline.
+Status BareCache::settle(const char* what) {
+  if (step_tokens_ == 0) return {};
+  if (!complete())
+    return Status::error(Code::bad_state, "the step of %u tokens has %u of %u layers: update the others or truncate before the cache is %s",
+                         step_tokens_, updated_, options_.shape.layers, what);
+  commit();
+  return {};
+}
+
+void BareCache::commit() {
+  store_.commit(step_tokens_, cpu_kernels(), pool_.get());
+  step_tokens_ = 0;
+}
+
+// How the next step attends, what its strategy needs included.
+Status BareCache::plan_step(uint32_t tokens) {
+  step_selector_ = nullptr;
+  if (tokens > 1) {
+    plan_ = {};
+    return {};
+  }
+  Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  const KeySketch& sketch = store_.sketch();
+  const bool chooses = store_.pages().pages() >= 2;
+  if (chooses && plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
+    return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", plan.strategy->name.data());
+  if (chooses && plan.strategy->has(StrategyInfo::wants_sketch) && (!sketch.built() || sketch.pages() >= 2 * sketch.built_pages()))
+    if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
+  if (plan.strategy != planned_) {
+    planned_ = nullptr;
+    selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+    memory_ = selector_ ? selector_->make_memory() : nullptr;
+    planned_ = plan.strategy;
+  }
+  plan_ = std::move(plan);
+  step_selector_ = selector_.get();
+  return {};
+}
+
+Status BareCache::begin_step(uint32_t tokens) {
+  if (complete()) commit();
+  if (tokens > options_.most_tokens - store_.tokens())
+    return Status::error(Code::context_full, "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64 "; it is unchanged", tokens,
+                         store_.tokens(), options_.most_tokens);
+  if (Status s = plan_step(tokens); !s.ok()) return s;
+  if (Status s = store_.prepare(tokens); !s.ok()) return s;
+  step_tokens_ = tokens;
+  updated_ = 0;
+  std::fill(layer_updated_.begin(), layer_updated_.end(), false);
+  return {};
+}
+
+Status BareCache::update(uint32_t layer, Numbers type, const void* k, const void* v, const void* q, uint32_t tokens) {
+  const HeadShape& s = options_.shape;
+  if (layer >= s.layers) return Status::error(Code::bad_argument, "layer is %u: the cache has %u", layer, s.layers);
+  if (tokens == 0 || tokens > most_step) return out_of_range("tokens", tokens, most_step);
+  const bool open = step_tokens_ > 0 && !complete();
+  if (open && tokens != step_tokens_)
+    return Status::error(Code::bad_state, "tokens is %u: the step has %u, and %u of its %u layers", tokens, step_tokens_, updated_, s.layers);
+  if (open && layer_updated_[layer])
+    return Status::error(Code::bad_state, "layer %u has been updated: the step has %u of its %u layers", layer, updated_, s.layers);
+  const StrategyInfo* asked = strategy_info(options_.select.strategy);
+  if (!q && asked && asked->has(StrategyInfo::wants_representatives))
+    return Status::error(Code::bad_argument, "q is NULL: %s chooses by the queries of every update", asked->name.data());
+  const std::size_t count = std::size_t{tokens} * s.kv_width();
+  if (Status e = read_numbers("k", type, k, count, &k_); !e.ok()) return e;
+  if (Status e = read_numbers("v", type, v, count, &v_); !e.ok()) return e;
+  if (q)
+    if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), &q_); !e.ok()) return e;
+  if (!open)
+    if (Status e = begin_step(tokens); !e.ok()) return e;
+  store_.write(layer, tokens, k_.data(), v_.data());
+  if (q) {
+    store_.observe(layer, tokens, q_.data(), s.heads);
+  } else {
+    store_.forget_representatives();
+  }
+  layer_updated_[layer] = true;
+  ++updated_;
+  return {};
+}
+
+Status BareCache::attention(const BareQuery& query) {
+  const HeadShape& s = options_.shape;
+  const uint32_t layer = query.layer, n = query.tokens;
+  if (layer >= s.layers) return Status::error(Code::bad_argument, "layer is %u: the cache has %u", layer, s.layers);
+  if (!(query.scale >= 0) || !std::isfinite(query.scale))
+    return Status::error(Code::bad_argument, "scale is %g: use a positive number, or 0", static_cast<double>(query.scale));
+  if (!(query.softcap >= 0) || !std::isfinite(query.softcap))
+    return Status::error(Code::bad_argument, "softcap is %g: use a positive number, or 0", static_cast<double>(query.softcap));
+  if (step_tokens_ == 0 || !layer_updated_[layer])
+    return Status::error(Code::bad_state, "layer %u has no step: update it with the tokens' keys and values first", layer);
+  if (n != step_tokens_) return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
+  const std::size_t count = std::size_t{n} * s.q_width();
+  if (Status e = read_numbers("q", query.type, query.q, count, &q_); !e.ok()) return e;
+  const float factor = query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));  // attention has 1 / sqrt(head_dim) in it
+  if (factor != 1.0f)
+    for (std::size_t i = 0; i < count; ++i) q_[i] *= factor;
+  if (out_.size() < count) out_.resize(count);
+  totals_.resize(std::size_t{n} * s.heads);
+  const CancelLatch cancel(query.cancel);
+  const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
+  attention_->set_softcap(query.softcap);
+  if (Status e = attention_->run(layer, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals_.data()); !e.ok()) return e;
+  if (step_selector_ && memory_ && plan_.is_filter(layer))
+    attention_->filter(layer, n, q_.data(), totals_.data(), store_, nullptr, *step_selector_, plan_, cancel, memory_.get());
+  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is as it was");
+  write_numbers(query.type, out_.data(), count, query.out);
+  return {};
+}
+
+Status BareCache::truncate(uint64_t tokens) {
+  const uint64_t held = this->tokens();
+  if (tokens > held)
+    return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the cache holds %" PRIu64 "; it is unchanged", tokens, held);
+  if (complete()) commit();
+  if (tokens < store_.tokens())
+    if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  step_tokens_ = 0;  // also of a step that was not complete
+  return {};
+}
+
+Status BareCache::save(const std::string& path, const Cancel* cancel, Progress::Report report) {
+  if (Status s = settle("saved"); !s.ok()) return s;
+  format::Identity identity;
+  identity.model = options_.identity;
+  std::memcpy(identity.model_name, no_model, sizeof no_model);
+  SavedTimeline state;
+  state.turn = store_.tokens() > 0;
+  state.window_tokens = options_.window;
+  const SavedPart none{format::SectionKind::tokens, nullptr, 0};
+  return save_store(path, identity, store_, state, {&none, 1}, cancel, std::move(report));
+}
+
+Status BareCache::load(const std::string& path, BareOptions options, bool verify, const Cancel* cancel, Progress::Report report,
+                       std::unique_ptr<BareCache>* out) {
+  if (Status s = resolve(&options); !s.ok()) return s;
+  std::shared_ptr<const CacheFile> file;
+  if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+  const format::Identity& id = file->identity();
+  const auto mismatch = [&](const char* what) {
+    return Status::error(Code::model_mismatch, "%s %s; nothing was loaded", path.c_str(), what);
+  };
+  if (id.vocabulary != 0) return mismatch("was saved by a session, with whose model kv_load loads it");
+  if (id.layers != options.shape.layers || id.kv_heads != options.shape.kv_heads || id.head_dim != options.shape.head_dim)
+    return mismatch("has another shape");
+  if (id.model != options.identity) return mismatch("has another identity: other weights made it");
+  if (verify) {
+    Progress progress(std::move(report));
+    if (Status s = file->verify_all(&progress, cancel); !s.ok()) return s;
+  }
+  const StoreShape shape = store_shape(options);
+  SavedTimeline state;
+  if (Status s = read_saved(*file, &state); !s.ok()) return s;
+  if (Status s = check_saved(*file, shape, state); !s.ok()) return s;
+  if (state.tokens > options.most_tokens)
+    return Status::error(Code::context_full, "%s holds %" PRIu64 " tokens: the cache may hold %" PRIu64 "; nothing was loaded", path.c_str(),
+                         state.tokens, options.most_tokens);
+  options.full_precision = state.full_precision;
+  options.window = state.window_tokens;
+  KvStore store(shape, options.window);
+  if (Status s = load_store(file, state, options.shape.group(), &store); !s.ok()) return s;
+  std::unique_ptr<BareCache> cache(new BareCache(options, std::move(store)));
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+std::string BareCache::stats_json() const {
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  const ReadCounts& read = attention_->counts();
+  char text[1024];
+  std::snprintf(text, sizeof text,
+                "{\"tokens\":%" PRIu64 ",\"max_tokens\":%" PRIu64 ",\"threads\":%u,\"kv_type\":\"%s\",\"page_tokens\":%u,\"sealed_pages\":%u,"
+                "\"sealed_tokens\":%" PRIu64 ",\"sink_tokens\":%u,\"window_tokens\":%u,\"step_tokens\":%u,\"private_bytes\":%" PRIu64
+                ",\"mapped_bytes\":%" PRIu64 ",\"strategy_planned\":\"%s\",\"planned_because\":\"%s\",\"budget_tokens\":%" PRIu64
+                ",\"tokens_read\":%" PRIu64 ",\"tokens_present\":%" PRIu64 ",\"pages_touched\":%" PRIu64 ",\"kernels\":\"%s\"}",
+                tokens(), options_.most_tokens, options_.threads, options_.full_precision ? "f32" : "int8", store_.shape().page.page_tokens,
+                store_.pages().pages(), store_.sealed_tokens(), store_.sink_count(), store_.window_count(), step_tokens_, store_.private_bytes(),
+                store_.pages().mapped_bytes(), plan.strategy->name.data(), plan.why, plan.budget_tokens, read.tokens_read, read.tokens_present,
+                read.pages_touched, cpu_kernels().name);
+  return text;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,503 @@
+// The store without a model: attention against plain double precision, chunks against single tokens, files, forks, and what is refused.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "failing_allocations.h"
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace api_test;
+
+namespace {
+
+struct CloseCache {
+  void operator()(kv_cache* c) const { kv_cache_close(c); }
+};
+using Cache = std::unique_ptr<kv_cache, CloseCache>;
+using Floats = std::vector<float>;
+
+kv_cache_shape shape_of(uint32_t layers, uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
+  kv_cache_shape s{};
+  s.struct_size = sizeof s;
+  s.layers = layers, s.heads = heads, s.kv_heads = kv_heads, s.head_dim = head_dim;
+  s.max_tokens = 4096;
+  return s;
+}
+
+kv_cache_options options_of(const char* strategy, uint64_t budget = 0, uint32_t threads = 2) {
+  kv_cache_options o;
+  kv_cache_options_init(&o);
+  o.strategy = strategy;
+  o.budget_tokens = budget;
+  o.threads = threads;
+  o.dense_layers = budget ? 0 : UINT32_MAX;
+  return o;
+}
+
+const kv_cache_shape small = shape_of(2, 6, 2, 40);  // groups of three, a head that is padded
+
+Cache open_cache(const kv_cache_shape& shape, const kv_cache_options& options) {
+  kv_cache* cache = nullptr;
+  REQUIRE_OK(kv_cache_open(&shape, &options, &cache, error));
+  return Cache(cache);
+}
+
+// Keys and values of a text, the same for everyone who asks: keys of a head have something in common, and some are asked for.
+struct Text {
+  kv_cache_shape shape;
+  std::vector<Floats> k, v, q;  // [layers] of [tokens][heads][head_dim]
+
+  Text(const kv_cache_shape& s, uint32_t tokens) : shape(s), k(s.layers), v(s.layers), q(s.layers) {
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](Floats* out, uint32_t heads, float common) {
+      Floats mean(std::size_t{heads} * s.head_dim);
+      for (float& x : mean) x = common * normal(random);
+      out->resize(mean.size() * tokens);
+      for (std::size_t i = 0; i < out->size(); ++i) (*out)[i] = mean[i % mean.size()] + normal(random);
+    };
+    for (uint32_t l = 0; l < s.layers; ++l) fill(&k[l], s.kv_heads, 1.0f), fill(&v[l], s.kv_heads, 0.0f), fill(&q[l], s.heads, 0.3f);
+  }
+  const float* key(uint32_t layer, std::size_t token) const { return k[layer].data() + token * shape.kv_heads * shape.head_dim; }
+  const float* value(uint32_t layer, std::size_t token) const { return v[layer].data() + token * shape.kv_heads * shape.head_dim; }
+  const float* query(uint32_t layer, std::size_t token) const { return q[layer].data() + token * shape.heads * shape.head_dim; }
+  std::size_t row() const { return std::size_t{shape.heads} * shape.head_dim; }
+
+  // Of tokens first .. first + n - 1, in plain double precision.
+  Floats exact(uint32_t layer, std::size_t first, uint32_t n, double scale = 0, double cap = 0) const {
+    if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+    Floats out(n * row());
+    for (std::size_t i = 0; i < n; ++i)
+      for (uint32_t h = 0; h < shape.heads; ++h) {
+        const std::size_t kv = h / (shape.heads / shape.kv_heads) * shape.head_dim;
+        const float* ask = query(layer, first + i) + std::size_t{h} * shape.head_dim;
+        std::vector<double> sum(shape.head_dim);
+        double all = 0;
+        for (std::size_t t = 0; t <= first + i; ++t) {
+          double score = 0;
+          for (uint32_t d = 0; d < shape.head_dim; ++d) score += static_cast<double>(ask[d]) * static_cast<double>(key(layer, t)[kv + d]);
+          score *= scale;
+          const double weight = std::exp(cap > 0 ? cap * std::tanh(score / cap) : score);
+          all += weight;
+          for (uint32_t d = 0; d < shape.head_dim; ++d) sum[d] += weight * static_cast<double>(value(layer, t)[kv + d]);
+        }
+        for (uint32_t d = 0; d < shape.head_dim; ++d) out[i * row() + std::size_t{h} * shape.head_dim + d] = static_cast<float>(sum[d] / all);
+      }
+    return out;
+  }
+};
+
+// One step; [layers] outputs. q_too: queries come with the update.
+std::vector<Floats> step(kv_cache* cache, const Text& text, std::size_t first, uint32_t n, const kv_cache_attention_options* options = nullptr,
+                         bool q_too = false) {
+  std::vector<Floats> out(text.shape.layers, Floats(n * text.row()));
+  for (uint32_t l = 0; l < text.shape.layers; ++l) {
+    REQUIRE_OK(kv_cache_update(cache, l, KV_F32, text.key(l, first), text.value(l, first), q_too ? text.query(l, first) : nullptr, n, error));
+    REQUIRE_OK(kv_cache_attention(cache, l, KV_F32, text.query(l, first), out[l].data(), n, options, error));
+  }
+  return out;
+}
+
+void read(kv_cache* cache, const Text& text, std::size_t first, std::size_t end, bool q_too = false) {
+  for (std::size_t at = first; at < end; at += 64)
+    step(cache, text, at, static_cast<uint32_t>(std::min<std::size_t>(64, end - at)), nullptr, q_too);
+}
+
+double largest_difference(const Floats& a, const Floats& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(static_cast<double>(a[i] - b[i])));
+  return most;
+}
+
+std::string stats_of(kv_cache* cache) {
+  char json[2000];
+  std::size_t size = 0;
+  REQUIRE_OK(kv_cache_stats(cache, json, sizeof json, &size, error));
+  return json;
+}
+bool says(kv_cache* cache, const std::string& what) { return stats_of(cache).find(what) != std::string::npos; }
+
+// Values have magnitude 1. Exact but for rounding where nothing is sealed; keys and values of pages have 7 bits, and outputs are means of many.
+constexpr double window_tolerance = 2e-4, page_tolerance = 0.03;
+
+}  // namespace
+
+TEST_CASE("attention is exact while everything is in the window, and near to it over pages, whatever the shape") {
+  for (const kv_cache_shape& shape : {small, shape_of(1, 1, 1, 1), shape_of(1, 4, 4, 64), shape_of(2, 8, 1, 128), shape_of(1, 2, 1, 256)}) {
+    CAPTURE(shape.head_dim);
+    const Text text(shape, 300);
+    const Cache cache = open_cache(shape, options_of("full"));
+    const auto near = step(cache.get(), text, 0, 50);
+    for (uint32_t l = 0; l < shape.layers; ++l) CHECK(largest_difference(near[l], text.exact(l, 0, 50)) < window_tolerance);
+    read(cache.get(), text, 50, 260);
+    const auto chunk = step(cache.get(), text, 260, 39);
+    const auto one = step(cache.get(), text, 299, 1);
+    CHECK(!says(cache.get(), "\"sealed_pages\":0,"));
+    for (uint32_t l = 0; l < shape.layers; ++l) {
+      CHECK(largest_difference(chunk[l], text.exact(l, 260, 39)) < page_tolerance);
+      CHECK(largest_difference(one[l], text.exact(l, 299, 1)) < page_tolerance);
+    }
+    CHECK(says(cache.get(), "\"tokens\":300,"));
+  }
+}
+
+TEST_CASE("a full-precision cache is exact at any length") {
+  const Text text(small, 300);
+  kv_cache_options o = options_of("full");
+  o.kv_type = KV_KV_F32;
+  const Cache cache = open_cache(small, o);
+  read(cache.get(), text, 0, 299);
+  CHECK(largest_difference(step(cache.get(), text, 299, 1)[1], text.exact(1, 299, 1)) < window_tolerance);
+  CHECK(says(cache.get(), "\"sealed_pages\":0,"));
+}
+
+TEST_CASE("a chunk attends as its tokens one at a time do") {
+  const Text text(small, 240);
+  const Cache chunks = open_cache(small, options_of("full")), ones = open_cache(small, options_of("full"));
+  read(chunks.get(), text, 0, 200);
+  for (std::size_t t = 0; t < 200; ++t) step(ones.get(), text, t, 1);
+  const auto together = step(chunks.get(), text, 200, 40);
+  std::vector<Floats> single(small.layers);
+  for (std::size_t t = 200; t < 240; ++t) {
+    const auto out = step(ones.get(), text, t, 1);
+    for (uint32_t l = 0; l < small.layers; ++l) single[l].insert(single[l].end(), out[l].begin(), out[l].end());
+  }
+  for (uint32_t l = 0; l < small.layers; ++l) CHECK(largest_difference(together[l], single[l]) < page_tolerance);
+}
+
+TEST_CASE("scores are scaled and capped as asked, in window and pages, also by chosen pages") {
+  const Text text(small, 301);
+  for (const char* strategy : {"full", "quest", "bounded"}) {
+    CAPTURE(std::string(strategy));
+    const Cache cache = open_cache(small, options_of(strategy, 4096));
+    kv_cache_attention_options o;
+    kv_cache_attention_options_init(&o);
+    o.scale = 0.4f;
+    o.softcap = 2;
+    const auto near = step(cache.get(), text, 0, 50, &o);
+    CHECK(largest_difference(near[1], text.exact(1, 0, 50, 0.4, 2)) < window_tolerance);
+    CHECK(largest_difference(near[1], text.exact(1, 0, 50, 0.4)) > 0.05);
+    read(cache.get(), text, 50, 260);
+    const auto chunk = step(cache.get(), text, 260, 40, &o);
+    CHECK(largest_difference(chunk[1], text.exact(1, 260, 40, 0.4, 2)) < page_tolerance);
+    const auto one = step(cache.get(), text, 300, 1, &o);
+    CHECK(largest_difference(one[1], text.exact(1, 300, 1, 0.4, 2)) < page_tolerance);
+  }
+}
+
+TEST_CASE("half-precision numbers go in and come out, at any address") {
+  const Text text(small, 10);
+  const auto exact = text.exact(0, 0, 10);
+  for (uint32_t type : {KV_F16, KV_BF16}) {
+    // To the format and back: bfloat16 by cutting; float16 of numbers of this size by their bits.
+    const auto to = [&](float x) {
+      uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      if (type == KV_BF16) return static_cast<uint16_t>(bits >> 16);
+      if (std::abs(x) < 0x1p-14f) return static_cast<uint16_t>(0);
+      return static_cast<uint16_t>((bits >> 16 & 0x8000) | (((bits & 0x7fffffff) - 0x38000000) >> 13));
+    };
+    const auto from = [&](uint16_t x) {
+      if (type == KV_F16) {
+        const float magnitude = (x & 0x7c00) ? std::ldexp(1.0f + static_cast<float>(x & 0x3ff) / 1024, (x >> 10 & 31) - 15)
+                                             : std::ldexp(static_cast<float>(x & 0x3ff), -24);
+        return x & 0x8000 ? -magnitude : magnitude;
+      }
+      const uint32_t bits = static_cast<uint32_t>(x) << 16;
+      float value;
+      std::memcpy(&value, &bits, 4);
+      return value;
+    };
+    const auto pack = [&](const float* x, std::size_t count) {
+      std::vector<char> out(count * 2 + 1);
+      for (std::size_t i = 0; i < count; ++i) {
+        const uint16_t h = to(x[i]);
+        std::memcpy(out.data() + 1 + i * 2, &h, 2);
+      }
+      return out;
+    };
+    const Cache cache = open_cache(small, options_of("full"));
+    const auto k = pack(text.key(0, 0), 10 * 80), v = pack(text.value(0, 0), 10 * 80), q = pack(text.query(0, 0), 10 * 240);
+    std::vector<char> out(10 * 240 * 2 + 1);
+    REQUIRE_OK(kv_cache_update(cache.get(), 0, type, k.data() + 1, v.data() + 1, nullptr, 10, error));
+    REQUIRE_OK(kv_cache_attention(cache.get(), 0, type, q.data() + 1, out.data() + 1, 10, nullptr, error));
+    Floats back(10 * 240);
+    for (std::size_t i = 0; i < back.size(); ++i) {
+      uint16_t h;
+      std::memcpy(&h, out.data() + 1 + i * 2, 2);
+      back[i] = from(h);
+    }
+    CHECK(largest_difference(back, exact) < (type == KV_F16 ? 0.01 : 0.06));
+  }
+}
+
+TEST_CASE("every strategy that needs no model reads; with a budget of everything it reads what full attention does") {
+  const Text text(small, 700);
+  const Cache full = open_cache(small, options_of("full"));
+  read(full.get(), text, 0, 699);
+  const auto exact = step(full.get(), text, 699, 1);
+  for (const char* strategy : {"auto", "quest", "flat", "dipr", "bounded", "infllm", "filter-layers"}) {
+    CAPTURE(std::string(strategy));
+    kv_cache_options o = options_of(strategy, 4096);
+    if (std::string(strategy) == "dipr") o.alpha = 1e-30f;
+    const Cache all = open_cache(small, o);
+    read(all.get(), text, 0, 699, true);
+    const auto out = step(all.get(), text, 699, 1, nullptr, true);
+    for (uint32_t l = 0; l < small.layers; ++l) CHECK(largest_difference(out[l], exact[l]) < 2e-3);
+    const Cache few = open_cache(small, options_of(strategy, 64));
+    read(few.get(), text, 0, 699, true);
+    for (const Floats& x : step(few.get(), text, 699, 1, nullptr, true))
+      for (float y : x) CHECK(std::isfinite(y));
+  }
+  kv_cache* cache = nullptr;
+  for (const char* strategy : {"ood", "hnsw", "ivf", "dipr-graph", "snapkv", "none"}) {
+    const kv_cache_options o = options_of(strategy);
+    CHECK(kv_cache_open(&small, &o, &cache, nullptr) == KV_BAD_ARGUMENT);
+  }
+}
+
+TEST_CASE("any number of threads gives the same bits") {
+  const Text text(small, 400);
+  for (const char* strategy : {"full", "quest", "bounded"}) {
+    std::vector<Floats> first;
+    for (uint32_t threads : {1u, 2u, 5u}) {
+      const Cache cache = open_cache(small, options_of(strategy, 64, threads));
+      read(cache.get(), text, 0, 399);
+      const auto out = step(cache.get(), text, 399, 1);
+      if (first.empty()) first = out;
+      CHECK(out == first);
+    }
+  }
+}
+
+TEST_CASE("a cache that is saved and loaded, packed in between or forked goes on bit for bit") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz");
+  const Text text(small, 500);
+  for (const char* strategy : {"full", "quest", "bounded"}) {
+    for (std::size_t tokens : {0u, 20u, 350u}) {
+      CAPTURE(tokens);
+      const kv_cache_options o = options_of(strategy, 64);
+      const Cache cache = open_cache(small, o);
+      read(cache.get(), text, 0, tokens);
+      REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+      REQUIRE_OK(kv_file_verify(path.c_str(), nullptr, error));
+      REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), nullptr, error));
+      REQUIRE_OK(kv_unpack(packed.c_str(), path.c_str(), nullptr, error));
+      kv_cache *loaded = nullptr, *forked = nullptr;
+      kv_call_options verify;
+      kv_call_options_init(&verify);
+      verify.flags = KV_LOAD_VERIFY;
+      REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, &verify, &loaded, error));
+      const Cache there(loaded);
+      REQUIRE_OK(kv_cache_fork(cache.get(), &forked, error));
+      const Cache other(forked);
+      for (std::size_t at : {tokens, tokens + 1}) {
+        const auto out = step(cache.get(), text, at, 1);
+        CHECK(step(loaded, text, at, 1) == out);
+        CHECK(step(forked, text, at, 1) == out);
+      }
+      const auto out = step(cache.get(), text, tokens + 2, 100);
+      CHECK(step(loaded, text, tokens + 2, 100) == out);
+      CHECK(step(forked, text, tokens + 2, 100) == out);
+    }
+  }
+}
+
+TEST_CASE("going back drops tokens, or a step that is not complete") {
+  const Text text(small, 400);
+  const Cache cache = open_cache(small, options_of("full"));
+  read(cache.get(), text, 0, 300);
+  const auto out = step(cache.get(), text, 300, 1);
+  REQUIRE_OK(kv_cache_truncate(cache.get(), 300, error));
+  CHECK(step(cache.get(), text, 300, 1) == out);
+  REQUIRE_OK(kv_cache_update(cache.get(), 0, KV_F32, text.key(0, 5), text.value(0, 5), nullptr, 3, error));  // the wrong tokens
+  CHECK(says(cache.get(), "\"tokens\":301,"));
+  kv_cache* fork = nullptr;
+  CHECK(kv_cache_fork(cache.get(), &fork, nullptr) == KV_BAD_STATE);
+  REQUIRE_OK(kv_cache_truncate(cache.get(), 301, error));
+  REQUIRE_OK(kv_cache_truncate(cache.get(), 300, error));
+  CHECK(step(cache.get(), text, 300, 1) == out);
+  REQUIRE_OK(kv_cache_truncate(cache.get(), 0, error));
+  CHECK(largest_difference(step(cache.get(), text, 0, 30)[1], text.exact(1, 0, 30)) < window_tolerance);
+}
+
+TEST_CASE("a step that does not fit what happened before is refused and changes nothing") {
+  const Text text(small, 100);
+  kv_cache_shape shape = small;
+  shape.max_tokens = 70;
+  const Cache cache = open_cache(shape, options_of("full"));
+  kv_cache* const c = cache.get();
+  Floats out(100 * text.row(), 7);
+  const auto update = [&](uint32_t layer, uint32_t n) {
+    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n, nullptr);
+  };
+  const auto attend = [&](uint32_t layer, uint32_t n) {
+    return kv_cache_attention(c, layer, KV_F32, text.query(layer, 0), out.data(), n, nullptr, nullptr);
+  };
+  CHECK(attend(0, 1) == KV_BAD_STATE);
+  CHECK(update(1, 60) == KV_OK);  // any order
+  CHECK(attend(0, 60) == KV_BAD_STATE);
+  CHECK(attend(1, 59) == KV_BAD_ARGUMENT);
+  CHECK(update(1, 60) == KV_BAD_STATE);
+  CHECK(update(0, 59) == KV_BAD_STATE);
+  CHECK(kv_cache_save(c, "/nowhere/a.kv", nullptr, nullptr) == KV_BAD_STATE);
+  CHECK(update(0, 60) == KV_OK);
+  CHECK(update(0, 11) == KV_CONTEXT_FULL);
+  CHECK(says(c, "\"tokens\":60,"));
+  for (float bad : {NAN, INFINITY, -INFINITY, 2e30f}) {
+    Floats k(text.key(0, 0), text.key(0, 10));
+    k[777] = bad;
+    CHECK(kv_cache_update(c, 0, KV_F32, k.data(), text.value(0, 0), nullptr, 10, nullptr) == KV_BAD_ARGUMENT);
+    CHECK(kv_cache_update(c, 0, KV_F32, text.key(0, 0), k.data(), nullptr, 10, nullptr) == KV_BAD_ARGUMENT);
+  }
+  CHECK(out == Floats(out.size(), 7));
+  const Cancel cancel = make_cancel();
+  kv_cancel_fire(cancel.get());
+  kv_cache_attention_options o;
+  kv_cache_attention_options_init(&o);
+  o.cancel = cancel.get();
+  CHECK(update(0, 10) == KV_OK);
+  CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, &o, nullptr) == KV_CANCELLED);
+  CHECK(out == Floats(out.size(), 7));
+  CHECK(attend(0, 10) == KV_OK);
+}
+
+TEST_CASE("a file of another shape, of another identity or of a session is refused, and a session refuses a cache's") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv"), session_path = folder.file("s.kv");
+  const Text text(small, 200);
+  const kv_cache_options o = options_of("full");
+  const Cache cache = open_cache(small, o);
+  read(cache.get(), text, 0, 200);
+  REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+  save(tiny_session(200).get(), session_path);
+  kv_cache* out = nullptr;
+  const auto refused = [&](const std::string& file, const std::function<void(kv_cache_shape*)>& change, kv_status expected) {
+    kv_cache_shape shape = small;
+    change(&shape);
+    kv_error error{};
+    CHECK_MESSAGE(kv_cache_load(&shape, file.c_str(), &o, nullptr, &out, &error) == expected, error.message);
+    CHECK(out == nullptr);
+  };
+  refused(path, [](auto* s) { s->layers = 3; }, KV_MODEL_MISMATCH);
+  refused(path, [](auto* s) { s->head_dim = 64; }, KV_MODEL_MISMATCH);
+  refused(path, [](auto* s) { s->identity[31] = 1; }, KV_MODEL_MISMATCH);
+  refused(path, [](auto* s) { s->max_tokens = 199; }, KV_CONTEXT_FULL);
+  refused(session_path, [](auto* s) { s->layers = 2, s->heads = s->kv_heads = 2, s->head_dim = 64; }, KV_MODEL_MISMATCH);
+  kv_session* session = nullptr;
+  kv_error told{};
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) == KV_MODEL_MISMATCH);
+  CHECK(std::strstr(told.message, "kv_cache_load") != nullptr);
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
+  CHECK(info.tokens == 200);
+  CHECK(std::string(info.model_name) == "(no model)");
+}
+
+TEST_CASE("a cache that is saved lets no other call in, and its save can be stopped") {
+  TempFolder folder;
+  const Text text(small, 200);
+  const Cache cache = open_cache(small, options_of("full"));
+  read(cache.get(), text, 0, 200);
+  kv_call_options call;
+  kv_call_options_init(&call);
+  call.progress_user = cache.get();
+  call.progress = [](int32_t phase, uint64_t, uint64_t, void* user) -> int32_t {
+    CHECK(phase == KV_PHASE_SAVE);
+    return kv_cache_truncate(static_cast<kv_cache*>(user), 0, nullptr) == KV_BUSY ? 1 : 0;
+  };
+  CHECK(kv_cache_save(cache.get(), folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
+  CHECK(folder.entries() == 0);
+  CHECK(says(cache.get(), "\"tokens\":200,"));
+}
+
+TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes on without it") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Text text(small, 400);
+  const kv_cache_options o = options_of("full");
+  const Cache cache = open_cache(small, o);
+  read(cache.get(), text, 0, 300);
+  REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+  std::vector<uint8_t> bytes = read_file(path);
+  std::size_t pages = 0;  // the section's offset, from the header's table
+  for (std::size_t entry = 256; pages == 0; entry += 64)
+    if (bytes[entry] == 6) std::memcpy(&pages, &bytes[entry + 16], 8);
+  bytes[pages + 4096 + 100] ^= 1;  // page 1 of layer 0
+  write_file(path, bytes);
+  kv_cache* made = nullptr;
+  kv_call_options verify;
+  kv_call_options_init(&verify);
+  verify.flags = KV_LOAD_VERIFY;
+  CHECK(kv_cache_load(&small, path.c_str(), &o, &verify, &made, nullptr) == KV_CORRUPT);
+  REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
+  const Cache loaded(made);
+  REQUIRE_OK(kv_cache_update(made, 0, KV_F32, text.key(0, 300), text.value(0, 300), nullptr, 1, error));
+  Floats out(text.row(), 7);
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 300), out.data(), 1, nullptr, nullptr) == KV_CORRUPT);
+  CHECK(out == Floats(text.row(), 7));
+  REQUIRE_OK(kv_cache_truncate(made, 20, error));
+  CHECK(largest_difference(step(made, text, 20, 1)[1], text.exact(1, 20, 1)) < page_tolerance);
+}
+
+TEST_CASE("a cache without memory stays as it was") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Text text(small, 400);
+  const kv_cache_options o = options_of("bounded", 64);
+  const Cache base = open_cache(small, o);
+  read(base.get(), text, 0, 300);
+  REQUIRE_OK(kv_cache_save(base.get(), path.c_str(), nullptr, error));
+  const auto next = step(base.get(), text, 300, 1);
+  REQUIRE_OK(kv_cache_truncate(base.get(), 300, error));
+  const auto sweep = [&](const std::function<kv_status(long n, bool once, bool* reached)>& attempt) {
+    for (bool once : {true, false}) {
+      for (long n = 0; n < 10'000; n += 1 + n / 16) {
+        CAPTURE(n);
+        bool reached = false;
+        const kv_status status = attempt(n, once, &reached);
+        CHECK((status == KV_OK || (reached && status == KV_NO_MEMORY)));
+        if (!reached) break;
+      }
+    }
+  };
+  const auto failing = [](long n, bool once, bool* reached, const std::function<kv_status()>& call) {
+    FailingAllocations memory(n, once);
+    const kv_status status = call();
+    *reached = memory.reached();
+    return status;
+  };
+  kv_cache* out = nullptr;
+  for (const auto& make : std::vector<std::function<kv_status()>>{
+           [&] { return kv_cache_open(&small, &o, &out, nullptr); }, [&] { return kv_cache_fork(base.get(), &out, nullptr); },
+           [&] { return kv_cache_load(&small, path.c_str(), &o, nullptr, &out, nullptr); }}) {
+    sweep([&](long n, bool once, bool* reached) {
+      const kv_status status = failing(n, once, reached, make);
+      CHECK((status == KV_OK) == (out != nullptr));
+      kv_cache_close(out);
+      out = nullptr;
+      return status;
+    });
+  }
+  sweep([&](long n, bool once, bool* reached) {
+    kv_cache* made = nullptr;
+    REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
+    const Cache cache(made);
+    Floats attended(text.row());
+    const kv_status status = failing(n, once, reached, [&] {
+      for (uint32_t l = 0; l < small.layers; ++l) {
+        if (kv_status s = kv_cache_update(made, l, KV_F32, text.key(l, 300), text.value(l, 300), nullptr, 1, nullptr)) return s;
+        if (kv_status s = kv_cache_attention(made, l, KV_F32, text.query(l, 300), attended.data(), 1, nullptr, nullptr)) return s;
+      }
+      return kv_cache_truncate(made, 290, nullptr);
+    });
+    if (status != KV_OK) REQUIRE_OK(kv_cache_truncate(made, 300, error));
+    if (status != KV_OK) CHECK(step(made, text, 300, 1) == next);
+    return status;
+  });
+}
