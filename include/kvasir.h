@@ -433,10 +433,10 @@ KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_op
 KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_options *session_options,
                          const kv_call_options *options, kv_session **out, kv_error *error);
 
-/* The same of the first `tokens` tokens of the saved timeline alone (0: of all of it), as if no more had been read: pages are shared with the file,
- * whatever the strategy reads ends there. The newest tokens, those that a window keeps in full precision, are read again, at most
- * window and a page of them, with progress (KV_PHASE_PREFILL) and cancel: the file has them as pages only. Where the file's own window still has them, and
- * in a full-precision timeline, the session is bit for bit what reading `tokens` tokens gives.
+/* The same of the first `tokens` tokens of the saved timeline alone (0: all), as if no more had been read: pages are shared with the file, whatever the
+ * strategy reads ends there. The newest tokens, those that a window keeps in full precision, are read again, at most window and a page of
+ * them, with progress (KV_PHASE_PREFILL) and cancel, because the file has them as pages only; kv_load and kv_rewind do without, and they stay as precise
+ * as pages are. Where the file's own window has them, and in a full-precision timeline, the session is bit for bit what reading them gives.
  * KV_BAD_ARGUMENT (the file has fewer), KV_CANCELLED, and as kv_load. */
 KV_API kv_status kv_load_prefix(kv_model *model, const char *path, uint64_t tokens, const kv_session_options *session_options,
                                 const kv_call_options *options, kv_session **out, kv_error *error);
