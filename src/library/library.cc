@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view ending = ".kv";
 constexpr char lock_name[] = ".lock";
-constexpr int lock_tries = 1000;  // of 10 ms: an update takes milliseconds
+constexpr int lock_tries = 1000;  // 10 ms apart: an update takes the time of a save
 
 }  // namespace
 
@@ -29,17 +29,18 @@ Status Library::check_name(const std::string& name) {
   return {};
 }
 
-// The lock of all that changes the folder but the saving of a file.
+// The lock of all that changes the folder.
 class Library::Update {
  public:
-  Status begin(const std::string& folder) {
+  Status begin(const std::string& folder, const Cancel* cancel = nullptr) {
     if (Status s = os::File::open_lock(folder + "/" + lock_name, &file_); !s.ok()) return s;
     for (int i = 0; i < lock_tries; ++i) {
+      if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was changed");
       bool got = false;
       if (Status s = file_.lock(os::Lock::exclusive, &got); !s.ok() || got) return s;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    return Status::error(Code::busy, "%s: another process has been changing the library for 10 seconds; nothing was changed", folder.c_str());
+    return Status::error(Code::busy, "%s: others have been changing the library for 10 seconds; nothing was changed", folder.c_str());
   }
 
  private:
@@ -51,7 +52,11 @@ Status Library::open(const std::string& folder, const LibraryOptions& options, s
   if (Status s = os::make_folder(folder); !s.ok()) return s;
   std::unique_ptr<Library> library(new Library(folder, options));
   if (Status s = library->sweep(); !s.ok()) return s;
-  if (Status s = library->evict(""); !s.ok()) return s;
+  if (options.most_bytes > 0) {
+    Update update;
+    if (Status s = update.begin(folder); !s.ok()) return s;
+    if (Status s = library->evict(""); !s.ok()) return s;
+  }
   *out = std::move(library);
   return {};
 }
@@ -96,8 +101,6 @@ Status Library::sweep() const {
 // Makes the documents fit. The newest one, just saved, is the last to go: where it is too large by itself nothing else goes, Code::no_space.
 Status Library::evict(const std::string& newest) const {
   if (options_.most_bytes == 0) return {};
-  Update update;
-  if (Status s = update.begin(folder_); !s.ok()) return s;
   std::vector<os::FolderEntry> files;
   if (Status s = documents(&files); !s.ok()) return s;
   uint64_t total = 0, own = 0;
@@ -117,6 +120,16 @@ Status Library::evict(const std::string& newest) const {
                            ", and what is in it is in use; the document was not kept", folder_.c_str(), own, options_.most_bytes);
   }
   return {};
+}
+
+// What takes long is made before the update begins. A document that is being removed by its name is locked, which says nothing of the file that a save
+// puts in its place: so saves, removals and renames do not meet.
+Status Library::save(Session* session, const LibraryRequest& request, const std::string& name) const {
+  if (Status s = session->prepare(request.cancel, request.preparing); !s.ok()) return s;
+  Update update;
+  if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
+  if (Status s = session->save(path_of(name), request.cancel, request.saving, {}); !s.ok()) return s;
+  return evict(name);
 }
 
 Status Library::list(std::vector<LibraryDocument>* out) const {

@@ -87,7 +87,7 @@ class Library {
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
                    std::vector<std::string>* damaged, uint64_t* again, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   Status save(Session* session, const LibraryRequest& request, const std::string& name) const;
-  Status evict(const std::string& newest) const;
+  Status evict(const std::string& newest) const;  // during an update
 
   std::string folder_;
   LibraryOptions options_;

@@ -143,10 +143,4 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
   }
 }
 
-Status Library::save(Session* session, const LibraryRequest& request, const std::string& name) const {
-  const std::string path = path_of(name);
-  if (Status s = session->save(path, request.cancel, request.saving, request.preparing); !s.ok()) return s;
-  return evict(name);
-}
-
 }  // namespace kvasir
