@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "os/os.h"
+#include "os/signals.h"
 
 namespace kvasir {
 namespace {
@@ -127,6 +128,7 @@ Status ThreadPool::create(uint32_t threads, std::unique_ptr<ThreadPool>* out) {
   // Spinning only steals time from the working threads where there are more threads than processors.
   if (threads <= os::processor_count()) state.spin = spin_time;
   state.workers.reserve(threads - 1);
+  const os::SignalsHeld held;
   for (uint32_t worker = 1; worker < threads; ++worker) {
     try {
       state.workers.emplace_back([&state, worker] { state.worker_main(worker); });
