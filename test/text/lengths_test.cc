@@ -37,7 +37,7 @@ std::string some_text(std::mt19937& random, const std::vector<std::string>& spec
   static const std::vector<std::string> units = {"the", " quick", " brown", "  ", "\n", "\n\n", "\t", " 1234567", "don't", "...", "\xE4\xB8\xAD\xE6\x96\x87",
                                                  " \xC3\xA9t\xC3\xA9", "\xFF", "\xE2\x96", S, " ", "A", "\xF0\x9F\x98\x80", "<0x41>", "\xC2\xA0", "wordswordswords"};
   std::string text;
-  for (uint32_t n = random() % 60; n > 0; --n)
+  for (auto n = random() % 60; n > 0; --n)
     text += random() % 8 == 0 && !specials.empty() ? specials[random() % specials.size()] : units[random() % units.size()];
   return text;
 }
