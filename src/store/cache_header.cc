@@ -165,20 +165,18 @@ Status check_layout(const CacheHeader& header, uint64_t actual_size, const char*
   if (header.file_size != expected.file_size) {
     return corrupt(path, place_file_size, "the file's size does not follow from its sections");
   }
-  if (actual_size < header.file_size) {
-    return Status::error(Code::corrupt, "%s is cut off: it has %llu of its %llu bytes", path, printable(actual_size),
-                         printable(header.file_size))
-        .with_offset(actual_size);
-  }
-  if (actual_size > header.file_size) {
-    return Status::error(Code::corrupt, "%s has %llu bytes that are not its own at its end", path,
-                         printable(actual_size - header.file_size))
-        .with_offset(header.file_size);
-  }
-  return {};
+  return check_file_size(path, actual_size, header.file_size);
 }
 
 }  // namespace
+
+Status check_file_size(const char* path, uint64_t is, uint64_t must) {
+  if (is < must)
+    return Status::error(Code::corrupt, "%s is cut off: it has %llu of its %llu bytes", path, printable(is), printable(must)).with_offset(is);
+  if (is > must)
+    return Status::error(Code::corrupt, "%s has %llu bytes that are not its own at its end", path, printable(is - must)).with_offset(must);
+  return {};
+}
 
 bool looks_like_text_damage(Bytes b, uint8_t kind) {
   return starts_with(b, {0x8B, 'K', 'V', kind}) || starts_with(b, {0x0B, 'K', 'V', kind}) || starts_with(b, {0xC2, 0x8B, 'K', 'V', kind}) ||

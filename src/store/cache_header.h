@@ -14,6 +14,9 @@ namespace kvasir {
 // Latin-1 or replaced because it is not UTF-8, or the line ends behind changed. `kind`: the magic's fourth byte.
 bool looks_like_text_damage(std::span<const uint8_t> begin, uint8_t kind);
 
+// A file that is shorter or longer than its header says: Code::corrupt, with the offset where the two part.
+Status check_file_size(const char* path, uint64_t is, uint64_t must);
+
 struct CacheHeader {
   struct Entry {
     format::SectionKind kind{};

@@ -71,17 +71,7 @@ Status check_sizes(const PackedHeader& header, uint64_t file_bytes, const char* 
   const auto* name = header.identity.model_name;
   if (std::find(name, name + sizeof header.identity.model_name, '\0') == name + sizeof header.identity.model_name)
     return corrupt(path, place_model_name, "the model's name is not ended by zeros");
-  if (file_bytes < header.packed_bytes) {
-    return Status::error(Code::corrupt, "%s is cut off: it has %llu of its %llu bytes", path, printable(file_bytes),
-                         printable(header.packed_bytes))
-        .with_offset(file_bytes);
-  }
-  if (file_bytes > header.packed_bytes) {
-    return Status::error(Code::corrupt, "%s has %llu bytes that are not its own at its end", path,
-                         printable(file_bytes - header.packed_bytes))
-        .with_offset(header.packed_bytes);
-  }
-  return {};
+  return check_file_size(path, file_bytes, header.packed_bytes);
 }
 
 }  // namespace

@@ -3,50 +3,31 @@
 #include <cerrno>
 #include <functional>
 
+#include "failing_files.h"
 #include "helpers.h"
-#include "os/os.h"
 #include "temp_folder.h"
 
 using namespace api_test;
+using namespace failing_files;
 
 namespace {
-
-struct Failing {
-  long first = -1;
-  bool once = true;
-  int error = 0;
-  long seen = 0;
-} failing;
-
-int fail(const char* operation, const char*) {
-  // No program removes what the system will not let go, and a file system without locks is good enough for a file.
-  if (std::string_view(operation) == "remove" || std::string_view(operation) == "lock") return 0;
-  const long now = failing.seen++;
-  if (failing.first < 0) return 0;
-  return (failing.once ? now == failing.first : now >= failing.first) ? failing.error : 0;
-}
-
-struct Install {
-  explicit Install(kvasir::os::Fault f) { kvasir::os::fault = f; }
-  ~Install() { kvasir::os::fault = nullptr; }
-};
 
 kv_status code_for(int error) { return error == ENOSPC ? KV_NO_SPACE : error == EMFILE ? KV_LIMIT : KV_IO; }
 
 // Calls attempt(status, reached) after each call that had its Nth operation failing.
 void sweep(const std::function<kv_status(kv_error*)>& call, const std::function<void(bool failed)>& after) {
-  const Install install(fail);
+  const WithFault fault(planned);
   for (int error : {EIO, ENOSPC, EMFILE}) {
     for (bool once : {true, false}) {
       for (long n = 0;; ++n) {
         CAPTURE(error);
         CAPTURE(once);
         CAPTURE(n);
-        failing = {n, once, error};
+        plan = {n, once, error};
         kv_error told{};
         const kv_status status = call(&told);
-        const bool reached = failing.seen > n;
-        failing = {};
+        const bool reached = plan.reached();
+        plan = {};
         CHECK_MESSAGE(status == (reached ? code_for(error) : KV_OK), told.message);
         if (reached) CHECK(told.sys_errno == error);
         after(reached);
@@ -55,13 +36,6 @@ void sweep(const std::function<kv_status(kv_error*)>& call, const std::function<
     }
   }
 }
-
-int interrupt_every_second(const char*, const char*) {
-  static int count = 0;
-  return ++count % 2 ? EINTR : 0;
-}
-
-int transfer_in_parts(const char*, const char*) { return -1; }
 
 }  // namespace
 
@@ -123,7 +97,7 @@ TEST_CASE("interruptions and transfers in parts are no failures") {
   const std::string path = folder.file("a.kv");
   const Session session = tiny_session(300);
   for (kvasir::os::Fault f : {interrupt_every_second, transfer_in_parts}) {
-    const Install install(f);
+    const WithFault fault(f);
     save(session.get(), path);
     const Session loaded = load(tiny_model(), path, KV_LOAD_VERIFY);
     CHECK(peek(loaded.get(), 4) == peek(session.get(), 4));

@@ -11,51 +11,23 @@
 #include <random>
 
 #include "failing_allocations.h"
+#include "failing_files.h"
 #include "store/cache_file.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
+using namespace failing_files;
 using samples::Part;
 
 namespace {
 
-// Fails the file operations from `first` on: one, or all that follow. Nothing while `first` is negative.
-struct Plan {
-  long first = -1;
-  bool once = true;
-  int error = 0;
-  long seen = 0;
-
-  bool hits() {
-    const long now = seen++;
-    return first >= 0 && (once ? now == first : now >= first);
-  }
-};
-
-Plan operations;
 std::vector<std::string> trace;
-bool tracing = false;
 
-int fail_operation(const char* operation, const char*) {
-  if (std::string_view(operation) == "lock") return 0;  // a file system without locks is good enough for a file
-  if (tracing) trace.push_back(operation);
-  // What removes the temporary file is left alone: no program can remove a file that the system will not let go.
-  if (std::string_view(operation) == "remove") return 0;
-  return operations.hits() ? operations.error : 0;
+int traced(const char* operation, const char*) {
+  if (std::string_view(operation) != "lock") trace.push_back(operation);
+  return 0;
 }
-
-int interrupt_every_second(const char*, const char*) {
-  static int count = 0;
-  return ++count % 2 ? EINTR : 0;
-}
-
-int transfer_in_parts(const char*, const char*) { return -1; }
-
-struct WithFault {
-  explicit WithFault(os::Fault f) { os::fault = f; }
-  ~WithFault() { os::fault = nullptr; }
-};
 
 Code code_for(int error) {
   return error == ENOSPC ? Code::no_space : error == EMFILE ? Code::limit : Code::io;
@@ -69,15 +41,15 @@ TEST_CASE("a save whose Nth file operation fails leaves the old file or the new 
   const std::vector<Part> before = samples::parts(1), after = samples::parts(50);
   REQUIRE(samples::save(path, before, 1).ok());
   const std::size_t descriptors = open_descriptors();
-  WithFault fault(fail_operation);
+  WithFault fault(planned);
   for (int error : {EIO, ENOSPC, EMFILE}) {
     for (bool once : {true, false}) {
       long n = 0;
       for (;; ++n) {
-        operations = {n, once, error};
+        plan = {n, once, error};
         const Status s = samples::save(path, after, 2);
-        const bool reached = operations.seen > n;
-        operations = {};
+        const bool reached = plan.reached();
+        plan = {};
         if (!reached) {
           CHECK(s.ok());
           break;
@@ -101,14 +73,14 @@ TEST_CASE("an open whose Nth file operation fails says so and keeps no descripto
   const std::string path = folder.file("a.kv");
   REQUIRE(samples::save(path, samples::parts(1), 1).ok());
   const std::size_t descriptors = open_descriptors();
-  WithFault fault(fail_operation);
+  WithFault fault(planned);
   for (int error : {EIO, EMFILE, ENOMEM, EACCES}) {
     for (long n = 0;; ++n) {
-      operations = {n, true, error};
+      plan = {n, true, error};
       std::shared_ptr<const CacheFile> file;
       const Status s = CacheFile::open(path, &file);
-      const bool reached = operations.seen > n;
-      operations = {};
+      const bool reached = plan.reached();
+      plan = {};
       if (!reached) {
         CHECK(n == 4);  // open, header, map, tables
         break;
@@ -133,10 +105,10 @@ TEST_CASE("interrupted calls and short transfers are continued") {
 
 TEST_CASE("a file system that cannot reserve space is written to all the same") {
   TempFolder folder;
-  WithFault fault(fail_operation);
-  operations = {1, true, EOPNOTSUPP};  // after "open"
+  WithFault fault(planned);
+  plan = {1, true, EOPNOTSUPP};  // after "open"
   const Status s = samples::save(folder.file("a.kv"), samples::parts(3), 3);
-  operations = {};
+  plan = {};
   CHECK_MESSAGE(s.ok(), s.message());
   CHECK(samples::holds(folder.file("a.kv"), samples::parts(3), 3));
 }
@@ -144,11 +116,9 @@ TEST_CASE("a file system that cannot reserve space is written to all the same") 
 // What survives a power cut is what was synced before it: the file's bytes before its name, its name before success is reported.
 TEST_CASE("a rename before the sync, or a write after it, would lose the file in a power cut") {
   TempFolder folder;
-  WithFault fault(fail_operation);
+  WithFault fault(traced);
   trace.clear();
-  tracing = true;
   const Status s = samples::save(folder.file("a.kv"), samples::parts(3), 3);
-  tracing = false;
   REQUIRE(s.ok());
   REQUIRE(trace.size() > 6);
   CHECK(trace[0] == "open");

@@ -9,11 +9,13 @@
 
 #include "base/little_endian.h"
 #include "failing_allocations.h"
+#include "failing_files.h"
 #include "store/cache_samples.h"
 #include "store/split_pages.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
+using namespace failing_files;
 using samples::Part;
 using samples::SectionKind;
 
@@ -74,32 +76,6 @@ void repair_chunk(Bytes& file, uint64_t at) {
   const uint64_t data = at + packed::chunk_header_bytes;
   samples::put(file, at + 8, 8, checksum(&file[data], load32(&file[at]), data));
 }
-
-struct Plan {
-  long first = -1;
-  bool once = true;
-  int error = 0;
-  long seen = 0;
-} plan;
-
-int fail_operation(const char* operation, const char*) {
-  // No program removes what the system will not let go, and a file system without locks is good enough for a file.
-  if (std::string_view(operation) == "remove" || std::string_view(operation) == "lock") return 0;
-  const long now = plan.seen++;
-  return plan.first >= 0 && (plan.once ? now == plan.first : now >= plan.first) ? plan.error : 0;
-}
-
-int interrupt_every_second(const char*, const char*) {
-  static int count = 0;
-  return ++count % 2 ? EINTR : 0;
-}
-
-int transfer_in_parts(const char*, const char*) { return -1; }
-
-struct WithFault {
-  explicit WithFault(os::Fault f) { os::fault = f; }
-  ~WithFault() { os::fault = nullptr; }
-};
 
 }  // namespace
 
@@ -312,7 +288,7 @@ TEST_CASE("packing and unpacking that are stopped anywhere leave what was there"
 TEST_CASE("packing and unpacking whose Nth file operation fails leave what was there") {
   Specimen specimen(document(5));
   const std::size_t descriptors = open_descriptors();
-  WithFault fault(fail_operation);
+  WithFault fault(planned);
   for (const bool packing : {true, false}) {
     const std::string& target = packing ? specimen.packed_path : specimen.back;
     for (int error : {EIO, ENOSPC, EMFILE}) {
@@ -323,7 +299,7 @@ TEST_CASE("packing and unpacking whose Nth file operation fails leave what was t
           if (!packing) write_file(specimen.packed_path, specimen.packed);
           plan = {n, once, error};
           const Status s = packing ? pack(specimen.path, target, 1, nullptr, nullptr) : unpack(specimen.packed_path, target, nullptr, nullptr);
-          const bool reached = plan.seen > n;
+          const bool reached = plan.reached();
           plan = {};
           CHECK(specimen.folder.entries() == 3);
           CHECK(open_descriptors() == descriptors);

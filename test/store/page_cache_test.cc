@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "failing_allocations.h"
+#include "failing_files.h"
 #include "store/cache_samples.h"
 #include "store/page_store.h"
 #include "temp_folder.h"
@@ -131,16 +132,6 @@ uint64_t resident(const std::string& path) {
 }
 
 int fail_reads(const char* operation, const char*) { return std::string_view(operation) == "read" ? EIO : 0; }
-int cut_reads(const char*, const char*) { return -1; }
-int interrupt_reads(const char*, const char*) {
-  static int count = 0;
-  return ++count % 2 ? EINTR : 0;
-}
-
-struct WithFault {
-  explicit WithFault(os::Fault f) { os::fault = f; }
-  ~WithFault() { os::fault = nullptr; }
-};
 
 }  // namespace
 
@@ -294,7 +285,7 @@ TEST_CASE("a disk that fails is an error with the system's reason, and later rea
   PageStore::Hold hold;
   REQUIRE(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());
   {
-    WithFault fault(fail_reads);
+    const failing_files::WithFault fault(fail_reads);
     CHECK(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());  // is there
     const Status s = store.fetch(0, 1, numbers, refs.data(), &hold);
     CHECK(s.code() == Code::io);
@@ -302,8 +293,8 @@ TEST_CASE("a disk that fails is an error with the system's reason, and later rea
     CHECK_FALSE(store.intact_means(0, 1, 0));
     CHECK(store.damaged().code() == Code::io);
   }
-  for (os::Fault f : {cut_reads, interrupt_reads}) {
-    WithFault fault(f);
+  for (os::Fault f : {failing_files::transfer_in_parts, failing_files::interrupt_every_second}) {
+    const failing_files::WithFault fault(f);
     store.set_cache_limit(PageCache::by_itself);
     REQUIRE(store.fetch(0, 1, numbers, refs.data(), &hold).ok());
     for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 0, 1, numbers[i]));
