@@ -508,7 +508,7 @@ typedef struct kv_library kv_library;
 typedef struct kv_library_options {
   uint32_t struct_size;
   uint32_t flags;           /* 0 */
-  uint64_t most_bytes;      /* all documents together: after a save and in kv_library_open the least recently used ones go; 0: no limit */
+  uint64_t most_bytes;      /* all documents together: for a save and in kv_library_open the least recently used ones go; 0: no limit */
   kv_log_fn log;            /* evictions, documents that cannot be used; NULL: silent */
   void *log_user;
 } kv_library_options;
@@ -559,18 +559,19 @@ typedef struct kv_library_result {
 } kv_library_result;
 
 /* A session that has read the text as kv_prefill reads it. The document that has most of its tokens at its beginning, read by the same model
- * with the same window, kv_type and prefill_strategy, is mapped as by kv_load_prefix; the rest is read and the result saved. Where all is
- * found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and replaced by what is
- * read where no name is given. result may be NULL. Costs a look at the header of each document, besides.
+ * with the same window, kv_type and prefill_strategy (its budget and exact tokens too), is mapped as by kv_load_prefix; the rest is read and the
+ * result saved. Where all is found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and its place
+ * taken by what is read where no name is given and the text has all of it, or begins it. result may be NULL. Costs a look at the header of each document,
+ * besides. Where the new document cannot fit none goes for it, KV_NO_SPACE in save_status; nor does an older one of its name.
  * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was saved; what was read is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO. A failure to
  * save, or a cancel while saving, is not a failure of this call: result->save_status. */
 KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const char *text, size_t size,
                                     const kv_library_session_options *options, kv_session **out, kv_library_result *result,
                                     kv_error *error);
 
-/* KV_NOT_FOUND, KV_BAD_STATE (there is a document of the new name), KV_BUSY as kv_library_open. */
+/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BAD_STATE (there is a document of the new name), KV_BUSY as kv_library_open. */
 KV_API kv_status kv_library_rename(kv_library *library, const char *from, const char *to, kv_error *error);
-/* KV_NOT_FOUND, KV_BUSY (a session has it open, or as kv_library_open). */
+/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BUSY (a session has it open, or as kv_library_open). */
 KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_error *error);
 
 /* ---- the store without a model -------------------------------------------------------------------------------------- */

@@ -15,7 +15,14 @@ namespace {
 
 constexpr std::string_view ending = ".kv";
 constexpr char lock_name[] = ".lock";
-constexpr int lock_tries = 1000;  // 10 ms apart: an update takes the time of a save
+constexpr int lock_tries = 1000;  // 10 ms apart
+
+// After a change of names in the folder.
+Status make_durable(const std::string& path, const char* change) {
+  Status s = os::sync_folder_of(path);
+  if (s.ok()) return s;
+  return Status::error(s.code(), "%s is %s, but a power cut may still undo it: %s", path.c_str(), change, s.message()).with_errno(s.sys_errno());
+}
 
 }  // namespace
 
@@ -55,7 +62,7 @@ Status Library::open(const std::string& folder, const LibraryOptions& options, s
   if (options.most_bytes > 0) {
     Update update;
     if (Status s = update.begin(folder); !s.ok()) return s;
-    if (Status s = library->evict(""); !s.ok()) return s;
+    if (Status s = library->make_room(0, ""); !s.ok()) return s;
   }
   *out = std::move(library);
   return {};
@@ -83,6 +90,15 @@ Status Library::documents(std::vector<os::FolderEntry>* out) const {
   return {};
 }
 
+// A document that nobody has open, locked by *file; logged where that cannot be found out.
+bool Library::lock_unused(const std::string& name, os::File* file) const {
+  bool locked = false;
+  Status s = os::File::open_to_lock(path_of(name), file);
+  if (s.ok()) s = file->lock(os::Lock::exclusive, &locked);
+  if (!s.ok() && s.code() != Code::not_found) log(1, s, "; it cannot be evicted");
+  return locked;
+}
+
 // Removes temporary files whose writers are gone: nobody has them locked.
 Status Library::sweep() const {
   std::vector<os::FolderEntry> files;
@@ -92,44 +108,56 @@ Status Library::sweep() const {
     const std::string path = folder_ + "/" + entry.name;
     os::File file;
     bool locked = false;
-    if (!os::File::open_read(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;
+    if (!os::File::open_to_lock(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;
     if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found) log(1, s, "; a writer that is gone left it behind");
   }
   return {};
 }
 
-// Makes the documents fit. The newest one, just saved, is the last to go: where it is too large by itself nothing else goes, Code::no_space.
-Status Library::evict(const std::string& newest) const {
+// Removes what was used longest ago and is not open until `bytes` more, which take the place of the document `replaced`, fit. Where that would not do
+// nothing is removed, Code::no_space; but with no bytes to come what can go goes. During an update.
+Status Library::make_room(uint64_t bytes, const std::string& replaced) const {
   if (options_.most_bytes == 0) return {};
   std::vector<os::FolderEntry> files;
   if (Status s = documents(&files); !s.ok()) return s;
-  uint64_t total = 0, own = 0;
-  for (const os::FolderEntry& file : files) total += file.bytes, own += file.name == newest ? file.bytes : 0;
-  const auto last = std::stable_partition(files.begin(), files.end(), [&](const os::FolderEntry& file) { return file.name == newest; });
-  if (own > options_.most_bytes) files.erase(last, files.end());
-  for (; total > options_.most_bytes && !files.empty(); files.pop_back()) {
-    const std::string path = path_of(files.back().name);
-    os::File file;
-    bool locked = false;
-    if (!os::File::open_read(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;  // open somewhere
-    if (Status s = os::remove_file(path); !s.ok()) return s;
-    total -= files.back().bytes;
-    if (options_.log) options_.log(2, (files.back().name + " was evicted from the library").c_str());
-    if (files.back().name == newest)
-      return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
-                           ", and what is in it is in use; the document was not kept", folder_.c_str(), own, options_.most_bytes);
+  std::erase_if(files, [&](const os::FolderEntry& file) { return bytes > 0 && file.name == replaced; });
+  uint64_t total = bytes;
+  for (const os::FolderEntry& file : files) total += file.bytes;
+  struct Victim {
+    const os::FolderEntry* entry;
+    os::File lock;
+  };
+  std::vector<Victim> victims;
+  uint64_t remaining = total;
+  for (std::size_t i = files.size(); i-- > 0 && remaining > options_.most_bytes && bytes <= options_.most_bytes;) {
+    os::File lock;
+    if (!lock_unused(files[i].name, &lock)) continue;
+    remaining -= files[i].bytes;
+    victims.push_back({&files[i], std::move(lock)});
   }
-  return {};
+  const auto no_room = [&] {
+    return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
+                         ", and what is in it is in use; the document was not kept", folder_.c_str(), bytes, options_.most_bytes);
+  };
+  if (bytes > 0 && remaining > options_.most_bytes) return no_room();
+  for (const Victim& victim : victims) {
+    Status s = os::remove_file(path_of(victim.entry->name));
+    if (s.ok() && options_.log) options_.log(2, (victim.entry->name + " was evicted from the library").c_str());
+    if (s.ok() || s.code() == Code::not_found) total -= victim.entry->bytes;
+    else log(1, s, "; it cannot be evicted");
+  }
+  return bytes > 0 && total > options_.most_bytes ? no_room() : Status();
 }
 
-// What takes long is made before the update begins. A document that is being removed by its name is locked, which says nothing of the file that a save
-// puts in its place: so saves, removals and renames do not meet.
+// The folder changes when the file is whole: only then is it locked, for a moment. A document that is being removed by its name is locked, which says
+// nothing of the file that a save puts in its place: so saves, removals and renames do not meet.
 Status Library::save(Session* session, const LibraryRequest& request, const std::string& name) const {
-  if (Status s = session->prepare(request.cancel, request.preparing); !s.ok()) return s;
   Update update;
-  if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
-  if (Status s = session->save(path_of(name), request.cancel, request.saving, {}); !s.ok()) return s;
-  return evict(name);
+  const auto make_place = [&](uint64_t bytes) {
+    if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
+    return make_room(bytes, name);
+  };
+  return session->save(path_of(name), request.cancel, request.saving, request.preparing, make_place);
 }
 
 Status Library::list(std::vector<LibraryDocument>* out) const {
@@ -158,7 +186,7 @@ Status Library::rename(const std::string& from, const std::string& to) const {
   if (from == to) return {};
   if (has(to)) return Status::error(Code::bad_state, "%s has a document '%s' already; nothing was renamed", folder_.c_str(), to.c_str());
   if (Status s = os::rename_replace(path_of(from), path_of(to)); !s.ok()) return s;
-  return os::sync_folder_of(path_of(to));
+  return make_durable(path_of(to), "in place");
 }
 
 Status Library::remove(const std::string& name) const {
@@ -166,12 +194,13 @@ Status Library::remove(const std::string& name) const {
   Update update;
   if (Status s = update.begin(folder_); !s.ok()) return s;
   os::File file;
-  if (Status s = os::File::open_read(path_of(name), &file); !s.ok()) return s;
+  if (Status s = os::File::open_to_lock(path_of(name), &file); !s.ok()) return s;
   bool locked = false;
   if (Status s = file.lock(os::Lock::exclusive, &locked); !s.ok()) return s;
   if (!locked)
     return Status::error(Code::busy, "%s is open in a session: close it first; the document is still there", path_of(name).c_str());
-  return os::remove_file(path_of(name));
+  if (Status s = os::remove_file(path_of(name)); !s.ok()) return s;
+  return make_durable(path_of(name), "removed");
 }
 
 }  // namespace kvasir

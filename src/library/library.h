@@ -5,7 +5,8 @@
 // file's time is its last use. Nothing else could disagree with them.
 //   open      a session over a document has its file open, locked as shared (CacheFile): it is not evicted or removed
 //   evict     under .lock, oldest use first, what can be locked exclusively, until the files fit
-//   save      as any: a temporary file, renamed. A writer's lock on it ends with the writer; what is not locked then is removed when a library is opened
+//   save      as any: a temporary file, renamed, the latter under .lock after room was made. A writer's lock on it ends with the writer; what is not
+//             locked then is removed when a library is opened
 //   rename    under .lock, so that it does not replace a document
 // All locks end with their process. A crash leaves a temporary file, nothing else.
 //
@@ -83,11 +84,14 @@ class Library {
   void log(int level, const Status& status, const char* what) const;
   Status documents(std::vector<os::FolderEntry>* out) const;
   Status sweep() const;
-  Status find(const Session& fresh, std::span<const Token> tokens, std::vector<Found>* out) const;
+  Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const;
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
-                   std::vector<std::string>* damaged, uint64_t* again, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+                   std::vector<Found>* damaged, uint64_t* again, Found* used, std::unique_ptr<Session>* out) const;
+  void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> damaged,
+            LibraryOutcome* outcome) const;
   Status save(Session* session, const LibraryRequest& request, const std::string& name) const;
-  Status evict(const std::string& newest) const;  // during an update
+  bool lock_unused(const std::string& name, os::File* file) const;
+  Status make_room(uint64_t bytes, const std::string& replaced) const;
 
   std::string folder_;
   LibraryOptions options_;

@@ -12,7 +12,7 @@ namespace kvasir {
 struct Library::Found {
   std::string name;
   uint64_t tokens = 0;  // in common at least: compared by hashes
-  uint64_t all = 0;     // of the document
+  uint64_t all = 0;     // of the document, without what a model wrote behind it
 };
 
 // Longest beginning first; of equal ones the document that is no longer than that.
@@ -35,16 +35,23 @@ std::string name_after(const TokenChain& chain) {
 }  // namespace
 
 // By their hashes.
-Status Library::find(const Session& fresh, std::span<const Token> tokens, std::vector<Found>* out) const {
+Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const {
   std::vector<os::FolderEntry> files;
   if (Status s = documents(&files); !s.ok()) return s;
   const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)), sparse = TokenChain::of(tokens, fresh.reading_key(true));
   for (const os::FolderEntry& file : files) {
+    if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     CachePeek peek;
     TokenChain chain;
-    if (!CachePeek::open(path_of(file.name), &peek).ok() || peek.identity().model != fresh.model().fingerprint()) continue;
-    if (!peek.read_chain(&chain).ok()) continue;
-    const uint64_t all = peek.identity().tokens;
+    uint64_t all = 0;
+    Status s = CachePeek::open(path_of(file.name), &peek);
+    if (s.ok() && peek.identity().model != fresh.model().fingerprint()) continue;
+    if (s.ok()) s = peek.read_chain(&chain, &all);
+    if (s.code() == Code::not_found) continue;  // gone meanwhile
+    if (!s.ok()) {
+      log(1, s, "; the library goes on without it");
+      continue;
+    }
     const uint64_t same = std::max(exact.common(tokens, chain, all), fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
     if (same > 0) out->push_back({file.name, same, all});
   }
@@ -52,29 +59,37 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, std::v
   return {};
 }
 
-// *out stays null where no document begins like the text, or none that does can be used: those that are damaged are named in *damaged, and
-// passed over where they are already.
+// *out stays null where no document begins like the text, or none that does can be used: those that are damaged are in *damaged, and passed
+// over where they are already.
 Status Library::load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh,
-                          std::span<const Token> tokens, std::vector<std::string>* damaged, uint64_t* again, std::unique_ptr<Session>* out,
-                          LibraryOutcome* outcome) const {
+                          std::span<const Token> tokens, std::vector<Found>* damaged, uint64_t* again, Found* used,
+                          std::unique_ptr<Session>* out) const {
   std::vector<Found> found;
-  if (Status s = find(fresh, tokens, &found); !s.ok()) return s;
+  if (Status s = find(fresh, tokens, request.cancel, &found); !s.ok()) return s;
   const auto unusable = [&](const Found& f, const Status& why) {
     log(1, why, "; the library goes on without it");
-    if (why.code() == Code::corrupt) damaged->push_back(f.name);
+    if (why.code() == Code::corrupt) damaged->push_back(f);
   };
-  // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance.
-  for (Found& f : found) {
-    CachePeek peek;
-    Array<Token> its;
-    Status s = CachePeek::open(path_of(f.name), &peek);
-    if (s.ok()) s = peek.read_tokens(&its);
-    if (!s.ok()) unusable(f, s);
-    f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
-  }
-  std::stable_sort(found.begin(), found.end(), longer);
-  for (const Found& f : found) {
-    if (f.tokens == 0 || std::find(damaged->begin(), damaged->end(), f.name) != damaged->end()) continue;
+  // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What follows in the order of hashes can be better by less
+  // than a block.
+  std::size_t known = 0;
+  while (!found.empty()) {
+    const auto best = [&] { return std::min_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(known), longer); };
+    while (known < found.size() && (known == 0 || found[known].tokens + TokenChain::block > best()->tokens)) {
+      Found& f = found[known++];
+      CachePeek peek;
+      Array<Token> its;
+      Status s = CachePeek::open(path_of(f.name), &peek);
+      if (s.ok()) s = peek.read_tokens(&its);
+      if (!s.ok()) unusable(f, s);
+      its.resize(std::min<std::size_t>(its.size(), f.all));
+      f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
+      if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
+    }
+    const Found f = *best();
+    found.erase(best()), --known;
+    const auto is_same = [&](const Found& other) { return other.name == f.name; };
+    if (f.tokens == 0 || std::any_of(damaged->begin(), damaged->end(), is_same)) continue;
     const auto reading = [&, rest = tokens.size() - f.tokens](uint64_t done, uint64_t total) {
       *again = total;
       return request.reading(done, total + rest);
@@ -86,8 +101,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
     if (!s.ok()) unusable(f, s);
     if (!s.ok() || !session->in_document()) continue;
     if (Status touched = os::touch(path_of(f.name)); !touched.ok()) log(2, touched, "; it stays as old as it was");
-    outcome->name = f.name;
-    outcome->found_tokens = f.tokens;
+    *used = f;
     *out = std::move(session);
     return {};
   }
@@ -113,33 +127,46 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
   Array<Token> tokens;
   Array<uint32_t> lengths;
   if (Status s = fresh->encode_document(request.text, request.parse_special, request.cancel, &tokens, &lengths); !s.ok()) return s;
-  std::vector<std::string> damaged;
+  std::vector<Found> damaged;
   for (;;) {
     std::unique_ptr<Session> session;
     uint64_t again = 0;  // tokens of a document's window that were read once more
-    *outcome = {};
-    if (Status s = load_best(model, request, *fresh, tokens, &damaged, &again, &session, outcome); !s.ok()) return s;
-    const bool found = session != nullptr;
-    if (!found) session = std::move(fresh);
+    Found used;
+    if (Status s = load_best(model, request, *fresh, tokens, &damaged, &again, &used, &session); !s.ok()) return s;
+    *outcome = {used.name, tokens.size(), used.tokens, false, {}};
+    const bool is_new = session == nullptr;
+    if (is_new) session = std::move(fresh);
     const auto rest = std::span<const Token>(tokens).subspan(outcome->found_tokens);
     Status s = read_rest(session.get(), request, rest, again);
-    if (found && s.code() == Code::corrupt) {  // a page, met only now
-      log(1, s, "; the library goes on without it");
-      damaged.push_back(outcome->name);
+    if (s.ok() && !rest.empty()) keep(session.get(), request, tokens, damaged, outcome);
+    // A page, an index, met only now by reading on or by copying.
+    const Status& damage = s.ok() ? outcome->save_failure : s;
+    if (!is_new && damage.code() == Code::corrupt) {
+      log(1, damage, "; the library goes on without it");
+      damaged.push_back(used);
       continue;
     }
     if (!s.ok()) return s;
-    outcome->tokens = tokens.size();
-    if (!rest.empty()) {
-      outcome->name = !request.name.empty() ? request.name
-                      : !damaged.empty()    ? damaged.front()  // its place is taken by what was read now
-                                            : name_after(TokenChain::of(tokens, session->reading_key(session->reads_sparsely())));
-      outcome->save_failure = save(session.get(), request, outcome->name);
-      outcome->saved = outcome->save_failure.ok();
-      if (!outcome->saved) log(1, outcome->save_failure, "; the session is there, its document is not in the library");
-    }
     *out = std::move(session);
     return {};
+  }
+}
+
+// Saves what was read. Whatever becomes of that, the session is there.
+void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> damaged,
+                   LibraryOutcome* outcome) const {
+  try {
+    // The place of a damaged document is taken by what begins with all of it that can be told.
+    const auto covers = [&](const Found& f) { return f.tokens == std::min<uint64_t>(f.all, tokens.size()); };
+    const auto covered = std::find_if(damaged.begin(), damaged.end(), covers);
+    outcome->name = !request.name.empty()      ? request.name
+                    : covered != damaged.end() ? covered->name
+                                               : name_after(TokenChain::of(tokens, session->reading_key(session->reads_sparsely())));
+    outcome->save_failure = save(session, request, outcome->name);
+    outcome->saved = outcome->save_failure.ok();
+    if (!outcome->saved) log(1, outcome->save_failure, "; the session is there, its document is not in the library");
+  } catch (const std::bad_alloc&) {
+    outcome->save_failure = Status::error(Code::no_memory, "out of memory");
   }
 }
 

@@ -36,6 +36,8 @@ class File {
   static Status create_temporary(const std::string& target, File* out);
   // To be locked and nothing else; created where there is none.
   static Status open_lock(const std::string& path, File* out);
+  // A file that is there, to be locked exclusively: on network file systems that takes a handle that could write.
+  static Status open_to_lock(const std::string& path, File* out);
 
   // A new, empty file without a name in the folder ("": where the system keeps what is temporary and large): gone with its last handle and mapping, also
   // when the process is killed.
@@ -54,6 +56,7 @@ class File {
   Status read(uint64_t offset, std::span<const Piece> pieces) const;
   Status write(uint64_t offset, const void* data, std::size_t size);
   Status preallocate(uint64_t size);  // reserves the blocks now, so that a full disk is known before the work
+  void unlock();  // what create_temporary locked, before the destructor
   Status lock(Lock kind, bool* got) const;  // *got is false where another has a lock that this one cannot stand beside
   // Gives the blocks of a part of the file back, which reads as zeros from then on; advice.
   void discard(uint64_t offset, uint64_t size) const;

@@ -153,6 +153,19 @@ Status File::open_lock(const std::string& path, File* out) {
   return {};
 }
 
+Status File::open_to_lock(const std::string& path, File* out) {
+  File file;
+  file.path_ = path;
+  file.fd_ = retried("open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
+  if (file.fd_ < 0) return open_read(path, out);  // a file that may only be read can be locked on a local disk
+  *out = std::move(file);
+  return {};
+}
+
+void File::unlock() {
+  if (lock_fd_ >= 0) ::close(std::exchange(lock_fd_, -1));
+}
+
 Status File::lock(Lock kind, bool* got) const {
   *got = false;
   const int how = (kind == Lock::exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB;

@@ -51,7 +51,9 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
 Status make_folder(const std::string& folder) {
   const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0777); });
   struct stat info;
-  if (result == 0 || (errno == EEXIST && stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode))) return {};
+  if (result == 0) (void)sync_folder_of(folder);  // the folder above may be one that this process cannot read
+  if (result == 0) return {};
+  if (errno == EEXIST && stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
   if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
   return failed("make the folder", folder, errno);
 }

@@ -28,7 +28,8 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
 
 }  // namespace
 
-Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report) {
+Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report,
+                     const AtomicFile::BeforeRename& before_rename) {
   Progress preparing(std::move(prepare_report));
   if (Status s = prepare_index(true, cancel, &preparing); !s.ok()) return s;
   format::Identity identity;
@@ -51,7 +52,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     put(observed.data() + 8, observed_.pages, 4);
     std::memcpy(observed.data() + observed_head, values.data(), values.size() * sizeof(float));
   }
-  const TokenChain chain = TokenChain::of(tokens_, reading_key(sparse_tokens_ > 0));
+  const TokenChain chain = TokenChain::of({tokens_.data(), read_tokens_}, reading_key(sparse_tokens_ > 0));
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
@@ -61,8 +62,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                              {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
                              {SectionKind::observed, observed.data(), observed.size()},
                              {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0},
+                             {SectionKind::read, &read_tokens_, read_tokens_ < tokens_.size() ? sizeof read_tokens_ : 0},
                              {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
-  return save_store(path, identity, store_, state, parts, cancel, std::move(report));
+  return save_store(path, identity, store_, state, parts, cancel, std::move(report), before_rename);
 }
 
 namespace {
@@ -81,6 +83,18 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
   if (Status s = check_finite(file, kind, floats(at + head, bytes)); !s.ok()) return s;
   out->restore(floats(at + head, bytes), tokens);
   return {};
+}
+
+// A number of tokens, of a timeline of so many; *out stays where there is none.
+Status load_count(const CacheFile& file, SectionKind kind, uint64_t tokens, uint64_t* out) {
+  const CacheFile::Section* section = file.find(kind);
+  if (!section || section->bytes == 0) return {};
+  const std::byte* at = nullptr;
+  if (Status s = take(file, kind, sizeof *out, &at); !s.ok()) return s;
+  std::memcpy(out, at, sizeof *out);
+  if (*out <= tokens) return {};
+  return Status::error(Code::corrupt, "%s: section '%s' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", file.path().c_str(),
+                       format::name_of(kind), *out, tokens);
 }
 
 }  // namespace
@@ -119,14 +133,9 @@ Status Session::load_optional(const CacheFile& file, const SavedTimeline& state)
     if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, &queries_); !s.ok()) return s;
     if (Status s = load_observed(file); !s.ok()) return s;
   }
-  if (const CacheFile::Section* sparse = file.find(SectionKind::sparse); sparse && sparse->bytes) {
-    if (Status s = take(file, SectionKind::sparse, sizeof sparse_tokens_, &at); !s.ok()) return s;
-    std::memcpy(&sparse_tokens_, at, sizeof sparse_tokens_);
-    if (sparse_tokens_ > state.tokens)
-      return Status::error(Code::corrupt, "%s: section 'sparse' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", file.path().c_str(),
-                           sparse_tokens_, state.tokens);
-  }
-  return {};
+  if (Status s = load_count(file, SectionKind::sparse, state.tokens, &sparse_tokens_); !s.ok()) return s;
+  read_tokens_ = state.tokens;
+  return load_count(file, SectionKind::read, state.tokens, &read_tokens_);
 }
 
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,

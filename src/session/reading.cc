@@ -95,6 +95,7 @@ void Session::forget_behind(uint64_t tokens) {
   queries_.rewind(tokens);
   if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);
+  read_tokens_ = std::min(read_tokens_, tokens);
   sparse_tokens_ = std::min(sparse_tokens_, tokens);
   logits_at_ = 0;
   if (tokens == 0) turn_ = Turn::empty;
@@ -128,7 +129,8 @@ uint64_t Session::reading_key(bool sparsely) const {
     facts += options_.read.strategy;
     add(options_.read.budget_fraction);
     add(options_.read.exact_tokens);
-    for (const uint32_t layer : options_.select.filter_layers) add(layer);
+    if (strategy_info(options_.read.strategy)->has(StrategyInfo::filters))
+      for (const uint32_t layer : options_.select.filter_layers) add(layer);
   }
   return checksum(facts.data(), facts.size(), 0);
 }

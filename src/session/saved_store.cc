@@ -78,7 +78,7 @@ Status read_saved(const CacheFile& file, SavedTimeline* out) {
 }
 
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
-                  const Cancel* cancel, Progress::Report report) {
+                  const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
   const StoreShape& shape = store.shape();
   identity.layers = shape.layers;
   identity.kv_heads = shape.kv_heads;
@@ -122,7 +122,7 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
     if (entry.index)
       if (Status s = entry.index->write(entry.valid, write); !s.ok()) return s;
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
-  return writer->finish();
+  return writer->finish(before_rename);
 }
 
 Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTimeline& s) {

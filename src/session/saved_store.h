@@ -42,7 +42,7 @@ struct SavedPart {
 
 // Writes `state`, whose facts about the store are filled in, the parts and the store. `identity` likewise needs no shape and no tokens.
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
-                  const Cancel* cancel, Progress::Report report);
+                  const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename = {});
 
 // Whether a file's facts fit each other and a store of this shape.
 Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTimeline& state);

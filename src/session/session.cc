@@ -80,6 +80,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   session->turn_ = turn_;
   session->layer_errors_ = layer_errors_;
   session->probed_at_ = probed_at_;
+  session->read_tokens_ = read_tokens_;
   session->sparse_tokens_ = sparse_tokens_;
   session->document_tokens_ = document_tokens_;
   session->document_turn_ = document_turn_;
@@ -145,6 +146,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
+    if (document && read_tokens_ == tokens_.size()) read_tokens_ += n;
     tokens_.insert(tokens_.end(), step.tokens.begin(), step.tokens.end());
     if (step.plan.by_blocks) sparse_tokens_ = tokens_.size();
     *done += n;
@@ -373,6 +375,7 @@ Status Session::refresh_logits(const Cancel* cancel) {
     throw;
   }
   logits_at_ = tokens_.size();
+  if (!read_last) read_tokens_ = std::min<uint64_t>(read_tokens_, tokens_.size() - 1);
   return {};
 }
 

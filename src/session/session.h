@@ -99,7 +99,8 @@ class Session {
   // Makes now what the strategy needs beside the pages and the timeline does not have: a sketch, an index. Afterwards no answer waits for it.
   Status prepare(const Cancel* cancel, Progress::Report progress);
   // Makes the strategy's index first, as prepare() does.
-  Status save(const std::string& path, const Cancel* cancel, Progress::Report progress, Progress::Report prepare_progress = {});
+  Status save(const std::string& path, const Cancel* cancel, Progress::Report progress, Progress::Report prepare_progress = {},
+              const AtomicFile::BeforeRename& before_rename = {});
   const SelectOptions& select() const { return options_.select; }
   Status set_select(const SelectOptions& select);
 
@@ -181,6 +182,7 @@ class Session {
   uint64_t last_steps_ = 0;    // tokens decoded by it
   uint64_t last_decode_ns_ = 0;
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
+  uint64_t read_tokens_ = 0;    // of the timeline, those before the first that was not read as a document is: an answer's
   uint64_t sparse_tokens_ = 0;  // of the timeline, up to the last one that was read sparsely
   double load_ms_ = 0;
   double index_ms_ = 0;        // that making the last index took

@@ -26,11 +26,17 @@ static Status sync_folder(const std::string& path) {
   }
 }
 
-Status AtomicFile::finish() {
+Status AtomicFile::finish(const BeforeRename& before_rename) {
+  uint64_t bytes = 0;
   if (Status s = file_.sync(); !s.ok()) return s;
+  if (before_rename) {
+    if (Status s = file_.size(&bytes); !s.ok()) return s;
+    if (Status s = before_rename(bytes); !s.ok()) return s;
+  }
   if (Status s = file_.close(); !s.ok()) return s;
   if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
   temporary_ = false;
+  file_.unlock();  // it is a document like the others, and who opens it locks it for himself
   Status s = sync_folder(path_);
   if (s.ok()) return s;
   return Status::error(s.code(), "%s is written, but a power cut may still undo it: %s", path_.c_str(), s.message())

@@ -2,6 +2,7 @@
 // holds the old file or the new one, never anything between. One thread at a time.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "base/status.h"
@@ -20,8 +21,10 @@ class AtomicFile {
   Status create(const std::string& path);
   os::File& file() { return file_; }
   bool is_open() const { return temporary_; }
+  // Asked when the file is whole and synced, with its size, before it gets its name: an error leaves the path as it was.
+  using BeforeRename = std::function<Status(uint64_t bytes)>;
   // After success the file is durable. When only the folder's sync fails, the new file is in place and the error says so.
-  Status finish();
+  Status finish(const BeforeRename& before_rename = {});
 
  private:
   std::string path_;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/checked.h"
@@ -27,6 +29,8 @@ bool is_read_whole(SectionKind kind) {
   return kind == SectionKind::bounds || kind == SectionKind::means;
 }
 
+constexpr int lock_tries = 20;
+
 bool is_zero(const std::byte* p, uint64_t size) {
   return size == 0 || (p[0] == std::byte{0} && std::memcmp(p, p + 1, size - 1) == 0);
 }
@@ -40,8 +44,10 @@ Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
   uint64_t size = 0;
   if (Status s = file.size(&size); !s.ok()) return s;
+  // For others to see; what is mapped does not depend on it. Its writer lets go of it just after giving it its name.
   bool locked = false;
-  (void)file.lock(os::Lock::shared, &locked);  // for others to see; what is mapped does not depend on it
+  for (int tries = 0; tries < lock_tries && file.lock(os::Lock::shared, &locked).ok() && !locked; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::array<uint8_t, header_bytes> begin;
   const std::size_t readable = static_cast<std::size_t>(std::min(size, header_bytes));
   if (Status s = file.read(0, begin.data(), readable); !s.ok()) return s;

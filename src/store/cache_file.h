@@ -47,7 +47,7 @@ class CacheWriter {
   uint64_t bytes_written() const { return written_; }
   // Syncs and renames. After success the file is durable. When only the folder's sync fails, the new file is in place
   // and the error says so.
-  Status finish();
+  Status finish(const AtomicFile::BeforeRename& before_rename = {});
 
  private:
   CacheWriter(const std::string& path, const format::Identity& identity);

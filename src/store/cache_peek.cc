@@ -45,18 +45,22 @@ Status CachePeek::read(SectionKind kind, Array<std::byte>* out) const {
   return {};
 }
 
-Status CachePeek::read_chain(TokenChain* out) const {
-  Array<std::byte> bytes;
+Status CachePeek::read_chain(TokenChain* out, uint64_t* tokens) const {
+  Array<std::byte> bytes, read_tokens;
   if (Status s = read(SectionKind::chain, &bytes); !s.ok()) return s;
-  const uint64_t hashes = ceil_div(identity().tokens, TokenChain::block);
-  if (bytes.empty()) return Status::error(Code::not_found, "%s has no hashes of its tokens: an older library wrote it", file_.path().c_str());
-  if (bytes.size() != (1 + hashes) * sizeof(uint64_t))
+  if (Status s = read(SectionKind::read, &read_tokens); !s.ok()) return s;
+  uint64_t count = identity().tokens;
+  if (read_tokens.size() == sizeof count) std::memcpy(&count, read_tokens.data(), sizeof count);
+  const uint64_t hashes = ceil_div(count, TokenChain::block);
+  if (bytes.empty()) return Status::error(Code::version, "%s has no hashes of its tokens: an older library wrote it", file_.path().c_str());
+  if (count > identity().tokens || bytes.size() != (1 + hashes) * sizeof(uint64_t))
     return Status::error(Code::corrupt, "%s is damaged: section chain has %zu bytes", file_.path().c_str(), bytes.size());
   TokenChain chain;
   chain.hashes.resize(hashes);
   std::memcpy(&chain.key, bytes.data(), sizeof chain.key);
   std::memcpy(chain.hashes.data(), bytes.data() + sizeof chain.key, hashes * sizeof(uint64_t));
   *out = std::move(chain);
+  *tokens = count;
   return {};
 }
 

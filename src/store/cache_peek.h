@@ -22,8 +22,8 @@ class CachePeek {
 
   // All of a section, verified; empty when there is none. Code::corrupt, Code::io. Throws std::bad_alloc.
   Status read(format::SectionKind kind, Array<std::byte>* out) const;
-  // Code::not_found where the file has none: an older library wrote it.
-  Status read_chain(TokenChain* out) const;
+  // And of how many tokens: those that were read as a document is. Code::version where the file has none: an older library wrote it.
+  Status read_chain(TokenChain* out, uint64_t* tokens) const;
   Status read_tokens(Array<int32_t>* out) const;
 
  private:

@@ -111,7 +111,7 @@ Status CacheWriter::write(const void* data, std::size_t size) {
   return {};
 }
 
-Status CacheWriter::finish() {
+Status CacheWriter::finish(const AtomicFile::BeforeRename& before_rename) {
   if (!file_.is_open() || !begun_ || broken_ || written_ != total_) return misuse(path_, "finished before all of it was written");
   const uint64_t* table = checksums_.data();
   for (CacheHeader::Entry& entry : header_.entries()) {
@@ -124,7 +124,7 @@ Status CacheWriter::finish() {
     return s;
   }
   if (Status s = file_.file().write(0, header.data(), header.size()); !s.ok()) return s;
-  return file_.finish();
+  return file_.finish(before_rename);
 }
 
 }  // namespace kvasir

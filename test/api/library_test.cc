@@ -14,6 +14,7 @@
 #include "failing_allocations.h"
 #include "helpers.h"
 #include "os/os.h"
+#include "store/cache_header.h"
 #include "temp_folder.h"
 
 using namespace api_test;
@@ -25,10 +26,13 @@ struct CloseLibrary {
 };
 using Library = std::unique_ptr<kv_library, CloseLibrary>;
 
+std::vector<std::string> logged;  // by libraries of open_library
+
 Library open_library(const std::string& folder, uint64_t most_bytes = 0) {
   kv_library_options o;
   kv_library_options_init(&o);
   o.most_bytes = most_bytes;
+  o.log = [](int32_t, const char* message, void*) { logged.push_back(message); };
   kv_library* library = nullptr;
   REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
   return Library(library);
@@ -110,6 +114,13 @@ std::vector<int32_t> fresh_answer(kv_model* model, const std::string& text, std:
   read_text(session.get(), text);
   if (tokens) *tokens = timeline(session.get());
   return peek(session.get(), 8);
+}
+
+uint64_t size_of(std::size_t tokens) {
+  TempFolder folder;
+  const Library library = open_library(folder.path());
+  must_get(library.get(), tiny_model(), text_of(tokens, 'b'));
+  return list(library.get())[0].file_bytes;
 }
 
 // Later than what was used before, whatever the clock's steps are.
@@ -264,12 +275,7 @@ TEST_CASE("a document that has grown takes its own place under its name") {
 
 TEST_CASE("the least recently used documents go when there is no room, those that are open do not") {
   TempFolder folder;
-  const uint64_t size = [&] {
-    TempFolder other;
-    const Library one = open_library(other.path());
-    must_get(one.get(), tiny_model(), text_of(600));
-    return list(one.get())[0].file_bytes;
-  }();
+  const uint64_t size = size_of(600);
   const Library library = open_library(folder.path(), 3 * size + size / 2);
   const auto add = [&](char name) {
     const std::string its(1, name);
@@ -295,20 +301,36 @@ TEST_CASE("the least recently used documents go when there is no room, those tha
   CHECK(no_room.result.save_status == KV_NO_SPACE);
   CHECK(peek(no_room.session.get(), 8) == fresh_answer(tiny_model(), text_of(600, 'f')));
   CHECK(list(library.get()).size() == 3);
-  open_d = {}, open_e = {}, open_b = {};
+  open_d = {}, open_b = {};
+  open_e = {};
 
   open_library(folder.path(), size + size / 2);  // a smaller limit is kept at once
   CHECK(list(library.get()).size() == 1);
 }
 
+TEST_CASE("nothing goes for a document that cannot fit, also not what it would replace") {
+  TempFolder folder;
+  const uint64_t size = size_of(600), large = size_of(3600);
+  const Library library = open_library(folder.path()), small = open_library(folder.path(), large + size / 2);
+  for (const char* name : {"a", "b", "c"}) {
+    Ask ask;
+    ask.name = name;
+    let_time_pass();
+    must_get(library.get(), tiny_model(), text_of(600, name[0]), ask);
+  }
+  const Got open = must_get(library.get(), tiny_model(), text_of(600, 'b'));
+  // a could go, b cannot; c would be replaced.
+  Ask grown;
+  grown.name = "c";
+  const Got got = must_get(small.get(), tiny_model(), text_of(600, 'c') + text_of(3000, 'd'), grown);
+  CHECK(got.result.tokens_found > 600);
+  CHECK(got.result.save_status == KV_NO_SPACE);
+  CHECK(list(library.get()).size() == 3);
+  CHECK(must_get(library.get(), tiny_model(), text_of(600, 'c')).result.saved == 0);
+}
+
 TEST_CASE("nothing goes for a document that is too large by itself") {
   TempFolder folder;
-  const auto size_of = [](std::size_t tokens) {
-    TempFolder other;
-    const Library one = open_library(other.path());
-    must_get(one.get(), tiny_model(), text_of(tokens, 'b'));
-    return list(one.get())[0].file_bytes;
-  };
   const Library library = open_library(folder.path(), size_of(4000) - 1);
   Ask small;
   small.name = "small";
@@ -381,12 +403,15 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
     const auto documents = list(library.get());
     REQUIRE(documents.size() == 1);
     CHECK(documents[0].status == c.listed);
+    logged.clear();
     if (c.listed != KV_OK) CHECK(documents[0].tokens == 0);
     const Got got = must_get(library.get(), tiny_model(), text, named);
     CHECK(got.result.tokens_found == 0);
     CHECK(got.result.saved == 1);
     CHECK(peek(got.session.get(), 8) == expected);
     CHECK(read_file(path) == whole);
+    REQUIRE(!logged.empty());
+    CHECK(logged[0].find(path) != std::string::npos);
   }
   // Pages: met while the rest of a longer text is read.
   bool met = false;
@@ -408,6 +433,69 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
   checked.flags = KV_LIBRARY_VERIFY;
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found == 0);
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found > 0);
+}
+
+TEST_CASE("a damaged document gives its place to what begins with it, not to what only begins like it") {
+  TempFolder folder;
+  const Library library = open_library(folder.path());
+  Ask named;
+  named.name = "a";
+  const std::string text = text_of(1000), path = folder.file("a.kv");
+  must_get(library.get(), tiny_model(), text, named);
+  damage(path, 65'536 + 8);
+  const auto damaged = read_file(path);
+  const Got other = must_get(library.get(), tiny_model(), text.substr(0, 400) + text_of(300, 'b'));
+  CHECK(other.result.tokens_found == 0);
+  CHECK(std::string(other.result.name) != "a");
+  CHECK(read_file(path) == damaged);
+  CHECK(std::string(must_get(library.get(), tiny_model(), text + "more").result.name) == "a");
+  CHECK(read_file(path) != damaged);
+}
+
+TEST_CASE("damage that only a copy meets is met by the save, and the document replaced") {
+  TempFolder folder;
+  const Library library = open_library(folder.path());
+  Ask named;
+  named.name = "a";
+  named.session.strategy = "hnsw";
+  const std::string text = text_of(2600), path = folder.file("a.kv"), longer = text + text_of(300, 'b');
+  must_get(library.get(), tiny_model(), text, named);
+  const std::vector<uint8_t> whole = read_file(path);
+  kvasir::CacheHeader header;
+  REQUIRE(kvasir::CacheHeader::decode({whole.data(), 4096}, whole.size(), path.c_str(), &header).ok());
+  for (const auto& entry : header.entries())
+    if (entry.kind == kvasir::format::SectionKind::hnsw) damage(path, static_cast<long>(entry.offset + entry.bytes / 2));
+  REQUIRE(read_file(path) != whole);
+  const Got got = must_get(library.get(), tiny_model(), longer);
+  CHECK(got.result.tokens_found == 0);
+  CHECK(got.result.saved == 1);
+  CHECK(std::string(got.result.name) == "a");
+  CHECK(must_get(library.get(), tiny_model(), longer).result.tokens_found == got.result.tokens);
+}
+
+TEST_CASE("what a model wrote is not taken for what was read") {
+  TempFolder folder;
+  const Library library = open_library(folder.path());
+  const std::string text = text_of(600);
+  const Session session = open_session(tiny_model());
+  read_text(session.get(), text);
+  const std::size_t read = timeline(session.get()).size();
+  std::string made;
+  for (int i = 0; i < 400; ++i) {
+    kv_generate_options sampling;
+    kv_generate_options_init(&sampling);
+    sampling.temperature = 1;
+    sampling.seed = static_cast<uint64_t>(i) + 1;
+    int32_t token = 0, end = 0;
+    REQUIRE_OK(kv_next(session.get(), &sampling, &token, &end, error));
+    char piece[64];
+    std::size_t size = 0;
+    REQUIRE_OK(kv_detokenize(tiny_model(), &token, 1, 0, piece, sizeof piece, &size, error));
+    made.append(piece, size);
+  }
+  save(session.get(), folder.file("mine.kv"));
+  const Got got = must_get(library.get(), tiny_model(), text + made);
+  CHECK(got.result.tokens_found == read);
 }
 
 TEST_CASE("a document that kv_save put into the folder is one of the library") {
@@ -508,6 +596,13 @@ TEST_CASE("a library without memory") {
   const Library library = open_library(folder.path());
   must_get(library.get(), tiny_model(), text);
   const std::size_t descriptors = open_descriptors();
+  static bool was_read;
+  kv_library_session_options options;
+  kv_library_session_options_init(&options);
+  options.progress = [](int32_t phase, uint64_t done, uint64_t total, void*) -> int32_t {
+    was_read = phase == KV_PHASE_SAVE || (phase == KV_PHASE_PREFILL && done == total);
+    return 0;
+  };
   for (bool once : {true, false}) {
     for (long n = 0, reached = 1; reached; n += 1 + n / 12) {
       CAPTURE(n);
@@ -516,16 +611,18 @@ TEST_CASE("a library without memory") {
       kv_library_document document{};
       document.struct_size = sizeof document;
       kv_status a, b, c;
+      was_read = false;
       {
         FailingAllocations failing(n, once);
         a = kv_library_open(folder.path().c_str(), nullptr, &opened, nullptr);
         b = kv_library_list(library.get(), 0, &document, nullptr);
-        c = kv_library_session(library.get(), tiny_model(), n % 2 ? text.data() : longer.data(), n % 2 ? text.size() : longer.size(), nullptr,
+        c = kv_library_session(library.get(), tiny_model(), n % 2 ? text.data() : longer.data(), n % 2 ? text.size() : longer.size(), &options,
                                &session, nullptr, nullptr);
         reached = failing.reached();
       }
       for (kv_status s : {a, b, c}) CHECK((s == KV_OK || (reached && s == KV_NO_MEMORY)));
       CHECK((session != nullptr) == (c == KV_OK));
+      if (was_read) CHECK(c == KV_OK);  // whatever becomes of the save
       kv_library_close(opened);
       kv_session_close(session);
       CHECK(open_descriptors() == descriptors);

@@ -62,11 +62,12 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
   parts.push_back(part(format::SectionKind::tokens, tokens));
   parts.push_back(part(format::SectionKind::chain, words));
   REQUIRE(samples::save(path, parts, tokens.size()).ok());
+  uint64_t count = 0;
   const auto look = [&](TokenChain* hashes, Array<int32_t>* its) {
     CachePeek peek;
     if (Status s = CachePeek::open(path, &peek); !s.ok()) return s.code();
     if (Status s = peek.read_tokens(its); !s.ok()) return s.code();
-    return peek.read_chain(hashes).code();
+    return peek.read_chain(hashes, &count).code();
   };
   TokenChain found;
   Array<int32_t> its;
@@ -93,7 +94,15 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
   parts.back() = part(format::SectionKind::chain, words);
   REQUIRE(samples::save(path, parts, tokens.size()).ok());
   CHECK(look(&found, &its) == Code::corrupt);
+  parts.push_back(part(format::SectionKind::read, std::vector<uint64_t>{512}));  // what follows was made
+  REQUIRE(samples::save(path, parts, tokens.size()).ok());
+  CHECK(look(&found, &its) == Code::ok);
+  CHECK(count == 512);
+  parts.back() = part(format::SectionKind::read, std::vector<uint64_t>{tokens.size() + 1});
+  REQUIRE(samples::save(path, parts, tokens.size()).ok());
+  CHECK(look(&found, &its) == Code::corrupt);
+  parts.pop_back();
   parts.pop_back();
   REQUIRE(samples::save(path, parts, tokens.size()).ok());
-  CHECK(look(&found, &its) == Code::not_found);
+  CHECK(look(&found, &its) == Code::version);
 }

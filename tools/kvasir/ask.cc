@@ -13,7 +13,7 @@ void run_ask(Context& context, const AskArguments& arguments) {
     throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   const std::vector<std::string> questions = questions_of(arguments.questions, arguments.source.document);
   const Model model = open_model(context, arguments.model);
-  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy});
+  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy, arguments.session.prefill});
   const Reading reading = open_reading(context, model.get(), arguments.source, flags);
   if (reading.save_failure) context.terminal.error(reading.save_failure->what());
   answer_each(context, reading.session.get(), questions, arguments.sampling);

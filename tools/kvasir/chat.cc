@@ -149,7 +149,7 @@ void run_chat(Context& context, const ChatArguments& arguments) {
   if (context.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
   expect_one_source(arguments.source);
   const Model model = open_model(context, arguments.model);
-  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy});
+  const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy, arguments.session.prefill});
   Session session;
   if (arguments.source.document.empty() && arguments.source.cache.empty()) {
     session = open_session(context, model.get(), flags);
