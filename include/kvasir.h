@@ -472,8 +472,8 @@ KV_API void kv_pack_options_init(kv_pack_options *options);
 /* Makes a smaller copy of a saved timeline, for sending or keeping away: about 85% of its size. It cannot be loaded before kv_unpack has
  * restored it, bit for bit. Takes less than 10 MiB of memory whatever the file's size. packed_path is replaced atomically, as kv_save does it: after
  * a failure it is as it was. options may be NULL.
- * KV_BAD_ARGUMENT (a level out of its range, the same path twice), KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION, KV_CORRUPT (path's header or tables;
- * its sections are packed as they are: kv_file_verify checks them), KV_CANCELLED, KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_NO_MEMORY. */
+ * KV_BAD_ARGUMENT (a level out of its range, both paths lead to one file), KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION, KV_CORRUPT (path's header or
+ * tables; its sections are packed as they are: kv_file_verify checks them), KV_CANCELLED, KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_NO_MEMORY. */
 KV_API kv_status kv_pack(const char *path, const char *packed_path, const kv_pack_options *options, kv_error *error);
 
 /* Restores at path what kv_pack packed; errors likewise. KV_CORRUPT when anything in the file is not as it was written; never writes more than

@@ -10,18 +10,20 @@ namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<long> seen{0};
+std::atomic<std::size_t> largest_asked{0};
 long first_failing = 0;
 bool only_once = true;
 
-bool must_fail() {
+bool must_fail(std::size_t size) {
   if (!counting.load(std::memory_order_acquire)) return false;
+  for (std::size_t before = largest_asked; size > before && !largest_asked.compare_exchange_weak(before, size);) {}
   const long now = seen.fetch_add(1);
   return only_once ? now == first_failing : now >= first_failing;
 }
 
-bool fault(std::size_t) { return must_fail(); }
+bool fault(std::size_t size) { return must_fail(size); }
 
-void* allocate(std::size_t size) noexcept { return must_fail() ? nullptr : std::malloc(size ? size : 1); }
+void* allocate(std::size_t size) noexcept { return must_fail(size) ? nullptr : std::malloc(size ? size : 1); }
 
 void* allocate_or_throw(std::size_t size) {
   if (void* p = allocate(size)) return p;
@@ -34,6 +36,7 @@ FailingAllocations::FailingAllocations(long first, bool once) {
   first_failing = first;
   only_once = once;
   seen = 0;
+  largest_asked = 0;
   kvasir::allocation_fault = fault;
   counting = true;
 }
@@ -44,6 +47,7 @@ FailingAllocations::~FailingAllocations() {
 }
 
 bool FailingAllocations::reached() const { return seen > first_failing; }
+std::size_t FailingAllocations::largest() const { return largest_asked; }
 
 void* operator new(std::size_t size) { return allocate_or_throw(size); }
 void* operator new[](std::size_t size) { return allocate_or_throw(size); }

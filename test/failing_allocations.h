@@ -13,4 +13,5 @@ class FailingAllocations {
   FailingAllocations& operator=(const FailingAllocations&) = delete;
 
   bool reached() const;  // whether allocation number `first` was asked for
+  std::size_t largest() const;  // bytes of one that was asked for so far
 };

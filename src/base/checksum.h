@@ -9,4 +9,15 @@ namespace kvasir {
 
 uint64_t checksum(const void* data, std::size_t size, uint64_t seed) noexcept;
 
+// The same of bytes that come in pieces of any size.
+class RunningChecksum {
+ public:
+  explicit RunningChecksum(uint64_t seed) noexcept;
+  void add(const void* data, std::size_t size) noexcept;
+  uint64_t value() const noexcept;  // of what has been added
+
+ private:
+  alignas(64) std::byte state_[576];
+};
+
 }  // namespace kvasir

@@ -45,6 +45,7 @@ class File {
 
   bool is_open() const { return fd_ >= 0; }
   const std::string& path() const { return path_; }
+  bool is_at(const std::string& path) const;  // whether a path leads to this very file, however it is written
 
   Status size(uint64_t* out) const;
   Status read(uint64_t offset, void* data, std::size_t size) const;  // all of it, or Code::corrupt at the file's end

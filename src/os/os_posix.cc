@@ -189,6 +189,11 @@ void File::discard([[maybe_unused]] uint64_t offset, [[maybe_unused]] uint64_t s
 #endif
 }
 
+bool File::is_at(const std::string& path) const {
+  struct stat there, here;
+  return stat(path.c_str(), &there) == 0 && fstat(fd_, &here) == 0 && there.st_dev == here.st_dev && there.st_ino == here.st_ino;
+}
+
 Status File::size(uint64_t* out) const {
   struct stat info;
   if (fstat(fd_, &info) != 0) return failed("ask the size of", path_, errno);

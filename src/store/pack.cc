@@ -12,7 +12,7 @@
 #include "base/little_endian.h"
 #include "base/memory.h"
 #include "store/atomic_file.h"
-#include "store/cache_file.h"
+#include "store/cache_header.h"
 #include "store/split_pages.h"
 
 namespace kvasir {
@@ -30,6 +30,10 @@ struct FreeZstd {
   void operator()(ZSTD_CCtx* c) const { ZSTD_freeCCtx(c); }
   void operator()(ZSTD_DCtx* c) const { ZSTD_freeDCtx(c); }
 };
+
+Status same_file(const std::string& path) {
+  return Status::error(Code::bad_argument, "%s cannot take its own place: name another file", path.c_str());
+}
 
 Status no_memory(const std::string& path) {
   return Status::error(Code::no_memory, "out of memory; %s is as it was", path.c_str());
@@ -95,8 +99,8 @@ class Packer {
  private:
   // Everything is allocated before the file exists.
   Status open() {
-    if (Status s = describe(); !s.ok()) return s;
     plain_ = make_buffer<uint8_t>(chunk_bytes);
+    if (Status s = describe(); !s.ok()) return s;
     split_ = make_buffer<uint8_t>(chunk_bytes);
     // Ending a block for each piece costs a few bytes more than the bound knows.
     room_ = ZSTD_compressBound(chunk_bytes) + 64 * (chunk_bytes / piece_bytes);
@@ -107,23 +111,39 @@ class Packer {
     return out_.create(work_.to);
   }
 
+  // By the header and the checksum tables alone: nothing is held that grows with the file.
   Status describe() {
-    std::shared_ptr<const CacheFile> document;
-    if (Status s = CacheFile::open(work_.from, &document); !s.ok()) return s;
-    header_.document_bytes = document->size();
-    header_.format_version = document->version();
-    header_.identity = document->identity();
-    const CacheFile::Section* pages = document->find(format::SectionKind::pages);
-    const uint32_t head_dim = header_.identity.head_dim;
-    if (pages && head_dim >= 1 && head_dim <= max_head_dim) {
-      header_.pages_offset = pages->offset;
-      header_.pages_bytes = pages->bytes;
-      header_.page_tokens = PageShape::of(head_dim).page_tokens;
-    }
     if (Status s = os::File::open_read(work_.from, &in_); !s.ok()) return s;
+    if (in_.is_at(work_.to)) return same_file(work_.to);
     uint64_t size = 0;
     if (Status s = in_.size(&size); !s.ok()) return s;
-    return size == header_.document_bytes ? Status() : work_.damaged(size, "it changed its size while it was opened");
+    const auto readable = static_cast<std::size_t>(std::min(size, format::header_bytes));
+    if (Status s = in_.read(0, plain_.get(), readable); !s.ok()) return s;
+    CacheHeader document;
+    if (Status s = CacheHeader::decode({plain_.get(), readable}, size, work_.from.c_str(), &document); !s.ok()) return s;
+    header_.document_bytes = document.file_size;
+    header_.format_version = document.version;
+    header_.identity = document.identity;
+    const uint32_t head_dim = document.identity.head_dim;
+    for (const CacheHeader::Entry& section : document.entries()) {
+      if (Status s = check_table(section); !s.ok()) return s;
+      if (section.kind != format::SectionKind::pages || head_dim < 1 || head_dim > max_head_dim) continue;
+      header_.pages_offset = section.offset;
+      header_.pages_bytes = section.bytes;
+      header_.page_tokens = PageShape::of(head_dim).page_tokens;
+    }
+    return {};
+  }
+
+  Status check_table(const CacheHeader::Entry& section) {
+    RunningChecksum table(section.table_offset);
+    for (uint64_t at = 0; at < section.table_bytes(); at += chunk_bytes) {
+      if (is_cancelled(work_.cancel)) return work_.stopped();
+      const auto size = static_cast<std::size_t>(std::min(chunk_bytes, section.table_bytes() - at));
+      if (Status s = in_.read(section.table_offset + at, plain_.get(), size); !s.ok()) return s;
+      table.add(plain_.get(), size);
+    }
+    return table.value() == section.table_checksum ? Status() : work_.damaged(section.table_offset, "a checksum table does not match");
   }
 
   Status compress(uint64_t offset, std::size_t size, std::size_t* packed_size) {
@@ -195,6 +215,7 @@ class Unpacker {
  private:
   Status open() {
     if (Status s = open_packed(work_.from, &in_, &header_); !s.ok()) return s;
+    if (in_.is_at(work_.to)) return same_file(work_.to);
     plain_ = make_buffer<uint8_t>(chunk_bytes);
     split_ = make_buffer<uint8_t>(chunk_bytes);
     room_ = ZSTD_compressBound(chunk_bytes) + 64 * (chunk_bytes / piece_bytes);
@@ -232,20 +253,14 @@ class Unpacker {
   std::unique_ptr<ZSTD_DCtx, FreeZstd> zstd_;
 };
 
-Status same_path(const std::string& path) {
-  return Status::error(Code::bad_argument, "%s cannot take its own place: name another file", path.c_str());
-}
-
 }  // namespace
 
 Status pack(const std::string& path, const std::string& packed_path, uint32_t level, Progress* progress, const Cancel* cancel) {
-  if (path == packed_path) return same_path(path);
   const Work work{path, packed_path, progress, cancel};
   return Packer(work, level).run();
 }
 
 Status unpack(const std::string& packed_path, const std::string& path, Progress* progress, const Cancel* cancel) {
-  if (path == packed_path) return same_path(path);
   const Work work{packed_path, path, progress, cancel};
   return Unpacker(work).run();
 }

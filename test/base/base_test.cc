@@ -100,6 +100,18 @@ TEST_CASE("checksums are XXH3 with a seed, whatever the machine") {
   CHECK(checksum(text.data(), text.size(), 1) != checksum(text.data(), text.size() - 1, 1));
 }
 
+TEST_CASE("a checksum of pieces is that of the whole") {
+  std::string bytes(5000, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i >> 3);
+  for (uint64_t seed : {uint64_t{0}, uint64_t{65536}, UINT64_MAX})
+    for (std::size_t size : {0u, 1u, 16u, 128u, 240u, 241u, 1024u, 5000u})
+      for (std::size_t piece : {1u, 7u, 256u, 5000u}) {
+        RunningChecksum running(seed);
+        for (std::size_t at = 0; at < size; at += piece) running.add(bytes.data() + at, std::min(piece, size - at));
+        CHECK(running.value() == checksum(bytes.data(), size, seed));
+      }
+}
+
 TEST_CASE("large memory is aligned to a cache line and zeroed when asked") {
   for (std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{5} << 20}) {
     void* p = allocate(size);

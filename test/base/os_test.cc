@@ -322,6 +322,21 @@ TEST_CASE("moved files close once, and what they replace is closed") {
   CHECK(open_descriptors() == before);
 }
 
+TEST_CASE("a file is known by whatever path leads to it") {
+  TempFolder folder;
+  write_file(folder.file("a"), {1});
+  write_file(folder.file("b"), {1});
+  std::filesystem::create_symlink("a", folder.file("link"));
+  os::File file;
+  REQUIRE(os::File::open_read(folder.file("a"), &file).ok());
+  CHECK(file.is_at(folder.file("a")));
+  CHECK(file.is_at(folder.path() + "/.//a"));
+  CHECK(file.is_at(folder.file("link")));
+  CHECK_FALSE(file.is_at(folder.file("b")));
+  CHECK_FALSE(file.is_at(folder.file("c")));
+  CHECK_FALSE(file.is_at(""));
+}
+
 TEST_CASE("renaming replaces, removing what is absent says so, folders sync") {
   TempFolder folder;
   write_file(folder.file("a"), {1});

@@ -137,6 +137,10 @@ TEST_CASE("only a sound document is packed, and to another file") {
   Specimen specimen;
   CHECK(pack(specimen.path, specimen.path, 1, nullptr, nullptr).code() == Code::bad_argument);
   CHECK(unpack(specimen.packed_path, specimen.packed_path, nullptr, nullptr).code() == Code::bad_argument);
+  const std::string same = specimen.folder.path() + "/./a.kv", same_packed = specimen.folder.path() + "//a.kvz";
+  CHECK(pack(specimen.path, same, 1, nullptr, nullptr).code() == Code::bad_argument);
+  CHECK(unpack(specimen.packed_path, same_packed, nullptr, nullptr).code() == Code::bad_argument);
+  CHECK(read_file(specimen.path) == specimen.plain);
   CHECK(pack(specimen.folder.file("none"), specimen.packed_path, 1, nullptr, nullptr).code() == Code::not_found);
   const Status again = pack(specimen.packed_path, specimen.folder.file("b.kvz"), 1, nullptr, nullptr);
   CHECK(again.code() == Code::not_a_cache);
@@ -147,8 +151,38 @@ TEST_CASE("only a sound document is packed, and to another file") {
   damaged[100] ^= 1;
   write_file(specimen.path, damaged);
   CHECK(pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr).code() == Code::corrupt);
+  damaged = specimen.plain;
+  damaged.back() ^= 1;  // of a checksum table
+  write_file(specimen.path, damaged);
+  CHECK(pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr).code() == Code::corrupt);
   CHECK(read_file(specimen.packed_path) == specimen.packed);
   CHECK(specimen.folder.entries() == 3);
+}
+
+TEST_CASE("packing takes no more memory for a large document") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  CacheHeader header;  // of zeros that are nowhere on the disk
+  header.identity = samples::identity(1 << 20);
+  header.section_count = 3;
+  header.sections[0].kind = SectionKind::pages, header.sections[0].bytes = uint64_t{8} << 30;
+  header.sections[1].kind = SectionKind::bounds, header.sections[1].bytes = uint64_t{1} << 30;
+  header.sections[2].kind = SectionKind::means, header.sections[2].bytes = uint64_t{1} << 30;
+  REQUIRE(header.lay_out());
+  for (CacheHeader::Entry& section : header.entries()) {
+    const Bytes table(section.table_bytes());
+    section.version = 1;
+    section.table_checksum = checksum(table.data(), table.size(), section.table_offset);
+  }
+  Bytes begin(format::header_bytes);
+  header.encode(std::span<uint8_t, format::header_bytes>(begin));
+  write_file(path, begin);
+  std::filesystem::resize_file(path, header.file_size);
+  Progress stop([](uint64_t, uint64_t) { return 1; });  // when everything is there that is needed
+  FailingAllocations allocations(1 << 30, true);
+  CHECK(pack(path, folder.file("a.kvz"), 1, &stop, nullptr).code() == Code::cancelled);
+  CHECK(allocations.largest() >= packed::chunk_bytes);
+  CHECK(allocations.largest() < 1 << 20);
 }
 
 TEST_CASE("a flipped bit of a packed header is found, also with its checksum made to match") {
