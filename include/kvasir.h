@@ -661,9 +661,9 @@ KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cache **out, kv_error *error)
  * kv_file_verify, kv_pack and kv_unpack take it like any other. */
 KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_options *options, kv_error *error);
 
-/* A new cache over a saved one, mapped. Its shape is the one asked for, or KV_MODEL_MISMATCH, as with another identity; window and kv_type are the
- * file's. A session's file is refused likewise, and kv_load refuses a cache's: nothing would say that the keys are of the same weights. Otherwise
- * errors of kv_load. options->flags: KV_LOAD_VERIFY. */
+/* A new cache over a saved one, mapped. Its shape is the one asked for, or KV_MODEL_MISMATCH, as with another identity; heads are not compared, as
+ * keys and values do not depend on them and a file does not know them. window and kv_type are the file's. A session's file is refused likewise, and
+ * kv_load refuses a cache's: nothing would say that the keys are of the same weights. Otherwise errors of kv_load. options->flags: KV_LOAD_VERIFY. */
 KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
                                const kv_call_options *options, kv_cache **out, kv_error *error);
 

@@ -145,7 +145,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (Status s = resolve(*model, &options); !s.ok()) return s;
   std::shared_ptr<const CacheFile> file;
   if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
-  if (file->identity().vocabulary == 0 && file->identity().model != model->fingerprint())
+  if (file->identity().vocabulary == 0)
     return Status::error(Code::model_mismatch, "%s is a cache of no model: kv_cache_load loads it; nothing was loaded", path.c_str());
   if (file->identity().model != model->fingerprint())
     return Status::error(Code::model_mismatch, "%s was saved with another model ('%s'): read the document again; nothing was loaded",

@@ -281,6 +281,28 @@ TEST_CASE("a file of another shape, of another identity or of a session is refus
   REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
   CHECK(info.tokens == 200);
   CHECK(std::string(info.model_name) == "(no model)");
+  kv_cache_shape other_heads = small;
+  other_heads.heads = 2;  // keys and values do not depend on it
+  REQUIRE_OK(kv_cache_load(&other_heads, path.c_str(), &o, nullptr, &out, error));
+  kv_cache_close(out);
+}
+
+TEST_CASE("a cache's file is of no model, also where its identity is a model's fingerprint") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  kv_model_information model{};
+  model.struct_size = sizeof model;
+  REQUIRE_OK(kv_model_info(tiny_model(), &model, error));
+  kv_cache_shape shape = shape_of(model.layers, model.heads, model.kv_heads, model.head_dim);
+  for (std::size_t i = 0; i < 32; ++i) shape.identity[i] = static_cast<uint8_t>(std::stoul(std::string(model.fingerprint + 2 * i, 2), nullptr, 16));
+  const Text text(shape, 200);
+  const Cache cache = open_cache(shape, options_of("full"));
+  read(cache.get(), text, 0, 200);
+  REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+  kv_session* session = nullptr;
+  kv_error told{};
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) == KV_MODEL_MISMATCH);
+  CHECK_MESSAGE(std::strstr(told.message, "kv_cache_load") != nullptr, told.message);
 }
 
 TEST_CASE("a cache that is saved lets no other call in, and its save can be stopped") {
