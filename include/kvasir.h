@@ -637,7 +637,8 @@ typedef struct kv_cache_attention_options {
   uint32_t struct_size;
   uint32_t flags;           /* 0 */
   float scale;              /* of q . k; 0: 1 / sqrt(head_dim) */
-  float softcap;            /* scores become softcap * tanh(score / softcap), in plain code, which is slower; 0: as they are */
+  float softcap;            /* scores become softcap * tanh(score / softcap), in plain code, which is slower; strategies choose by the scores
+                             * before that; 0: as they are */
   kv_cancel *cancel;        /* NULL: cannot be cancelled */
 } kv_cache_attention_options;
 

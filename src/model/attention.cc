@@ -66,7 +66,12 @@ Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore&
   for (Worker& w : workers_) w.counts = {};
   const bool compare = plan.compare != CompareLevel::none;
   if (compare) comparison_.begin(plan.compare, store.pages(), 1, n);
-  Status s = !selector        ? exact(layer, n, q, store, cancel, out, totals)
+  if (!selector && totals && softcap_ != 0) {
+    if (Status s = exact(layer, n, q, store, 0, cancel, out, totals); !s.ok()) return s;
+    totals = nullptr;
+    for (Worker& w : workers_) w.counts = {};  // what is read twice counts once
+  }
+  Status s = !selector        ? exact(layer, n, q, store, softcap_, cancel, out, totals)
              : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
                               : selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals);
   if (compare && s.ok() && !selector) s = compare_exact(layer, n, q, store, cancel, out);
@@ -86,11 +91,11 @@ void Attention::filter(uint32_t layer, uint32_t n, const float* q, const float* 
 
 // Sinks, and the window and the step's tokens up to each query's own.
 void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store,
-                            const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
+                            float cap, const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
   const uint32_t group = config_.group(), dim = shape_.dim;
   if (store.pages().pages() > 0) {
     const KvStore::Rows sinks = store.sinks(layer, head);
-    attend_rows(layer, head, rows, sinks.k, sinks.v, store.sink_count(), nullptr, store, state, w);
+    attend_rows(layer, head, rows, sinks.k, sinks.v, store.sink_count(), nullptr, store, cap, cancel, state, w);
   }
   const uint32_t window_rows = store.window_count() + first + count;
   for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
@@ -100,11 +105,12 @@ void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint3
     }
     const KvStore::Rows window = store.window(layer, head);
     attend_rows(layer, head, rows, window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim, std::min(part_tokens, window_rows - at),
-                w->limits.data(), store, state, w);
+                w->limits.data(), store, cap, cancel, state, w);
   }
 }
 
-Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals) {
+Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, float cap, const CancelLatch& cancel, float* out,
+                        float* totals) {
   const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim;
   const uint32_t sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   std::atomic<bool> intact{true};
@@ -136,10 +142,10 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
         empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(), rows.rows, dim);
     const uint32_t begin = parts > 1 ? part * part_pages : 0;
     const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
-    if (part == 0) attend_near(layer, h, first, count, rows, store, cancel, state, &w);
+    if (part == 0) attend_near(layer, h, first, count, rows, store, cap, cancel, state, &w);
     // By whole tiles of the kernels, so that the sums are those of one call.
     for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
-      attend_pages(layer, h, rows, page_lists_[h].data() + p, std::min(part_pages, end - p), store, state, &w);
+      attend_pages(layer, h, rows, page_lists_[h].data() + p, std::min(part_pages, end - p), store, cap, cancel, state, &w);
     w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{count} * (end - begin);
     if (parts == 1) write_out(state, first, count, h, out, totals);
@@ -184,10 +190,16 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     const uint32_t h = task % heads, token = task / heads * stride;
     const QueryRows rows = gather(&w, q, token, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), group, dim);
-    attend_near(layer, h, token, 1, rows, store, cancel, state, &w);
+    attend_near(layer, h, token, 1, rows, store, softcap_, cancel, state, &w);
+    AttentionState near = state;  // by the scores as they are, which the pages are compared with
+    if (softcap_ != 0) {
+      w.near.resize(w.state.size());
+      near = empty_state(w.near.data(), group, dim);
+      attend_near(layer, h, token, 1, rows, store, 0, cancel, near, &w);
+    }
     w.compare.estimated.clear(), w.compare.certified.clear();
-    if (plan.compare != CompareLevel::none) w.compare.keep_near(state, group, dim);
-    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, state.m, state.l, 1, plan.budget(layer), plan.share_heads,
+    if (plan.compare != CompareLevel::none) w.compare.keep_near(near, group, dim);
+    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
                      plan.range, token, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
                      plan.search_breadth},
                     &w.selector, &w.selection);
@@ -201,7 +213,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
       w.counts.pages_touched += list.size();
       if (!list.empty()) {
         if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
-        attend_pages(layer, h, some, list.data(), static_cast<uint32_t>(list.size()), store, its, &w);
+        attend_pages(layer, h, some, list.data(), static_cast<uint32_t>(list.size()), store, softcap_, cancel, its, &w);
       }
       if (plan.certify && !certify(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
       if (softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w))
@@ -228,7 +240,7 @@ Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, cons
     const uint32_t h = task % heads, token = task / heads;
     const QueryRows rows = gather(&w, q, token, 1, h, false);
     const AttentionState state = empty_state(w.state.data(), group, shape_.dim);
-    attend_near(layer, h, token, 1, rows, store, cancel, state, &w);
+    attend_near(layer, h, token, 1, rows, store, 0, cancel, state, &w);
     w.compare.keep_near(state, group, shape_.dim);
     const float* its_out = out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
     if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, token, rows, nullptr, its_out}, &w.compare)) intact = false;

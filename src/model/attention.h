@@ -57,12 +57,13 @@ class Attention {
   ~Attention();
 
   // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are. Strategies choose by the scores as they are,
-  // which are in the same order; what they leave out does not take part by its means.
+  // which are in the same order, and by totals of these; what they leave out does not take part by its means.
   void set_softcap(float cap) { softcap_ = cap; }
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
-  // written, uncommitted rows. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null. When
-  // cancelled both are meaningless. Code::corrupt when a page of a mapped file is damaged.
+  // written, uncommitted rows. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null; exact ones are
+  // of the scores as they are also where a cap is set, which is a second pass. When cancelled both are meaningless. Code::corrupt when a page of a
+  // mapped file is damaged.
   Status run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
              const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
 
@@ -85,8 +86,9 @@ class Attention {
 
  private:
   struct Worker;  // scratch of one thread
-  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, float* out, float* totals);
-  void attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store,
+  // cap: as set_softcap() has it, here and below.
+  Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, float cap, const CancelLatch& cancel, float* out, float* totals);
+  void attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store, float cap,
                    const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   Status by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const CancelLatch& cancel, float* out, float* totals);
@@ -102,9 +104,9 @@ class Attention {
   bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                Worker* worker) const;
   void attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows, const float* k, const float* v, uint32_t n, const uint32_t* limit,
-                   const KvStore& store, const AttentionState& state, Worker* worker) const;
-  void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store,
-                    const AttentionState& state, Worker* worker) const;
+                   const KvStore& store, float cap, const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
+  void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store, float cap,
+                    const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 

@@ -3,6 +3,8 @@
 //
 // Keys are stored less their head's mean key, which shifts all scores of a query alike. That is nothing to softmax, but something to tanh: the shift
 // is put back first.
+//
+// A row of tokens or a page of rows takes about a millisecond; cancel is looked at as often. What is half done then is meaningless anyway.
 #include <cmath>
 
 #include "model/attention_worker.h"
@@ -43,12 +45,12 @@ float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float*
 }  // namespace
 
 void Attention::attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows, const float* k, const float* v, uint32_t n, const uint32_t* limit,
-                            const KvStore& store, const AttentionState& state, Worker* w) const {
-  if (softcap_ == 0) return kernels_.attend_rows(rows, k, v, n, limit, state, w->scratch.data());
+                            const KvStore& store, float cap, const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
+  if (cap == 0) return kernels_.attend_rows(rows, k, v, n, limit, state, w->scratch.data());
   constexpr uint32_t together = 64;  // tokens
   const uint32_t dim = rows.dim;
   float s[together];
-  for (uint32_t r = 0; r < rows.rows; ++r) {
+  for (uint32_t r = 0; r < rows.rows && !cancel.fired(); ++r) {
     const float* q = rows.f32 + std::size_t{r} * dim;
     const float shift = shift_of(store, layer, head, q, dim);
     const uint32_t seen = limit ? std::min(n, limit[r]) : n;
@@ -60,26 +62,27 @@ void Attention::attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows
         for (uint32_t d = 0; d < dim; ++d) sum += q[d] * key[d];
         s[t] = sum;
       }
-      add_tokens(softcap_, shift, s, v + std::size_t{at} * dim, count, dim, row_of(state, r, dim));
+      add_tokens(cap, shift, s, v + std::size_t{at} * dim, count, dim, row_of(state, r, dim));
     }
   }
 }
 
 void Attention::attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store,
-                             const AttentionState& state, Worker* w) const {
-  if (softcap_ == 0) return kernels_.attend_pages(rows, pages, n, state, w->scratch.data());
+                             float cap, const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
+  if (cap == 0) return kernels_.attend_pages(rows, pages, n, state, w->scratch.data());
   const uint32_t dim = rows.dim, tokens = shape_.page_tokens;
   const std::size_t scores = round_up(std::size_t{block_rows_} * tokens, 16);  // what follows stays aligned
   w->capped.resize(scores + 2 * std::size_t{tokens} * dim);
   float* const s = w->capped.data();
   float* const k = s + scores;
   float* const v = k + std::size_t{tokens} * dim;
-  for (uint32_t p = 0; p < n; ++p) {
+  w->shifts.resize(block_rows_);
+  for (uint32_t r = 0; r < rows.rows; ++r) w->shifts[r] = shift_of(store, layer, head, rows.f32 + std::size_t{r} * dim, dim);
+  for (uint32_t p = 0; p < n && !cancel.fired(); ++p) {
     kernels_.score_tokens(rows, pages + p, 1, s, tokens, w->scratch.data());
     kernels_.unseal_page(shape_, pages[p].data, pages[p].scales, k, v);
     for (uint32_t r = 0; r < rows.rows; ++r)
-      add_tokens(softcap_, shift_of(store, layer, head, rows.f32 + std::size_t{r} * dim, dim), s + std::size_t{r} * tokens, v, tokens, dim,
-                 row_of(state, r, dim));
+      add_tokens(cap, w->shifts[r], s + std::size_t{r} * tokens, v, tokens, dim, row_of(state, r, dim));
   }
 }
 

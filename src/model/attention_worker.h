@@ -30,6 +30,8 @@ struct Attention::Worker {
   Array<float> bounds;       // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] that a list has not
   Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
+  Array<float> near;         // as state: sinks and window by the scores as they are, where a cap is set
+  Array<float> shifts;       // [block_rows]
   Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
   ReadCounts counts;
   Comparison::Scratch compare;
