@@ -607,7 +607,8 @@ typedef struct kv_cache_options {
   uint32_t dense_layers;     /* the first ones: nothing measures which are served worst */
   uint32_t share_heads;
   /* What a step of one token reads; longer ones are exact. NULL or "auto", "full", "window", "quest", "flat", "dipr", "bounded", "filter-layers"
-   * (layers are then attended in ascending order) or "infllm" (which needs the q of every update). Others need a model: KV_BAD_ARGUMENT. */
+   * (each filter layer is then attended before the layers up to the next one, which get KV_BAD_STATE otherwise) or "infllm" (which needs the q
+   * of every update). Others need a model: KV_BAD_ARGUMENT. */
   const char *strategy;
   uint64_t budget_tokens;
   double budget_fraction;

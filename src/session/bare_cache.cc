@@ -154,6 +154,7 @@ Status BareCache::begin_step(uint32_t tokens) {
                          store_.tokens(), options_.most_tokens);
   if (Status s = plan_step(tokens); !s.ok()) return s;
   if (Status s = store_.prepare(tokens); !s.ok()) return s;
+  chosen_by_ = no_layer;
   step_tokens_ = tokens;
   updated_ = 0;
   std::fill(layer_updated_.begin(), layer_updated_.end(), false);
@@ -190,6 +191,16 @@ Status BareCache::update(uint32_t layer, Numbers type, const void* k, const void
   return {};
 }
 
+// That the layer reads what the filter layer before it chose for this very step.
+Status BareCache::check_choice(uint32_t layer) const {
+  if (plan_.filter.empty() || plan_.is_dense(layer)) return {};
+  uint32_t filter = layer;
+  while (!plan_.is_filter(--filter)) {}  // there is one: the layers before the first are dense
+  if (filter == chosen_by_) return {};
+  return Status::error(Code::bad_state, "layer %u reads what layer %u chooses, which is not the filter layer that was attended last in this step: "
+                       "attend it first", layer, filter);
+}
+
 Status BareCache::attention(const BareQuery& query) {
   const HeadShape& s = options_.shape;
   const uint32_t layer = query.layer, n = query.tokens;
@@ -201,19 +212,25 @@ Status BareCache::attention(const BareQuery& query) {
   if (step_tokens_ == 0 || !layer_updated_[layer])
     return Status::error(Code::bad_state, "layer %u has no step: update it with the tokens' keys and values first", layer);
   if (n != step_tokens_) return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
+  if (Status e = check_choice(layer); !e.ok()) return e;
   const std::size_t count = std::size_t{n} * s.q_width();
   if (Status e = read_numbers("q", query.type, query.q, count, &q_); !e.ok()) return e;
   const float factor = query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));  // attention has 1 / sqrt(head_dim) in it
   if (factor != 1.0f)
     for (std::size_t i = 0; i < count; ++i) q_[i] *= factor;
   if (out_.size() < count) out_.resize(count);
-  totals_.resize(std::size_t{n} * s.heads);
+  const bool chooses = plan_.is_filter(layer);
+  if (chooses) totals_.resize(std::size_t{n} * s.heads);
   const CancelLatch cancel(query.cancel);
   const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
+  float* totals = chooses ? totals_.data() : nullptr;
   attention_->set_softcap(query.softcap);
-  if (Status e = attention_->run(layer, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals_.data()); !e.ok()) return e;
-  if (step_selector_ && memory_ && plan_.is_filter(layer))
-    attention_->filter(layer, n, q_.data(), totals_.data(), store_, nullptr, *step_selector_, plan_, cancel, memory_.get());
+  if (Status e = attention_->run(layer, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals); !e.ok()) return e;
+  if (chooses && !cancel.fired()) {
+    chosen_by_ = no_layer;  // until all of it is there
+    attention_->filter(layer, n, q_.data(), totals, store_, nullptr, *step_selector_, plan_, cancel, memory_.get());
+    if (!cancel.fired()) chosen_by_ = layer;
+  }
   if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is as it was");
   write_numbers(query.type, out_.data(), count, query.out);
   return {};

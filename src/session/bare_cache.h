@@ -76,6 +76,7 @@ class BareCache {
   Status settle(const char* what);
   void commit();
   Status plan_step(uint32_t tokens);
+  Status check_choice(uint32_t layer) const;
 
   BareOptions options_;
   std::unique_ptr<ThreadPool> pool_;
@@ -86,6 +87,8 @@ class BareCache {
   KvStore store_;
   Plan plan_;                 // of the step that is open, or was last
   const Selector* step_selector_ = nullptr;  // null: it is exact
+  static constexpr uint32_t no_layer = UINT32_MAX;
+  uint32_t chosen_by_ = no_layer;     // the filter layer whose choice is in memory_, of this step
 
   uint32_t step_tokens_ = 0;          // of the step that is open; 0: none is
   uint32_t updated_ = 0;              // layers of it

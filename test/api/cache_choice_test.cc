@@ -1,5 +1,8 @@
-// What a cache reads of a long text: by budget, and under a cap of the scores.
+// What a cache reads of a long text: by budget, by the choice of filter layers, and under a cap of the scores.
+#include <cstring>
+
 #include "cache_helpers.h"
+#include "failing_allocations.h"
 
 using namespace api_test;
 
@@ -31,6 +34,11 @@ kv_cache_options filtering(uint64_t budget) {
   kv_cache_options o = options_of("filter-layers", budget);
   o.filter_layers = "1,4";  // 0, 1, 2, 4 and 5 are dense, 3 reads the choice of 1, 6 and 7 that of 4
   return o;
+}
+
+void update_all(kv_cache* cache, const Text& text, std::size_t at) {
+  for (uint32_t l = 0; l < text.shape.layers; ++l)
+    REQUIRE_OK(kv_cache_update(cache, l, KV_F32, text.key(l, at), text.value(l, at), nullptr, 1, error));
 }
 
 }  // namespace
@@ -71,6 +79,89 @@ TEST_CASE("beyond 4096 sealed tokens a cache chooses by itself") {
   CHECK(stat_of(by_itself.get(), "tokens_read") - had_read < (stat_of(by_itself.get(), "tokens_present") - had) * 3 / 4);
   CHECK(out != exact);
   CHECK(largest_difference(out[0], exact[0]) < 0.2);
+}
+
+TEST_CASE("a layer that reads what a filter layer chooses is refused until that one has chosen in the same step") {
+  const Text text(shape_of(many_layers, 2, 1, 40), 600);
+  const Cache cache = open_cache(text.shape, filtering(64)), ordered = open_cache(text.shape, filtering(64));
+  kv_cache* const c = cache.get();
+  for (kv_cache* each : {c, ordered.get()}) read(each, text, 0, 500);
+  const auto expected = step(ordered.get(), text, 500, 1);
+  const Floats untouched(text.row(), 7);
+  Floats out = untouched;
+  const auto attend = [&](uint32_t layer, std::size_t token, kv_cancel* cancel = nullptr) {
+    kv_cache_attention_options o;
+    kv_cache_attention_options_init(&o);
+    o.cancel = cancel;
+    out = untouched;
+    return kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, &o, nullptr);
+  };
+  const auto refused = [&](uint32_t layer, std::size_t token, const char* names) {
+    kv_error told{};
+    out = untouched;
+    CHECK(kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, nullptr, &told) == KV_BAD_STATE);
+    CHECK_MESSAGE(std::strstr(told.message, names) != nullptr, told.message);
+    CHECK(out == untouched);
+  };
+  update_all(c, text, 500);
+  refused(3, 500, "layer 1 ");  // nothing was ever chosen
+  REQUIRE(attend(1, 500) == KV_OK);
+  REQUIRE(attend(3, 500) == KV_OK);
+  CHECK(out == expected[3]);
+  refused(6, 500, "layer 4 ");
+  REQUIRE(attend(4, 500) == KV_OK);
+  refused(3, 500, "layer 1 ");  // the choice is another one now
+  REQUIRE(attend(7, 500) == KV_OK);
+  CHECK(out == expected[7]);
+  CHECK(attend(5, 500) == KV_OK);  // dense layers ask for nothing
+  update_all(c, text, 501);
+  refused(7, 501, "layer 4 ");  // what the last step chose
+  REQUIRE_OK(kv_cache_truncate(c, 100, error));
+  update_all(c, text, 100);
+  refused(7, 100, "layer 4 ");
+  const Cancel cancel = make_cancel();
+  kv_cancel_fire(cancel.get());
+  CHECK(attend(4, 100, cancel.get()) == KV_CANCELLED);
+  refused(7, 100, "layer 4 ");
+  REQUIRE(attend(4, 100) == KV_OK);
+  REQUIRE(attend(7, 100) == KV_OK);
+}
+
+TEST_CASE("a filter layer that finds no memory has chosen nothing") {
+  const Text text(shape_of(many_layers, 2, 1, 40), 600);
+  const Cache cache = open_cache(text.shape, filtering(64));
+  read(cache.get(), text, 0, 500);
+  update_all(cache.get(), text, 500);
+  Floats out(text.row());
+  const auto attend = [&](uint32_t layer) {
+    return kv_cache_attention(cache.get(), layer, KV_F32, text.query(layer, 500), out.data(), 1, nullptr, nullptr);
+  };
+  const auto failing = [&](long n, bool* reached) {
+    FailingAllocations memory(n, true);
+    const kv_status status = attend(1);
+    *reached = memory.reached();
+    return status;
+  };
+  bool reached = true;
+  for (long n = 0; reached; ++n) {
+    CAPTURE(n);
+    const kv_status status = failing(n, &reached);
+    CHECK(status == (reached ? KV_NO_MEMORY : KV_OK));
+    CHECK(attend(3) == (reached ? KV_BAD_STATE : KV_OK));
+  }
+  const Floats expected = out;
+  int spoiled = 0;
+  reached = true;
+  for (long n = 0; reached; ++n) {  // an earlier choice stays, or goes
+    CAPTURE(n);
+    REQUIRE(attend(1) == KV_OK);
+    const kv_status status = failing(n, &reached);
+    CHECK(status == (reached ? KV_NO_MEMORY : KV_OK));
+    const kv_status after = attend(3);
+    spoiled += after == KV_BAD_STATE;
+    CHECK((after == KV_BAD_STATE || (after == KV_OK && out == expected)));
+  }
+  CHECK(spoiled > 0);
 }
 
 // A cap far above all scores changes none of them, so what is chosen must be the same: the mean key, which a cap needs put back, has no part in it.
