@@ -629,6 +629,9 @@ KV_API void kv_cache_close(kv_cache *cache);
 
 /* One layer's keys (after RoPE) and values of the step's tokens. The first update after a complete step begins a step, which is complete when
  * every layer has had its update; the order of layers is free. q (may be NULL): the step's queries after RoPE, for the strategy "infllm".
+ * "bounded", and "auto" from 4096 sealed tokens on, choose by a sketch of the keys: a step of one token begins with finding it where there is none
+ * or the sealed tokens have doubled, which reads all pages and cannot be cancelled. kv_cache_save and kv_cache_fork do so too, so that a cache
+ * that was loaded with the strategy it was saved with, or copied, need not.
  * KV_BAD_ARGUMENT (layer, tokens; a number that is not finite), KV_BAD_STATE (the layer has been updated; another number of tokens than the
  * step has), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was. */
 KV_API kv_status kv_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const void *k, const void *v, const void *q, uint32_t tokens,
@@ -653,10 +656,12 @@ KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t ty
                                     const kv_cache_attention_options *options, kv_error *error);
 
 /* Goes back to the first `tokens` tokens, and drops a step that is not complete; with the number of complete tokens it does only that. Tokens
- * that had left the window come back with the precision of their pages. KV_BAD_ARGUMENT when there are fewer. */
+ * that had left the window come back with the precision of their pages, but none has left it for a step that can still be attended.
+ * KV_BAD_ARGUMENT (there are fewer), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY: the cache is as it was. */
 KV_API kv_status kv_cache_truncate(kv_cache *cache, uint64_t tokens, kv_error *error);
 
-/* A second cache that begins as an exact copy, pages shared. KV_BAD_STATE while a step is not complete. */
+/* A second cache that begins as an exact copy, pages shared. KV_BAD_STATE while a step is not complete; KV_NO_MEMORY, KV_CORRUPT (a damaged page of
+ * a mapped file, where a sketch has to be found: kv_cache_update), KV_BUSY. */
 KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cache **out, kv_error *error);
 
 /* Writes the cache to a file, atomically, as kv_save does. KV_BAD_STATE while a step is not complete; otherwise errors of kv_save. kv_file_inspect,

@@ -107,19 +107,24 @@ Status BareCache::fork(std::unique_ptr<BareCache>* out) {
   return {};
 }
 
-// Before something is done with the whole timeline.
+// Before something is done with the whole timeline, which goes on with the sketch that its next token would ask for.
 Status BareCache::settle(const char* what) {
-  if (step_tokens_ == 0) return {};
-  if (!complete())
+  if (step_tokens_ > 0 && !complete())
     return Status::error(Code::bad_state, "the step of %u tokens has %u of %u layers: update the others or truncate before the cache is %s",
                          step_tokens_, updated_, options_.shape.layers, what);
-  commit();
-  return {};
+  if (step_tokens_ > 0) commit();
+  return prepare_sketch(make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {}));
 }
 
 void BareCache::commit() {
   store_.commit(step_tokens_, cpu_kernels(), pool_.get());
   step_tokens_ = 0;
+}
+
+// The sketch of the keys, where the plan wants one and there is none that serves it.
+Status BareCache::prepare_sketch(const Plan& plan) {
+  if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 || store_.sketch().is_current()) return {};
+  return store_.build_sketch(cpu_kernels(), pool_.get());
 }
 
 // How the next step attends, what its strategy needs included.
@@ -130,12 +135,9 @@ Status BareCache::plan_step(uint32_t tokens) {
     return {};
   }
   Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
-  const KeySketch& sketch = store_.sketch();
-  const bool chooses = store_.pages().pages() >= 2;
-  if (chooses && plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
+  if (store_.pages().pages() >= 2 && plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
     return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", plan.strategy->name.data());
-  if (chooses && plan.strategy->has(StrategyInfo::wants_sketch) && (!sketch.built() || sketch.pages() >= 2 * sketch.built_pages()))
-    if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
+  if (Status s = prepare_sketch(plan); !s.ok()) return s;
   if (plan.strategy != planned_) {
     planned_ = nullptr;
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;

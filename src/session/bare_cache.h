@@ -75,6 +75,7 @@ class BareCache {
   Status begin_step(uint32_t tokens);
   Status settle(const char* what);
   void commit();
+  Status prepare_sketch(const Plan& plan);
   Status plan_step(uint32_t tokens);
   Status check_choice(uint32_t layer) const;
 

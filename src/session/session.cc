@@ -208,8 +208,7 @@ bool Session::sketch_is_due() const {
 // What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
 // and kept with the timeline.
 Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
-  const KeySketch& sketch = store_.sketch();
-  const bool has_sketch = sketch.built() && sketch.pages() < 2 * sketch.built_pages();
+  const bool has_sketch = store_.sketch().is_current();
   if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
   if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())

@@ -33,6 +33,7 @@ class KeySketch {
   bool built() const { return pages_ > 0; }
   uint32_t pages() const { return pages_; }              // that it covers: all sealed ones, once it is built
   uint32_t built_pages() const { return built_pages_; }  // that there were when the basis was found
+  bool is_current() const { return built() && pages_ < 2 * built_pages_; }  // whether the text has not doubled since
 
   // Finds the basis of each head and covers all sealed pages. The old sketch stays when this fails: Code::corrupt (a damaged page of a
   // mapped file); throws std::bad_alloc.

@@ -1,8 +1,9 @@
-// What a cache reads of a long text: by budget, by the choice of filter layers, and under a cap of the scores.
+// What a cache reads of a long text: by budget, by the choice of filter layers, by a sketch, and under a cap of the scores.
 #include <cstring>
 
 #include "cache_helpers.h"
 #include "failing_allocations.h"
+#include "temp_folder.h"
 
 using namespace api_test;
 
@@ -192,5 +193,33 @@ TEST_CASE("what is read does not depend on a cap that no score reaches") {
       CHECK(stat_of(cache.get(), "pages_touched") - pages_between == pages_between - pages);
       for (uint32_t l = 0; l < t.shape.layers && !adds_tail; ++l) CHECK(largest_difference(with_cap[l], plain[l]) < page_tolerance);
     }
+  }
+}
+
+TEST_CASE("a cache that will choose by a sketch is saved and copied with it") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Text text(small, 600);
+  const auto sketch_bytes = [&] {  // of the file, from the header's table
+    const std::vector<uint8_t> bytes = read_file(path);
+    uint64_t size = 0;
+    for (std::size_t entry = 256; entry < 2304; entry += 64)
+      if (bytes[entry] == 15) std::memcpy(&size, &bytes[entry + 24], 8);
+    return size;
+  };
+  for (const char* strategy : {"quest", "bounded"}) {
+    const bool wants = std::string(strategy) == "bounded";
+    const Cache cache = open_cache(small, options_of(strategy, 64));
+    read(cache.get(), text, 0, 100);
+    REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+    CHECK(sketch_bytes() == 0);  // of one page nothing is chosen
+    read(cache.get(), text, 100, 500);
+    const uint64_t before = stat_of(cache.get(), "private_bytes");
+    kv_cache* copy = nullptr;
+    REQUIRE_OK(kv_cache_fork(cache.get(), &copy, error));
+    const Cache forked(copy);
+    CHECK((stat_of(cache.get(), "private_bytes") > before) == wants);
+    REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+    CHECK((sketch_bytes() > 0) == wants);
   }
 }
