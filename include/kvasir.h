@@ -633,7 +633,8 @@ KV_API void kv_cache_close(kv_cache *cache);
  * or the sealed tokens have doubled, which reads all pages and cannot be cancelled. kv_cache_save and kv_cache_fork do so too, so that a cache
  * that was loaded with the strategy it was saved with, or copied, need not.
  * KV_BAD_ARGUMENT (layer, tokens; a number that is not finite), KV_BAD_STATE (the layer has been updated; another number of tokens than the
- * step has), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was. */
+ * step has), KV_CONTEXT_FULL, KV_BUSY: the cache is as it was. KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file): likewise, but an update
+ * that was to begin a step may have ended the attention of the complete one. */
 KV_API kv_status kv_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const void *k, const void *v, const void *q, uint32_t tokens,
                                  kv_error *error);
 
@@ -649,9 +650,10 @@ typedef struct kv_cache_attention_options {
 KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options);
 
 /* Attention of the step's queries in one layer: query i sees the tokens before the step and those of the step up to its own. The layer has had its
- * update in this step; tokens is the step's. What is still in the window is exact but for rounding; pages are int8. options may be NULL.
- * KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was and out
- * unchanged. */
+ * update in this step; tokens is the step's. A complete step can be attended until another begins, or kv_cache_truncate, kv_cache_fork or
+ * kv_cache_save is called. What is still in the window is exact but for rounding; pages are int8. options may be NULL.
+ * KV_BAD_ARGUMENT, KV_BAD_STATE (the layer has no update in this step; the step is over; the filter layer before it has not been attended),
+ * KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was and out unchanged. */
 KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const void *q, void *out, uint32_t tokens,
                                     const kv_cache_attention_options *options, kv_error *error);
 

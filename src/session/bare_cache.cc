@@ -119,6 +119,7 @@ Status BareCache::settle(const char* what) {
 void BareCache::commit() {
   store_.commit(step_tokens_, cpu_kernels(), pool_.get());
   step_tokens_ = 0;
+  committed_ = true;
 }
 
 // The sketch of the keys, where the plan wants one and there is none that serves it.
@@ -135,8 +136,6 @@ Status BareCache::plan_step(uint32_t tokens) {
     return {};
   }
   Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
-  if (store_.pages().pages() >= 2 && plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
-    return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", plan.strategy->name.data());
   if (Status s = prepare_sketch(plan); !s.ok()) return s;
   if (plan.strategy != planned_) {
     planned_ = nullptr;
@@ -149,13 +148,19 @@ Status BareCache::plan_step(uint32_t tokens) {
   return {};
 }
 
+// What can be known before is refused before the last step is committed.
 Status BareCache::begin_step(uint32_t tokens) {
+  const uint64_t held = this->tokens();
+  if (tokens > options_.most_tokens - held)
+    return Status::error(Code::context_full, "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64 "; it is unchanged", tokens, held,
+                         options_.most_tokens);
+  const StrategyInfo* asked = strategy_info(options_.select.strategy);  // null: auto, which wants no representatives
+  if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) && store_.pages_after(held) >= 2 && !store_.representatives().known())
+    return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", asked->name.data());
   if (complete()) commit();
-  if (tokens > options_.most_tokens - store_.tokens())
-    return Status::error(Code::context_full, "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64 "; it is unchanged", tokens,
-                         store_.tokens(), options_.most_tokens);
   if (Status s = plan_step(tokens); !s.ok()) return s;
   if (Status s = store_.prepare(tokens); !s.ok()) return s;
+  committed_ = false;
   chosen_by_ = no_layer;
   step_tokens_ = tokens;
   updated_ = 0;
@@ -211,6 +216,9 @@ Status BareCache::attention(const BareQuery& query) {
     return Status::error(Code::bad_argument, "scale is %g: use a positive number, or 0", static_cast<double>(query.scale));
   if (!(query.softcap >= 0) || !std::isfinite(query.softcap))
     return Status::error(Code::bad_argument, "softcap is %g: use a positive number, or 0", static_cast<double>(query.softcap));
+  if (step_tokens_ == 0 && committed_)
+    return Status::error(Code::bad_state, "layer %u has no open step: the last one is part of the cache since it was saved, copied or truncated, or an "
+                         "update failed; its tokens are not to be updated again", layer);
   if (step_tokens_ == 0 || !layer_updated_[layer])
     return Status::error(Code::bad_state, "layer %u has no step: update it with the tokens' keys and values first", layer);
   if (n != step_tokens_) return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
@@ -242,10 +250,17 @@ Status BareCache::truncate(uint64_t tokens) {
   const uint64_t held = this->tokens();
   if (tokens > held)
     return Status::error(Code::bad_argument, "cannot go back to token %" PRIu64 ": the cache holds %" PRIu64 "; it is unchanged", tokens, held);
-  if (complete()) commit();
-  if (tokens < store_.tokens())
+  if (complete() && tokens > store_.tokens()) {  // what is taken back of a step was never sealed
+    store_.keep_first(static_cast<uint32_t>(tokens - store_.tokens()), step_tokens_);
+    step_tokens_ = static_cast<uint32_t>(tokens - store_.tokens());
+    commit();
+    return {};
+  }
+  if (tokens < store_.tokens()) {
     if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
-  step_tokens_ = 0;  // also of a step that was not complete
+    committed_ = false;
+  }
+  step_tokens_ = 0;  // of a step that was not complete, or of which nothing is left
   return {};
 }
 

@@ -2,9 +2,10 @@
 // as a session has; what a session's forward pass does between layers is the engine's.
 //
 // A step of 1 .. most_step tokens is update() of every layer, in any order, each followed by attention() where the engine wants it. It is
-// complete when every layer has been updated, and committed when the next one begins, or by whatever asks for the whole timeline. An
-// incomplete step is dropped by truncate(). A step of one token attends as the strategy says, a longer one exactly. Every operation completes
-// or leaves the cache as it was. Not thread-safe; src/api lets one call in at a time.
+// complete when every layer has been updated, and committed when the next one begins, or by whatever asks for the whole timeline: from then on it
+// cannot be attended. truncate() drops an incomplete step, and what it takes back of a complete one. A step of one token attends as the strategy
+// says, a longer one exactly. Every operation completes or leaves the cache as it was, but for a complete step that it had to commit. Not thread-safe;
+// src/api lets one call in at a time.
 #pragma once
 
 #include <array>
@@ -94,6 +95,7 @@ class BareCache {
   uint32_t step_tokens_ = 0;          // of the step that is open; 0: none is
   uint32_t updated_ = 0;              // layers of it
   std::vector<bool> layer_updated_;   // [layers]
+  bool committed_ = false;            // the newest step is in the store, and no other has begun
   Array<float> k_, v_, q_, out_, totals_;
 };
 

@@ -85,6 +85,8 @@ class KvStore {
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
+  // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.
+  void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 
   // Back to the first `tokens` tokens (<= tokens()). Tokens whose window rows are gone come back from their pages, until the window holds
   // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file: Code::corrupt, nothing changed.

@@ -95,6 +95,17 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   }
 }
 
+void Representatives::keep_first(uint32_t kept, uint32_t n) {
+  if (!known_) return;
+  const uint32_t heads = shape_.heads_total();
+  for (uint32_t row = 0; row < local_ + kept; ++row) {  // of added_: the step's first token is row local_
+    const uint32_t first = row < local_ ? 0 : row + 1 - local_;  // of the step's tokens, that score this one
+    const uint32_t all = std::min(n, row + 1) - first, left = std::min(kept, row + 1) - std::min(kept, first);
+    if (left == all) continue;
+    for (uint32_t at = 0; at < heads; ++at) added_[std::size_t{row} * heads + at] *= static_cast<float>(left) / static_cast<float>(all);
+  }
+}
+
 void Representatives::commit(uint32_t n, const PageStore& pages) {
   if (!known_) return;
   const std::size_t heads = shape_.heads_total(), held = undecided_.size(), known = std::min(held, std::size_t{local_} * heads);

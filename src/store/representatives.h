@@ -52,6 +52,8 @@ class Representatives {
   // q: the step's queries, `group` rows of head_dim one after another, the next token's `width` floats on.
   void observe(uint32_t layer, uint32_t head, const float* k, uint32_t before, uint32_t n, const float* q, uint32_t group, std::size_t width,
                const float* centre);
+  // Before commit(kept), of a step of n tokens: only the first `kept` stay. What the others' queries gave is taken back as rewind() does it.
+  void keep_first(uint32_t kept, uint32_t n);
   // The step's n tokens are there now, `pages` are sealed.
   void commit(uint32_t n, const PageStore& pages);
   void reserve_rewind() { undecided_.reserve(std::size_t{block_tokens} * shape_.heads_total()); }  // so that rewind() cannot fail

@@ -209,6 +209,75 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
   CHECK(largest_difference(step(cache.get(), text, 0, 30)[1], text.exact(1, 0, 30)) < window_tolerance);
 }
 
+TEST_CASE("what is taken back of a step leaves the window as it was") {
+  const Text text(small, 200);
+  for (uint32_t kept : {0u, 1u, 3u, 20u}) {
+    CAPTURE(kept);
+    const Cache cache = open_cache(small, options_of("full")), shorter = open_cache(small, options_of("full"));
+    for (kv_cache* c : {cache.get(), shorter.get()}) read(c, text, 0, 112);
+    step(cache.get(), text, 112, 20);  // with all of it a page would leave the window
+    REQUIRE_OK(kv_cache_truncate(cache.get(), 112 + kept, error));
+    if (kept > 0) step(shorter.get(), text, 112, kept);
+    CHECK(says(cache.get(), "\"tokens\":" + std::to_string(112 + kept) + ","));
+    CHECK(step(cache.get(), text, 112 + kept, 1) == step(shorter.get(), text, 112 + kept, 1));
+  }
+}
+
+TEST_CASE("a complete step is attended until something ends it, and what is refused does not") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Text text(small, 100);
+  kv_cache_shape shape = small;
+  shape.max_tokens = 70;
+  const Cache cache = open_cache(shape, options_of("full"));
+  kv_cache* const c = cache.get();
+  const auto update = [&](uint32_t layer, uint32_t n) {
+    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n, nullptr);
+  };
+  Floats out(100 * text.row());
+  kv_error told{};
+  const auto attend = [&](uint32_t n) { return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, &told); };
+  REQUIRE(attend(1) == KV_BAD_STATE);
+  CHECK(std::strstr(told.message, "update it") != nullptr);
+  step(c, text, 0, 60);
+  CHECK(update(0, 11) == KV_CONTEXT_FULL);
+  CHECK(attend(60) == KV_OK);
+  CHECK(kv_cache_truncate(c, 61, nullptr) == KV_BAD_ARGUMENT);
+  CHECK(attend(60) == KV_OK);
+  kv_cache* copy = nullptr;
+  const std::function<kv_status()> ends[] = {[&] { return kv_cache_save(c, path.c_str(), nullptr, nullptr); },
+                                             [&] { return kv_cache_fork(c, &copy, nullptr); }, [&] { return kv_cache_truncate(c, 60, nullptr); },
+                                             [&] { return kv_cache_truncate(c, 59, nullptr); }};
+  for (const auto& end : ends) {
+    REQUIRE_OK(kv_cache_truncate(c, 0, error));
+    step(c, text, 0, 60);
+    REQUIRE(end() == KV_OK);
+    REQUIRE(attend(60) == KV_BAD_STATE);
+    CHECK_MESSAGE(std::strstr(told.message, "not to be updated again") != nullptr, told.message);
+  }
+  kv_cache_close(copy);
+  REQUIRE_OK(kv_cache_truncate(c, 0, error));
+  REQUIRE(attend(60) == KV_BAD_STATE);
+  CHECK(std::strstr(told.message, "update it") != nullptr);
+}
+
+TEST_CASE("a strategy that cannot choose is refused before the step before is over") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Text text(small, 300);
+  const Cache cache = open_cache(small, options_of("full"));
+  read(cache.get(), text, 0, 250);  // without queries
+  REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
+  const kv_cache_options o = options_of("infllm", 64);
+  kv_cache* made = nullptr;
+  REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
+  const Cache loaded(made);
+  step(made, text, 250, 2, nullptr, true);
+  CHECK(kv_cache_update(made, 0, KV_F32, text.key(0, 252), text.value(0, 252), text.query(0, 252), 1, nullptr) == KV_BAD_STATE);
+  Floats out(2 * text.row());
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 250), out.data(), 2, nullptr, nullptr) == KV_OK);
+}
+
 TEST_CASE("a step that does not fit what happened before is refused and changes nothing") {
   const Text text(small, 100);
   kv_cache_shape shape = small;

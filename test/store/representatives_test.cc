@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "store/kv_store.h"
@@ -147,6 +148,36 @@ TEST_CASE("tokens that are taken back take their blocks along, and reading on ma
     text.read(&store, to, 700, 100);
     CHECK(store.representatives().blocks() == had);
     if (to >= 256 || to == 0) CHECK(key_of(store.representatives(), 1, 1, 0, 64) == before);
+  }
+}
+
+TEST_CASE("a step that is kept in part scores as the part alone, where its queries are alike") {
+  Text text(64, 400, 5);
+  for (auto& q : text.q)
+    for (std::size_t i = std::size_t{301} * heads * 64; i < q.size(); ++i) q[i] = q[i - std::size_t{heads} * 64];
+  for (uint32_t kept : {1u, 20u, 70u, 99u}) {
+    CAPTURE(kept);
+    KvStore store(text.shape(), 64), part(text.shape(), 64);
+    text.read(&store, 0, 300, 100);
+    text.read(&part, 0, 300, 100);
+    text.read(&part, 300, 300 + kept, 100);
+    REQUIRE(store.prepare(100).ok());
+    for (uint32_t l = 0; l < layers; ++l) {
+      const float* keys = text.k[l].data() + std::size_t{300} * kv_heads * 64;
+      store.write(l, 100, keys, keys);
+      store.observe(l, 100, text.q[l].data() + std::size_t{300} * heads * 64, heads);
+    }
+    store.keep_first(kept, 100);
+    store.commit(kept, cpu_kernels(), &pool());
+    const auto is = bytes_of(store.representatives()), must = bytes_of(part.representatives());
+    REQUIRE(is.size() == must.size());
+    const uint32_t undecided = (300 + kept - store.representatives().blocks() * 128) * layers * kv_heads;
+    for (std::size_t at = is.size() - undecided * sizeof(float); at < is.size(); at += sizeof(float)) {
+      float x, y;
+      std::memcpy(&x, &is[at], sizeof x);
+      std::memcpy(&y, &must[at], sizeof y);
+      CHECK(std::fabs(x - y) <= 1e-3f * (1 + std::fabs(y)));
+    }
   }
 }
 
