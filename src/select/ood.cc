@@ -41,7 +41,7 @@ class RoarGraph {
       adopt(*input_.known, input_.known_items);
       connect(input_.known_items);
     } else {
-      find_entry();
+      find_entry(keys_.items());
       project();
       connect(0);
     }
@@ -64,17 +64,18 @@ class RoarGraph {
       for (const uint32_t other : graph.levels[0].list(i))
         if (other < items) links_[i].push_back(other);
     entry_ = graph.entry;
-    if (entry_ >= items) find_entry();
+    if (entry_ >= items) find_entry(items);
   }
 
-  // The key next to the mean key.
-  void find_entry() {
+  // Of the first `items` keys the one next to their mean. Searches begin there, so it has to be one that is linked to what they look for: of a
+  // graph that is gone on from, one of its own.
+  void find_entry(uint32_t items) {
     const uint32_t dim = keys_.dim();
     std::vector<double> mean(dim);
-    for (uint32_t i = 0; i < keys_.items(); ++i)
-      for (uint32_t d = 0; d < dim; ++d) mean[d] += static_cast<double>(keys_.scale(i)) * keys_.row(i)[d] / keys_.items();
+    for (uint32_t i = 0; i < items; ++i)
+      for (uint32_t d = 0; d < dim; ++d) mean[d] += static_cast<double>(keys_.scale(i)) * keys_.row(i)[d] / items;
     double best = std::numeric_limits<double>::infinity();
-    for (uint32_t i = 0; i < keys_.items(); ++i) {
+    for (uint32_t i = 0; i < items; ++i) {
       double dot = 0;
       for (uint32_t d = 0; d < dim; ++d) dot += mean[d] * keys_.row(i)[d];
       const double distance = static_cast<double>(keys_.square(i)) - 2 * dot * static_cast<double>(keys_.scale(i));

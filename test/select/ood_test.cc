@@ -29,11 +29,18 @@ class PlainRoarGraph {
       for (uint32_t t = 0; t < page_.page_tokens; ++t) keys_.emplace_back(k.begin() + t * page_.dim, k.begin() + (t + 1) * page_.dim);
     }
     lists_.resize(keys_.size());
+    entry_ = central(static_cast<uint32_t>(keys_.size()));
+  }
+
+  // Of the first `items` keys the one nearest to their mean.
+  uint32_t central(uint32_t items) const {
     std::vector<double> mean(page_.dim);
-    for (const auto& key : keys_)
-      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += key[d] / static_cast<double>(keys_.size());
-    for (uint32_t i = 0; i < keys_.size(); ++i)
-      if (distance(mean, keys_[i]) < distance(mean, keys_[entry_])) entry_ = i;
+    for (uint32_t i = 0; i < items; ++i)
+      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += keys_[i][d] / static_cast<double>(items);
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < items; ++i)
+      if (distance(mean, keys_[i]) < distance(mean, keys_[best])) best = i;
+    return best;
   }
 
   // 4.1 and 4.2: a query's nearest key gets the others.
@@ -124,6 +131,21 @@ class PlainRoarGraph {
   std::vector<std::vector<double>> keys_;
 };
 
+// Items that following links from the entry meets, itself among them.
+std::size_t reached(const Lists& lists, uint32_t entry) {
+  std::vector<bool> met(lists.size());
+  std::vector<uint32_t> open{entry};
+  met[entry] = true;
+  std::size_t count = 0;
+  for (; !open.empty(); ++count) {
+    const uint32_t item = open.back();
+    open.pop_back();
+    for (const uint32_t next : lists[item])
+      if (!met[next]) met[next] = true, open.push_back(next);
+  }
+  return count;
+}
+
 Lists lists_of(const TokenIndex::Head& head) {
   Lists out;
   for (uint32_t i = 0; i < head.levels[0].lists(); ++i) {
@@ -162,7 +184,10 @@ TEST_CASE("ood: a token is inserted by connectivity enhancement, also behind tok
   part.truncate(30);
   const IndexQueries queries = some_queries(part, 2, 40, 5);
   const auto made = build(IndexKind::ood, part, queries, 1);
-  for (uint32_t pages : {30u, 21u}) {
+  const uint32_t middle = made->heads(0, 0)[0].entry;
+  // The last one takes the entry back, and the key next to the mean of all that there are then is inserted only now.
+  for (uint32_t pages : {30u, 21u, middle / 32 + 1}) {
+    CAPTURE(pages);
     const uint32_t known = (pages - 1) * 32;
     const auto grown = build(IndexKind::ood, store, {}, 2, 1, {made, pages * 32});
     CHECK(grown->tokens() == 40 * 32);
@@ -172,10 +197,11 @@ TEST_CASE("ood: a token is inserted by connectivity enhancement, also behind tok
     plain.lists_.resize(known);
     for (auto& list : plain.lists_) std::erase_if(list, [&](uint32_t i) { return i >= known; });
     plain.lists_.resize(39 * 32);
-    if (made->heads(0, 0)[0].entry < known) plain.entry_ = made->heads(0, 0)[0].entry;
+    plain.entry_ = middle < known ? middle : plain.central(known);
     plain.connect(known);
     CHECK(grown->heads(0, 0)[0].entry == plain.entry_);
     CHECK(lists_of(grown->heads(0, 0)[0]) == plain.lists_);
+    CHECK(reached(lists_of(grown->heads(0, 0)[0]), grown->heads(0, 0)[0].entry) == 39 * 32);
   }
 }
 
