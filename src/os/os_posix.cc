@@ -137,6 +137,11 @@ Status File::create_temporary(const std::string& target, File* out) {
       continue;
     }
     file.lock_fd_ = fcntl(file.fd_, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);  // a lock lasts until its last descriptor is closed
+    if (can_lock && file.lock_fd_ < 0) {
+      const int error = errno;
+      (void)unlink(file.path_.c_str());
+      return failed("create", file.path_, error);
+    }
     *out = std::move(file);
     return {};
   }

@@ -18,14 +18,10 @@ Status SpillFile::append(const void* extent, uint32_t* index) {
     file_.discard(*index * extent_bytes_, extent_bytes_);
     return s;
   }
-  ++extents_in_use_;
   return {};
 }
 
-void SpillFile::discard(uint32_t index) {
-  file_.discard(index * extent_bytes_, extent_bytes_);
-  --extents_in_use_;
-}
+void SpillFile::discard(uint32_t index) { file_.discard(index * extent_bytes_, extent_bytes_); }
 
 Status SpillFile::read(uint64_t first, std::span<std::byte* const> to) const {
   os::File::Piece pieces[extent_pages];

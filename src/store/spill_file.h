@@ -26,7 +26,6 @@ class SpillFile final : public PageSource {
   Status append(const void* extent, uint32_t* index);
   void discard(uint32_t index);
   Status map(uint32_t index, os::Mapping* out) const { return os::Mapping::map(file_, index * extent_bytes_, extent_bytes_, out); }
-  uint64_t bytes() const { return extents_in_use_ * extent_bytes_; }  // on disk
 
   uint64_t extents() const override { return extents_; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override;
@@ -36,7 +35,7 @@ class SpillFile final : public PageSource {
 
   os::File file_;
   const uint64_t extent_bytes_;
-  std::atomic<uint32_t> extents_{0}, extents_in_use_{0};
+  std::atomic<uint32_t> extents_{0};
 };
 
 }  // namespace kvasir

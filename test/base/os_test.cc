@@ -441,6 +441,43 @@ TEST_CASE("a temporary file is locked as long as its File lives, and made where 
   CHECK(temporary(folder, "abc").is_open());
 }
 
+TEST_CASE("a temporary file whose lock could not outlast it is refused, and nothing is left of it") {
+  TempFolder folder;
+  CHECK(in_child([&] {
+    const int next = dup(STDERR_FILENO);  // the descriptor that the file gets: none comes after it
+    struct rlimit limit;
+    if (next < 0 || close(next) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+    limit.rlim_cur = static_cast<rlim_t>(next) + 1;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+    os::File file;
+    const Status s = os::File::create_temporary(folder.file("abc"), &file);
+    return !s.ok() && s.sys_errno() == EMFILE && !file.is_open();
+  }));
+  CHECK(folder.entries() == 0);
+}
+
+TEST_CASE("what a file gives back is free on the disk, and reads as zeros") {
+  TempFolder folder;
+  os::File file = temporary(folder, "abc");
+  constexpr std::size_t size = 1 << 20;
+  const std::vector<char> bytes(size, 'x');
+  REQUIRE(file.write(0, bytes.data(), size).ok());
+  REQUIRE(file.sync().ok());
+  const auto blocks = [&] {
+    struct stat info{};
+    REQUIRE(stat(file.path().c_str(), &info) == 0);
+    return uint64_t(info.st_blocks) * 512;
+  };
+  REQUIRE(blocks() >= size);
+  file.discard(size / 4, size / 2);
+  CHECK(blocks() <= size - size / 2 + (64 << 10));
+  std::vector<char> read(size);
+  REQUIRE(file.read(0, read.data(), size).ok());
+  std::vector<char> expected(bytes);
+  std::fill_n(expected.begin() + size / 4, size / 2, '\0');
+  CHECK(read == expected);
+}
+
 TEST_CASE("names of temporary files are told from others") {
   for (const char* name : {"a.kv.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) CHECK(os::is_temporary_name(name));
   for (const char* name : {"", "a.kv", "a.tmp", "a.0123456789abcde.tmp", "a.0123456789abcdeg.tmp", "a-0123456789abcdef.tmp", "0123456789abcdef.tmp"})
