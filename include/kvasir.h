@@ -272,11 +272,12 @@ typedef struct kv_session_options {
   uint32_t head_graphs;
   /* Bytes of memory that keys, values and all that is kept with them may take; 0 (default): no limit. Pages beyond it are written to a file without a
    * name in spill_folder, or stay in the file that was loaded, and are read where they are needed; answers are the same, bit for bit. The
-   * window, the summaries (about a quarter of what keys and values take) and two extents of pages have to fit: KV_LIMIT says what that
-   * is, before anything is read. Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
+   * window, the summaries (about a quarter of what keys and values take) and the pages that a step fills have to fit: KV_LIMIT says what that is,
+   * before anything is read. Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
   uint64_t memory_budget;
   /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp. The file is gone with the last session
-   * that uses it, also when the process is killed. KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE. */
+   * that uses it, also when the process is killed. It is tried when a session is opened or loaded with a budget: KV_NOT_FOUND, KV_PERMISSION,
+   * KV_NO_SPACE. */
   const char *spill_folder;
 } kv_session_options;
 
@@ -320,9 +321,11 @@ KV_API void kv_call_options_init(kv_call_options *options);
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
  * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made
  * before the next question (kv_generate, kv_score) or save. kv_next makes no index: where there is none it scores every token. An index is
- * saved with the timeline and shared by forks, so that it can be made on a fork, in another thread. What has been sealed since is scored token
- * by token, until this call or kv_save inserts it into the graph of "ood"; the index is made again when it has to do with a quarter more than
- * it was made for. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_BUSY. */
+ * saved with the timeline and shared by forks, so that it can be made on a fork, in another thread. What has been sealed since is scored token by
+ * token, until this call, kv_generate, kv_score or kv_save inserts it into the graph of "ood", where the memory_budget has room for it; the index
+ * is made again when it has to do with a quarter more than it was made for, or when head_graphs asks for another number of graphs: until then
+ * kv_next searches the one that there is, which the log says once. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT
+ * (memory_budget), KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
@@ -384,8 +387,9 @@ typedef struct kv_answer {
 
 /* Asks: puts the question in the model's turn, answers it through on_text (may be NULL). answer (may be NULL) is filled also when
  * the call is stopped. With keep, a stopped or failed call leaves the whole tokens made so far; without, the timeline is as before.
- * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (empty timeline and empty question), KV_NO_MEMORY,
- * KV_CORRUPT (a damaged page of a mapped file was met), KV_BUSY. */
+ * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (empty timeline and empty question), KV_NO_MEMORY, KV_LIMIT
+ * (memory_budget has no room for the question, or for an index that the strategy wants: nothing was read), KV_CORRUPT (a damaged page of a mapped
+ * file was met), KV_BUSY. */
 KV_API kv_status kv_generate(kv_session *session, const char *question, size_t size, const kv_generate_options *options,
                              kv_text_fn on_text, void *user, kv_answer *answer, kv_error *error);
 
@@ -398,7 +402,7 @@ KV_API kv_status kv_next(kv_session *session, const kv_generate_options *options
 /* How likely the model finds a given continuation: log_probabilities[i], float32 [count], receives the natural logarithm of the probability
  * of tokens[i] after everything before it, each read one at a time as decode reads, through the strategy. The timeline is afterwards where
  * it was, exactly. For measurement: exp(-mean) is the perplexity. kv_stats then tells of these steps as of an answer's.
- * KV_CANCELLED, KV_BAD_STATE (empty timeline), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_CORRUPT, KV_BUSY. */
+ * KV_CANCELLED, KV_BAD_STATE (empty timeline), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_LIMIT (as kv_generate), KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_score(kv_session *session, const int32_t *tokens, size_t count, float *log_probabilities,
                           const kv_call_options *options, kv_error *error);
 
@@ -421,15 +425,18 @@ KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size
 /* ---- persistence ---------------------------------------------------------------------------------------------------- */
 
 /* Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
+ * The index of the strategy is made or brought up to date first, as by kv_prepare; where the memory_budget has no room for it the timeline is saved
+ * with the index that it has, or none, which the log says.
  * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED: the old file stays. options may be NULL. */
 KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_options *options, kv_error *error);
 
 #define KV_LOAD_VERIFY 1u /* check the whole file now, not each part when it is first used */
 
 /* A new session over a saved timeline, mapped: its time does not depend on the length. session_options as for kv_session_open, but
- * window and kv_type are the file's. options->flags: KV_LOAD_VERIFY. The file may be replaced or removed by name afterwards, but not cut or
- * written in place.
- * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_IO, KV_NO_MEMORY. */
+ * window and kv_type are the file's: one in full precision is refused with a memory_budget (KV_BAD_ARGUMENT). options->flags: KV_LOAD_VERIFY. The
+ * file may be replaced or removed by name afterwards, but not cut or written in place.
+ * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_LIMIT (memory_budget), KV_IO,
+ * KV_NO_MEMORY. */
 KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_options *session_options,
                          const kv_call_options *options, kv_session **out, kv_error *error);
 

@@ -9,6 +9,7 @@ namespace kvasir {
 
 constexpr uint32_t head_steps = 400;     // at 32K tokens a head's graph takes as long as reading so many of them again
 constexpr uint32_t query_tokens = 2048;  // of the newest: measured in select/ood.cc
+constexpr uint64_t ood_words = 25, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
     : kernels_(kernels), dim_(pages.shape().page.dim) {
@@ -68,6 +69,12 @@ QueryRows IndexQueries::rows_of(uint32_t layer, uint32_t kv_head, uint32_t first
 uint64_t index_steps(const StoreShape& shape) { return uint64_t{shape.heads_total()} * head_steps; }
 
 uint32_t wanted_queries(IndexKind kind) { return kind == IndexKind::ood ? query_tokens : 0; }
+
+uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens) {
+  const uint64_t centroids = static_cast<uint64_t>(std::sqrt(static_cast<double>(tokens))) * shape.page.dim;
+  const uint64_t words = kind == IndexKind::ood ? ood_words * tokens : kind == IndexKind::hnsw ? hnsw_words * tokens : tokens + centroids;
+  return words * sizeof(uint32_t) * shape.heads_total() * graphs;
+}
 
 bool takes_insertions(IndexKind kind) { return kind == IndexKind::ood; }
 

@@ -84,6 +84,9 @@ uint32_t wanted_queries(IndexKind kind);
 // Of progress, that making an index takes beside a step for each token whose queries are read: about as long as they take.
 uint64_t index_steps(const StoreShape& shape);
 
+// About what an index of so many tokens takes, rather less.
+uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens);
+
 // What an index is made from, and how.
 struct IndexOrder {
   IndexKind kind;

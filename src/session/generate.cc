@@ -93,6 +93,13 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
   return tokenizer.encode(parts, turn_ == Turn::empty, out, {nullptr, cancel});
 }
 
+// Spills now what the question and its answer, of up to so many tokens, would have to. Meanwhile the timeline is held as it was, with all that is
+// in memory of it, and what is spilled would be there again afterwards. The question has to fit into the budget, the answer may be shorter.
+Status Session::make_room(uint64_t question, uint64_t answer) {
+  const uint64_t now = tokens_.size() + question, most = now + std::min(answer, options_.context - now);
+  return store_.keep_within_budget(store_.check_budget(most).ok() ? most : now);
+}
+
 Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text, Answer* answer) {
   *answer = {};
   if (Status s = check_sampling_options(o.sampling); !s.ok()) return s;
@@ -110,6 +117,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
     return s;
   }
+  if (Status s = make_room(tokens.size(), o.max_tokens); !s.ok()) return s;
   Restore restore(this);
   forward_->attention().reset_counts();
   Status s;
@@ -185,6 +193,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
   if (Status s = prepare(cancel, std::move(prepare_report)); !s.ok()) return s;
+  if (Status s = make_room(tokens.size(), 0); !s.ok()) return s;
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();

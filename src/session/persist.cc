@@ -31,7 +31,11 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
   Progress preparing(std::move(prepare_report));
-  if (Status s = prepare_index(true, cancel, &preparing); !s.ok()) return s;
+  if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {  // a document is saved with what it has
+    log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());
+  } else if (!s.ok()) {
+    return s;
+  }
   format::Identity identity;
   identity.model = model_->fingerprint();
   identity.vocabulary = model_->config().vocabulary;
@@ -167,10 +171,13 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
                          path.c_str(), wanted, options.context);
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
+  if (options.memory.bytes && options.full_precision)
+    return Status::error(Code::bad_argument,
+                         "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was loaded", path.c_str());
 
   KvStore store(model->store_shape(), options.window);
   if (Status s = load_store(file, state, model->config().group(), &store); !s.ok()) return s;
-  if (Status s = store.set_budget(options.memory, state.tokens); !s.ok()) return s;
+  if (Status s = store.set_budget(options.memory, tokens_wanted ? tokens_wanted : state.tokens); !s.ok()) return s;
   const std::byte* tokens = nullptr;
   if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), &tokens); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));

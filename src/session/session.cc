@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <utility>
 
 #include "base/checked.h"
 
@@ -41,7 +42,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   o->memory.step_tokens = o->prefill_chunk;
   if (o->memory.bytes && o->full_precision)
     return Status::error(Code::bad_argument, "memory_budget is set: keys and values in full precision are kept in memory");
-  if (o->memory.bytes && !o->memory.spill_folder.empty()) {  // known now, not in the middle of a document
+  if (o->memory.bytes) {  // known now, not in the middle of a document
     os::File trial;
     if (Status s = os::File::create_nameless(o->memory.spill_folder, &trial); !s.ok()) return s;
   }
@@ -215,14 +216,26 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
     return read_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
-  return store_.build_sketch(cpu_kernels(), pool_.get());
+  if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
+  if (progress) (void)progress->update(1, 1);
+  return {};
 }
 
 // Finds the representatives of a timeline that was read without them: its tokens are read a second time, into a store of their own.
 Status Session::read_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
   KvStore store(store_.shape(), store_.window_tokens());
-  if (Status s = store.set_budget(options_.memory, 0); !s.ok()) return s;
+  MemoryBudget rest = options_.memory;
+  if (rest.bytes) {  // it is for both, and the second one takes as much again
+    if (store_.private_bytes() > rest.bytes / 2)
+      if (Status s = store_.shrink(); !s.ok()) return s;
+    rest.bytes -= std::min(rest.bytes - 1, store_.private_bytes());
+  }
+  if (Status s = store.set_budget(rest, tokens_.size()); s.code() == Code::limit) {
+    return Status::error(Code::limit, "the text cannot be read again beside itself, for its representative tokens: what is left of %s", s.message());
+  } else if (!s.ok()) {
+    return s;
+  }
   for (std::size_t at = 0; at < tokens_.size();) {
     if (progress && !progress->update(at, tokens_.size())) return Status::error(Code::cancelled, "stopped by the progress callback");
     ForwardStep step;
@@ -232,6 +245,7 @@ Status Session::read_again(const Cancel* cancel, Progress* progress) {
     at += step.tokens.size();
   }
   store_.take_representatives(std::move(store));
+  if (progress) (void)progress->update(tokens_.size(), tokens_.size());
   return {};
 }
 
@@ -278,7 +292,12 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   TokenIndexes::Entry known = store_.indexes().of(kind);
   if (known.index)
     if (Status s = known.index->check(); !s.ok()) return s;
-  if (!make) return {};
+  if (!make) {
+    if (known.index && known.index->graphs() != graphs && !std::exchange(told_graphs_, true))
+      log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is until one without head_graphs is made"
+                         : "the index has one graph for the query heads of a group: it is searched as it is until one with head_graphs is made");
+    return {};
+  }
   if (known.index && known.index->graphs() == graphs) {
     const uint64_t built = std::min(known.index->built(), known.valid), unknown = sealed - known.valid;
     if ((sealed - built) * 4 >= built) known = {};
@@ -287,16 +306,37 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
     known = {};
   }
   if (sealed < index_context) return {};
+  Status room = make_room_for_index(kind, known.index ? known.index->bytes() / known.index->items() * sealed
+                                                      : index_bytes(kind, store_.shape(), graphs, sealed));
+  std::shared_ptr<TokenIndex> index;
+  if (room.ok()) {
+    if (Status s = make_index(kind, graphs, known, cancel, progress, &index); !s.ok()) return s;
+    room = make_room_for_index(kind, index->private_bytes());
+  }
+  if (room.code() == Code::limit && known.index) {
+    log(1, "memory_budget has no room for more in the index: what is not in it is scored token by token");
+    return {};
+  }
+  if (!room.ok()) return room;
+  store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
+  return {};
+}
+
+// One of so many bytes takes the place of that of its kind.
+Status Session::make_room_for_index(IndexKind kind, uint64_t bytes) {
+  const std::shared_ptr<TokenIndex>& old = store_.indexes().of(kind).index;
+  return store_.keep_within_budget(tokens_.size(), bytes - std::min(bytes, old ? old->private_bytes() : 0));
+}
+
+Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,
+                           std::shared_ptr<TokenIndex>* out) {
   log(2, known.index ? "tokens are inserted into the index of the keys now" : "the index of the keys is made now");
   const uint64_t begin = os::now_ns();
   IndexQueries queries;
   if (!known.index)
     if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
-  std::shared_ptr<TokenIndex> index;
-  if (Status s = build_index({kind, store_.pages(), queries, graphs, known}, cpu_kernels(), pool_.get(), cancel, progress, &index); !s.ok())
+  if (Status s = build_index({kind, store_.pages(), queries, graphs, known}, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok())
     return s;
-  if (Status s = store_.check_budget(tokens_.size(), index->private_bytes()); !s.ok()) return s;
-  store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
   store_.let_go();
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};

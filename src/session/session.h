@@ -98,7 +98,7 @@ class Session {
   Status shorten(uint64_t tokens, const Cancel* cancel, Progress::Report progress);
   // Makes now what the strategy needs beside the pages and the timeline does not have: a sketch, an index. Afterwards no answer waits for it.
   Status prepare(const Cancel* cancel, Progress::Report progress);
-  // Makes the strategy's index first, as prepare() does.
+  // Makes the strategy's index first, as prepare() does; where the budget has no room for it, without.
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress, Progress::Report prepare_progress = {},
               const AtomicFile::BeforeRename& before_rename = {});
   const SelectOptions& select() const { return options_.select; }
@@ -137,11 +137,15 @@ class Session {
   Status choose_once(const Cancel* cancel);
   void forget_choice() { observed_ = {}, chosen_ = false; }
   Status prepare_index(bool make, const Cancel* cancel, Progress* progress);
+  Status make_room_for_index(IndexKind kind, uint64_t bytes);
+  Status make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,
+                    std::shared_ptr<TokenIndex>* out);
   Status read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out);
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
   Status check_room(uint64_t more) const;
+  Status make_room(uint64_t question, uint64_t answer);
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
   Status load_observed(const CacheFile& file);
@@ -162,6 +166,7 @@ class Session {
     uint32_t pages = 0;  // sealed then
   } observed_;
   bool chosen_ = false;              // memory_ holds that choice
+  bool told_graphs_ = false;         // that an index is searched whose graphs are not those that were asked for
   Array<Token> tokens_;
   Turn turn_ = Turn::empty;
   uint64_t document_tokens_ = 0;     // where the conversation began, once turn_ is answer,

@@ -272,7 +272,7 @@ Status CacheFile::verify_all(Progress* progress, const Cancel* cancel) const {
 }
 
 uint64_t CacheFile::private_bytes() const {
-  return private_blocks_.load(std::memory_order_relaxed) * block_bytes + tables_.size() * sizeof(uint64_t);
+  return private_blocks_.load(std::memory_order_relaxed) * block_bytes + table_bytes();
 }
 
 void CacheFile::advise(const Section& section, uint64_t offset, uint64_t size, os::Mapping::Advice advice) const {

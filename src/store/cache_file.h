@@ -107,6 +107,7 @@ class CacheFile {
   void advise(const Section& section, uint64_t offset, uint64_t size, os::Mapping::Advice advice) const;  // a part of it
 
   uint64_t private_bytes() const;  // of tables and of what has been read into private memory so far
+  uint64_t table_bytes() const { return tables_.size() * sizeof(uint64_t); }
 
  private:
   CacheFile() = default;

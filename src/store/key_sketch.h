@@ -51,6 +51,7 @@ class KeySketch {
   Status damaged() const;
 
   uint64_t private_bytes() const;
+  uint64_t basis_bytes() const { return shape_.heads_total() * basis_floats() * sizeof(float); }  // of all heads
 
   // The section of a cache file: basis f32 [layers][kv_heads][dim][sketch_dim], u32 built_pages and pages, zeros up to a multiple of
   // 4096, then [extents][layers][kv_heads][sketch_bytes]. 0 when there is nothing to write.

@@ -10,7 +10,7 @@
 namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
-constexpr uint64_t moving_slabs = 2;     // the one that is filled and one that is being spilled
+constexpr uint64_t table_entry = 6;      // bytes a page of a head, in the table of those that are in memory: four, half as many more where it grows
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
     : pages_(shape), sketch_(shape), representatives_(shape, window_tokens), window_tokens_(window_tokens) {}
@@ -22,6 +22,7 @@ KvStore::KvStore(const KvStore& other)
       indexes_(other.indexes_),
       budget_(other.budget_),
       cache_limit_(other.cache_limit_),
+      let_go_(other.let_go_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
       sinks_(other.sinks_),
@@ -70,39 +71,54 @@ void KvStore::grow_window(uint32_t rows) {
 
 uint64_t KvStore::least_bytes(uint64_t tokens) const {
   const PageShape& page = shape().page;
-  const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, uint64_t{page.page_tokens} * extent_pages);
-  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() + page.sketch_bytes();
-  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + budget_.step_tokens + 2 * page.page_tokens + capacity_step) * page.dim * sizeof(float);
-  return extents * heads * summaries + rows + indexes_.private_bytes() + moving_slabs * shape().slab_bytes();
+  const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, page.extent_tokens());
+  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() + page.sketch_bytes() + extent_pages * table_entry;
+  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + budget_.step_tokens + 2 * page.page_tokens + capacity_step + 1) * page.dim * sizeof(float);
+  const uint64_t slabs = ceil_div(budget_.step_tokens, page.extent_tokens()) + 1;  // that a step fills, the first one in part before it
+  return extents * heads * summaries + rows + slabs * shape().slab_bytes() + indexes_.private_bytes() + sketch_.basis_bytes() +
+         representatives_.most_bytes(tokens, budget_.step_tokens) + pages_.table_bytes();
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more) const {
   const uint64_t least = least_bytes(tokens) + more;
   if (budget_.bytes == 0 || least <= budget_.bytes) return {};
-  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64 " tokens window, summaries, indexes and two extents of pages alone take %"
-                       PRIu64, budget_.bytes, tokens, least);
+  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64
+                       " tokens window, summaries, indexes and the pages of a step alone take %" PRIu64, budget_.bytes, tokens, least);
 }
 
 Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
   budget_ = budget;
-  if (Status s = check_budget(tokens); !s.ok()) return s;
+  let_go_ = budget_.bytes != 0;
   return keep_within_budget(tokens);
 }
 
 // What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
 // nothing is in a file all of it is for slabs.
-Status KvStore::keep_within_budget(uint64_t tokens) {
+Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more) {
   if (budget_.bytes == 0) return {};
-  if (Status s = check_budget(tokens); !s.ok()) return s;
-  const uint64_t room = budget_.bytes - least_bytes(tokens);
-  const bool in_files = pages_.spilled_bytes() + pages_.mapped_bytes() > 0, spills = pages_.full_private_bytes() > (in_files ? room / 4 : room);
+  if (Status s = check_budget(tokens, more); !s.ok()) return s;
+  const uint64_t room = budget_.bytes - least_bytes(tokens) - more, for_slabs = pages_.file_pages_bytes() > 0 ? room / 4 : room;
+  const uint32_t then = std::max(pages_after(tokens), pages_.pages());
+  const uint64_t coming = uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
+  const uint64_t full = pages_.full_private_bytes();
+  const bool spills = full > 0 && full + coming > for_slabs;
   if (spills)
-    if (Status s = pages_.spill(budget_.spill_folder, room / 8); !s.ok()) return s;
+    if (Status s = pages_.spill(budget_.spill_folder, std::min(room / 8, for_slabs - std::min(for_slabs, coming))); !s.ok()) return s;
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ || limit / 2 > cache_limit_) {
     cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
-    pages_.set_cache_limit(cache_limit_);
+    pages_.set_cache_limit(cache_limit_ - cache_limit_ / 16);  // of its pages; their scales and the table of them take up to a fifteenth as much
   }
+  const bool fits = pages_.file_pages_bytes() + pages_.full_private_bytes() + pages_.cache_counts().bytes <= room;
+  if (const bool before = std::exchange(let_go_, !fits); !fits && !before) let_go();
+  return {};
+}
+
+Status KvStore::shrink() {
+  if (budget_.bytes == 0) return {};
+  if (Status s = pages_.spill(budget_.spill_folder, 0); !s.ok()) return s;
+  cache_limit_ = PageCache::by_itself;
+  pages_.set_cache_limit(0);
   return {};
 }
 

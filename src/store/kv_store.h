@@ -69,9 +69,14 @@ class KvStore {
   // What cannot be spilled of a timeline of so many tokens, and what is on its way.
   uint64_t least_bytes(uint64_t tokens) const;
   Status check_budget(uint64_t tokens, uint64_t more = 0) const;  // that it is enough for them and so many bytes besides
-  // Where there is a budget: what was read through a mapping of this layer's pages, or all layers', is let go of.
+  // Spills now what growing to so many tokens would, and what so many bytes besides take the room of. Before a timeline is copied that will grow
+  // and be dropped: what it spills the copy still has in memory. Errors as set_budget().
+  Status keep_within_budget(uint64_t tokens, uint64_t more = 0);
+  // Where there is a budget: spills what can be, and keeps no chosen pages, until the next step.
+  Status shrink();
+  // Where a budget has no room for all pages: what was read through a mapping of this layer's pages, or all layers', is let go of.
   void let_go(uint32_t layer) const {
-    if (budget_.bytes) pages_.let_go(layer);
+    if (let_go_) pages_.let_go(layer);
   }
   void let_go() const {
     for (uint32_t l = 0; l < shape().layers; ++l) let_go(l);
@@ -138,7 +143,6 @@ class KvStore {
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   void grow_window(uint32_t rows);
   void fix_centre(uint32_t rows);
-  Status keep_within_budget(uint64_t tokens);
 
   PageStore pages_;
   KeySketch sketch_;
@@ -146,6 +150,7 @@ class KvStore {
   TokenIndexes indexes_;
   MemoryBudget budget_;
   uint64_t cache_limit_ = PageCache::by_itself;
+  bool let_go_ = false;      // more is in files than there is room for
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window

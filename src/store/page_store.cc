@@ -244,8 +244,10 @@ PageCache::Counts PageStore::cache_counts() const {
 Status PageStore::spill(const std::string& folder, uint64_t keep) {
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
-    if (Status s = SpillFile::create(folder, pages_bytes(), &spill_); !s.ok()) return s;
-    spilled_ = std::make_shared<PageCache>(spill_, shape_.heads_total());
+    std::shared_ptr<SpillFile> file;
+    if (Status s = SpillFile::create(folder, pages_bytes(), &file); !s.ok()) return s;
+    spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());  // there is one where there is a file
+    spill_ = std::move(file);
   }
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
     if (!slabs_[e].is_private()) continue;
@@ -381,7 +383,7 @@ void PageStore::commit(uint32_t pages) { pages_ = pages; }
 void PageStore::truncate(uint32_t pages) {
   pages_ = pages;
   slabs_.resize(extents(), SlabRef(nullptr));
-  if (slabs_.empty()) cache_.reset(), spilled_.reset();
+  if (slabs_.empty()) cache_.reset(), spill_.reset(), spilled_.reset();
 }
 
 uint64_t PageStore::private_bytes() const {
@@ -396,5 +398,13 @@ uint64_t PageStore::mapped_bytes() const {
   for (const SlabRef& slab : slabs_) bytes += slab->file ? shape_.slab_bytes() : 0;
   return bytes;
 }
+
+uint64_t PageStore::file_pages_bytes() const {
+  uint64_t slabs = 0;
+  for (const SlabRef& slab : slabs_) slabs += !slab.is_private();
+  return slabs * pages_bytes();
+}
+
+uint64_t PageStore::table_bytes() const { return !slabs_.empty() && slabs_[0]->file ? slabs_[0]->file->table_bytes() : 0; }
 
 }  // namespace kvasir

@@ -99,6 +99,8 @@ class PageStore {
 
   uint64_t private_bytes() const;  // memory that this store's slabs and its file's cache and summaries take, shared ones included
   uint64_t mapped_bytes() const;   // bytes of the mapped file that its pages and summaries take
+  uint64_t file_pages_bytes() const;  // of pages that are in a file, mapped or without a name
+  uint64_t table_bytes() const;       // memory for the mapped file's checksums, whatever its length
 
  private:
   struct Slab;

@@ -25,7 +25,7 @@ uint16_t to_bf16(float x) {
 }  // namespace
 
 Representatives::Representatives(const StoreShape& shape, uint32_t window_tokens)
-    : shape_(shape), local_(std::min(window_tokens, most_local)), wanted_(window_tokens != UINT32_MAX) {}
+    : shape_(shape), window_(window_tokens), local_(std::min(window_tokens, most_local)), wanted_(window_tokens != UINT32_MAX) {}
 
 void Representatives::forget() {
   known_ = false;
@@ -172,6 +172,13 @@ uint64_t Representatives::private_bytes() const {
   uint64_t bytes = (undecided_.size() + added_.size()) * sizeof(float) + sums_.size() * sizeof(double);
   for (const Block& b : blocks_) bytes += b.memory ? block_size() * sizeof(uint16_t) : 0;
   return bytes;
+}
+
+uint64_t Representatives::most_bytes(uint64_t tokens, uint32_t step) const {
+  if (!wanted_) return 0;
+  const uint64_t undecided = uint64_t{window_} + step + shape_.page.page_tokens + block_tokens;
+  return tokens / block_tokens * block_size() * sizeof(uint16_t) + (undecided + local_ + step) * shape_.heads_total() * sizeof(float) +
+         (uint64_t{step} + 1) * shape_.page.dim * sizeof(double);
 }
 
 uint64_t Representatives::file_bytes() const {

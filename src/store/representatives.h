@@ -60,6 +60,8 @@ class Representatives {
   void rewind(uint64_t tokens);
 
   uint64_t private_bytes() const;
+  // The most that those of a timeline of so many tokens take, during steps of up to `step` of them.
+  uint64_t most_bytes(uint64_t tokens, uint32_t step) const;
 
   // The section of a cache file: u32 decided blocks, u32 undecided tokens, u64 0; bf16 [blocks][layers][kv_heads][dim] mean keys; f32 [undecided
   // tokens][layers][kv_heads] scores. 0 bytes when there is nothing to write.
@@ -82,6 +84,7 @@ class Representatives {
   void decide(const PageStore& pages);
 
   StoreShape shape_;
+  uint32_t window_;          // tokens that stay in full precision
   uint32_t local_;           // tokens after a token that score it
   bool wanted_;              // not of a timeline that is never sealed
   bool known_ = wanted_;

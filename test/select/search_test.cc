@@ -335,3 +335,14 @@ TEST_CASE("an index that names what is not there is refused") {
     CHECK_FALSE(made(bad));
   }
 }
+
+TEST_CASE("what an index takes is known before it is made, rather too little than too much") {
+  const PageStore store = random_store(64, 80, 2, 23);
+  const IndexQueries queries = some_queries(store, 2, 64, 3);
+  for (IndexKind kind : {IndexKind::hnsw, IndexKind::ood, IndexKind::ivf}) {
+    CAPTURE(std::string(name_of(kind)));
+    const uint64_t bytes = build(kind, store, queries, 2)->bytes(), said = index_bytes(kind, store.shape(), 1, 80 * 32);
+    CHECK(said <= bytes);
+    CHECK(said >= bytes / 2);
+  }
+}

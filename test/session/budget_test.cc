@@ -1,6 +1,7 @@
 // A memory budget: what does not fit is in files, and nothing else changes.
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "helpers.h"
@@ -45,6 +46,14 @@ std::vector<Token> expected(const char* strategy, int n) {
   return continue_with(fork.get(), n);
 }
 
+// Tokens as document()'s, but no end of them.
+std::vector<Token> more_text(std::size_t n) {
+  std::vector<Token> out;
+  while (out.size() < n) out.insert(out.end(), document().begin(), document().end());
+  out.resize(n);
+  return out;
+}
+
 uint64_t tight_budget() { return unbounded()->store().least_bytes(long_text + 500) + (1 << 20); }
 
 std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
@@ -52,6 +61,16 @@ std::unique_ptr<Session> load(const std::string& path, const SessionOptions& opt
   const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
   REQUIRE_MESSAGE(s.ok(), s.message());
   return session;
+}
+
+std::atomic<int> spills;
+int count_spills(const char* operation, const char* path) {
+  spills += std::strcmp(operation, "write") == 0 && std::strstr(path, "kvasir-spill");
+  return 0;
+}
+
+int no_default_folder(const char* operation, const char* path) {
+  return std::strcmp(operation, "open") == 0 && std::strstr(path, "/var/tmp/kvasir-spill") ? ENOENT : 0;
 }
 
 std::atomic<int> writes_left;
@@ -160,9 +179,19 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
   SessionOptions o = asked("full", 100 << 20);
   o.memory.spill_folder = folder.file("nowhere");
   CHECK(Session::open(mini_model(), o, &none).code() == Code::not_found);
+  os::fault = no_default_folder;
+  CHECK(Session::open(mini_model(), asked("full", 100 << 20), &none).code() == Code::not_found);
+  os::fault = nullptr;
   o = asked("full", 100 << 20);
   o.full_precision = true;
   CHECK(Session::open(mini_model(), o, &none).code() == Code::bad_argument);
+  o.memory.bytes = 0;
+  auto exact = open_session(mini_model(), o);
+  read(exact.get(), {document().data(), 200});
+  REQUIRE(exact->save(folder.file("exact.kv"), nullptr, {}).ok());
+  const Status refused = Session::load(mini_model(), folder.file("exact.kv"), asked("full", 100 << 20), false, nullptr, {}, &none);
+  CHECK(refused.code() == Code::bad_argument);
+  CHECK(std::string(refused.message()).find("exact.kv") != std::string::npos);
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   CHECK(Session::load(mini_model(), folder.file("a.kv"), asked("full", unbounded()->store().least_bytes(1000)), false, nullptr, {}, &none).code() == Code::limit);
   CHECK(!none);
@@ -184,5 +213,157 @@ TEST_CASE("a budget: a full disk stops the reading, keeps what was read, and goe
     CHECK(session->tokens().size() == done);
     read(session.get(), {document().data() + done, long_text - done});
     CHECK(continue_with(session.get(), 10) == expected("full", 10));
+  }
+}
+
+TEST_CASE("a budget: what is spilled of a text that takes another one's place is read through the cache as well") {
+  TempFolder folder;
+  auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
+  read(session.get(), {document().data() + 300, long_text});
+  CHECK(session->store().pages().spilled_bytes() > 0);
+  REQUIRE(session->rewind(0).ok());
+  CHECK(session->store().pages().spilled_bytes() == 0);
+  read(session.get(), {document().data(), long_text});
+  CHECK(session->store().pages().spilled_bytes() > 0);
+  CHECK(continue_with(session.get(), 15) == expected("quest", 15));
+  CHECK(session->store().pages().cache_counts().read > 0);
+  CHECK(session->store().private_bytes() <= tight_budget());
+}
+
+TEST_CASE("a budget of the least that is asked for is kept, whatever is read together") {
+  TempFolder folder;
+  const auto text = more_text(7000);
+  for (uint32_t chunk : {128u, 4096u}) {
+    CAPTURE(chunk);
+    SessionOptions o = asked("bounded", 1 << 30, &folder);
+    o.prefill_chunk = chunk;
+    o.memory.bytes = open_session(mini_model(), o)->store().least_bytes(text.size() + 10);
+    auto session = open_session(mini_model(), o);
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t n = std::min<std::size_t>(chunk == 128 ? 1000 : chunk, text.size() - at);
+      read(session.get(), {text.data() + at, n});
+      at += n;
+      CHECK(session->store().private_bytes() <= o.memory.bytes);
+    }
+    continue_with(session.get(), 5);
+    CHECK(session->store().private_bytes() <= o.memory.bytes);
+    o.memory.bytes -= 1;
+    uint64_t done = 0;
+    const auto again = open_session(mini_model(), o);
+    CHECK(again->prefill_tokens(more_text(text.size() + 11), nullptr, nullptr, {}, &done).code() == Code::limit);
+  }
+}
+
+TEST_CASE("a budget is for the tokens that are loaded, not for those that are in the file") {
+  TempFolder folder;
+  REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
+  constexpr uint64_t prefix = 1000;
+  auto whole = load(folder.file("a.kv"), asked("quest", 0));
+  const SessionOptions o = asked("quest", whole->store().least_bytes(prefix + 20) + (1 << 16), &folder);
+  std::unique_ptr<Session> session;
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session).code() == Code::limit);
+  const Status s = Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session, prefix);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE(whole->shorten(prefix, nullptr, {}).ok());
+  CHECK(continue_with(session.get(), 10) == continue_with(whole.get(), 10));
+  CHECK(session->store().private_bytes() <= o.memory.bytes);
+}
+
+TEST_CASE("a budget: pages of a mapped file stay in memory where there is room for all of them, and only there") {
+  TempFolder folder;
+  REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
+  const auto resident = [&] {  // bytes of the file's mapping
+    std::ifstream maps("/proc/self/smaps");
+    uint64_t sum = 0;
+    bool its = false;
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find(" r--s ") != std::string::npos || line.find('/') != std::string::npos) its = line.ends_with(folder.file("a.kv"));
+      else if (its && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
+    }
+    return sum * 1024;
+  };
+  const uint64_t pages = unbounded()->store().pages().full_private_bytes();
+  for (uint64_t room : {uint64_t{1} << 20, pages * 2}) {
+    CAPTURE(room);
+    auto session = load(folder.file("a.kv"), asked("full", 0));
+    const uint64_t least = session->store().least_bytes(long_text + 500);
+    session = load(folder.file("a.kv"), asked("full", least + room));
+    continue_with(session.get(), 3);
+    if (room > pages) CHECK(resident() > pages / 2);
+    else CHECK(resident() < pages / 4);
+  }
+}
+
+TEST_CASE("a budget without room for an index: a document is saved without it, and what is not in one stays out") {
+  TempFolder folder;
+  std::vector<std::string> told;
+  SessionOptions o = asked("ood", tight_budget(), &folder);
+  o.log = [&](int level, const char* message) {
+    if (level == 1) told.push_back(message);
+  };
+  auto session = open_session(mini_model(), o);
+  read(session.get(), {document().data(), long_text});
+  uint64_t steps = 0;
+  const auto count = [&](uint64_t, uint64_t) { return ++steps, 0; };
+  CHECK(session->prepare(nullptr, count).code() == Code::limit);
+  CHECK(steps == 0);  // known before the work
+  REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("memory_budget") != std::string::npos);
+  REQUIRE(unbounded()->save(folder.file("b.kv"), nullptr, {}).ok());
+  CHECK(read_file(folder.file("a.kv")) == read_file(folder.file("b.kv")));
+
+  constexpr uint64_t first = 2300, all = 2500;
+  std::unique_ptr<Session> plain;
+  REQUIRE(unbounded()->fork(&plain).ok());
+  REQUIRE(plain->rewind(0).ok());
+  read(plain.get(), {document().data(), first});
+  REQUIRE(plain->set_select(o.select).ok());
+  REQUIRE(plain->prepare(nullptr, {}).ok());
+  const uint64_t index = plain->store().indexes().private_bytes();
+  o.memory.bytes = unbounded()->store().least_bytes(all + 500) + index + index / 20;  // a twelfth more tokens are to come
+  session = open_session(mini_model(), o);
+  read(session.get(), {document().data(), first});
+  REQUIRE(session->prepare(nullptr, {}).ok());
+  CHECK(session->store().private_bytes() <= o.memory.bytes);
+  read(session.get(), {document().data() + first, all - first});
+  told.clear();
+  CHECK(session->prepare(nullptr, {}).ok());
+  CHECK(told.size() == 1);
+  CHECK(session->store().indexes().private_bytes() == index);
+  CHECK(session->store().indexes().of(IndexKind::ood).valid < first);
+  o.memory.bytes += index / 5;  // the old one's room is the new one's
+  session = open_session(mini_model(), o);
+  read(session.get(), {document().data(), first});
+  REQUIRE(session->prepare(nullptr, {}).ok());
+  read(session.get(), {document().data() + first, all - first});
+  CHECK(session->prepare(nullptr, {}).ok());
+  CHECK(session->store().indexes().of(IndexKind::ood).valid == session->store().sealed_tokens());
+}
+
+TEST_CASE("a budget: what an answer takes the room of is spilled once, before it") {
+  TempFolder folder;
+  constexpr std::size_t length = 350;  // an extent gets full
+  std::unique_ptr<Session> plain;
+  REQUIRE(unbounded()->fork(&plain).ok());
+  REQUIRE(plain->set_select(asked("quest", 0).select).ok());
+  std::vector<float> wanted(length), got(length);
+  REQUIRE(plain->score({document().data(), length}, wanted.data(), nullptr, {}).ok());
+  const PageStore& pages = unbounded()->store().pages();
+  const uint64_t budget = unbounded()->store().least_bytes(long_text + length) + pages.full_private_bytes() + pages.shape().slab_bytes() / 2;
+  auto session = open_session(mini_model(), asked("quest", budget, &folder));
+  read(session.get(), {document().data(), long_text});
+  CHECK(session->store().pages().spilled_bytes() == 0);
+  for (bool again : {false, true}) {
+    CAPTURE(again);
+    spills = 0;
+    os::fault = count_spills;
+    const Status s = session->score({document().data(), length}, got.data(), nullptr, {});
+    os::fault = nullptr;
+    CHECK(s.ok());
+    CHECK(got == wanted);
+    CHECK((spills == 0) == again);
+    CHECK(session->store().pages().spilled_bytes() > 0);
+    CHECK(session->store().private_bytes() <= budget);
   }
 }

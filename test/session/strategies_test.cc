@@ -172,6 +172,27 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   CHECK(continue_with(loaded.get(), 40) == continue_with(session.get(), 40));
   CHECK(loaded->store().representatives().known());
   CHECK(log.find("read again") != std::string::npos);
+
+  REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
+  uint64_t last = 0, all = 1, reports = 0;
+  const auto report = [&](uint64_t done, uint64_t total) { return last = done, all = total, ++reports, 0; };
+  REQUIRE(loaded->prepare(nullptr, report).ok());
+  CHECK(last == all);
+  // A budget is for both timelines, while it is read again.
+  const uint64_t least = loaded->store().least_bytes(1600);
+  o.memory.spill_folder = folder.path();
+  o.memory.bytes = least * 3 / 2;
+  REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
+  reports = 0;
+  CHECK(loaded->prepare(nullptr, report).code() == Code::limit);
+  CHECK(reports == 0);
+  CHECK_FALSE(loaded->store().representatives().known());
+  o.memory.bytes = least * 5 / 2;
+  REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
+  REQUIRE(loaded->prepare(nullptr, report).ok());
+  CHECK(loaded->store().private_bytes() <= o.memory.bytes);
+  const auto again = reader("infllm", 2);
+  CHECK(continue_with(loaded.get(), 20) == continue_with(again.get(), 20));
 }
 
 TEST_CASE("a damaged choice or damaged representatives are refused") {
