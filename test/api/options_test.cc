@@ -215,3 +215,38 @@ TEST_CASE("an answer is not touched by a call that fails, and filled by one that
   CHECK(answer.total_ns != 77);
   CHECK(timeline(session.get()).size() == 100);
 }
+
+TEST_CASE("a memory budget and its folder are what the options say") {
+  TempFolder folder;
+  kv_session_options o = small_options();
+  o.spill_folder = folder.path().c_str();
+  o.memory_budget = 1000;
+  kv_session* none = nullptr;
+  kv_error refused{};
+  CHECK(kv_session_open(tiny_model(), &o, &none, &refused) == KV_LIMIT);
+  const auto needed = [&] {  // as the message says
+    const std::string message = refused.message, take = "alone take ";
+    REQUIRE(message.find(take) != std::string::npos);
+    return std::stoull(message.substr(message.find(take) + take.size()));
+  };
+  o.memory_budget = needed();  // for no tokens
+  const std::vector<int32_t> tokens = some_tokens(4000);
+  uint64_t done = 1;
+  CHECK(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(), nullptr, &done, &refused) == KV_LIMIT);
+  CHECK(done == 0);
+  o.memory_budget = needed() + (64 << 10);
+  const Session plain = tiny_session(4000), session = tiny_session(4000, o);
+  std::string json(10'000, '\0');
+  std::size_t size = 0;
+  REQUIRE_OK(kv_stats(session.get(), json.data(), json.size(), &size, error));
+  CHECK(json.find("\"memory_budget\":" + std::to_string(o.memory_budget) + ",") != std::string::npos);
+  CHECK(json.find("\"spilled_bytes\":0,") == std::string::npos);
+  CHECK(folder.entries() == 0);
+  CHECK(peek(session.get(), 5) == peek(plain.get(), 5));
+  const std::string nowhere = folder.file("nowhere");
+  o.spill_folder = nowhere.c_str();
+  CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_NOT_FOUND);
+  o.kv_type = KV_KV_F32;
+  CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_BAD_ARGUMENT);
+  CHECK(!none);
+}

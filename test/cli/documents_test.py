@@ -47,6 +47,15 @@ class Documents(tool.InFolder):
         third = self.expect(run("ask", "-m", MODEL, "-c", cache, QUESTION), 0)
         self.assertEqual(third.stdout, first.stdout)
 
+    def test_with_a_memory_budget_the_answer_is_the_same_and_nothing_is_left(self):
+        document, spilled = self.file("short.txt", SHORT), self.folder / "spilled"
+        spilled.mkdir()
+        wanted = self.ask(document, "-q").stdout
+        self.assertEqual(self.ask(document, "-q", "--memory", "20M", "--spill-folder", spilled).stdout, wanted)
+        self.assertEqual(list(spilled.iterdir()), [])
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "1M", QUESTION), 5, "memory_budget")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "20M", "--spill-folder", spilled / "nowhere", QUESTION), 3, "nowhere")
+
     def test_json_holds_source_and_answers(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
         first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION, "And the south gate?"))

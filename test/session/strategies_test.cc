@@ -179,9 +179,9 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   REQUIRE(loaded->prepare(nullptr, report).ok());
   CHECK(last == all);
   // A budget is for both timelines, while it is read again.
-  const uint64_t least = loaded->store().least_bytes(1600);
+  const uint64_t least = loaded->store().least_bytes(1540);
   o.memory.spill_folder = folder.path();
-  o.memory.bytes = least * 3 / 2;
+  o.memory.bytes = least;
   REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
   reports = 0;
   CHECK(loaded->prepare(nullptr, report).code() == Code::limit);
