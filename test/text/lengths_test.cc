@@ -63,7 +63,7 @@ void check_lengths(const Tokenizer& tokenizer, const std::vector<std::string>& s
       if (i + 1 == all.ids.size()) continue;
       // Taking the text up here gives the rest, where a word begins here anyway.
       const Encoded rest = encode(tokenizer, std::string_view(text).substr(at), true, tokenizer.starts_text(all.ids[i]));
-      const bool word_begins = text[at] == ' ' && text[at - 1] > ' ' && static_cast<unsigned char>(text[at - 1]) < 0x80 && at + 1 < text.size() && text[at + 1] > ' ';
+      const bool word_begins = at > 0 && text[at] == ' ' && text[at - 1] > ' ' && static_cast<unsigned char>(text[at - 1]) < 0x80 && at + 1 < text.size() && text[at + 1] > ' ';
       if (word_begins || tokenizer.starts_text(all.ids[i])) {
         CAPTURE(at);
         CHECK(std::vector<Token>(all.ids.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.ids.end()) == rest.ids);
