@@ -45,7 +45,7 @@ struct ModelConfig : HeadShape {
   float rms_epsilon = 0;
   RopeConfig rope;
 
-  // Code::unsupported for a feature that is not implemented, Code::corrupt for what is missing or contradicts itself.
+  // Code::unsupported for a feature that is not supported, Code::corrupt for what is missing or contradicts itself.
   static Status read(const Gguf& gguf, ModelConfig* out);
 };
 

@@ -123,6 +123,19 @@ uint64_t size_of(std::size_t tokens) {
   return list(library.get())[0].file_bytes;
 }
 
+// A library with a text of so many bytes as its document "a".
+struct OneDocument {
+  explicit OneDocument(std::size_t bytes, const char* strategy = nullptr) : text(text_of(bytes)) {
+    named.name = "a";
+    if (strategy) named.session.strategy = strategy;
+    must_get(library.get(), tiny_model(), text, named);
+  }
+  TempFolder folder;
+  Library library = open_library(folder.path());
+  Ask named;
+  std::string text, path = folder.file("a.kv");
+};
+
 // Later than what was used before, whatever the clock's steps are.
 void let_time_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(12)); }
 
@@ -375,12 +388,9 @@ TEST_CASE("what dead writers left is removed, what living ones write is not, and
 }
 
 TEST_CASE("damaged, stale and foreign files are listed for what they are, passed over, and replaced by a new reading") {
-  TempFolder folder;
-  const Library library = open_library(folder.path());
-  Ask named;
-  named.name = "a";
-  const std::string text = text_of(1000), path = folder.file("a.kv");
-  must_get(library.get(), tiny_model(), text, named);
+  const OneDocument one(1000);
+  const Library& library = one.library;
+  const std::string &text = one.text, &path = one.path;
   const auto whole = read_file(path);
   const auto expected = fresh_answer(tiny_model(), text);
   // Header, tokens, and pages; a file that is cut, and one that is something else.
@@ -405,7 +415,7 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
     CHECK(documents[0].status == c.listed);
     logged.clear();
     if (c.listed != KV_OK) CHECK(documents[0].tokens == 0);
-    const Got got = must_get(library.get(), tiny_model(), text, named);
+    const Got got = must_get(library.get(), tiny_model(), text, one.named);
     CHECK(got.result.tokens_found == 0);
     CHECK(got.result.saved == 1);
     CHECK(peek(got.session.get(), 8) == expected);
@@ -436,12 +446,9 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
 }
 
 TEST_CASE("a damaged document gives its place to what begins with it, not to what only begins like it") {
-  TempFolder folder;
-  const Library library = open_library(folder.path());
-  Ask named;
-  named.name = "a";
-  const std::string text = text_of(1000), path = folder.file("a.kv");
-  must_get(library.get(), tiny_model(), text, named);
+  const OneDocument one(1000);
+  const Library& library = one.library;
+  const std::string &text = one.text, &path = one.path;
   damage(path, 65'536 + 8);
   const auto damaged = read_file(path);
   const Got other = must_get(library.get(), tiny_model(), text.substr(0, 400) + text_of(300, 'b'));
@@ -453,13 +460,10 @@ TEST_CASE("a damaged document gives its place to what begins with it, not to wha
 }
 
 TEST_CASE("damage that only a copy meets is met by the save, and the document replaced") {
-  TempFolder folder;
-  const Library library = open_library(folder.path());
-  Ask named;
-  named.name = "a";
-  named.session.strategy = "hnsw";
-  const std::string text = text_of(2600), path = folder.file("a.kv"), longer = text + text_of(300, 'b');
-  must_get(library.get(), tiny_model(), text, named);
+  const OneDocument one(2600, "hnsw");
+  const Library& library = one.library;
+  const std::string &text = one.text, &path = one.path;
+  const std::string longer = text + text_of(300, 'b');
   const std::vector<uint8_t> whole = read_file(path);
   kvasir::CacheHeader header;
   REQUIRE(kvasir::CacheHeader::decode({whole.data(), 4096}, whole.size(), path.c_str(), &header).ok());
