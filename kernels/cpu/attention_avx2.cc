@@ -76,8 +76,8 @@ struct Avx2 {
     low = _mm256_and_si256(x, mask);
     high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
   }
-  static I dot_nibbles(I acc, N u, int32_t q4) {
-    const __m256i pairs = _mm256_maddubs_epi16(u, _mm256_set1_epi32(q4));
+  static I dot_nibbles(I acc, N u, I q4) {
+    const __m256i pairs = _mm256_maddubs_epi16(u, q4);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
   static I imax(I a, I b) { return _mm256_max_epi32(a, b); }

@@ -57,7 +57,7 @@ struct Avx512 {
     low = _mm512_and_si512(x, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
   }
-  static I dot_nibbles(I acc, N u, int32_t q4) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(q4)); }
+  static I dot_nibbles(I acc, N u, I q4) { return _mm512_dpbusd_epi32(acc, u, q4); }
   static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 
   static int32_t sum_bytes(const int8_t* p, uint32_t n) {

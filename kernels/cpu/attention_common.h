@@ -23,7 +23,7 @@
 //   dot_keys(acc, k, q4)       acc += sum of four (k + key_offset) * q products a lane; q4: four int8 in one int32
 //   load_bytes(p)              lanes int8 as floats
 //   nibbles(p, low, high), N   4 * lanes bytes at p as their lower and upper halves, 0 to 15
-//   dot_nibbles(acc, n, q4)    acc += sum of four n * q products a lane;  imax(a, b): the larger of each lane
+//   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every lane;  imax(a, b): the larger of each lane
 //   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not 0
 //   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit parts times V
 //   W::add(high, low, v)       high, low: four parts in one int32;  W::total(): 128 * high products + low products
@@ -65,6 +65,16 @@ void with_count(uint32_t n, F&& f) {
     if (n < Most) return with_count<Most - 1>(n, f);
   }
   f(Count<Most>());
+}
+
+// f(first, count) over the rows, at most Most of them at a time and as evenly as they go.
+template <uint32_t Most, class F>
+void by_row_blocks(uint32_t rows, F&& f) {
+  const uint32_t blocks = (rows + Most - 1) / Most;
+  for (uint32_t b = 0; b < blocks; ++b) {
+    const auto first = static_cast<uint32_t>(uint64_t{rows} * b / blocks), end = static_cast<uint32_t>(uint64_t{rows} * (b + 1) / blocks);
+    f(first, end - first);
+  }
 }
 
 inline float from_bf16(uint16_t x) {

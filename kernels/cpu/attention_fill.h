@@ -32,10 +32,10 @@ void fill_attention(Kernels& k) {
   k.seal_page = seal_page<Isa>;
   k.unseal_page = unseal_page<Isa>;
   k.score_bounds = score_bounds<Isa>;
-  k.score_means = score_means<Isa>;
   k.seal_sketch = seal_sketch<Isa>;
   k.score_sketch = score_sketch<Isa>;
   k.attend_means = attend_means<Isa>;
+  k.attend_means_scratch = attend_means_scratch<Isa>;
   k.attention_shares = attention_shares<Isa>;
   k.top_k = top_k<Isa>;
 }

@@ -62,7 +62,7 @@ struct Neon {
     low = vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15)));
     high = vreinterpretq_s8_u8(vshrq_n_u8(x, 4));
   }
-  static I dot_nibbles(I acc, N u, int32_t q4) { return vdotq_s32(acc, u, four(q4)); }
+  static I dot_nibbles(I acc, N u, I q4) { return vdotq_s32(acc, u, vreinterpretq_s8_s32(q4)); }
   static I imax(I a, I b) { return vmaxq_s32(a, b); }
 
   static B bytes(const int8_t* p) { return vld1q_s8(p); }

@@ -54,7 +54,7 @@ struct Scalar {
     low = x & 0x0f0f0f0f;
     high = x >> 4 & 0x0f0f0f0f;
   }
-  static I dot_nibbles(I acc, N u, int32_t q4) { return dot_keys(acc, u, q4); }
+  static I dot_nibbles(I acc, N u, I q4) { return dot_keys(acc, u, q4); }
   static I imax(I a, I b) { return a > b ? a : b; }
   static B bytes(const int8_t* p) { return load_four(p); }
   struct W {

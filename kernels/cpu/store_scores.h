@@ -49,8 +49,7 @@ void score_columns(const int8_t* data, const int8_t* scale, const int8_t* ahead,
 template <class Isa>
 void score_tiles(const int8_t* data, const int8_t* scales, const int8_t* next, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
                  float* scores, std::size_t stride) {
-  for (uint32_t row = 0; row < rows.rows; row += Isa::scan_rows) {
-    const uint32_t n = smaller(Isa::scan_rows, rows.rows - row);
+  by_row_blocks<Isa::scan_rows>(rows.rows, [&](uint32_t row, uint32_t n) {
     const int8_t* block = q + std::size_t{row} * quads * 4;
     int32_t starts[Isa::scan_rows];
     key_offsets<Isa>(block, n, quads * 4, starts);
@@ -64,7 +63,7 @@ void score_tiles(const int8_t* data, const int8_t* scales, const int8_t* next, u
         score_columns<Isa, count.value>(tile_data, tile_scales, ahead, quads, block, starts, q_scale, out, stride);
       });
     }
-  }
+  });
 }
 
 template <class Isa>
@@ -74,10 +73,11 @@ void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* boun
   score_tiles<Isa>(bounds, scales, next, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
 }
 
+// The same with each page's mean key: scores[r * stride + p], p in [0, 16).
 template <class Isa>
-void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride) {
+void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, float* scores, std::size_t stride) {
   const int8_t* scales = means + std::size_t{2} * shape.dim * extent_pages;
-  score_tiles<Isa>(means, scales, nullptr, 1, shape.dim / 4, q.q, q, scores, stride);
+  score_tiles<Isa>(means, scales, next, 1, shape.dim / 4, q.q, q, scores, stride);
 }
 
 constexpr float no_share = 24.0f;  // e^-24 of the largest: a million such scores are not seen in a float

@@ -61,9 +61,10 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
   }
 }
 
-// For R rows and 16 blocks: the largest of the tokens' integer scores, times the scales.
-template <class Isa, uint32_t R>
-void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ahead, uint32_t tokens, uint32_t groups, const int8_t* q, const int32_t* starts,
+// For R rows and 16 blocks: the largest of the tokens' integer scores, times the scales. G: sketch_dim / 8.
+// q: [R][G][2] in every lane, so that a product reads its query from memory.
+template <class Isa, uint32_t R, uint32_t G>
+void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ahead, uint32_t tokens, const typename Isa::I* q, const int32_t* starts,
                        const float* q_scale, float* out, std::size_t stride) {
   float scales[tile_blocks];
   std::memcpy(scales, scale, sizeof scales);
@@ -76,15 +77,15 @@ void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ah
       typename Isa::I acc[R];
 #pragma GCC unroll 8
       for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::iset(starts[r]);
-      for (uint32_t g = 0; g < groups; ++g, from += tile_blocks * 4) {
+#pragma GCC unroll 12
+      for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
         if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
         typename Isa::N low, high;
         Isa::nibbles(from, low, high);
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) {
-          const int8_t* query = q + (r * std::size_t{groups} + g) * 8;
-          acc[r] = Isa::dot_nibbles(acc[r], low, load_four(query));
-          acc[r] = Isa::dot_nibbles(acc[r], high, load_four(query + 4));
+          acc[r] = Isa::dot_nibbles(acc[r], low, q[(r * G + g) * 2]);
+          acc[r] = Isa::dot_nibbles(acc[r], high, q[(r * G + g) * 2 + 1]);
         }
       }
 #pragma GCC unroll 8
@@ -98,19 +99,20 @@ void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ah
   }
 }
 
-template <class Isa>
-void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
-                  const int8_t* next, float* scores, std::size_t stride) {
-  const uint32_t n = shape.sketch_dim(), groups = n / 8, tokens = shape.block_tokens;
-  const uint32_t tiles = extent_pages * (shape.page_tokens / tokens) / tile_blocks;
-  const std::size_t tile_bytes = std::size_t{tokens} * groups * tile_blocks * 4;
-  for (uint32_t row = 0; row < rows; row += Isa::scan_rows) {
-    const uint32_t count = smaller(Isa::scan_rows, rows - row);
-    const int8_t* block = q + std::size_t{row} * n;
+template <class Isa, uint32_t G>
+void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, const int8_t* next,
+                     float* scores, std::size_t stride) {
+  constexpr uint32_t n = 8 * G;
+  const uint32_t tokens = shape.block_tokens, tiles = shape.extent_tiles();
+  const std::size_t tile_bytes = std::size_t{tokens} * G * tile_blocks * 4;
+  by_row_blocks<Isa::scan_rows>(rows, [&](uint32_t row, uint32_t count) {
+    typename Isa::I block[Isa::scan_rows * G * 2];
     int32_t starts[Isa::scan_rows];
     for (uint32_t r = 0; r < count; ++r) {
+      const int8_t* of_row = q + (std::size_t{row} + r) * n;
       starts[r] = 0;
-      for (uint32_t c = 0; c < n; ++c) starts[r] -= sketch_offset * block[r * n + c];
+      for (uint32_t c = 0; c < n; ++c) starts[r] -= sketch_offset * of_row[c];
+      for (uint32_t c = 0; c < n; c += 4) block[(r * n + c) / 4] = Isa::iset(load_four(of_row + c));
     }
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const int8_t* data = sketch + tile * tile_bytes;
@@ -118,15 +120,26 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
       const int8_t* scales = sketch + tiles * tile_bytes + tile * tile_blocks * sizeof(float);
       float* out = scores + row * stride + tile * tile_blocks;
       with_count<Isa::scan_rows>(count, [&](auto n_rows) {
-        score_sketch_tile<Isa, n_rows.value>(data, scales, ahead, tokens, groups, block, starts, q_scale + row, out, stride);
+        score_sketch_tile<Isa, n_rows.value, G>(data, scales, ahead, tokens, block, starts, q_scale + row, out, stride);
       });
     }
+  });
+}
+
+template <class Isa>
+void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
+                  const int8_t* next, float* scores, std::size_t stride) {
+  switch (shape.sketch_dim() / 8) {  // one for each dim that pages have
+    case 2: return score_sketch_of<Isa, 2>(shape, rows, q, q_scale, sketch, next, scores, stride);
+    case 3: return score_sketch_of<Isa, 3>(shape, rows, q, q_scale, sketch, next, scores, stride);
+    case 6: return score_sketch_of<Isa, 6>(shape, rows, q, q_scale, sketch, next, scores, stride);
+    case 12: return score_sketch_of<Isa, 12>(shape, rows, q, q_scale, sketch, next, scores, stride);
   }
 }
 
 // o[r] += sum over pages of weights[r][p] * V[p] for R rows.
 template <class Isa, uint32_t R>
-void add_mean_values(const int8_t* values, uint32_t dim, const float (*weights)[extent_pages], float* o) {
+void add_mean_values(const int8_t* values, uint32_t dim, const float* weights, float* o) {
   for (uint32_t d = 0; d < dim; d += Isa::lanes) {
     typename Isa::F acc[R];
 #pragma GCC unroll 8
@@ -134,67 +147,94 @@ void add_mean_values(const int8_t* values, uint32_t dim, const float (*weights)[
     for (uint32_t p = 0; p < extent_pages; ++p) {
       const auto v = Isa::load_bytes(values + p * std::size_t{dim} + d);
 #pragma GCC unroll 8
-      for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::fma(Isa::set(weights[r][p]), v, acc[r]);
+      for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::fma(Isa::set(weights[r * extent_pages + p]), v, acc[r]);
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) Isa::store(o + r * std::size_t{dim} + d, acc[r]);
   }
 }
 
+inline const int8_t* mean_values(const PageShape& shape, const int8_t* means) { return means + std::size_t{shape.dim} * extent_pages; }
+inline const int8_t* mean_value_scales(const PageShape& shape, const int8_t* means) {
+  return means + (std::size_t{2} * shape.dim + sizeof(float)) * extent_pages;
+}
+
+// One row's scores of all extents, [extents][scan_rows][16] with its own at row 0, to the weights of their mean values, its state rescaled to the largest score. seen[e]: whether
+// anything of extent e weighs enough to be added; left as it is where nothing does.
 template <class Isa>
-void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, uint32_t pages,
-                  AttentionState state) {
-  if (pages == 0) return;
-  const uint32_t dim = shape.dim;
-  if (next) {
-    for (uint32_t at = 0; at < 2 * dim * extent_pages; at += 64) __builtin_prefetch(next + at, 0, 2);
-  }
-  const int8_t* values = means + std::size_t{dim} * extent_pages;
-  alignas(64) float value_scales[extent_pages], counts[extent_pages];  // log of the tokens that a page stands for, -inf for none
-  std::memcpy(value_scales, means + (std::size_t{2} * dim + sizeof(float)) * extent_pages, sizeof value_scales);
+void weigh_means(const PageShape& shape, const int8_t* const* means, uint32_t extents, const uint32_t* pages, float* scores, float* o, float* m,
+                 float* l, uint8_t* seen) {
   float log_tokens = 0;  // page_tokens is a power of two
   for (uint32_t t = shape.page_tokens; t > 1; t /= 2) log_tokens += 0.693147181f;
-  for (uint32_t p = 0; p < extent_pages; ++p) counts[p] = pages >> p & 1 ? log_tokens : minus_infinity;
-  alignas(64) float s[Isa::scan_rows][extent_pages];
-  for (uint32_t row = 0; row < q.rows; row += Isa::scan_rows) {
-    const uint32_t n = smaller(Isa::scan_rows, q.rows - row);
-    const QueryRows some = {n, dim, q.f32 + std::size_t{row} * dim, q.q + std::size_t{row} * dim, nullptr, q.scale + row};
-    score_means<Isa>(shape, some, means, s[0], extent_pages);
-    bool seen = false;
-    for (uint32_t r = 0; r < n; ++r) {
-      auto best = Isa::set(minus_infinity);
-      for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) {
-        const auto x = Isa::add(Isa::load(s[r] + p), Isa::load(counts + p));
-        Isa::store(s[r] + p, x);
-        best = Isa::max(best, x);
-      }
-      const float most = Isa::largest(best);
-      float& m = state.m[row + r];
-      if (most < m - faint) {
-        std::memset(s[r], 0, sizeof s[r]);
-        continue;
-      }
-      seen = true;
-      if (most > m) {
-        const auto keep = Isa::set(exp_negative_one<Isa>(m - most));
-        float* o = state.o + (std::size_t{row} + r) * dim;
-        for (uint32_t d = 0; d < dim; d += Isa::lanes) Isa::store(o + d, Isa::mul(Isa::load(o + d), keep));
-        state.l[row + r] *= exp_negative_one<Isa>(m - most);
-        m = most;
-      }
-      auto total = Isa::set(0);
-      for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) {
-        const auto e = exp_negative<Isa>(Isa::sub(Isa::load(s[r] + p), Isa::set(m)));
-        total = Isa::add(total, e);
-        Isa::store(s[r] + p, Isa::mul(e, Isa::load(value_scales + p)));
-      }
-      state.l[row + r] += Isa::sum(total);
-    }
-    if (!seen) continue;
-    with_count<Isa::scan_rows>(n, [&](auto count) {
-      add_mean_values<Isa, count.value>(values, dim, s, state.o + std::size_t{row} * dim);
-    });
+  auto best = Isa::set(minus_infinity);
+  for (uint32_t e = 0; e < extents; ++e) {
+    float* s = scores + e * Isa::scan_rows * extent_pages;
+    for (uint32_t out = ~pages[e] & 0xffff; out; out &= out - 1) s[__builtin_ctz(out)] = minus_infinity;
+    for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) best = Isa::max(best, Isa::load(s + p));
   }
+  const float most = Isa::largest(best) + log_tokens;
+  if (most > *m) {
+    const float keep = exp_negative_one<Isa>(*m - most);
+    for (uint32_t d = 0; d < shape.dim; d += Isa::lanes) Isa::store(o + d, Isa::mul(Isa::load(o + d), Isa::set(keep)));
+    *l *= keep;
+    *m = most;
+  }
+  if (*m == minus_infinity) {
+    for (uint32_t e = 0; e < extents; ++e) std::memset(scores + e * Isa::scan_rows * extent_pages, 0, extent_pages * sizeof(float));
+    return;
+  }
+  const auto shift = Isa::set(*m - log_tokens);
+  const float least = *m - log_tokens - faint;
+  auto total = Isa::set(0);
+  for (uint32_t e = 0; e < extents; ++e) {
+    float* s = scores + e * Isa::scan_rows * extent_pages;
+    uint32_t any = 0;
+    for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) any |= Isa::at_least(s + p, least);
+    if (!any) {
+      std::memset(s, 0, extent_pages * sizeof(float));
+      continue;
+    }
+    seen[e] = 1;
+    alignas(64) float scales[extent_pages];
+    std::memcpy(scales, mean_value_scales(shape, means[e]), sizeof scales);
+    for (uint32_t p = 0; p < extent_pages; p += Isa::lanes) {
+      const auto weight = exp_negative<Isa>(Isa::sub(Isa::load(s + p), shift));
+      total = Isa::add(total, weight);
+      Isa::store(s + p, Isa::mul(weight, Isa::load(scales + p)));
+    }
+  }
+  *l += Isa::sum(total);
+}
+
+template <class Isa>
+std::size_t attend_means_scratch(uint32_t extents) {
+  return std::size_t{extents} * (Isa::scan_rows * extent_pages * sizeof(float) + 1);
+}
+
+template <class Isa>
+void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* const* means, uint32_t extents, const uint32_t* pages,
+                  uint32_t rows_of_list, AttentionState state, std::byte* scratch) {
+  const uint32_t dim = shape.dim;
+  constexpr std::size_t rows_floats = Isa::scan_rows * extent_pages;
+  auto* scores = reinterpret_cast<float*>(scratch);
+  auto* seen = reinterpret_cast<uint8_t*>(scores + extents * rows_floats);
+  by_row_blocks<Isa::scan_rows>(q.rows, [&](uint32_t row, uint32_t count) {
+    const QueryRows some = {count, dim, q.f32 + std::size_t{row} * dim, q.q + std::size_t{row} * dim, nullptr, q.scale + row};
+    for (uint32_t e = 0; e < extents; ++e)
+      score_means<Isa>(shape, some, means[e], row == 0 && e + 1 < extents ? means[e + 1] : nullptr, scores + e * rows_floats, extent_pages);
+    std::memset(seen, 0, extents);
+    for (uint32_t r = 0; r < count; ++r)
+      weigh_means<Isa>(shape, means, extents, pages + std::size_t{(row + r) / rows_of_list} * extents, scores + r * extent_pages,
+                       state.o + (std::size_t{row} + r) * dim, state.m + row + r, state.l + row + r, seen);
+    for (uint32_t e = 0; e < extents; ++e) {
+      if (!seen[e]) continue;
+      if (row == 0 && e + 1 < extents)
+        for (uint32_t at = 0; at < dim * extent_pages; at += 64) __builtin_prefetch(mean_values(shape, means[e + 1]) + at, 0, 2);
+      with_count<Isa::scan_rows>(count, [&](auto n) {
+        add_mean_values<Isa, n.value>(mean_values(shape, means[e]), dim, scores + e * rows_floats, state.o + std::size_t{row} * dim);
+      });
+    }
+  });
 }
 
 }  // namespace

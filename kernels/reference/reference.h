@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "compute/kernels.h"
 
@@ -43,13 +44,13 @@ double page_mean_key(const PageShape& shape, const int8_t* means, uint32_t page,
 double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel);
 
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
-void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, double* scores, std::size_t stride);
 // One number of an extent's sketch.
 double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel);
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
                   std::size_t stride);
 // Adds to o, m, l, as attend_pages gives them; leaves nothing out.
-void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, double* o, double* m, double* l);
+void attend_means(const PageShape& shape, const QueryRows& q, std::span<const int8_t* const> means, const uint32_t* pages, uint32_t rows_of_list,
+                  double* o, double* m, double* l);
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares);
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out);
 

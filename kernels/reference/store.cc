@@ -39,16 +39,6 @@ void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* boun
   }
 }
 
-void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, double* scores, std::size_t stride) {
-  for (std::size_t r = 0; r < q.rows; ++r) {
-    for (uint32_t p = 0; p < extent_pages; ++p) {
-      double sum = 0;
-      for (uint32_t c = 0; c < shape.dim; ++c) sum += q.q[r * shape.dim + c] * page_mean_key(shape, means, p, c);
-      scores[r * stride + p] = sum * double{q.scale[r]};
-    }
-  }
-}
-
 double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel) {
   const uint32_t groups = shape.sketch_dim() / 8, tiles = shape.extent_blocks() / 16;
   const std::size_t tile_bytes = std::size_t{shape.block_tokens} * groups * 64;
@@ -73,16 +63,19 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
   }
 }
 
-void attend_means(const PageShape& shape, const QueryRows& q, const int8_t* means, uint32_t pages, double* o, double* m, double* l) {
+void attend_means(const PageShape& shape, const QueryRows& q, std::span<const int8_t* const> means, const uint32_t* pages, uint32_t rows_of_list,
+                  double* o, double* m, double* l) {
   for (std::size_t r = 0; r < q.rows; ++r) {
-    for (uint32_t p = 0; p < extent_pages; ++p) {
-      if (!(pages >> p & 1)) continue;
+    for (std::size_t i = 0; i < means.size() * extent_pages; ++i) {
+      const std::size_t e = i / extent_pages;
+      const auto p = static_cast<uint32_t>(i % extent_pages);
+      if (!(pages[r / rows_of_list * means.size() + e] >> p & 1)) continue;
       double s = 0;
-      for (uint32_t c = 0; c < shape.dim; ++c) s += q.q[r * shape.dim + c] * page_mean_key(shape, means, p, c);
+      for (uint32_t c = 0; c < shape.dim; ++c) s += q.q[r * shape.dim + c] * page_mean_key(shape, means[e], p, c);
       s = s * double{q.scale[r]} + std::log(shape.page_tokens);
       const double most = std::max(m[r], s), keep = std::exp(m[r] - most), weight = std::exp(s - most);
       for (uint32_t c = 0; c < shape.dim; ++c)
-        o[r * shape.dim + c] = o[r * shape.dim + c] * keep + weight * page_mean_value(shape, means, p, c);
+        o[r * shape.dim + c] = o[r * shape.dim + c] * keep + weight * page_mean_value(shape, means[e], p, c);
       l[r] = l[r] * keep + weight;
       m[r] = most;
     }

@@ -133,8 +133,6 @@ struct Kernels {
   // them); null: none.
   void (*score_bounds)(const PageShape& shape, const QueryRows& q, const int8_t* bounds, const int8_t* next, float* scores,
                        std::size_t stride);
-  // The same with each page's mean key: scores[r * stride + p], p in [0, 16).
-  void (*score_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, float* scores, std::size_t stride);
 
   // Writes page `page` (0 .. 15) of an extent's sketch from the page: key . basis for every token, in 4 bits. basis: [dim][sketch_dim].
   void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t page,
@@ -143,10 +141,12 @@ struct Kernels {
   // the queries in the sketch's coordinates, with a scale each. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
                        const int8_t* next, float* scores, std::size_t stride);
-  // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. pages: bit p
-  // set: page p of the extent takes part. next: as for score_bounds. Extents whose every page weighs under 1e-7 of the largest score so far are left out.
-  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, uint32_t pages,
-                       AttentionState state);
+  // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. means[e]: the array of
+  // extent e; pages[r / rows_of_list * extents + e]: bit p set: page p of extent e takes part for row r. For each row, extents whose every page
+  // weighs under 1e-7 of the largest score are left out. scratch: attend_means_scratch bytes.
+  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* const* means, uint32_t extents, const uint32_t* pages,
+                       uint32_t rows_of_list, AttentionState state, std::byte* scratch);
+  std::size_t (*attend_means_scratch)(uint32_t extents);
 
   // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
   // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores under the largest by 24 and more may get 0.

@@ -33,13 +33,13 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
 
 Attention::~Attention() = default;
 
-// Rows [token][head of the group] of tokens first .. first + count - 1, scaled by 1 / sqrt(head_dim), padded and quantised.
-QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const {
+// Rows [token][head of the group] of `count` tokens from `first` on in strides, scaled by 1 / sqrt(head_dim), padded and quantised.
+QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t count, uint32_t stride, uint32_t kv_head, bool split) const {
   const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim, rows = count * group;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   for (uint32_t r = 0; r < rows; ++r) {
     const std::size_t head = std::size_t{kv_head} * group + r % group;
-    const float* from = q + (std::size_t{first} + r / group) * config_.q_width() + head * head_dim;
+    const float* from = q + (first + std::size_t{r / group} * stride) * config_.q_width() + head * head_dim;
     float* to = w->q.data() + std::size_t{r} * dim;
     for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] * scale;
     std::fill(to + head_dim, to + dim, 0.0f);
@@ -90,17 +90,17 @@ void Attention::filter(uint32_t layer, uint32_t n, const float* q, const float* 
 }
 
 // Sinks, and the window and the step's tokens up to each query's own.
-void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store,
+void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, uint32_t stride, const QueryRows& rows, const KvStore& store,
                             float cap, const CancelLatch& cancel, const AttentionState& state, Worker* w) const {
   const uint32_t group = config_.group(), dim = shape_.dim;
   if (store.pages().pages() > 0) {
     const KvStore::Rows sinks = store.sinks(layer, head);
     attend_rows(layer, head, rows, sinks.k, sinks.v, store.sink_count(), nullptr, store, cap, cancel, state, w);
   }
-  const uint32_t window_rows = store.window_count() + first + count;
+  const uint32_t window_rows = store.window_count() + first + (count - 1) * stride + 1;
   for (uint32_t at = 0; at < window_rows && !cancel.fired(); at += part_tokens) {
     for (uint32_t r = 0; r < rows.rows; ++r) {
-      const uint32_t seen = store.window_count() + first + r / group + 1;
+      const uint32_t seen = store.window_count() + first + r / group * stride + 1;
       w->limits[r] = seen - std::min(seen, at);
     }
     const KvStore::Rows window = store.window(layer, head);
@@ -137,12 +137,12 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads % blocks, part = task / heads / blocks;
     const uint32_t first = block * block_tokens, count = std::min(block_tokens, n - first);
-    const QueryRows rows = gather(&w, q, first, count, h, false);
+    const QueryRows rows = gather(&w, q, first, count, 1, h, false);
     const AttentionState state =
         empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(), rows.rows, dim);
     const uint32_t begin = parts > 1 ? part * part_pages : 0;
     const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
-    if (part == 0) attend_near(layer, h, first, count, rows, store, cap, cancel, state, &w);
+    if (part == 0) attend_near(layer, h, first, count, 1, rows, store, cap, cancel, state, &w);
     // By whole tiles of the kernels, so that the sums are those of one call.
     for (uint32_t p = begin; p < end && !cancel.fired(); p += part_pages)
       attend_pages(layer, h, rows, page_lists_[h].data() + p, std::min(part_pages, end - p), store, cap, cancel, state, &w);
@@ -180,55 +180,80 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
+// Tokens that are neighbours share the scans of the summaries: a question of twenty tokens reads them three times.
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
+  const bool compare = plan.compare != CompareLevel::none, tail = softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail);
+  const auto blocks = static_cast<uint32_t>(ceil_div(count, compare ? 1 : std::max(1u, scanned_rows / group)));
   FirstFailure failure;
-  pool_->run(heads * count, [&](uint32_t task, uint32_t worker) {
+  pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, token = task / heads * stride;
-    const QueryRows rows = gather(&w, q, token, 1, h, true);
-    const AttentionState state = empty_state(w.state.data(), group, dim);
-    attend_near(layer, h, token, 1, rows, store, softcap_, cancel, state, &w);
+    const uint32_t h = task % heads, block = task / heads;
+    const auto first = static_cast<uint32_t>(uint64_t{count} * block / blocks), end = static_cast<uint32_t>(uint64_t{count} * (block + 1) / blocks);
+    const uint32_t tokens = end - first;
+    const QueryRows rows = gather(&w, q, first * stride, tokens, stride, h, true);
+    const AttentionState state = empty_state(w.state.data(), rows.rows, dim);
+    attend_near(layer, h, first * stride, tokens, stride, rows, store, softcap_, cancel, state, &w);
     AttentionState near = state;  // by the scores as they are, which the pages are compared with
     if (softcap_ != 0) {
       w.near.resize(w.state.size());
-      near = empty_state(w.near.data(), group, dim);
-      attend_near(layer, h, token, 1, rows, store, 0, cancel, near, &w);
+      near = empty_state(w.near.data(), rows.rows, dim);
+      attend_near(layer, h, first * stride, tokens, stride, rows, store, 0, cancel, near, &w);
     }
     w.compare.estimated.clear(), w.compare.certified.clear();
-    if (plan.compare != CompareLevel::none) w.compare.keep_near(near, group, dim);
-    selector.select({kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
-                     plan.range, token, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
-                     plan.search_breadth},
-                    &w.selector, &w.selection);
-    if (!w.selection.intact) return failure.note(store.pages().damaged());
-    PageStore::Hold hold;
-    const std::size_t lists = w.selection.lists.size();
-    for (std::size_t i = 0; i < lists; ++i) {
-      Array<PageRef>& list = w.selection.lists[i];
-      const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
-      const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), dim);
-      w.counts.pages_touched += list.size();
-      if (!list.empty()) {
-        if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[i], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
-        attend_pages(layer, h, some, list.data(), static_cast<uint32_t>(list.size()), store, softcap_, cancel, its, &w);
-      }
-      if (plan.certify && !certify(layer, h, some, store, i, its, &w)) return failure.note(store.pages().damaged());
-      if (softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail) && !attend_tail(layer, h, some, store, i, its, &w))
-        return failure.note(store.pages().damaged());
+    if (compare) w.compare.keep_near(near, group, dim);
+    SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
+                        plan.range, first * stride, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
+                        plan.search_breadth};
+    const Scanned scanned = selector.scan(query, &w.selector);
+    if (!scanned.intact) return failure.note(store.pages().damaged());
+    w.counts.summary_bytes += scanned.summary_bytes;
+    uint32_t list_rows = group;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      if (cancel.fired()) return;
+      query.first_row = t * group;
+      query.token = (first + t) * stride;
+      query.rows = row_of(rows, query.first_row, group);
+      query.near_m = near.m + query.first_row, query.near_l = near.l + query.first_row;
+      selector.choose(query, &w.selector, &w.selection);
+      if (!w.selection.intact) return failure.note(store.pages().damaged());
+      list_rows = group / static_cast<uint32_t>(w.selection.lists.size());
+      if (Status s = attend_choice(layer, h, query.rows, row_of(state, query.first_row, dim), store, plan, cancel, &w); !s.ok())
+        return failure.note(std::move(s));
+      for (std::size_t i = 0; tail && i < w.selection.lists.size(); ++i) mark_unread(store.pages(), i, query.first_row / list_rows + i, &w);
     }
-    w.counts.tokens_read += w.selection.tokens;
-    w.counts.summary_bytes += w.selection.summary_bytes;
-    w.counts.keys_scanned += w.selection.keys_scanned;
-    write_out(state, task / heads, 1, h, out, totals);
-    if (plan.compare == CompareLevel::none) return;
-    const float* its_out = out + std::size_t{task / heads} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
-    if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, task / heads, rows, &w.selection, its_out}, &w.compare))
+    if (tail && !attend_tails(layer, h, rows, list_rows, store, state, &w)) return failure.note(store.pages().damaged());
+    write_out(state, first, tokens, h, out, totals);
+    if (!compare) return;
+    const float* its_out = out + std::size_t{first} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
+    if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, first, rows, &w.selection, its_out}, &w.compare))
       failure.note(store.pages().damaged());
   });
   return std::move(failure).take();
+}
+
+// What was chosen for one token, whose rows and state these are.
+Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
+                                const Plan& plan, const CancelLatch& cancel, Worker* w) const {
+  PageStore::Hold hold;
+  const std::size_t lists = w->selection.lists.size();
+  for (std::size_t i = 0; i < lists; ++i) {
+    Array<PageRef>& list = w->selection.lists[i];
+    const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
+    const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
+    w->counts.pages_touched += list.size();
+    if (!list.empty()) {
+      if (Status s = store.pages().fetch(layer, head, w->selection.page_numbers[i], list.data(), &hold); !s.ok()) return s;
+      attend_pages(layer, head, some, list.data(), static_cast<uint32_t>(list.size()), store, softcap_, cancel, its, w);
+    }
+    if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
+  }
+  w->counts.tokens_read += w->selection.tokens;
+  w->counts.summary_bytes += w->selection.summary_bytes;
+  w->counts.keys_scanned += w->selection.keys_scanned;
+  return {};
 }
 
 Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out) {
@@ -238,9 +263,9 @@ Status Attention::compare_exact(uint32_t layer, uint32_t n, const float* q, cons
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, token = task / heads;
-    const QueryRows rows = gather(&w, q, token, 1, h, false);
+    const QueryRows rows = gather(&w, q, token, 1, 1, h, false);
     const AttentionState state = empty_state(w.state.data(), group, shape_.dim);
-    attend_near(layer, h, token, 1, rows, store, 0, cancel, state, &w);
+    attend_near(layer, h, token, 1, 1, rows, store, 0, cancel, state, &w);
     w.compare.keep_near(state, group, shape_.dim);
     const float* its_out = out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
     if (!comparison_.compare({kernels_, store.pages(), layer, h, 1, token, rows, nullptr, its_out}, &w.compare)) intact = false;

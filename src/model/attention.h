@@ -88,7 +88,8 @@ class Attention {
   struct Worker;  // scratch of one thread
   // cap: as set_softcap() has it, here and below.
   Status exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, float cap, const CancelLatch& cancel, float* out, float* totals);
-  void attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const QueryRows& rows, const KvStore& store, float cap,
+  // For `count` tokens, from `first` on in strides.
+  void attend_near(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, uint32_t stride, const QueryRows& rows, const KvStore& store, float cap,
                    const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   Status by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const CancelLatch& cancel, float* out, float* totals);
@@ -99,15 +100,18 @@ class Attention {
                    const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
   // After exact(): what it gave against itself, as Comparison has it.
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
-  bool attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
-                   Worker* worker) const;
+  Status attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
+                       const Plan& plan, const CancelLatch& cancel, Worker* worker) const;
+  void mark_unread(const PageStore& pages, std::size_t list, std::size_t at, Worker* worker) const;
+  bool attend_tails(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t list_rows, const KvStore& store, const AttentionState& state,
+                    Worker* worker) const;
   bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                Worker* worker) const;
   void attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows, const float* k, const float* v, uint32_t n, const uint32_t* limit,
                    const KvStore& store, float cap, const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store, float cap,
                     const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
-  QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t kv_head, bool split) const;
+  QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 
   const HeadShape config_;

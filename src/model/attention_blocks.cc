@@ -87,9 +87,9 @@ Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const Kv
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads, first = block * block_tokens, count = std::min(block_tokens, n - first);
-    const QueryRows rows = gather(&w, q, first, count, h, true);
+    const QueryRows rows = gather(&w, q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
-    attend_near(layer, h, first, count, rows, store, 0, cancel, state, &w);
+    attend_near(layer, h, first, count, 1, rows, store, 0, cancel, state, &w);
     if (plan.filter.empty())
       choose_for_block(layer, h, count, rows, store, selector, plan.budget(layer), state, &w);
     else
@@ -119,9 +119,9 @@ Status Attention::filter_blocks(uint32_t layer, uint32_t n, const float* q, cons
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = task / heads, first = block * block_tokens, count = std::min(block_tokens, n - first);
-    const QueryRows rows = gather(&w, q, first, count, h, true);
+    const QueryRows rows = gather(&w, q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
-    attend_near(layer, h, first, count, rows, store, 0, cancel, state, &w);
+    attend_near(layer, h, first, count, 1, rows, store, 0, cancel, state, &w);
     choose_for_block(layer, h, count, rows, store, selector, ceil_div(plan.budget_tokens, heads), state, &w);
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     std::swap(of_heads[std::size_t{block} * heads + h], w.selection);

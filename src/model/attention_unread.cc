@@ -1,4 +1,5 @@
 // What a step does not read: its estimate, which takes part, and its bound, which certifies the rest.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -6,23 +7,35 @@
 
 namespace kvasir {
 
-// Adds the pages of which the worker's list i has nothing, by their means. False: a summary of a mapped file is damaged.
-bool Attention::attend_tail(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t i,
-                            const AttentionState& state, Worker* w) const {
+// The pages of which list i of the choice has nothing, as list `at` of the task.
+void Attention::mark_unread(const PageStore& pages, std::size_t i, std::size_t at, Worker* w) const {
+  const uint32_t extents = pages.extents();
+  if (w->unread.size() < (at + 1) * extents) w->unread.resize((at + 1) * extents);
+  uint32_t* unread = w->unread.data() + at * extents;
+  std::fill_n(unread, extents, (1u << extent_pages) - 1);
+  if (extents == 0) return;
+  unread[0] &= ~1u;  // the sinks
+  if (const uint32_t last = pages.pages() % extent_pages; last != 0) unread[extents - 1] &= (1u << last) - 1;
+  for (uint32_t p : w->selection.page_numbers[i]) unread[p / extent_pages] &= ~(1u << p % extent_pages);
+}
+
+// Adds the pages that were marked, by their means, which are read once for all rows; a list is `list_rows` of them. False: a summary of a mapped
+// file is damaged.
+bool Attention::attend_tails(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t list_rows, const KvStore& store,
+                             const AttentionState& state, Worker* w) const {
   const PageStore& pages = store.pages();
-  w->unread.assign(pages.extents(), (1u << extent_pages) - 1);
-  if (pages.extents() == 0) return true;
-  w->unread[0] &= ~1u;  // the sinks
-  if (const uint32_t last = pages.pages() % extent_pages; last != 0) w->unread.back() &= (1u << last) - 1;
-  for (uint32_t p : w->selection.page_numbers[i]) w->unread[p / extent_pages] &= ~(1u << p % extent_pages);
+  const uint32_t extents = pages.extents();
+  if (extents == 0) return true;
   w->read_m.assign(state.m, state.m + rows.rows);
   w->read_l.assign(state.l, state.l + rows.rows);
-  for (uint32_t e = 0; e < pages.extents(); ++e) {
+  w->means.resize(extents);
+  for (uint32_t e = 0; e < extents; ++e) {
     if (!pages.intact_means(layer, head, e)) return false;
-    const int8_t* next = e + 1 < pages.extents() ? pages.extent(layer, head, e + 1).means : nullptr;
-    kernels_.attend_means(shape_, rows, pages.extent(layer, head, e).means, next, w->unread[e], state);
+    w->means[e] = pages.extent(layer, head, e).means;
   }
-  w->counts.summary_bytes += uint64_t{pages.extents()} * shape_.means_bytes();
+  w->means_scratch.resize(kernels_.attend_means_scratch(extents));
+  kernels_.attend_means(shape_, rows, w->means.data(), extents, w->unread.data(), list_rows, state, w->means_scratch.data());
+  w->counts.summary_bytes += uint64_t{extents} * shape_.means_bytes();
   w->counts.queries += rows.rows;
   for (uint32_t r = 0; r < rows.rows; ++r) {
     const double read = state.l[r] > 0 ? static_cast<double>(w->read_l[r] / state.l[r]) * std::exp(static_cast<double>(w->read_m[r] - state.m[r])) : 0;

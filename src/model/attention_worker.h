@@ -11,6 +11,7 @@
 
 namespace kvasir {
 
+constexpr uint32_t scanned_rows = 24;   // query rows of neighbouring tokens for which one scan of the summaries serves: their scores stay in L2
 constexpr uint32_t part_tokens = 8192;  // of the store that one task of a single block, or one call of a kernel, reads
 
 struct Attention::Worker {
@@ -26,10 +27,12 @@ struct Attention::Worker {
     Array<float> f32, scale, m, l;
     Array<int8_t> q8, split;
   } sample;
-  Array<float> read_m, read_l;  // [group] before what was not read is added
+  Array<float> read_m, read_l;  // [rows] before what was not read is added
   Array<float> bounds;       // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] that a list has not
-  Array<uint32_t> unread;    // [extents] pages of which a list has nothing, as bits
+  Array<uint32_t> unread;    // [lists of all tokens][extents] pages of which a list has nothing, as bits
+  Array<const int8_t*> means;  // [extents]
+  Array<std::byte> means_scratch;
   Array<float> near;         // as state: sinks and window by the scores as they are, where a cap is set
   Array<float> shifts;       // [block_rows]
   Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
@@ -48,10 +51,11 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
   return s;
 }
 
+// From `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) { return {s.o + std::size_t{row} * dim, s.m + row, s.l + row}; }
 
-inline QueryRows row_of(const QueryRows& q, uint32_t row) {
-  return {1, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
+inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
+  return {rows, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
           q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
 }
 

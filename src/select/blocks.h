@@ -33,19 +33,16 @@ struct BlockRange {
   uint32_t block_tokens;
   uint32_t first, end;  // the blocks that may be chosen
   uint32_t stride;      // of their scores
+  uint32_t row = 0;     // of the scores, that the first list goes by
 };
 
-// The `count` best of the blocks by row `list` of the scores, [lists][stride] with block b's at b, as that list's pages with their tokens'
+// The `count` best of the blocks by the list's row of the scores, [rows][stride] with block b's at b, as that list's pages with their tokens'
 // bits. Uses `chosen` and `bytes` of the scratch.
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out);
-// How many of the best blocks by row `list` of the scores, which are the shares of `heads` heads, leave at most 1 - coverage of their
-// attention unread: at least a quarter of the budget, at most four times it.
-uint32_t blocks_to_cover(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch);
+// The same with as few of the best blocks, by scores that are the shares of `heads` heads, as leave at most 1 - coverage of their attention unread:
+// at least a quarter of the budget, at most four times it.
+void cover_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch, Selection* out);
 // As many as the budget has, for every list.
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out);
-// The same with the blocks that summaries are of.
-inline void choose_blocks(const SelectorQuery& query, uint32_t first, uint32_t end, uint32_t stride, SelectorScratch* scratch, Selection* out) {
-  choose_blocks(query, {query.pages.shape().page.block_tokens, first, end, stride}, scratch, out);
-}
 
 }  // namespace kvasir

@@ -19,35 +19,36 @@ constexpr float like_the_best = 4;  // a block counts for as many tokens as its 
 
 class BoundedSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const PageShape& shape = query.pages.shape().page;
-    const uint32_t extents = query.pages.extents(), rows = query.rows.rows;
-    const uint32_t stride = extents * shape.extent_blocks();
-    const uint32_t first = query.first_page * shape.page_blocks();
-    const uint32_t blocks = query.pages.pages() * shape.page_blocks();
-    begin_selection(query.share ? 1 : rows, out);
-    if (blocks <= first) return;
-
+    const uint32_t extents = query.pages.extents(), rows = query.rows.rows, stride = extents * shape.extent_blocks();
+    if (query.pages.pages() <= query.first_page) return {};
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
     for (uint32_t e = 0; e < extents; ++e) {
+      if (!query.sketch.intact(query.layer, query.kv_head, e)) return {0, false};
       const int8_t* next = e + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, e + 1) : nullptr;
-      out->intact = out->intact && query.sketch.intact(query.layer, query.kv_head, e);
       query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
                                  query.sketch.extent(query.layer, query.kv_head, e), next,
                                  scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
     }
-    out->summary_bytes = uint64_t{extents} * shape.sketch_bytes();
-    if (!out->intact) return;
-    float* scores = scratch->scores.data() + first;
+    return {uint64_t{extents} * shape.sketch_bytes(), true};
+  }
+
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_blocks();
+    const uint32_t first = query.first_page * shape.page_blocks(), blocks = query.pages.pages() * shape.page_blocks();
+    begin_selection(query.share ? 1 : rows, out);
+    if (blocks <= first) return;
+    float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride + first;
     if (query.share && rows > 1)
       add_shares(query, like_the_best, scores, stride, blocks - first);
     else if (query.coverage > 0)
       to_shares(query, like_the_best, scores, stride, blocks - first);
-    if (query.coverage == 0) return choose_blocks(query, first, blocks, stride, scratch, out);
-    const BlockRange range{shape.block_tokens, first, blocks, stride};
-    for (std::size_t i = 0; i < out->lists.size(); ++i)
-      choose_list(query, range, i, blocks_to_cover(query, range, i, query.share ? rows : 1, scratch), scratch, out);
+    const BlockRange range{shape.block_tokens, first, blocks, stride, query.first_row};
+    if (query.coverage == 0) return choose_blocks(query, range, scratch, out);
+    for (std::size_t i = 0; i < out->lists.size(); ++i) cover_list(query, range, i, query.share ? rows : 1, scratch, out);
   }
 
  private:
@@ -61,7 +62,8 @@ class BoundedSelector final : public Selector {
     for (uint32_t r = 0; r < rows; ++r) {
       float* x = scratch->query.data() + std::size_t{r} * n;
       for (uint32_t d = 0; d < dim; ++d)
-        for (uint32_t c = 0; c < n; ++c) x[c] += query.rows.f32[r * dim + d] * basis[d * n + c];
+        for (uint32_t c = 0; c < n; c += 8)  // a constant 8: vectors without a loop's beginning and end
+          for (uint32_t i = c; i < c + 8; ++i) x[i] += query.rows.f32[r * dim + d] * basis[d * n + i];
       float largest = 0;
       for (uint32_t c = 0; c < n; ++c) largest = std::max(largest, std::fabs(x[c]));
       const bool none = !(largest > 1e-30f && largest < 1e30f);

@@ -45,7 +45,7 @@ namespace {
 
 class DiprSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const uint32_t page_tokens = query.pages.shape().page.page_tokens;
     const uint32_t first = query.first_page * page_tokens, tokens = query.pages.pages() * page_tokens, n = tokens - first;
     begin_selection(query.share ? 1 : query.rows.rows, out);

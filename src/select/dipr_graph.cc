@@ -13,7 +13,7 @@ constexpr uint32_t capacity = 128;  // tokens that a search goes on from in any 
 
 class DiprGraphSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     TokenSearch search(query, query.indexes->of(IndexKind::ood), scratch, out);
     for (uint32_t r = 0; r < query.rows.rows; ++r) search.within(r, query.breadth ? query.breadth : capacity, query.range, query.near_m[r]);
     search.score_rest();

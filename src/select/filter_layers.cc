@@ -74,7 +74,7 @@ class FilterLayersSelector final : public Selector {
       choose(step, first, std::min(batch_tokens, step.tokens - first), &m);
   }
 
-  void select(const SelectorQuery& query, SelectorScratch*, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch*, Selection* out) const override {
     begin_selection(1, out);
     const Choice& choice = static_cast<const FilterMemory*>(query.memory)->choices[query.token];
     out->lists[0] = choice.pages;

@@ -11,7 +11,7 @@ namespace {
 
 class FlatSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const uint32_t rows = query.rows.rows, page_tokens = query.pages.shape().page.page_tokens;
     const uint32_t first = query.first_page * page_tokens, tokens = query.pages.pages() * page_tokens;
     begin_selection(query.share ? 1 : rows, out);

@@ -17,7 +17,7 @@ constexpr uint32_t lanes = 16;  // partial sums of a dot product: a fixed order 
 
 class InfLlmSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     constexpr uint32_t block = Representatives::block_tokens;
     const PageShape& shape = query.pages.shape().page;
     const Representatives& representatives = *query.representatives;

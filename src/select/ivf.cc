@@ -97,7 +97,7 @@ class Clusters {
 
 class IvfSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     TokenSearch search(query, query.indexes->of(IndexKind::ivf), scratch, out);
     if (const TokenIndex::Head* head = search.head())
       for (uint32_t r = 0; r < query.rows.rows; ++r) read_clusters(query, *head, r, scratch, &search);

@@ -13,28 +13,32 @@ namespace {
 
 class QuestSelector final : public Selector {
  public:
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const PageShape& shape = query.pages.shape().page;
-    const uint32_t extents = query.pages.extents(), rows = query.rows.rows;
-    const uint32_t stride = extents * shape.extent_blocks();
+    const uint32_t extents = query.pages.extents(), stride = extents * shape.extent_blocks();
+    scratch->scores.resize(std::size_t{query.rows.rows} * stride);
+    for (uint32_t e = 0; e < extents; ++e) {
+      if (!query.pages.intact_bounds(query.layer, query.kv_head, e)) return {0, false};
+      const int8_t* next = e + 1 < extents ? query.pages.extent(query.layer, query.kv_head, e + 1).bounds : nullptr;
+      query.kernels.score_bounds(shape, query.rows, query.pages.extent(query.layer, query.kv_head, e).bounds, next,
+                                 scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
+    }
+    return {uint64_t{extents} * shape.bounds_bytes(), true};
+  }
+
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_blocks();
     const uint32_t first = query.first_page * shape.page_blocks();
     const uint32_t blocks = query.pages.pages() * shape.page_blocks();
     const uint32_t parts = std::max(query.unit_tokens, shape.block_tokens) / shape.block_tokens;
     begin_selection(query.share ? 1 : rows, out);
-
-    scratch->scores.resize(std::size_t{rows} * stride);
-    for (uint32_t e = 0; e < extents; ++e) {
-      const int8_t* next = e + 1 < extents ? query.pages.extent(query.layer, query.kv_head, e + 1).bounds : nullptr;
-      out->intact = out->intact && query.pages.intact_bounds(query.layer, query.kv_head, e);
-      query.kernels.score_bounds(shape, query.rows, query.pages.extent(query.layer, query.kv_head, e).bounds, next,
-                                 scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
-    }
-    out->summary_bytes = uint64_t{extents} * shape.bounds_bytes();
-    if (blocks <= first || !out->intact) return;
-    const BlockRange range{parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts, stride};
-    for (uint32_t r = 0; parts > 1 && r < rows; ++r) merge_parts(parts, first, blocks, scratch->scores.data() + std::size_t{r} * stride);
+    if (blocks <= first) return;
+    float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride;
+    const BlockRange range{parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts, stride, query.first_row};
+    for (uint32_t r = 0; parts > 1 && r < rows; ++r) merge_parts(parts, first, blocks, scores + std::size_t{r} * stride);
     if (query.share && rows > 1)
-      add_shares(query, static_cast<float>(range.block_tokens), scratch->scores.data() + range.first, stride, range.end - range.first);
+      add_shares(query, static_cast<float>(range.block_tokens), scores + range.first, stride, range.end - range.first);
     choose_blocks(query, range, scratch, out);
   }
 

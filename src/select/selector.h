@@ -56,6 +56,7 @@ struct SelectorQuery {
   float coverage = 0;        // share of attention to read, where the strategy takes it, for a quarter of the budget to four times it; 0: the budget
   const TokenIndexes* indexes = nullptr;  // of the store; where the strategy wants one
   uint32_t breadth = 0;    // of a search of an index, as SelectOptions has it
+  uint32_t first_row = 0;  // of `rows`, among those of the scan
 };
 
 struct Selection {
@@ -83,11 +84,18 @@ struct SearchScratch {
   Array<uint32_t> met_now;   // places that a row met at its last step
 };
 
+// What scan() read.
+struct Scanned {
+  uint64_t summary_bytes = 0;
+  bool intact = true;  // as Selection has it; where false, there is nothing to choose by
+};
+
 struct SelectorScratch {
   Array<float> scores;     // [rows][blocks]
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
+  Array<uint64_t> ranked;  // by share, with their numbers
   Array<std::byte> bytes;
   SearchScratch search;
 };
@@ -132,7 +140,18 @@ class Selector {
   // Chooses for all layers, until something is read again. On one thread, which may use the pool. False: a page of a mapped file is damaged. When
   // cancelled, what is chosen is meaningless. Throws std::bad_alloc.
   virtual bool observe(const Observation&, StepMemory*) const { return true; }
-  virtual void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
+  // Reads what choosing has to read from end to end, once for the queries of several tokens: query.rows are the rows of all, and near_m, near_l
+  // theirs. What is found lies in the scratch for choose().
+  virtual Scanned scan(const SelectorQuery&, SelectorScratch*) const { return {}; }
+  // The choice of one token, whose rows begin at query.first_row of the scan's.
+  virtual void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
+  // Both, for queries that choose together.
+  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const {
+    const Scanned scanned = scan(query, scratch);
+    if (scanned.intact) choose(query, scratch, out);
+    out->intact = out->intact && scanned.intact;
+    out->summary_bytes += scanned.summary_bytes;
+  }
 };
 
 // What a strategy asks of the engine when the caller did not say.

@@ -52,7 +52,7 @@ class SnapSelector final : public Selector {
     return intact;
   }
 
-  void select(const SelectorQuery& query, SelectorScratch*, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch*, Selection* out) const override {
     const auto& m = static_cast<const SnapMemory&>(*query.memory);
     const PageShape& shape = query.pages.shape().page;
     const uint64_t whole = ~uint64_t{0} >> (64 - shape.page_tokens);

@@ -251,7 +251,7 @@ constexpr uint32_t least_breadth = 64;
 class NearestSelector final : public Selector {
  public:
   explicit NearestSelector(IndexKind graph) : graph_(graph) {}
-  void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     TokenSearch search(query, query.indexes->of(graph_), scratch, out);
     const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, query.breadth ? query.breadth : query.budget_tokens));
     for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, std::max(breadth, least_breadth));

@@ -6,7 +6,7 @@ namespace {
 
 class WindowSelector final : public Selector {
  public:
-  void select(const SelectorQuery&, SelectorScratch*, Selection* out) const override {
+  void choose(const SelectorQuery&, SelectorScratch*, Selection* out) const override {
     out->lists.resize(1);
     out->page_numbers.resize(1);
     out->lists[0].clear();

@@ -326,7 +326,7 @@ TEST_CASE("a block's score bounds the score of each of its tokens") {
   }
 }
 
-TEST_CASE("scores of bounds and means are the reference's, for any rows and stride") {
+TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
       Random random(head_dim + 3);
@@ -336,20 +336,15 @@ TEST_CASE("scores of bounds and means are the reference's, for any rows and stri
       for (uint32_t rows = 1; rows <= 9; ++rows) {
         Queries q(*k, rows, shape.dim, random);
         const uint32_t blocks = shape.extent_blocks(), stride = blocks + 3;
-        Guarded<float> scores(std::size_t{rows - 1} * stride + blocks), means(std::size_t{rows - 1} * stride + extent_pages);
+        Guarded<float> scores(std::size_t{rows - 1} * stride + blocks);
         k->score_bounds(shape, q.view, extent.bounds.data(), rows % 2 ? extent.bounds.data() : nullptr, scores.data(), stride);
-        k->score_means(shape, q.view, extent.means.data(), means.data(), stride);
         CHECK(scores.guards_intact());
-        CHECK(means.guards_intact());
-        std::vector<double> want(std::size_t{rows} * stride), want_means(want);
+        std::vector<double> want(std::size_t{rows} * stride);
         reference::score_bounds(shape, q.view, extent.bounds.data(), want.data(), stride);
-        reference::score_means(shape, q.view, extent.means.data(), want_means.data(), stride);
         CAPTURE(k->name);
         CAPTURE(head_dim);
-        for (std::size_t r = 0; r < rows; ++r) {  // integer sums: only the scales are rounded
+        for (std::size_t r = 0; r < rows; ++r)  // integer sums: only the scales are rounded
           CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) < 2e-7);
-          CHECK(test::relative_error(means.data() + r * stride, want_means.data() + r * stride, extent_pages) < 2e-7);
-        }
       }
     }
   }
@@ -460,11 +455,14 @@ TEST_CASE("pages attended by their means add what the reference adds") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
       Random random(head_dim + 17);
-      Extent extent(head_dim);
-      const PageShape& shape = extent.shape;
-      fill_extent(*k, random, extent);
-      for (uint32_t i = 0; i < 12; ++i) {
-        const uint32_t rows = 1 + i % 5, pages = i == 0 ? 0 : i == 1 ? 0xffff : random.below(0x10000), dim = shape.dim;
+      Extent extents[] = {Extent(head_dim), Extent(head_dim), Extent(head_dim)};
+      const PageShape& shape = extents[0].shape;
+      for (Extent& extent : extents) fill_extent(*k, random, extent);
+      const int8_t* means[] = {extents[0].means.data(), extents[1].means.data(), extents[2].means.data()};
+      for (uint32_t i = 0; i < 24; ++i) {
+        const uint32_t rows = 1 + i % 11, rows_of_list = i % 2 ? 1 : rows, n = 1 + i % 3, dim = shape.dim;
+        std::vector<uint32_t> pages(rows / rows_of_list * n);
+        for (uint32_t& p : pages) p = i == 0 ? 0 : i == 1 ? 0xffff : random.below(0x10000);
         Queries q(*k, rows, dim, random);
         Guarded<float> o(std::size_t{rows} * dim), m(rows), l(rows);
         std::vector<double> want_o(o.size()), want_m(rows), want_l(rows);
@@ -477,8 +475,10 @@ TEST_CASE("pages attended by their means add what the reference adds") {
         std::copy_n(o.data(), o.size(), want_o.begin());
         std::copy_n(m.data(), rows, want_m.begin());
         std::copy_n(l.data(), rows, want_l.begin());
-        k->attend_means(shape, q.view, extent.means.data(), i % 2 ? extent.means.data() : nullptr, pages, {o.data(), m.data(), l.data()});
-        reference::attend_means(shape, q.view, extent.means.data(), pages, want_o.data(), want_m.data(), want_l.data());
+        Guarded<std::byte> scratch(k->attend_means_scratch(n));
+        k->attend_means(shape, q.view, means, n, pages.data(), rows_of_list, {o.data(), m.data(), l.data()}, scratch.data());
+        CHECK(scratch.guards_intact());
+        reference::attend_means(shape, q.view, {means, n}, pages.data(), rows_of_list, want_o.data(), want_m.data(), want_l.data());
         CAPTURE(k->name);
         CAPTURE(head_dim);
         CHECK(o.guards_intact());

@@ -27,7 +27,14 @@ TEST_CASE("a coverage takes the fewest best blocks whose shares leave no more un
         for (float& s : shares) s *= 0.8f * static_cast<float>(heads) / sum;  // sinks and window have the rest
         scratch.scores.assign(2, 100.0f);
         scratch.scores.insert(scratch.scores.end(), shares.begin(), shares.end());
-        const uint32_t count = blocks_to_cover(query, range, 0, heads, &scratch);
+        Selection out;
+        begin_selection(1, &out);
+        cover_list(query, range, 0, heads, &scratch, &out);
+        const auto count = static_cast<uint32_t>(out.tokens / 16);
+        double read = 0;
+        for (std::size_t i = 0; i < out.lists[0].size(); ++i)
+          for (uint32_t half : {0u, 1u})
+            if (out.lists[0][i].tokens >> 16 * half & 1) read += static_cast<double>(shares[out.page_numbers[0][i] * 2 + half - 2]);
 
         std::sort(shares.rbegin(), shares.rend());
         const auto unread = [&](uint32_t n) { return std::accumulate(shares.begin() + n, shares.end(), 0.0); };
@@ -37,6 +44,7 @@ TEST_CASE("a coverage takes the fewest best blocks whose shares leave no more un
         CHECK(count >= least);
         CHECK(count <= most);
         if (count < most) CHECK(unread(count) <= allowed + 1e-5);
+        CHECK(read == doctest::Approx(unread(0) - unread(count)));
         if (count > least) CHECK(unread(count - 1) > allowed - 1e-5);
       }
 }
