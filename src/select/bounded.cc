@@ -55,7 +55,7 @@ class BoundedSelector final : public Selector {
   // The queries in the sketch's coordinates, in int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
     const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
-    const float* basis = query.sketch.basis(query.layer, query.kv_head);
+    const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
     scratch->query.assign(std::size_t{rows} * n, 0.0f);
     scratch->query8.resize(std::size_t{rows} * n);
     scratch->query_scale.resize(rows);

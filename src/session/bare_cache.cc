@@ -125,7 +125,7 @@ void BareCache::commit() {
 // The sketch of the keys, where the plan wants one and there is none that serves it.
 Status BareCache::prepare_sketch(const Plan& plan) {
   if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 || store_.sketch().is_current()) return {};
-  return store_.build_sketch(cpu_kernels(), pool_.get());
+  return store_.build_sketch(nullptr, cpu_kernels(), pool_.get());  // what will be asked is not known
 }
 
 // How the next step attends, what its strategy needs included.

@@ -103,7 +103,7 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
     if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections)
     if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
-  if (Status s = writer->add_section(SectionKind::sketch, section_version, store.sketch().file_bytes()); !s.ok()) return s;
+  if (Status s = writer->add_section(SectionKind::sketch, KeySketch::section_version, store.sketch().file_bytes()); !s.ok()) return s;
   if (Status s = writer->add_section(SectionKind::representatives, section_version, store.representatives().file_bytes()); !s.ok()) return s;
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
     if (entry.index)
@@ -175,8 +175,8 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
-  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == section_version) {
-    // of this version: another one's is made again
+  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version - 1 < KeySketch::section_version) {
+    // of this version or before: a newer one's is made again
     if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
   }
   Representatives representatives(shape, window_tokens);

@@ -154,7 +154,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     if (reading != Reading::answer) forget_choice();
     if (!errors.empty()) note_probe(errors);
     if (document && last && sketch_is_due())
-      if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
+      if (Status s = build_sketch(); !s.ok()) return s;
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (progress && !progress->update(*done, tokens.size()) && !last)
@@ -200,6 +200,14 @@ void Session::note_probe(const Array<float>& errors) {
   probed_at_ = store_.sealed_tokens();
 }
 
+Status Session::build_sketch() {
+  const ModelConfig& c = model_->config();
+  const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
+    queries_.add_moment(layer, head, c.kv_heads, store_.shape().page.dim, moment);
+  };
+  return store_.build_sketch(asked, cpu_kernels(), pool_.get());
+}
+
 // When a text has been read to its end: at first, and when it has grown by a twentieth since.
 bool Session::sketch_is_due() const {
   const uint64_t pages = store_.pages().pages(), built = store_.sketch().built_pages();
@@ -216,7 +224,7 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
     return read_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
-  if (Status s = store_.build_sketch(cpu_kernels(), pool_.get()); !s.ok()) return s;
+  if (Status s = build_sketch(); !s.ok()) return s;
   if (progress) (void)progress->update(1, 1);
   return {};
 }

@@ -130,6 +130,7 @@ class Session {
   void plan_probe(ForwardStep* step, Array<float>* errors);
   void plan_read(ForwardStep* step, uint64_t left);
   void note_probe(const Array<float>& errors);
+  Status build_sketch();
   bool sketch_is_due() const;
   Status prepare_strategy(const Cancel* cancel, Progress* progress);
   Status read_again(const Cancel* cancel, Progress* progress);

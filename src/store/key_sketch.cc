@@ -16,6 +16,8 @@ namespace {
 constexpr uint32_t iterations = 24;          // of the subspace: the leading directions need not be exact, only their span nearly
 constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys
 constexpr uint64_t section_page = 4096;
+constexpr double known_queries = 0.5;         // their share in the second moment of queries
+constexpr double least_variance = 1e-6;       // of a coordinate, of the largest one's: what is smaller is not made larger
 
 using Square = std::vector<double>;  // [n][n]
 
@@ -52,6 +54,51 @@ std::vector<double> leading_directions(const Square& a, uint32_t n, uint32_t m) 
   return u;
 }
 
+// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of key_sketch.h. Makes L of the queries'.
+void find_bases(const Square& keys, Square* queries, uint32_t n, uint32_t m, float* key_basis, float* query_basis) {
+  Square& l = *queries;
+  double trace = 0;
+  for (uint32_t i = 0; i < n; ++i) trace += l[i * n + i];
+  const double known = trace > 0 ? known_queries : 0;
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t j = 0; j < n; ++j) l[i * n + j] = (known > 0 ? known * l[i * n + j] * n / trace : 0) + (i == j ? 1 - known : 0);
+  for (uint32_t j = 0; j < n; ++j) {  // Cholesky, in place, the upper part zeroed
+    for (uint32_t i = 0; i < j; ++i) l[i * n + j] = 0;
+    for (uint32_t i = j; i < n; ++i) {
+      double sum = l[i * n + j];
+      for (uint32_t k = 0; k < j; ++k) sum -= l[i * n + k] * l[j * n + k];
+      l[i * n + j] = i == j ? std::sqrt(sum) : sum / l[j * n + j];
+    }
+  }
+  Square kl(std::size_t{n} * n), moment(kl.size());  // K L; L^T K L
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t k = 0; k < n; ++k)
+      for (uint32_t j = 0; j <= k; ++j) kl[i * n + j] += keys[i * n + k] * l[k * n + j];
+  for (uint32_t k = 0; k < n; ++k)
+    for (uint32_t i = 0; i <= k; ++i)
+      for (uint32_t j = 0; j < n; ++j) moment[i * n + j] += l[k * n + i] * kl[k * n + j];
+  std::vector<double> w = leading_directions(moment, n, m);
+  std::vector<double> variance(m), column(n);
+  for (uint32_t j = 0; j < m; ++j)
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t k = 0; k < n; ++k) variance[j] += w[i * m + j] * moment[i * n + k] * w[k * m + j];
+  const double largest = *std::max_element(variance.begin(), variance.end());
+  for (uint32_t j = 0; j < m; ++j) {
+    const double scale = largest > 0 ? std::pow(std::max(variance[j] / largest, least_variance), 0.25) : 1;
+    for (uint32_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (uint32_t k = 0; k <= i; ++k) sum += l[i * n + k] * w[k * m + j];
+      key_basis[i * m + j] = static_cast<float>(sum / scale);
+    }
+    for (uint32_t i = n; i-- > 0;) {
+      double sum = w[i * m + j];
+      for (uint32_t k = i + 1; k < n; ++k) sum -= l[k * n + i] * column[k];
+      column[i] = sum / l[i * n + i];
+      query_basis[i * m + j] = static_cast<float>(column[i] * scale);
+    }
+  }
+}
+
 // Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
   const PageShape& page = shape.page;
@@ -79,10 +126,10 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-Status KeySketch::build(const PageStore& pages, const Kernels& kernels, ThreadPool* pool) {
+Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(), count = pages.pages();
   if (count == 0) return {};
-  auto bases = std::make_shared<Bases>(heads * basis_floats());
+  auto bases = std::make_shared<Bases>(2 * heads * basis_floats());
   std::vector<Extent> extents;
   extents.reserve(pages.extents());
   while (extents.size() < pages.extents()) extents.push_back(new_extent());
@@ -90,10 +137,11 @@ Status KeySketch::build(const PageStore& pages, const Kernels& kernels, ThreadPo
   const uint32_t page_tokens = shape_.page.page_tokens;
   const auto stride = static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
   std::vector<Array<float>> rows(pool->threads());
-  std::vector<Square> moments(pool->threads());
+  std::vector<Square> moments(pool->threads()), asked(pool->threads());
   for (uint32_t t = 0; t < pool->threads(); ++t) {
     rows[t].resize(std::size_t{2} * page_tokens * dim);
     moments[t].resize(std::size_t{dim} * dim);
+    asked[t].resize(std::size_t{dim} * dim);
   }
   std::atomic<bool> intact{true}, no_memory{false};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
@@ -117,8 +165,9 @@ Status KeySketch::build(const PageStore& pages, const Kernels& kernels, ThreadPo
         }
     }
     try {
-      const std::vector<double> u = leading_directions(keys, dim, n);
-      std::copy(u.begin(), u.end(), bases->data() + at * basis_floats());
+      std::fill(asked[worker].begin(), asked[worker].end(), 0.0);
+      if (queries) queries(layer, head, asked[worker].data());
+      find_bases(keys, &asked[worker], dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
     } catch (const std::bad_alloc&) {
       no_memory = true;
       return;
@@ -179,13 +228,13 @@ const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const
   return extents_[e].data + (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
 }
 
-const float* KeySketch::basis(uint32_t layer, uint32_t head) const {
-  return bases_->data() + (std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
+const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
+  return bases_->data() + (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
 }
 
 bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
   if (extents_[e].memory) return true;
-  const uint64_t at = head_bytes() + uint64_t{e} * extent_bytes() +
+  const uint64_t at = extents_at_ + uint64_t{e} * extent_bytes() +
                       (uint64_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
   return file_->check(*file_->find(SectionKind::sketch), at, shape_.page.sketch_bytes());
 }
@@ -202,15 +251,15 @@ uint64_t KeySketch::private_bytes() const {
   return bytes;
 }
 
-uint64_t KeySketch::head_bytes() const {
-  return round_up(shape_.heads_total() * basis_floats() * sizeof(float) + 2 * sizeof(uint32_t), section_page);
+uint64_t KeySketch::head_bytes(uint32_t version) const {
+  return round_up((version == 1 ? basis_bytes() / 2 : basis_bytes()) + 2 * sizeof(uint32_t), section_page);
 }
 
-uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents_.size() * extent_bytes() : 0; }
+uint64_t KeySketch::file_bytes() const { return built() ? head_bytes(section_version) + extents_.size() * extent_bytes() : 0; }
 
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
-  Array<std::byte> head(head_bytes());
+  Array<std::byte> head(head_bytes(section_version));
   auto* floats = std::copy(bases_->begin(), bases_->end(), reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
@@ -236,14 +285,17 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const auto corrupt = [&](const char* what) {
     return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded", file->path().c_str(), what);
   };
-  const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
+  const uint32_t version = section->version;
+  const uint64_t head = sketch.head_bytes(version), extents = ceil_div(pages, extent_pages);
   if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
   if (!file->check(*section, 0, head)) return file->failure();
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
-  const std::size_t size = shape.heads_total() * sketch.basis_floats();
+  const std::size_t all = sketch.basis_bytes() / sizeof(float), size = version == 1 ? all / 2 : all;
   if (!std::all_of(floats, floats + size, [](float x) { return std::isfinite(x); })) return corrupt("holds a number that is not finite");
-  auto bases = std::make_shared<const Bases>(floats, floats + size);
+  auto bases = std::make_shared<Bases>(floats, floats + size);
+  bases->resize(all);
+  std::copy_n(bases->begin(), all - size, bases->begin() + static_cast<std::ptrdiff_t>(size));
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
@@ -253,6 +305,7 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const auto* data = reinterpret_cast<const int8_t*>(at + head);
   for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr});
   sketch.file_ = std::move(file);
+  sketch.extents_at_ = head;
   *out = std::move(sketch);
   return {};
 }

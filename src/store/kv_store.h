@@ -104,8 +104,8 @@ class KvStore {
   void cut(uint32_t pages);
 
   // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
-  Status build_sketch(const Kernels& kernels, ThreadPool* pool) {
-    Status s = sketch_.build(pages_, kernels, pool);
+  Status build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels, ThreadPool* pool) {
+    Status s = sketch_.build(pages_, queries, kernels, pool);
     let_go();
     return s;
   }

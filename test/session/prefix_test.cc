@@ -109,7 +109,7 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
   for (const char* strategy : strategies) {
     CAPTURE(strategy);
     const double has = mass(prefix.get(), strategy), wanted = mass(fresh.get(), strategy);
-    CHECK(has > wanted - 0.03);  // the sketch was found for a longer text
+    CHECK(has > wanted - 0.05);  // the sketch was found for a longer text, by the queries of its end
   }
 }
 

@@ -48,14 +48,14 @@ std::vector<int8_t> contents(const KeySketch& s) {
     for (uint32_t h = 0; h < heads; ++h) {
       for (uint32_t e = 0; e < extents; ++e)
         out.insert(out.end(), s.extent(l, h, e), s.extent(l, h, e) + shape.page.sketch_bytes());
-      const auto* basis = reinterpret_cast<const int8_t*>(s.basis(l, h));
+      const auto* basis = reinterpret_cast<const int8_t*>(s.query_basis(l, h));
       out.insert(out.end(), basis, basis + shape.page.dim * shape.page.sketch_dim() * sizeof(float));
     }
   return out;
 }
 
-// The correlation of estimated and exact best scores of all blocks, for random queries.
-double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head) {
+// The correlation of estimated and exact best scores of all blocks, for random queries, whose coordinates are weighed where weights are given.
+double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head, const std::vector<float>& weights = {}) {
   const uint32_t dim = shape.page.dim, n = shape.page.sketch_dim();
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -63,8 +63,9 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
   for (uint32_t query = 0; query < 8; ++query) {
     Array<float> q(dim), low(n);
     for (float& x : q) x = normal(random);
+    for (uint32_t d = 0; d < weights.size(); ++d) q[d] *= weights[d];
     for (uint32_t d = 0; d < dim; ++d)
-      for (uint32_t c = 0; c < n; ++c) low[c] += q[d] * sketch.basis(layer, head)[d * n + c];
+      for (uint32_t c = 0; c < n; ++c) low[c] += q[d] * sketch.query_basis(layer, head)[d * n + c];
     float largest = 0;
     for (float x : low) largest = std::max(largest, std::fabs(x));
     Array<int8_t> low8(n);
@@ -100,19 +101,40 @@ TEST_CASE("a sketch's estimates go with the exact scores") {
   seal_pages(&pages, 40, 1);
   KeySketch sketch(shape);
   CHECK_FALSE(sketch.built());
-  REQUIRE(sketch.build(pages, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool()).ok());
   CHECK(sketch.pages() == 40);
   CHECK(sketch.built_pages() == 40);
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h) CHECK(agreement(sketch, pages, l, h) > 0.9);
 }
 
+TEST_CASE("known queries turn the sketch to the directions that they look at") {
+  // Queries that look at twelve directions, of which the leading components of the keys alone have four.
+  PageStore pages(shape);
+  seal_pages(&pages, 40, 1);
+  constexpr uint32_t dim = 64, first = 20, looked_at = 12;
+  const auto direction = [](uint32_t head, uint32_t i) { return (first + i + dim - 11 * head) % dim; };
+  const KeySketch::QueryMoment asked = [&](uint32_t, uint32_t head, double* moment) {
+    for (uint32_t i = 0; i < looked_at; ++i) moment[direction(head, i) * (dim + 1)] += 3;
+  };
+  KeySketch plain(shape), turned(shape);
+  REQUIRE(plain.build(pages, nullptr, cpu_kernels(), &pool()).ok());
+  REQUIRE(turned.build(pages, asked, cpu_kernels(), &pool()).ok());
+  for (uint32_t l = 0; l < layers; ++l)
+    for (uint32_t h = 0; h < heads; ++h) {
+      std::vector<float> weights(dim);
+      for (uint32_t i = 0; i < looked_at; ++i) weights[direction(h, i)] = 1;
+      CHECK(agreement(turned, pages, l, h, weights) > agreement(plain, pages, l, h, weights) + 0.1);
+      CHECK(agreement(turned, pages, l, h) > 0.85);  // and queries that nobody knew are still served
+    }
+}
+
 TEST_CASE("a sketch is the same on any number of threads") {
   PageStore pages(shape);
   seal_pages(&pages, 20, 2);
   KeySketch one(shape), two(shape);
-  REQUIRE(one.build(pages, cpu_kernels(), &pool(1)).ok());
-  REQUIRE(two.build(pages, cpu_kernels(), &pool(2)).ok());
+  REQUIRE(one.build(pages, nullptr, cpu_kernels(), &pool(1)).ok());
+  REQUIRE(two.build(pages, nullptr, cpu_kernels(), &pool(2)).ok());
   CHECK(contents(one) == contents(two));
 }
 
@@ -120,7 +142,7 @@ TEST_CASE("appended pages get what building them with the same bases gives, and 
   PageStore pages(shape);
   seal_pages(&pages, 21, 4);
   KeySketch sketch(shape);
-  REQUIRE(sketch.build(pages, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool()).ok());
   const KeySketch fork(sketch);
   const std::vector<int8_t> before = contents(fork);
   REQUIRE(sketch.reserve(50).ok());
@@ -147,7 +169,7 @@ TEST_CASE("nothing of pages that were taken back is written") {
   seal_pages(&pages, 21, 4);
   seal_pages(&shorter, 18, 4);
   KeySketch sketch(shape);
-  REQUIRE(sketch.build(shorter, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(shorter, nullptr, cpu_kernels(), &pool()).ok());
   std::vector<std::byte> first, second;
   const auto into = [](std::vector<std::byte>* out) {
     return [out](const void* data, std::size_t size) {
