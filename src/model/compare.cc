@@ -104,7 +104,7 @@ double output_error(const float* out, const float* exact, uint32_t n) {
 bool Comparison::compare(const Case& one, Scratch* s) {
   if (n_ == 0) return true;
   const uint32_t rows = one.rows.rows, dim = one.rows.dim, head_dim = one.pages.shape().page.head_dim;
-  const Array<float> near_ml(s->near.begin() + std::size_t{rows} * dim, s->near.end());  // before the store is added to it
+  const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim, s->near.data() + s->near.size());  // before the store is added to it
   if (!attend_exactly(one, n_, s)) return false;
   Compared& sum = step_[std::size_t{one.token} * kv_heads_ + one.kv_head];
   for (uint32_t r = 0; r < rows; ++r) {
