@@ -18,7 +18,7 @@ void split_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to) {
     uint8_t* out = to + page * half;
     for (std::size_t at = 0; at < half; at += row) {
       for (std::size_t j = 0; j < 4; ++j) {
-        const uint8_t before = page == 0 ? uint8_t{0} : keys[at + row - 4 + j - page_bytes];
+        const uint8_t before = page == 0 ? uint8_t{0} : *(keys + at + row - 4 + j - page_bytes);
         out[at + j] = static_cast<uint8_t>(keys[at + j] - before);
       }
       for (std::size_t i = 4; i < row; ++i) out[at + i] = static_cast<uint8_t>(keys[at + i] - keys[at + i - 4]);
@@ -34,7 +34,7 @@ void join_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to) {
     uint8_t* keys = to + page * page_bytes;
     for (std::size_t at = 0; at < half; at += row) {
       for (std::size_t j = 0; j < 4; ++j) {
-        const uint8_t before = page == 0 ? uint8_t{0} : keys[at + row - 4 + j - page_bytes];
+        const uint8_t before = page == 0 ? uint8_t{0} : *(keys + at + row - 4 + j - page_bytes);
         keys[at + j] = static_cast<uint8_t>(in[at + j] + before);
       }
       for (std::size_t i = 4; i < row; ++i) keys[at + i] = static_cast<uint8_t>(in[at + i] + keys[at + i - 4]);
