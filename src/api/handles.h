@@ -86,6 +86,8 @@ Status read_options(const Options* in, void (*init)(Options*), Options* out) {
   const std::size_t size = in->struct_size;
   if (size < sizeof(uint32_t)) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: call its init function", size);
   if (size > 65536) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: too large", size);
+  if (size < sizeof(Options) && size % alignof(Options))  // no header had one, and a pointer that is cut leads anywhere
+    return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: it ends within a field", size);
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (std::size_t i = sizeof(Options); i < size; ++i)
     if (bytes[i]) return Status::error(Code::bad_argument, "an option struct of a newer header sets what this library does not know");

@@ -31,7 +31,7 @@ void check_sizes(const char* name, void (*init)(Options*), Use use) {
     CAPTURE(size);
     CHECK(with_size(init, size, 0, use) == KV_BAD_ARGUMENT);
   }
-  for (std::size_t size : {sizeof(uint32_t), 2 * sizeof(uint32_t), sizeof(Options)}) CHECK(with_size(init, size, 0, use) == KV_OK);
+  for (std::size_t size : {alignof(Options), 2 * alignof(Options), sizeof(Options)}) CHECK(with_size(init, size, 0, use) == KV_OK);
   for (std::size_t more : {1u, 8u, 64u}) {
     CHECK(with_size(init, sizeof(Options) + more, 0, use) == KV_OK);
     CHECK(with_size(init, sizeof(Options) + more, 1, use) == KV_BAD_ARGUMENT);
@@ -79,10 +79,15 @@ TEST_CASE("option structs of older and newer headers are understood, and wrong s
 TEST_CASE("a shorter struct has the defaults of what it lacks") {
   kv_session_options o = small_options();
   o.share_heads = 7;     // beyond the size that is said
-  o.dense_layers = 999;
-  o.struct_size = offsetof(kv_session_options, dense_layers);
+  o.prefill_chunk = 9999;
+  o.struct_size = offsetof(kv_session_options, prefill_chunk);
   const Session session = open_session(tiny_model(), o);
   read_tokens(session.get(), some_tokens(50));
+  for (const std::size_t cut : {offsetof(kv_session_options, strategy) + 4, offsetof(kv_session_options, spill_folder) + 1}) {  // no header's
+    o.struct_size = static_cast<uint32_t>(cut);
+    kv_session* none = nullptr;
+    CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_BAD_ARGUMENT);
+  }
 }
 
 TEST_CASE("result structs are filled as far as their size goes") {
