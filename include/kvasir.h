@@ -570,6 +570,9 @@ typedef struct kv_library_result {
  * result saved. Where all is found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and its place
  * taken by what is read where no name is given and the text has all of it, or begins it. result may be NULL. Costs a look at the header of each document,
  * besides. Where the new document cannot fit none goes for it, KV_NO_SPACE in save_status; nor does an older one of its name.
+ * Where only the save meets the damage of the document that was found, the text is read a second time, without that document, while the first session
+ * is kept: memory for both. Should the second reading fail or be cancelled, *out is the first session, with KV_CORRUPT in save_status: it answers as
+ * one of kv_load does over a file with damage, which it meets where it uses it (KV_CORRUPT).
  * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was saved; what was read is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO. A failure to
  * save, or a cancel while saving, is not a failure of this call: result->save_status. */
 KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const char *text, size_t size,

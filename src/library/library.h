@@ -69,7 +69,8 @@ class Library {
 
   Status list(std::vector<LibraryDocument>* out) const;  // the last used first
   // A session that has read the text: mapped as far as a document begins like it, read from there on, and saved. Code::cancelled: nothing
-  // was saved.
+  // was saved. A document that the save meets damaged is done without, by reading once more; where that fails *out is what had been read, with
+  // the damage as save_failure.
   Status session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   Status rename(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;
@@ -87,6 +88,8 @@ class Library {
   Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const;
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
                    std::vector<Found>* damaged, uint64_t* again, Found* used, std::unique_ptr<Session>* out) const;
+  Status read(const std::shared_ptr<const Model>& model, const LibraryRequest& request, std::span<const Token> tokens,
+              std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> damaged,
             LibraryOutcome* outcome) const;
   Status save(Session* session, const LibraryRequest& request, const std::string& name) const;

@@ -116,40 +116,54 @@ static Status read_rest(Session* session, const LibraryRequest& request, std::sp
   return session->read_document(tokens, request.cancel, request.reading ? Progress::Report(reading) : Progress::Report(), &done);
 }
 
-Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out,
-                        LibraryOutcome* outcome) const {
-  *outcome = {};
-  if (!request.name.empty())
-    if (Status s = check_name(request.name); !s.ok()) return s;
-  if (request.text.empty()) return Status::error(Code::bad_argument, "the text is empty");
-  std::unique_ptr<Session> fresh;
-  if (Status s = Session::open(model, request.session, &fresh); !s.ok()) return s;
-  Array<Token> tokens;
-  Array<uint32_t> lengths;
-  if (Status s = fresh->encode_document(request.text, request.parse_special, request.cancel, &tokens, &lengths); !s.ok()) return s;
+// Reads the text and saves what was read, and where a document is met damaged on the way once more without that one. *out and *outcome are the last
+// reading that came to its end, over a damaged document where only its save met the damage and no other reading came to its end.
+Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request, std::span<const Token> tokens,
+                     std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
   std::vector<Found> damaged;
   for (;;) {
     std::unique_ptr<Session> session;
     uint64_t again = 0;  // tokens of a document's window that were read once more
     Found used;
     if (Status s = load_best(model, request, *fresh, tokens, &damaged, &again, &used, &session); !s.ok()) return s;
-    *outcome = {used.name, tokens.size(), used.tokens, false, {}};
     const bool is_new = session == nullptr;
     if (is_new) session = std::move(fresh);
-    const auto rest = std::span<const Token>(tokens).subspan(outcome->found_tokens);
+    LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
+    const auto rest = tokens.subspan(used.tokens);
     Status s = read_rest(session.get(), request, rest, again);
-    if (s.ok() && !rest.empty()) keep(session.get(), request, tokens, damaged, outcome);
+    if (s.ok()) {
+      *outcome = std::move(its);
+      *out = std::move(session);  // the one before has its document open no longer, so that it can be evicted
+      if (!rest.empty()) keep(out->get(), request, tokens, damaged, outcome);
+    }
     // A page, an index, met only now by reading on or by copying.
     const Status& damage = s.ok() ? outcome->save_failure : s;
-    if (!is_new && damage.code() == Code::corrupt) {
-      log(1, damage, "; the library goes on without it");
-      damaged.push_back(used);
-      continue;
-    }
-    if (!s.ok()) return s;
-    *out = std::move(session);
-    return {};
+    if (is_new || damage.code() != Code::corrupt) return s;
+    log(1, damage, "; the library goes on without it");
+    damaged.push_back(used);
   }
+}
+
+Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out,
+                        LibraryOutcome* outcome) const {
+  *outcome = {};
+  if (!request.name.empty())
+    if (Status s = check_name(request.name); !s.ok()) return s;
+  if (request.text.empty()) return Status::error(Code::bad_argument, "the text is empty");
+  std::unique_ptr<Session> fresh, session;
+  if (Status s = Session::open(model, request.session, &fresh); !s.ok()) return s;
+  Array<Token> tokens;
+  Array<uint32_t> lengths;
+  if (Status s = fresh->encode_document(request.text, request.parse_special, request.cancel, &tokens, &lengths); !s.ok()) return s;
+  try {
+    Status s = read(model, request, tokens, std::move(fresh), &session, outcome);
+    if (!session) return s;
+    if (!s.ok()) log(1, s, "; the session is over a document that is damaged");
+  } catch (const std::bad_alloc&) {
+    if (!session) throw;  // otherwise as any failure of a second reading
+  }
+  *out = std::move(session);
+  return {};
 }
 
 // Saves what was read. Whatever becomes of that, the session is there.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -459,22 +460,65 @@ TEST_CASE("a damaged document gives its place to what begins with it, not to wha
   CHECK(read_file(path) != damaged);
 }
 
-TEST_CASE("damage that only a copy meets is met by the save, and the document replaced") {
-  const OneDocument one(2600, "hnsw");
-  const Library& library = one.library;
-  const std::string &text = one.text, &path = one.path;
-  const std::string longer = text + text_of(300, 'b');
+namespace {
+
+// Of a document with an index for "hnsw": the middle of it.
+void damage_index(const std::string& path) {
   const std::vector<uint8_t> whole = read_file(path);
   kvasir::CacheHeader header;
   REQUIRE(kvasir::CacheHeader::decode({whole.data(), 4096}, whole.size(), path.c_str(), &header).ok());
   for (const auto& entry : header.entries())
     if (entry.kind == kvasir::format::SectionKind::hnsw) damage(path, static_cast<long>(entry.offset + entry.bytes / 2));
   REQUIRE(read_file(path) != whole);
+}
+
+}  // namespace
+
+TEST_CASE("damage that only a copy meets is met by the save, and the document replaced") {
+  const OneDocument one(2600, "hnsw");
+  const Library& library = one.library;
+  const std::string longer = one.text + text_of(300, 'b');
+  damage_index(one.path);
   const Got got = must_get(library.get(), tiny_model(), longer);
   CHECK(got.result.tokens_found == 0);
   CHECK(got.result.saved == 1);
   CHECK(std::string(got.result.name) == "a");
   CHECK(must_get(library.get(), tiny_model(), longer).result.tokens_found == got.result.tokens);
+}
+
+TEST_CASE("a second reading, for damage that the save met, leaves the first where it fails") {
+  const OneDocument one(2600, "hnsw");
+  const Library& library = one.library;
+  const std::string longer = one.text + text_of(300, 'b');
+  const auto expected = fresh_answer(tiny_model(), longer);
+  damage_index(one.path);
+  const std::vector<uint8_t> damaged = read_file(one.path);
+  const std::size_t descriptors = open_descriptors();
+  static std::optional<FailingAllocations> failing;
+  static bool memory;
+  Ask ask;
+  ask.progress = [](int32_t phase, uint64_t, uint64_t total, void*) -> int32_t {
+    const bool second = phase == KV_PHASE_PREFILL && total > 2600;  // the first has little to read
+    if (second && !memory && !failing) failing.emplace(0, false);
+    return second && memory;
+  };
+  for (bool enough : {true, false}) {
+    CAPTURE(enough);
+    memory = enough;
+    Got got = get(library.get(), tiny_model(), longer, ask);
+    CHECK(failing.has_value() == !memory);
+    failing.reset();
+    REQUIRE_MESSAGE(got.status == KV_OK, got.error.message);
+    CHECK(got.result.tokens_found >= 2600);
+    CHECK(got.result.saved == 0);
+    CHECK(got.result.save_status == KV_CORRUPT);
+    CHECK(timeline(got.session.get()).size() == got.result.tokens);
+    REQUIRE_OK(kv_session_set_strategy(got.session.get(), "full", 0, 0, error));
+    CHECK(peek(got.session.get(), 8) == expected);
+    got.session.reset();
+    CHECK(open_descriptors() == descriptors);
+    CHECK(read_file(one.path) == damaged);
+  }
 }
 
 TEST_CASE("what a model wrote is not taken for what was read") {
