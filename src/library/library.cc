@@ -62,7 +62,9 @@ Status Library::open(const std::string& folder, const LibraryOptions& options, s
   if (options.most_bytes > 0) {
     Update update;
     if (Status s = update.begin(folder); !s.ok()) return s;
-    if (Status s = library->make_room(0, ""); !s.ok()) return s;
+    std::vector<Victim> victims;
+    if (Status s = library->choose_victims(0, "", &victims); !s.ok()) return s;
+    library->evict(victims);
   }
   *out = std::move(library);
   return {};
@@ -114,50 +116,56 @@ Status Library::sweep() const {
   return {};
 }
 
-// Removes what was used longest ago and is not open until `bytes` more, which take the place of the document `replaced`, fit. Where that would not do
-// nothing is removed, Code::no_space; but with no bytes to come what can go goes. During an update.
-Status Library::make_room(uint64_t bytes, const std::string& replaced) const {
+struct Library::Victim {
+  std::string name, path;
+  os::File lock;  // while it is chosen nobody begins to use it
+};
+
+// Chooses what was used longest ago and is not open, until `bytes` more, which take the place of the document `replaced`, fit. Where that would not do
+// none goes, Code::no_space; but with no bytes to come what can go goes. During an update.
+Status Library::choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const {
   if (options_.most_bytes == 0) return {};
   std::vector<os::FolderEntry> files;
   if (Status s = documents(&files); !s.ok()) return s;
   std::erase_if(files, [&](const os::FolderEntry& file) { return bytes > 0 && file.name == replaced; });
-  uint64_t total = bytes;
-  for (const os::FolderEntry& file : files) total += file.bytes;
-  struct Victim {
-    const os::FolderEntry* entry;
-    os::File lock;
-  };
-  std::vector<Victim> victims;
-  uint64_t remaining = total;
+  uint64_t remaining = bytes;
+  for (const os::FolderEntry& file : files) remaining += file.bytes;
   for (std::size_t i = files.size(); i-- > 0 && remaining > options_.most_bytes && bytes <= options_.most_bytes;) {
-    os::File lock;
-    if (!lock_unused(files[i].name, &lock)) continue;
+    Victim victim{files[i].name, path_of(files[i].name), {}};
+    if (!lock_unused(victim.name, &victim.lock)) continue;
     remaining -= files[i].bytes;
-    victims.push_back({&files[i], std::move(lock)});
+    out->push_back(std::move(victim));
   }
-  const auto no_room = [&] {
-    return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
-                         ", and what is in it is in use; the document was not kept", folder_.c_str(), bytes, options_.most_bytes);
-  };
-  if (bytes > 0 && remaining > options_.most_bytes) return no_room();
-  for (const Victim& victim : victims) {
-    Status s = os::remove_file(path_of(victim.entry->name));
-    if (s.ok() && options_.log) options_.log(2, (victim.entry->name + " was evicted from the library").c_str());
-    if (s.ok() || s.code() == Code::not_found) total -= victim.entry->bytes;
-    else log(1, s, "; it cannot be evicted");
+  if (bytes == 0 || remaining <= options_.most_bytes) return {};
+  return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
+                       ", and what is in it is in use; the document was not kept", folder_.c_str(), bytes, options_.most_bytes);
+}
+
+// What is left goes when room is made the next time.
+void Library::evict(const std::vector<Victim>& victims) const {
+  try {
+    for (const Victim& victim : victims) {
+      Status s = os::remove_file(victim.path);
+      if (s.ok() && options_.log) options_.log(2, (victim.name + " was evicted from the library").c_str());
+      if (!s.ok() && s.code() != Code::not_found) log(1, s, "; it cannot be evicted");
+    }
+  } catch (const std::bad_alloc&) {
   }
-  return bytes > 0 && total > options_.most_bytes ? no_room() : Status();
 }
 
 // The folder changes when the file is whole: only then is it locked, for a moment. A document that is being removed by its name is locked, which says
-// nothing of the file that a save puts in its place: so saves, removals and renames do not meet.
+// nothing of the file that a save puts in its place: so saves, removals and renames do not meet. What goes for the new document goes after it has its
+// name, durably: a failure in between costs no document, and a crash leaves more than there may be until room is made again, by the next save or open.
 Status Library::save(Session* session, const LibraryRequest& request, const std::string& name) const {
   Update update;
+  std::vector<Victim> victims;
   const auto make_place = [&](uint64_t bytes) {
     if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
-    return make_room(bytes, name);
+    return choose_victims(bytes, name, &victims);
   };
-  return session->save(path_of(name), request.cancel, request.saving, request.preparing, make_place);
+  if (Status s = session->save(path_of(name), request.cancel, request.saving, request.preparing, make_place); !s.ok()) return s;
+  evict(victims);
+  return {};
 }
 
 Status Library::list(std::vector<LibraryDocument>* out) const {

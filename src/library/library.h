@@ -5,10 +5,10 @@
 // file's time is its last use. Nothing else could disagree with them.
 //   open      a session over a document has its file open, locked as shared (CacheFile): it is not evicted or removed
 //   evict     under .lock, oldest use first, what can be locked exclusively, until the files fit
-//   save      as any: a temporary file, renamed, the latter under .lock after room was made. A writer's lock on it ends with the writer; what is not
-//             locked then is removed when a library is opened
+//   save      as any: a temporary file, renamed, the latter under .lock when it is known what can go for it; that goes afterwards. A writer's lock on
+//             the temporary file ends with the writer; what is not locked then is removed when a library is opened
 //   rename    under .lock, so that it does not replace a document
-// All locks end with their process. A crash leaves a temporary file, nothing else.
+// All locks end with their process. A crash leaves a temporary file, or after a save documents that were to go for it, nothing else.
 //
 // Documents that begin alike do not share their pages on the disk: a copy of the pages of the common beginning is in each, at the cost of space, not of
 // time; that a file is whole by itself is what makes removing and evicting it safe.
@@ -77,6 +77,7 @@ class Library {
 
  private:
   struct Found;
+  struct Victim;
   static bool longer(const Found& a, const Found& b);
   class Update;
 
@@ -94,7 +95,8 @@ class Library {
             LibraryOutcome* outcome) const;
   Status save(Session* session, const LibraryRequest& request, const std::string& name) const;
   bool lock_unused(const std::string& name, os::File* file) const;
-  Status make_room(uint64_t bytes, const std::string& replaced) const;
+  Status choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const;
+  void evict(const std::vector<Victim>& victims) const;
 
   std::string folder_;
   LibraryOptions options_;

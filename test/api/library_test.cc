@@ -354,6 +354,38 @@ TEST_CASE("nothing goes for a document that is too large by itself") {
   CHECK(names(library.get()) == std::vector<std::string>{"small"});
 }
 
+TEST_CASE("nothing goes for a document that does not get its name") {
+  TempFolder folder;
+  const uint64_t size = size_of(600);
+  const Library library = open_library(folder.path(), 2 * size + size / 2);
+  for (const char* name : {"a", "b"}) {
+    Ask ask;
+    ask.name = name;
+    let_time_pass();
+    must_get(library.get(), tiny_model(), text_of(600, name[0]), ask);
+  }
+  let_time_pass();
+  Ask ask;
+  ask.name = "c";
+  for (const char* failing : {"rename", "sync_folder"}) {
+    CAPTURE(std::string(failing));
+    static std::string operation;
+    operation = failing;
+    kvasir::os::fault = [](const char* name, const char*) { return operation == name ? EIO : 0; };
+    const Got got = get(library.get(), tiny_model(), text_of(600, 'c'), ask);
+    kvasir::os::fault = nullptr;
+    CHECK(got.status == KV_OK);
+    CHECK(got.result.save_status == KV_IO);
+    CHECK(std::filesystem::exists(folder.file("a.kv")));
+    CHECK(std::filesystem::exists(folder.file("b.kv")));
+  }
+  CHECK(names(library.get()) == std::vector<std::string>{"c", "b", "a"});  // one too many: it has its name, which may not last
+  let_time_pass();
+  ask.name = "d";
+  CHECK(must_get(library.get(), tiny_model(), text_of(600, 'd'), ask).result.saved == 1);
+  CHECK(names(library.get()) == std::vector<std::string>{"d", "c"});
+}
+
 TEST_CASE("what dead writers left is removed, what living ones write is not, and other files are left alone") {
   TempFolder folder;
   const auto touch = [&](const std::string& name) { write_file(folder.file(name), {1, 2, 3}); };

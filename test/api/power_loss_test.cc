@@ -4,12 +4,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "failing_files.h"
 #include "helpers.h"
@@ -148,9 +150,12 @@ struct CloseLibrary {
 };
 using Library = std::unique_ptr<kv_library, CloseLibrary>;
 
-Library open_library(const std::string& folder) {
+Library open_library(const std::string& folder, uint64_t most_bytes = 0) {
+  kv_library_options o;
+  kv_library_options_init(&o);
+  o.most_bytes = most_bytes;
   kv_library* library = nullptr;
-  REQUIRE_OK(kv_library_open(folder.c_str(), nullptr, &library, error));
+  REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
   return Library(library);
 }
 
@@ -257,4 +262,26 @@ TEST_CASE("a power cut at any operation of a library's changes loses no document
   change([&] { REQUIRE_OK(kv_library_rename(library.get(), "first", "new name", error)); }, after);
   after.erase("second");
   change([&] { REQUIRE_OK(kv_library_remove(library.get(), "second", error)); }, after);
+}
+
+TEST_CASE("a power cut while one document goes for another leaves the old one or the new one, or both") {
+  TempFolder folder;
+  {
+    const Library library = open_library(folder.path());
+    add(library.get(), "first", 300);
+    std::this_thread::sleep_for(std::chrono::milliseconds(12));  // used later
+    add(library.get(), "second", 300);
+  }
+  const Library library = open_library(folder.path(), std::filesystem::file_size(folder.file("first.kv")) * 5 / 2);
+  REQUIRE(documents_in(folder.path()).size() == 2);
+  const auto is_good = [](const std::string& left) {
+    const Documents there = documents_in(left);
+    CHECK(there.count("second") == 1);
+    CHECK((there.count("first") == 1 || there.count("third") == 1));
+  };
+  Disk disk(folder.path(), is_good);
+  disk.during([&] { add(library.get(), "third", 300); }, [](const std::string& left) { CHECK(documents_in(left).count("third") == 1); });
+  CHECK(disk.cuts() > 2);
+  const Documents after = documents_in(folder.path());
+  CHECK((after.size() == 2 && after.count("first") == 0));
 }
