@@ -518,7 +518,7 @@ typedef struct kv_library_options {
   /* All documents together: for a save and in kv_library_open the least recently used ones go; 0: no limit. They go when what is saved is in its place,
    * durably: a failed save costs none. One that ends in between leaves more than this, until the next save or kv_library_open. */
   uint64_t most_bytes;
-  kv_log_fn log;            /* evictions, documents that cannot be used; NULL: silent */
+  kv_log_fn log;            /* evictions, documents that cannot be used (of another version: each once a handle); NULL: silent */
   void *log_user;
 } kv_library_options;
 

@@ -18,6 +18,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -86,6 +88,7 @@ class Library {
   void log(int level, const Status& status, const char* what) const;
   Status documents(std::vector<os::FolderEntry>* out) const;
   Status sweep() const;
+  bool not_told_yet(const std::string& name) const;
   Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const;
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
                    std::vector<Found>* damaged, uint64_t* again, Found* used, std::unique_ptr<Session>* out) const;
@@ -100,6 +103,8 @@ class Library {
 
   std::string folder_;
   LibraryOptions options_;
+  mutable std::mutex told_mutex_;
+  mutable std::set<std::string> told_;  // documents of another version, of which the log knows
 };
 
 }  // namespace kvasir

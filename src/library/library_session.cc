@@ -34,6 +34,12 @@ std::string name_after(const TokenChain& chain) {
 
 }  // namespace
 
+// Of another version, which is nobody's fault and stays as it is: told once.
+bool Library::not_told_yet(const std::string& name) const {
+  const std::lock_guard lock(told_mutex_);
+  return told_.insert(name).second;
+}
+
 // By their hashes.
 Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const {
   std::vector<os::FolderEntry> files;
@@ -49,7 +55,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     if (s.ok()) s = peek.read_chain(&chain, &all);
     if (s.code() == Code::not_found) continue;  // gone meanwhile
     if (!s.ok()) {
-      log(1, s, "; the library goes on without it");
+      if (s.code() != Code::version || not_told_yet(file.name)) log(1, s, "; the library goes on without it");
       continue;
     }
     const uint64_t same = std::max(exact.common(tokens, chain, all), fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);

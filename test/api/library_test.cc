@@ -478,6 +478,25 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found > 0);
 }
 
+TEST_CASE("documents of an older library, without hashes, are passed over, which the log says once") {
+  const OneDocument one(600);
+  std::vector<uint8_t> bytes = read_file(one.path);
+  kvasir::CacheHeader header;
+  REQUIRE(kvasir::CacheHeader::decode({bytes.data(), 4096}, bytes.size(), one.path.c_str(), &header).ok());
+  for (auto& entry : header.entries())
+    if (entry.kind == kvasir::format::SectionKind::chain) entry.kind = static_cast<kvasir::format::SectionKind>(99);  // not known: skipped
+  header.encode(std::span<uint8_t, 4096>(bytes.data(), 4096));
+  write_file(one.path, bytes);
+  write_file(one.folder.file("b.kv"), bytes);
+  const Library other = open_library(one.folder.path());
+  for (const Library* library : {&one.library, &other}) {
+    logged.clear();
+    for (char first : {'c', 'd'}) must_get(library->get(), tiny_model(), text_of(300, first));
+    CHECK(logged.size() == 2);
+    for (const std::string& line : logged) CHECK(line.find("no hashes") != std::string::npos);
+  }
+}
+
 TEST_CASE("a damaged document gives its place to what begins with it, not to what only begins like it") {
   const OneDocument one(1000);
   const Library& library = one.library;
