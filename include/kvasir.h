@@ -629,13 +629,18 @@ typedef struct kv_cache_options {
   float coverage;
   uint32_t select_tokens;
   uint32_t reserved;         /* 0 */
+  /* As in kv_session_options; the largest step so far is the step of which it has to hold the window and the pages. A step for which it is too small is
+   * refused before anything of it is taken: kv_cache_update. The caller's arrays and workspace of about a step's q, k and v are not counted. */
+  uint64_t memory_budget;
+  const char *spill_folder;
 } kv_cache_options;
 
 KV_API void kv_cache_options_init(kv_cache_options *options);
 
 typedef enum kv_number_type { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 } kv_number_type;
 
-/* An empty cache. *out is closed with kv_cache_close. KV_BAD_ARGUMENT (a shape or option out of its range), KV_NO_MEMORY, KV_LIMIT. */
+/* An empty cache. *out is closed with kv_cache_close. KV_BAD_ARGUMENT (a shape or option out of its range), KV_NO_MEMORY, KV_LIMIT (threads;
+ * memory_budget); KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE (spill_folder). */
 KV_API kv_status kv_cache_open(const kv_cache_shape *shape, const kv_cache_options *options, kv_cache **out, kv_error *error);
 KV_API void kv_cache_close(kv_cache *cache);
 
@@ -645,8 +650,9 @@ KV_API void kv_cache_close(kv_cache *cache);
  * or the sealed tokens have doubled, which reads all pages and cannot be cancelled. kv_cache_save and kv_cache_fork do so too, so that a cache
  * that was loaded with the strategy it was saved with, or copied, need not.
  * KV_BAD_ARGUMENT (layer, tokens; a number that is not finite), KV_BAD_STATE (the layer has been updated; another number of tokens than the
- * step has), KV_CONTEXT_FULL, KV_BUSY: the cache is as it was. KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file): likewise, but an update
- * that was to begin a step may have ended the attention of the complete one. */
+ * step has), KV_CONTEXT_FULL, KV_LIMIT (memory_budget: the message says the least), KV_BUSY: the cache is as it was. KV_NO_MEMORY, KV_CORRUPT (a
+ * damaged page of a mapped file), KV_NO_SPACE, KV_IO (pages could not be written to the spill_folder): likewise, but an update that was to begin a step
+ * may have ended the attention of the complete one. */
 KV_API kv_status kv_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const void *k, const void *v, const void *q, uint32_t tokens,
                                  kv_error *error);
 
@@ -665,7 +671,8 @@ KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options)
  * update in this step; tokens is the step's. A complete step can be attended until another begins, or kv_cache_truncate, kv_cache_fork or
  * kv_cache_save is called. What is still in the window is exact but for rounding; pages are int8. options may be NULL.
  * KV_BAD_ARGUMENT, KV_BAD_STATE (the layer has no update in this step; the step is over; the filter layer before it has not been attended),
- * KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_BUSY: the cache is as it was and out unchanged. */
+ * KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file), KV_IO (a page of a file could not be read), KV_BUSY: the cache is as it was
+ * and out unchanged. */
 KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const void *q, void *out, uint32_t tokens,
                                     const kv_cache_attention_options *options, kv_error *error);
 
@@ -674,8 +681,8 @@ KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t ty
  * KV_BAD_ARGUMENT (there are fewer), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY: the cache is as it was. */
 KV_API kv_status kv_cache_truncate(kv_cache *cache, uint64_t tokens, kv_error *error);
 
-/* A second cache that begins as an exact copy, pages shared. KV_BAD_STATE while a step is not complete; KV_NO_MEMORY, KV_CORRUPT (a damaged page of
- * a mapped file, where a sketch has to be found: kv_cache_update), KV_BUSY. */
+/* A second cache that begins as an exact copy, pages shared, with the same options; a memory_budget is for each. KV_BAD_STATE while a step is not
+ * complete; KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file, where a sketch has to be found: kv_cache_update), KV_BUSY. */
 KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cache **out, kv_error *error);
 
 /* Writes the cache to a file, atomically, as kv_save does. KV_BAD_STATE while a step is not complete; otherwise errors of kv_save. kv_file_inspect,
@@ -683,13 +690,14 @@ KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cache **out, kv_error *error)
 KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_options *options, kv_error *error);
 
 /* A new cache over a saved one, mapped. Its shape is the one asked for, or KV_MODEL_MISMATCH, as with another identity; heads are not compared, as
- * keys and values do not depend on them and a file does not know them. window and kv_type are the file's. A session's file is refused likewise, and
- * kv_load refuses a cache's: nothing would say that the keys are of the same weights. Otherwise errors of kv_load. options->flags: KV_LOAD_VERIFY. */
+ * keys and values do not depend on them and a file does not know them. A session's file is refused likewise, and kv_load refuses a cache's: nothing
+ * would say that the keys are of the same weights. window and kv_type are the file's: one in full precision is refused with a memory_budget
+ * (KV_BAD_ARGUMENT). Otherwise errors of kv_load. options->flags: KV_LOAD_VERIFY. */
 KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
                                const kv_call_options *options, kv_cache **out, kv_error *error);
 
-/* JSON, as kv_stats: tokens (of complete steps), sealed_pages, window_tokens, step_tokens, private_bytes, mapped_bytes, strategy_planned,
- * budget_tokens, tokens_read and tokens_present of all attention so far, and more. */
+/* JSON, as kv_stats: tokens (of complete steps), sealed_pages, window_tokens, step_tokens, private_bytes, mapped_bytes, spilled_bytes, memory_budget,
+ * strategy_planned, budget_tokens, tokens_read and tokens_present of all attention so far, and more. */
 KV_API kv_status kv_cache_stats(kv_cache *cache, char *json, size_t capacity, size_t *size, kv_error *error);
 
 #ifdef __cplusplus

@@ -43,12 +43,15 @@ Status read_cache_options(const kv_cache_options* in, BareOptions* out) {
   as.alpha = o.alpha;
   as.coverage = o.coverage;
   as.select_tokens = o.select_tokens;
+  as.memory_budget = o.memory_budget;
+  as.spill_folder = o.spill_folder;
   SessionOptions session;
   if (Status s = api::session_options(&as, &session); !s.ok()) return s;
   out->threads = session.threads;
   out->full_precision = session.full_precision;
   out->window = session.window;
   out->select = session.select;
+  out->memory = session.memory;
   return {};
 }
 

@@ -73,6 +73,8 @@ Status BareCache::resolve(BareOptions* o) {
   if (o->threads == 0) o->threads = std::min(os::processor_count(), most_threads);
   if (o->window == 0) o->window = 64;
   if (o->window > most_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, most_window);
+  o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
+  if (Status e = check_memory_budget(o->memory, o->full_precision); !e.ok()) return e;
   if (Status e = check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens); !e.ok()) return e;
   const StrategyInfo* info = strategy_info(o->select.strategy);  // null: auto
   if (info && (info->index || info->has(StrategyInfo::chooses_once)))
@@ -93,7 +95,9 @@ Status BareCache::start() {
 Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* out) {
   BareOptions o = options;
   if (Status s = resolve(&o); !s.ok()) return s;
-  std::unique_ptr<BareCache> cache(new BareCache(o, KvStore(store_shape(o), o.full_precision ? KvStore::keep_all : o.window)));
+  KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
+  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
+  std::unique_ptr<BareCache> cache(new BareCache(o, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);
   return {};
@@ -154,6 +158,7 @@ Status BareCache::begin_step(uint32_t tokens) {
   if (tokens > options_.most_tokens - held)
     return Status::error(Code::context_full, "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64 "; it is unchanged", tokens, held,
                          options_.most_tokens);
+  if (Status s = store_.check_budget(held + tokens, 0, tokens); !s.ok()) return s;
   const StrategyInfo* asked = strategy_info(options_.select.strategy);  // null: auto, which wants no representatives
   if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) && store_.pages_after(held) >= 2 && !store_.representatives().known())
     return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", asked->name.data());
@@ -241,6 +246,7 @@ Status BareCache::attention(const BareQuery& query) {
     attention_->filter(layer, n, q_.data(), totals, store_, nullptr, *step_selector_, plan_, cancel, memory_.get());
     if (!cancel.fired()) chosen_by_ = layer;
   }
+  if (!selector || plan_.strategy->has(StrategyInfo::reads_keys)) store_.let_go(layer);
   if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is as it was");
   write_numbers(query.type, out_.data(), count, query.out);
   return {};
@@ -303,7 +309,7 @@ Status BareCache::load(const std::string& path, BareOptions options, bool verify
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(shape, options.window);
-  if (Status s = load_store(file, state, options.shape.group(), &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens, &store); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(options, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);
@@ -313,16 +319,17 @@ Status BareCache::load(const std::string& path, BareOptions options, bool verify
 std::string BareCache::stats_json() const {
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
   const ReadCounts& read = attention_->counts();
-  char text[1024];
+  char text[1536];
   std::snprintf(text, sizeof text,
                 "{\"tokens\":%" PRIu64 ",\"max_tokens\":%" PRIu64 ",\"threads\":%u,\"kv_type\":\"%s\",\"page_tokens\":%u,\"sealed_pages\":%u,"
                 "\"sealed_tokens\":%" PRIu64 ",\"sink_tokens\":%u,\"window_tokens\":%u,\"step_tokens\":%u,\"private_bytes\":%" PRIu64
-                ",\"mapped_bytes\":%" PRIu64 ",\"strategy_planned\":\"%s\",\"planned_because\":\"%s\",\"budget_tokens\":%" PRIu64
+                ",\"mapped_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
+                ",\"strategy_planned\":\"%s\",\"planned_because\":\"%s\",\"budget_tokens\":%" PRIu64
                 ",\"tokens_read\":%" PRIu64 ",\"tokens_present\":%" PRIu64 ",\"pages_touched\":%" PRIu64 ",\"kernels\":\"%s\"}",
                 tokens(), options_.most_tokens, options_.threads, options_.full_precision ? "f32" : "int8", store_.shape().page.page_tokens,
                 store_.pages().pages(), store_.sealed_tokens(), store_.sink_count(), store_.window_count(), step_tokens_, store_.private_bytes(),
-                store_.pages().mapped_bytes(), plan.strategy->name.data(), plan.why, plan.budget_tokens, read.tokens_read, read.tokens_present,
-                read.pages_touched, cpu_kernels().name);
+                store_.pages().mapped_bytes(), store_.pages().spilled_bytes(), store_.budget().bytes, plan.strategy->name.data(), plan.why,
+                plan.budget_tokens, read.tokens_read, read.tokens_present, read.pages_touched, cpu_kernels().name);
   return text;
 }
 

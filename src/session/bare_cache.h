@@ -34,6 +34,7 @@ struct BareOptions {
   bool full_precision = false;
   uint32_t window = 64;
   SelectOptions select;
+  MemoryBudget memory;  // a step may be of any size that it has room for
 };
 
 // How the caller's numbers lie in memory, one after another.

@@ -171,13 +171,9 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
                          path.c_str(), wanted, options.context);
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
-  if (options.memory.bytes && options.full_precision)
-    return Status::error(Code::bad_argument,
-                         "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was loaded", path.c_str());
-
   KvStore store(model->store_shape(), options.window);
-  if (Status s = load_store(file, state, model->config().group(), &store); !s.ok()) return s;
-  if (Status s = store.set_budget(options.memory, tokens_wanted ? tokens_wanted : state.tokens); !s.ok()) return s;
+  const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
+  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, &store); !s.ok()) return s;
   const std::byte* tokens = nullptr;
   if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), &tokens); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));

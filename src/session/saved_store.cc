@@ -146,7 +146,11 @@ Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTi
   return {};
 }
 
-Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, KvStore* out) {
+Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
+                  uint64_t tokens, KvStore* out) {
+  if (memory.bytes && state.full_precision)
+    return Status::error(Code::bad_argument, "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was "
+                         "loaded", file->path().c_str());
   const uint32_t window_tokens = state.full_precision ? KvStore::keep_all : state.window_tokens;
   const StoreShape shape = out->shape();
   const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float);
@@ -197,6 +201,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
       return s;
     if (index) store.set_index(std::move(index), valid);
   }
+  if (Status s = store.set_budget(memory, tokens); !s.ok()) return s;
   *out = std::move(store);
   return {};
 }

@@ -46,8 +46,10 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
 
 // Whether a file's facts fit each other and a store of this shape.
 Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTimeline& state);
-// The store of a file whose state is checked, mapped; `out` has the shape. group: query heads of a KV head.
-Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, KvStore* out);
+// The store of a file whose state is checked, mapped; `out` has the shape. group: query heads of a KV head. memory: for the first `tokens` tokens, as
+// KvStore::set_budget(); Code::bad_argument where the file is in full precision.
+Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
+                  uint64_t tokens, KvStore* out);
 
 // For those who read further sections.
 constexpr uint32_t section_version = 1;  // of every section's own encoding

@@ -40,12 +40,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
   o->memory.step_tokens = o->prefill_chunk;
-  if (o->memory.bytes && o->full_precision)
-    return Status::error(Code::bad_argument, "memory_budget is set: keys and values in full precision are kept in memory");
-  if (o->memory.bytes) {  // known now, not in the middle of a document
-    os::File trial;
-    if (Status s = os::File::create_nameless(o->memory.spill_folder, &trial); !s.ok()) return s;
-  }
+  if (Status s = check_memory_budget(o->memory, o->full_precision); !s.ok()) return s;
   if (Status s = check_read_options(o->read); !s.ok()) return s;
   return check_select_options(o->select, model.config().layers, model.store_shape().page.block_tokens);
 }

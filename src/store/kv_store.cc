@@ -69,21 +69,29 @@ void KvStore::grow_window(uint32_t rows) {
   capacity_ = capacity;
 }
 
-uint64_t KvStore::least_bytes(uint64_t tokens) const {
+Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
+  if (budget.bytes == 0) return {};
+  if (full_precision) return Status::error(Code::bad_argument, "memory_budget is set: keys and values in full precision are kept in memory");
+  os::File trial;
+  return os::File::create_nameless(budget.spill_folder, &trial);
+}
+
+uint64_t KvStore::least_bytes(uint64_t tokens, uint32_t step) const {
   const PageShape& page = shape().page;
   const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, page.extent_tokens());
   const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() + page.sketch_bytes() + extent_pages * table_entry;
-  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + budget_.step_tokens + 2 * page.page_tokens + capacity_step + 1) * page.dim * sizeof(float);
-  const uint64_t slabs = ceil_div(budget_.step_tokens, page.extent_tokens()) + 1;  // that a step fills, the first one in part before it
+  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) * page.dim * sizeof(float);
+  const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;  // that a step fills, the first one in part before it
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() + indexes_.private_bytes() + sketch_.basis_bytes() +
-         representatives_.most_bytes(tokens, budget_.step_tokens) + pages_.table_bytes();
+         representatives_.most_bytes(tokens, step) + pages_.table_bytes();
 }
 
-Status KvStore::check_budget(uint64_t tokens, uint64_t more) const {
-  const uint64_t least = least_bytes(tokens) + more;
+Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {
+  step = std::max(step, budget_.step_tokens);
+  const uint64_t least = least_bytes(tokens, step) + more;
   if (budget_.bytes == 0 || least <= budget_.bytes) return {};
-  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64
-                       " tokens window, summaries, indexes and the pages of a step alone take %" PRIu64, budget_.bytes, tokens, least);
+  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64 " tokens, in steps of up to %u, window, summaries, indexes and "
+                       "the pages of a step alone take %" PRIu64, budget_.bytes, tokens, step, least);
 }
 
 Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
@@ -94,10 +102,11 @@ Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
 
 // What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
 // nothing is in a file all of it is for slabs.
-Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more) {
+Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step) {
   if (budget_.bytes == 0) return {};
-  if (Status s = check_budget(tokens, more); !s.ok()) return s;
-  const uint64_t room = budget_.bytes - least_bytes(tokens) - more, for_slabs = pages_.file_pages_bytes() > 0 ? room / 4 : room;
+  if (Status s = check_budget(tokens, more, step); !s.ok()) return s;
+  const uint64_t room = budget_.bytes - least_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
+  const uint64_t for_slabs = pages_.file_pages_bytes() > 0 ? room / 4 : room;
   const uint32_t then = std::max(pages_after(tokens), pages_.pages());
   const uint64_t coming = uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
   const uint64_t full = pages_.full_private_bytes();
@@ -123,8 +132,9 @@ Status KvStore::shrink() {
 }
 
 Status KvStore::prepare(uint32_t n) {
-  if (Status s = keep_within_budget(tokens() + n); !s.ok()) return s;
+  if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   grow_window(window_count_ + n);
+  budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
   if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_); !s.ok()) return s;
   if (sealed == 0) return {};

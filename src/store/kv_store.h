@@ -31,8 +31,12 @@ namespace kvasir {
 struct MemoryBudget {
   uint64_t bytes = 0;         // of what private_bytes() and mapped summaries count; 0: no limit
   std::string spill_folder;   // "": os::File::create_nameless() tells
-  uint32_t step_tokens = 0;   // most tokens of a step: the window holds them before they are sealed
+  uint32_t step_tokens = 0;   // most tokens of a step: the window holds them before they are sealed. A larger step that fits raises it
 };
+
+// That what is sealed, or not, can be kept within it at all, and that its folder takes files: known when a timeline is opened, not in the middle of a
+// text. Code::bad_argument, Code::not_found, Code::permission, Code::no_space.
+Status check_memory_budget(const MemoryBudget& budget, bool full_precision);
 
 class KvStore {
  public:
@@ -67,11 +71,12 @@ class KvStore {
   Status set_budget(const MemoryBudget& budget, uint64_t tokens);
   const MemoryBudget& budget() const { return budget_; }
   // What cannot be spilled of a timeline of so many tokens, and what is on its way.
-  uint64_t least_bytes(uint64_t tokens) const;
-  Status check_budget(uint64_t tokens, uint64_t more = 0) const;  // that it is enough for them and so many bytes besides
+  uint64_t least_bytes(uint64_t tokens) const { return least_bytes(tokens, budget_.step_tokens); }
+  // That it is enough for them and so many bytes besides, also where a step is of so many tokens.
+  Status check_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0) const;
   // Spills now what growing to so many tokens would, and what so many bytes besides take the room of. Before a timeline is copied that will grow
   // and be dropped: what it spills the copy still has in memory. Errors as set_budget().
-  Status keep_within_budget(uint64_t tokens, uint64_t more = 0);
+  Status keep_within_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0);
   // Where there is a budget: spills what can be, and keeps no chosen pages, until the next step.
   Status shrink();
   // Where a budget has no room for all pages: what was read through a mapping of this layer's pages, or all layers', is let go of.
@@ -139,6 +144,7 @@ class KvStore {
                          std::span<const float> centre, std::span<const float> sinks, std::span<const float> window);
 
  private:
+  uint64_t least_bytes(uint64_t tokens, uint32_t step) const;
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   void grow_window(uint32_t rows);
