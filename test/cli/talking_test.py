@@ -49,6 +49,7 @@ class Talking(tool.InFolder):
         self.assertTrue(talk.read_until("\n"))
         talk.read_until("e", 5)
         talk.interrupt()
+        self.assertTrue(talk.read_until("first after"), talk.seen)
         self.assertTrue(talk.read_until("> "), talk.seen)
         talk.write(QUESTION + "\n")
         self.assertTrue(talk.read_until("\n"))

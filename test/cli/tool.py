@@ -49,12 +49,12 @@ class OnTerminal:
         self.process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=ends[0], stdout=ends[1], stderr=ends[2],
                                         env=environment, preexec_fn=own_terminal)
         os.close(slave)
-        self.seen = ""
+        self.seen, self.passed = "", 0
 
     def read_until(self, text, timeout=60):
-        """Whether the text came up; everything seen is in self.seen."""
-        start, end = len(self.seen), time.monotonic() + timeout
-        while text not in self.seen[start:] and time.monotonic() < end:
+        """Whether the text came up after what was waited for before; everything seen is in self.seen."""
+        end = time.monotonic() + timeout
+        while (found := self.seen.find(text, self.passed)) < 0 and time.monotonic() < end:
             if not select.select([self.master], [], [], 0.1)[0]:
                 continue
             try:
@@ -64,7 +64,9 @@ class OnTerminal:
             if not part:
                 break
             self.seen += part.decode(errors="replace")
-        return text in self.seen[start:]
+        if found >= 0:
+            self.passed = found + len(text)
+        return found >= 0
 
     def write(self, text):
         os.write(self.master, text.encode())

@@ -112,6 +112,14 @@ void few_threads(T* options) {
   if (options->threads > most_threads && options->threads < 256) options->threads = most_threads;
 }
 
+// What the options of calls and of packing have alike.
+template <class T>
+void set_call(const Stage& stage, Recipe* recipe, T* options) {
+  const uint8_t pointers = recipe->byte();
+  options->cancel = stage.cancel(pointers);
+  options->progress = stage.progress(pointers / 3);
+}
+
 void set_pointers(Stage* stage, Recipe* recipe, kv_session_options* o) {
   few_threads(o);
   o->strategy = stage->name(recipe, 0);
@@ -211,9 +219,7 @@ void generate(Stage* stage, Recipe* recipe, bool next) {
 
 void call(Stage* stage, Recipe* recipe) {
   Struct<kv_call_options> options(recipe, kv_call_options_init);
-  const uint8_t pointers = recipe->byte();
-  options.value.cancel = stage->cancel(pointers);
-  options.value.progress = stage->progress(pointers / 3);
+  set_call(*stage, recipe, &options.value);
   const kv_call_options* given = options.given();
   kv_session *session = nullptr, *loaded = nullptr;
   require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
@@ -237,9 +243,7 @@ void call(Stage* stage, Recipe* recipe) {
 
 void packing(Stage* stage, Recipe* recipe) {
   Struct<kv_pack_options> options(recipe, kv_pack_options_init);
-  const uint8_t pointers = recipe->byte();
-  options.value.cancel = stage->cancel(pointers);
-  options.value.progress = stage->progress(pointers / 3);
+  set_call(*stage, recipe, &options.value);
   const kv_pack_options* given = options.given();
   kv_error error{};
   for (const bool back : {false, true}) {

@@ -4,7 +4,6 @@
 // spaces (the rest is text); above, a vocabulary that the rest spells, a line an entry: "3<s>" a token of kind 3, "ma b" a merge,
 // "i7" the unknown token's id, "xabc" a text to encode. A NUL in a line stands for a line feed.
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,13 +11,13 @@
 #include <vector>
 
 #include "../gguf/gguf_builder.h"
+#include "../text/test_vocabulary.h"
 #include "replay.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
 using namespace kvasir;
-using kvasir::test::GgufBuilder;
-using kvasir::test::require;
+using namespace kvasir::test;
 
 namespace {
 
@@ -28,16 +27,10 @@ constexpr const char* kFamilies[] = {
     "deepseek-v3"};
 constexpr std::size_t kFamilyCount = std::size(kFamilies);
 
-struct Words {
-  std::vector<std::string> tokens, merges, texts;
-  std::vector<int32_t> types;
-  std::vector<float> scores;
+struct Words : TestVocabulary {
+  std::vector<std::string> texts;
 
-  void add(std::string_view text, int32_t type) {
-    tokens.emplace_back(text);
-    types.push_back(type);
-    scores.push_back(-static_cast<float>(tokens.size() % 7));
-  }
+  void add(std::string_view text, int32_t type) { TestVocabulary::add(text, type, -static_cast<float>((tokens.size() + 1) % 7)); }
 };
 
 std::unique_ptr<const Tokenizer> load(const GgufBuilder& builder, ChatFormat* format) {
@@ -62,18 +55,8 @@ GgufBuilder file_of(const Words& words, const char* pre) {
   return builder;
 }
 
-// The printable bytes spell themselves, the others U+0100 and up, as byte-level vocabularies have it.
-std::string spell(unsigned byte, unsigned* next) {
-  const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
-  const unsigned code = printable ? byte : (*next)++;
-  if (code < 0x80) return {static_cast<char>(code)};
-  return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
-}
-
 Words byte_words() {
-  Words words;
-  unsigned next = 0x100;
-  for (unsigned byte = 0; byte < 256; ++byte) words.add(spell(byte, &next), 1);
+  Words words{byte_vocabulary(), {}};
   for (const char* merge : {"a b", "a a", "aa aa", "ab ab", "e r", "\xC4\xA0 \xC4\xA0", "\xC4\xA0 a", "1 2", "\xC3\xA9 x", "x y"}) {
     const std::string_view whole = merge;
     words.merges.emplace_back(whole);
@@ -88,15 +71,7 @@ Words byte_words() {
 }
 
 Words spm_words(bool across) {
-  Words words;
-  words.add("<unk>", 2);
-  words.add("<s>", 3);
-  words.add("</s>", 3);
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", byte);
-    words.add(text, 6);
-  }
+  Words words{spm_vocabulary(), {}};
   for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba", "\xE2\x96\x81" "a", "\xE2\x96\x81\xE2\x96\x81",
                             "aba", "\xC3\xA9", "\xC3\xA9" "a"})
     words.add(piece, 1);
