@@ -4,6 +4,7 @@
 // An input is one byte, which call, and then bytes that are laid over the default options (exclusive or, so that zeros are the defaults), how
 // long the struct says it is, and which of the target's own strings and functions its pointers lead to.
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "../temp_folder.h"
@@ -310,7 +311,7 @@ void use_cache(Recipe* recipe, const kv_cache_shape& shape, kv_cache* cache, Sta
   for (int step = 0; step < 4; ++step) {
     for (uint32_t layer = 0; layer < std::min(shape.layers, 64u); ++layer) {
       kv_status status = kv_cache_update(cache, layer, type, k.data(), k.data(), queries.data(), tokens, &error);
-      check_status("kv_cache_update", status, error, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL, KV_BAD_STATE});
+      check_status("kv_cache_update", status, error, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL, KV_BAD_STATE, KV_LIMIT, KV_NO_SPACE, KV_IO});
       if (status != KV_OK) return;
       status = kv_cache_attention(cache, layer, type, queries.data(), out.data(), tokens, given, &error);
       check_status("kv_cache_attention", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_BAD_STATE});
@@ -333,10 +334,12 @@ void cache(Stage* stage, Recipe* recipe) {
   few_threads(&options.value);
   options.value.strategy = stage->name(recipe, 0);
   options.value.filter_layers = stage->name(recipe, 1);
+  const auto over = reinterpret_cast<std::uintptr_t>(options.value.spill_folder);  // the input's bytes: no byte more says which folder
+  options.value.spill_folder = over % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
   kv_cache* opened = nullptr;
   kv_error error{};
   const kv_status status = kv_cache_open(shape.given(), options.given(), &opened, &error);
-  check_status("kv_cache_open", status, error, {KV_BAD_ARGUMENT, KV_LIMIT});
+  check_status("kv_cache_open", status, error, {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE});
   require((status == KV_OK) == (opened != nullptr), "a cache or an error");
   if (!opened) return;
   const kv_cache_shape& s = shape.value;
