@@ -40,7 +40,7 @@ struct Line {
   kv_session* session = nullptr;
   std::vector<int32_t> tokens;
   kv_session_options options{};
-  bool damaged = false;  // it is over a file that was spoilt
+  bool damaged = false;  // it is over a file that may be damaged
   std::size_t asked_at = SIZE_MAX;  // tokens before the first question that was kept
   Outlook outlook;       // once it was asked for, until something changes it
 
@@ -234,10 +234,14 @@ class Play {
   kv_session* busy_ = nullptr;
   std::array<Line, lines> lines_;
   struct File {
-    bool exists = false, spoilt = false;
+    bool exists = false;
+    bool over_damage = false;  // saved by a session over damage, of which the file may have nothing
+    bool flipped = false;      // damage of its own
     std::vector<int32_t> tokens;
     std::size_t asked_at = SIZE_MAX;
     uint32_t kv_type = 0;
+
+    bool may_be_damaged() const { return over_damage || flipped; }
   };
   std::array<File, files> files_;
   kv_library* library_ = nullptr;

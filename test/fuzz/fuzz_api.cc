@@ -5,6 +5,8 @@
 // that stops or calls back, a library allocation that fails.
 #include "api_play.h"
 
+#include "store/format.h"
+
 namespace kvasir::test {
 
 void Play::arm() {
@@ -146,7 +148,7 @@ void Play::save() {
   const auto before = outlook(&on);
   const kv_status status = guarded("kv_save", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) { return kv_save(on.session, path(file).c_str(), &o, e); });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  if (status == KV_OK) files_[file] = {true, on.damaged, on.tokens, on.asked_at, on.options.kv_type};
+  if (status == KV_OK) files_[file] = {true, on.damaged, false, on.tokens, on.asked_at, on.options.kv_type};
   require(std::filesystem::exists(path(file)) == files_[file].exists, "the old file or the new one");
   check_outlook(on, before);
 }
@@ -159,7 +161,7 @@ void Play::load() {
   Line like;
   like.options = options_of(choices[which % std::size(choices)], is_long ? long_context : context, memory(how / 8), stage_.spill.c_str());
   if (is_long && takes_long(like.options.strategy)) like.options.strategy = "flat";
-  like.damaged = !is_long && files_[file].spoilt;
+  like.damaged = !is_long && files_[file].may_be_damaged();
   kv_call_options o = call_options();
   o.flags = how % 2;
   const uint64_t prefix = how / 2 % 4 == 3 ? recipe_.number(2) % 300 : 0;
@@ -283,10 +285,10 @@ void Play::same_after_loading() {
 void Play::use_files() {
   const std::size_t from = recipe_.byte() % (files + 1), to = recipe_.byte() % files;
   const uint8_t what = recipe_.byte() % 4;
-  const bool there = from == files || files_[from].exists, spoilt = from != files && files_[from].spoilt;
+  const bool there = from == files || files_[from].exists;
   const kv_call_options o = call_options();
   Line like;
-  like.damaged = spoilt;
+  like.damaged = from != files && files_[from].may_be_damaged();
   kv_file_information info{};
   info.struct_size = sizeof info;
   const auto refuse = [&](kv_status status) {
@@ -295,7 +297,7 @@ void Play::use_files() {
   if (what == 0) {
     const kv_status status = guarded("kv_file_verify", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_file_verify(path(from).c_str(), &o, e); });
     refuse(status);
-    require(!spoilt || status != KV_OK, "damage is found");
+    require(from == files || !files_[from].flipped || status != KV_OK, "damage is found");
   } else if (what == 1) {
     refuse(guarded("kv_file_inspect", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_file_inspect(path(from).c_str(), &info, e); }));
     if (info.tokens && from != files) require(info.tokens == files_[from].tokens.size(), "a file says how many tokens it has");
@@ -321,14 +323,15 @@ void Play::use_files() {
 void Play::spoil() {
   const std::size_t file = recipe_.byte() % files;
   const uint64_t where = recipe_.number(3);
-  if (!files_[file].exists) return;
+  if (!files_[file].exists || files_[file].flipped) return;  // a second flip may undo the first
   std::vector<uint8_t> bytes = read_file(path(file));
-  if (bytes.empty()) return;
+  // Without its magic it is something else, not damaged.
+  if (bytes.empty() || where % bytes.size() < format::magic.size()) return;
   // Only what the header and the checksums cover: the file may also have bytes between sections, which are zero and checked too.
   bytes[where % bytes.size()] ^= static_cast<uint8_t>(1 << (where % 7));
   write_file(path(file) + ".new", bytes);
   std::filesystem::rename(path(file) + ".new", path(file));
-  files_[file].spoilt = true;
+  files_[file].flipped = true;
 }
 
 void Play::use_library() {
