@@ -198,7 +198,8 @@ class Play {
   }
   Outlook look_ahead(const Line& on) {
     kv_session* copy = nullptr;
-    if (!on.session || on.tokens.empty() || on.tokens.size() + 2 > on.options.context || kv_fork(on.session, &copy, nullptr) != KV_OK) return {};
+    if (!on.session || on.tokens.empty() || on.tokens.size() + 2 > on.options.context) return {};
+    require(kv_fork(on.session, &copy, nullptr) == KV_OK, "a session can be copied at any time");
     std::array<float, 2> found{};
     const int32_t asked[] = {5, 97};
     const kv_status status = kv_score(copy, asked, 2, found.data(), nullptr, nullptr);
@@ -210,6 +211,7 @@ class Play {
   void check_outlook(const Line& on, const Outlook& before) {
     if (!before) return;
     const Outlook after = look_ahead(on);
+    require(after || on.limited() || on.damaged, "a session that could be asked can be asked again");
     require(!after || std::memcmp(&*after, &*before, sizeof *after) == 0,
             "a call that changes nothing leaves a session that goes on as it would have");
   }
