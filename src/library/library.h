@@ -88,7 +88,7 @@ class Library {
   void log(int level, const Status& status, const char* what) const;
   Status documents(std::vector<os::FolderEntry>* out) const;
   Status sweep() const;
-  bool not_told_yet(const std::string& name) const;
+  void go_on_without(const std::string& name, const Status& why) const;
   Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const;
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
                    std::vector<Found>* damaged, uint64_t* again, Found* used, std::unique_ptr<Session>* out) const;

@@ -34,10 +34,13 @@ std::string name_after(const TokenChain& chain) {
 
 }  // namespace
 
-// Of another version, which is nobody's fault and stays as it is: told once.
-bool Library::not_told_yet(const std::string& name) const {
-  const std::lock_guard lock(told_mutex_);
-  return told_.insert(name).second;
+// What is of another version is nobody's fault and stays as it is: told once.
+void Library::go_on_without(const std::string& name, const Status& why) const {
+  if (why.code() == Code::version) {
+    const std::lock_guard lock(told_mutex_);
+    if (!told_.insert(name).second) return;
+  }
+  log(1, why, "; the library goes on without it");
 }
 
 // By their hashes.
@@ -55,7 +58,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     if (s.ok()) s = peek.read_chain(&chain, &all);
     if (s.code() == Code::not_found) continue;  // gone meanwhile
     if (!s.ok()) {
-      if (s.code() != Code::version || not_told_yet(file.name)) log(1, s, "; the library goes on without it");
+      go_on_without(file.name, s);
       continue;
     }
     const uint64_t same = std::max(exact.common(tokens, chain, all), fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
@@ -73,7 +76,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
   std::vector<Found> found;
   if (Status s = find(fresh, tokens, request.cancel, &found); !s.ok()) return s;
   const auto unusable = [&](const Found& f, const Status& why) {
-    log(1, why, "; the library goes on without it");
+    go_on_without(f.name, why);
     if (why.code() == Code::corrupt) damaged->push_back(f);
   };
   // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What follows in the order of hashes can be better by less
@@ -145,7 +148,7 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
     // A page, an index, met only now by reading on or by copying.
     const Status& damage = s.ok() ? outcome->save_failure : s;
     if (is_new || damage.code() != Code::corrupt) return s;
-    log(1, damage, "; the library goes on without it");
+    go_on_without(used.name, damage);
     damaged.push_back(used);
   }
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -478,22 +479,34 @@ TEST_CASE("damaged, stale and foreign files are listed for what they are, passed
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found > 0);
 }
 
-TEST_CASE("documents of an older library, without hashes, are passed over, which the log says once") {
+TEST_CASE("documents of an older library, without hashes, or with a newer one's section are passed over, which the log says once") {
+  using kvasir::format::SectionKind;
   const OneDocument one(600);
   std::vector<uint8_t> bytes = read_file(one.path);
-  kvasir::CacheHeader header;
-  REQUIRE(kvasir::CacheHeader::decode({bytes.data(), 4096}, bytes.size(), one.path.c_str(), &header).ok());
-  for (auto& entry : header.entries())
-    if (entry.kind == kvasir::format::SectionKind::chain) entry.kind = static_cast<kvasir::format::SectionKind>(99);  // not known: skipped
-  header.encode(std::span<uint8_t, 4096>(bytes.data(), 4096));
-  write_file(one.path, bytes);
-  write_file(one.folder.file("b.kv"), bytes);
+  const auto write_changed = [&](const std::string& path, SectionKind kind, const auto& change) {
+    kvasir::CacheHeader header;
+    REQUIRE(kvasir::CacheHeader::decode({bytes.data(), 4096}, bytes.size(), one.path.c_str(), &header).ok());
+    for (auto& entry : header.entries())
+      if (entry.kind == kind) change(&entry);
+    std::vector<uint8_t> changed = bytes;
+    header.encode(std::span<uint8_t, 4096>(changed.data(), 4096));
+    write_file(path, changed);
+  };
+  const auto hide = [](auto* entry) { entry->kind = static_cast<SectionKind>(99); };  // not known: skipped
+  write_changed(one.path, SectionKind::chain, hide);
+  write_changed(one.folder.file("b.kv"), SectionKind::chain, hide);
+  write_changed(one.folder.file("c.kv"), SectionKind::pages, [](auto* entry) { entry->version = 99; });
   const Library other = open_library(one.folder.path());
+  char next = 'a';  // a text each that goes on as no other does, so that c.kv is tried first
   for (const Library* library : {&one.library, &other}) {
     logged.clear();
-    for (char first : {'c', 'd'}) must_get(library->get(), tiny_model(), text_of(300, first));
-    CHECK(logged.size() == 2);
-    for (const std::string& line : logged) CHECK(line.find("no hashes") != std::string::npos);
+    for (int i = 0; i < 2; ++i) must_get(library->get(), tiny_model(), one.text + next++ + text_of(300));
+    CHECK(logged.size() == 3);
+    const auto count = [](const char* what) {
+      return std::count_if(logged.begin(), logged.end(), [&](const std::string& line) { return line.find(what) != std::string::npos; });
+    };
+    CHECK(count("no hashes") == 2);
+    CHECK(count("has version 99") == 1);
   }
 }
 
