@@ -508,8 +508,9 @@ KV_API kv_status kv_packed_inspect(const char *path, kv_packed_information *info
 /* A folder of saved documents that finds by itself what was read before: every text is read once, and of a text that begins like another only
  * the rest. Any number of processes and threads may use one folder at once; a handle may be used by any number of threads. NAME.kv in the
  * folder is the document of that name, an ordinary file of kv_save; files put there are documents like the others. A document that a
- * session has open, in any process, is neither evicted nor removed. A process that ends at any moment leaves a temporary
- * file at most, which the next kv_library_open removes. Each document is whole by itself: what two have in common is on the disk twice. */
+ * session has open, in any process, is neither evicted nor removed. A process that ends at any moment leaves a temporary file at most, which the
+ * next kv_library_open removes, and documents that were to go (most_bytes), which go with the next save or kv_library_open under that limit.
+ * Each document is whole by itself: what two have in common is on the disk twice. */
 typedef struct kv_library kv_library;
 
 typedef struct kv_library_options {
