@@ -52,7 +52,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
                   uint64_t tokens, KvStore* out);
 
 // For those who read further sections.
-constexpr uint32_t section_version = 1;  // of every section's own encoding
+constexpr uint32_t section_version = 1;  // of every section's own encoding but the sketch's, which has its own
 // A section that must be there with exactly this size, its checksums verified.
 Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, const std::byte** out);
 // Float sections hold what was computed: none of it is NaN or infinite.
