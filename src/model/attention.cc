@@ -180,12 +180,15 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   return {};
 }
 
-// Tokens that are neighbours share the scans of the summaries: a question of twenty tokens reads them three times.
+// Tokens that are neighbours share the scans of the summaries, as far as there is a block for every thread all the same: a question of twenty tokens
+// reads them three times where groups have three heads, or oftener where a KV head has more threads than that. A row's sums do not depend on its
+// neighbours, so neither do they on the threads.
 Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   const bool compare = plan.compare != CompareLevel::none, tail = softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail);
-  const auto blocks = static_cast<uint32_t>(ceil_div(count, compare ? 1 : std::max(1u, scanned_rows / group)));
+  const uint32_t most = plan.strategy->has(StrategyInfo::scans) && !compare ? std::max(1u, scanned_rows / group) : 1;  // tokens of a block
+  const auto blocks = static_cast<uint32_t>(std::max(ceil_div(count, most), std::min<uint64_t>(count, ceil_div(pool_->threads(), heads))));
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (cancel.fired()) return;

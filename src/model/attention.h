@@ -4,8 +4,8 @@
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
 //   by blocks:  neighbouring queries of a step see the pages that the selector chose for a sample of them (sparse prefill)
 //
-// Work is cut into tasks by head, block of queries and part of the pages: the cut depends on sizes alone, never on the number
-// of threads, so results are the same bits on any number.
+// Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages depends on sizes alone, never on the number of
+// threads; blocks of queries may, as a query's sums do not depend on its neighbours. So results are the same bits on any number.
 #pragma once
 
 #include <algorithm>

@@ -9,12 +9,13 @@ constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
     {"window", 0, 0.0, 0, make_window_selector, StrategyInfo::reads_blocks},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
-    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks},
+    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans},
     {"flat", 0, 0.02, 512, make_flat_selector, StrategyInfo::reads_blocks | StrategyInfo::reads_keys},
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys},
     // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
-     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail | StrategyInfo::takes_coverage},
+     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail | StrategyInfo::takes_coverage |
+         StrategyInfo::scans},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys, IndexKind::ood},
     {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys, IndexKind::ood},

@@ -1,0 +1,127 @@
+// Attention by a choice: tokens of a step that share a scan of the summaries get what each would get alone.
+#include "model/attention.h"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace kvasir;
+
+namespace {
+
+constexpr uint32_t window = 96, sealed = 1216, asked = 13;  // tokens; those that are asked for seal no page, whatever its size
+
+ThreadPool& pool(uint32_t threads) {
+  static std::unique_ptr<ThreadPool> pools[9];
+  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
+  return *pools[threads];
+}
+
+// One layer that has read `sealed + window` tokens, and what `asked` more bring.
+struct Reading {
+  HeadShape heads;
+  KvStore store;
+  std::vector<float> k, v, q;  // of the tokens that are asked for
+
+  explicit Reading(const HeadShape& shape) : heads(shape), store({1, shape.kv_heads, PageShape::of(shape.head_dim)}, window) {
+    std::mt19937 random(shape.head_dim);
+    std::normal_distribution<float> normal;
+    const auto numbers = [&](std::size_t count) {
+      std::vector<float> out(count);
+      for (float& x : out) x = normal(random);
+      return out;
+    };
+    for (uint32_t n = window; store.tokens() < sealed + window;) {
+      REQUIRE(store.prepare(n).ok());
+      store.write(0, n, numbers(n * shape.kv_width()).data(), numbers(n * shape.kv_width()).data());
+      store.commit(n, cpu_kernels(), &pool(1));
+      n = std::min<uint32_t>(n, static_cast<uint32_t>(sealed + window - store.tokens()));
+    }
+    REQUIRE(store.sealed_tokens() == sealed);
+    REQUIRE(store.build_sketch(nullptr, cpu_kernels(), &pool(1)).ok());
+    k = numbers(asked * shape.kv_width()), v = numbers(asked * shape.kv_width()), q = numbers(asked * shape.q_width());
+  }
+
+  // What the first `tokens` of them attend, so many a step. scans: bytes of summaries that were read.
+  std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr) const {
+    const Plan plan = make_plan(select, sealed, 1, {});
+    const auto selector = plan.strategy->make();
+    KvStore timeline(store);
+    Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
+    std::vector<float> out(std::size_t{tokens} * heads.q_width());
+    for (std::size_t at = 0; at < tokens; at += together) {
+      REQUIRE(timeline.prepare(together).ok());
+      timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
+      REQUIRE(attention.run(0, together, q.data() + at * heads.q_width(), timeline, selector.get(), plan, nullptr, CancelLatch(nullptr),
+                            out.data() + at * heads.q_width(), nullptr).ok());
+      timeline.commit(together, cpu_kernels(), &pool(1));
+    }
+    REQUIRE(timeline.sealed_tokens() == sealed);
+    if (scans) *scans = attention.counts().summary_bytes;
+    return out;
+  }
+};
+
+SelectOptions choosing(const char* strategy, bool share) {
+  SelectOptions o;
+  o.strategy = strategy;
+  o.budget_tokens = 64;
+  o.dense_layers = 0;
+  o.share_heads = share;
+  return o;
+}
+
+// Of `quest` by its blocks and by larger ones, of `bounded` by a budget and by a coverage, and of one that scans nothing.
+std::vector<SelectOptions> choices() {
+  std::vector<SelectOptions> all;
+  for (const bool share : {true, false}) {
+    for (const char* strategy : {"quest", "bounded", "flat"}) all.push_back(choosing(strategy, share));
+    all.push_back(choosing("quest", share));
+    all.back().unit_tokens = 64;
+    all.push_back(choosing("bounded", share));
+    all.back().coverage = 0.5f;
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("tokens of a step that choose by one scan attend as they do one at a time, on any number of threads, bit for bit") {
+  // Groups of three heads, of five and of two; three sizes of a page.
+  for (const HeadShape& shape : {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 4, 2, 128}}) {
+    const Reading reading(shape);
+    for (const SelectOptions& select : choices()) {
+      CAPTURE(shape.head_dim);
+      CAPTURE(select.strategy);
+      CAPTURE(select.share_heads);
+      CAPTURE(select.unit_tokens);
+      CAPTURE(select.coverage);
+      for (const uint32_t tokens : {6u, asked}) {
+        const auto alone = reading.attend(select, tokens, 1, 1);
+        for (const uint32_t threads : {1u, 3u, 8u}) {
+          CAPTURE(threads);
+          CHECK(reading.attend(select, tokens, tokens, threads) == alone);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a question shares scans of the summaries, but leaves no thread without work") {
+  const Reading reading({1, 6, 2, 64});
+  const auto scans = [&](uint32_t tokens, uint32_t together, uint32_t threads) {
+    uint64_t bytes = 0;
+    reading.attend(choosing("quest", true), tokens, together, threads, &bytes);
+    return bytes;
+  };
+  const uint64_t one = scans(1, 1, 1);
+  CHECK(scans(6, 1, 1) == 6 * one);
+  CHECK(scans(6, 6, 1) == one);
+  CHECK(scans(6, 6, 3) == 2 * one);
+  CHECK(scans(6, 6, 8) == 4 * one);
+  CHECK(scans(2, 2, 8) == 2 * one);
+  CHECK(scans(13, 13, 1) == 2 * one);
+}
