@@ -143,7 +143,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
     moments[t].resize(std::size_t{dim} * dim);
     asked[t].resize(std::size_t{dim} * dim);
   }
-  std::atomic<bool> intact{true}, no_memory{false};
+  std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
     const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
     Square& keys = moments[worker];
@@ -164,17 +164,11 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
           for (uint32_t j = 0; j < dim; ++j) keys[i * dim + j] += static_cast<double>(ki * k[t * dim + j]);
         }
     }
-    try {
-      std::fill(asked[worker].begin(), asked[worker].end(), 0.0);
-      if (queries) queries(layer, head, asked[worker].data());
-      find_bases(keys, &asked[worker], dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
-    } catch (const std::bad_alloc&) {
-      no_memory = true;
-      return;
-    }
+    std::fill(asked[worker].begin(), asked[worker].end(), 0.0);
+    if (queries) queries(layer, head, asked[worker].data());
+    find_bases(keys, &asked[worker], dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
     for (uint32_t p = 0; p < count; ++p) seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
   });
-  if (no_memory) throw std::bad_alloc();
   if (!intact) return pages.damaged();
   bases_ = std::move(bases);
   extents_ = std::move(extents);
