@@ -1,4 +1,6 @@
 // What every strategy promises, those to come included.
+#include <functional>
+
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -33,6 +35,27 @@ GenerateOptions keeping(bool keep) {
   o.max_tokens = 6;
   o.keep = keep;
   return o;
+}
+
+// The file at `from` once more at `to`, a section changed by change(&version, &bytes).
+void copy_changed(const std::string& from, const std::string& to, format::SectionKind kind,
+                  const std::function<void(uint32_t*, std::vector<std::byte>*)>& change) {
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(from, &file).ok());
+  std::unique_ptr<CacheWriter> writer;
+  REQUIRE(CacheWriter::create(to, file->identity(), &writer).ok());
+  std::vector<std::vector<std::byte>> contents;
+  for (const CacheFile::Section& s : file->sections()) {
+    const auto bytes = file->bytes(s.kind);
+    REQUIRE(file->check_section(s).ok());  // summaries are there when they have been checked
+    contents.emplace_back(bytes.begin(), bytes.end());
+    uint32_t version = s.version;
+    if (s.kind == kind) change(&version, &contents.back());
+    REQUIRE(writer->add_section(s.kind, version, contents.back().size()).ok());
+  }
+  REQUIRE(writer->begin().ok());
+  for (const auto& bytes : contents) REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
+  REQUIRE(writer->finish().ok());
 }
 
 constexpr char question[] = "What is said of the door, and who was the man that came at night?";
@@ -159,16 +182,7 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   const std::string path = folder.file("a.kv"), without = folder.file("b.kv");
   const auto session = reader("infllm", 2);
   REQUIRE(session->save(path, nullptr, {}).ok());
-  std::shared_ptr<const CacheFile> file;
-  REQUIRE(CacheFile::open(path, &file).ok());
-  std::unique_ptr<CacheWriter> writer;
-  REQUIRE(CacheWriter::create(without, file->identity(), &writer).ok());
-  for (const CacheFile::Section& s : file->sections())
-    REQUIRE(writer->add_section(s.kind, s.version, s.kind == format::SectionKind::representatives ? 0 : s.bytes).ok());
-  REQUIRE(writer->begin().ok());
-  for (const CacheFile::Section& s : file->sections())
-    if (s.kind != format::SectionKind::representatives) REQUIRE(writer->write(file->bytes(s.kind).data(), s.bytes).ok());
-  REQUIRE(writer->finish().ok());
+  copy_changed(path, without, format::SectionKind::representatives, [](uint32_t*, auto* bytes) { bytes->clear(); });
   std::unique_ptr<Session> loaded;
   SessionOptions o = choosing("infllm", 2);
   std::string log;
@@ -201,27 +215,49 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   CHECK(continue_with(loaded.get(), 20) == continue_with(again.get(), 20));
 }
 
+TEST_CASE("bounded chooses by a file's sketch of an older version, and makes one of a newer version again") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
+  const auto session = reader("bounded", 2);
+  REQUIRE(session->store().sketch().built());
+  REQUIRE(session->save(path, nullptr, {}).ok());
+  std::string log;
+  SessionOptions o = choosing("bounded", 2);
+  o.log = [&](int, const char* message) { log += message; };
+  const auto load_with = [&](const std::function<void(uint32_t*, std::vector<std::byte>*)>& change) {
+    copy_changed(path, other, format::SectionKind::sketch, change);
+    std::unique_ptr<Session> loaded;
+    REQUIRE(Session::load(mini_model(), other, o, true, nullptr, {}, &loaded).ok());
+    log.clear();
+    return loaded;
+  };
+  const auto older = load_with([&](uint32_t* version, auto* bytes) {  // without the queries' basis
+    const std::size_t bases = session->store().sketch().basis_bytes(), counts = 8;
+    const auto head = [](std::size_t size) { return (size + 4095) / 4096 * 4096; };
+    std::vector<std::byte> one(head(bases / 2 + counts));
+    std::copy_n(bytes->begin(), bases / 2, one.begin());
+    std::copy_n(bytes->data() + bases, counts, one.data() + bases / 2);
+    one.insert(one.end(), bytes->data() + head(bases + counts), bytes->data() + bytes->size());
+    *bytes = std::move(one);
+    *version = 1;
+  });
+  CHECK(older->store().sketch().pages() == session->store().pages().pages());
+  ask(older.get(), question);
+  CHECK(log.find("sketch") == std::string::npos);
+  const auto newer = load_with([](uint32_t* version, auto*) { *version = KeySketch::section_version + 1; });
+  CHECK_FALSE(newer->store().sketch().built());
+  CHECK(ask(newer.get(), question) == ask(session.get(), question));
+  CHECK(log.find("sketch") != std::string::npos);
+}
+
 TEST_CASE("a damaged choice or damaged representatives are refused") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const auto session = reader("snapkv", 2);
   continue_with(session.get(), 3);
   REQUIRE(session->save(path, nullptr, {}).ok());
-  std::shared_ptr<const CacheFile> file;
-  REQUIRE(CacheFile::open(path, &file).ok());
   const auto load_with = [&](format::SectionKind kind, auto change) {
-    std::unique_ptr<CacheWriter> writer;
-    REQUIRE(CacheWriter::create(other, file->identity(), &writer).ok());
-    std::vector<std::vector<std::byte>> contents;
-    for (const CacheFile::Section& s : file->sections()) {
-      const auto bytes = file->bytes(s.kind);
-      contents.emplace_back(bytes.begin(), bytes.end());
-      if (s.kind == kind) change(&contents.back());
-      REQUIRE(writer->add_section(s.kind, s.version, contents.back().size()).ok());
-    }
-    REQUIRE(writer->begin().ok());
-    for (const auto& bytes : contents) REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
-    REQUIRE(writer->finish().ok());
+    copy_changed(path, other, kind, [&](uint32_t*, auto* bytes) { change(bytes); });
     std::unique_ptr<Session> loaded;
     return Session::load(mini_model(), other, {}, false, nullptr, {}, &loaded).code();
   };

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
+#include "cache_samples.h"
 #include "store/key_sketch.h"
+#include "temp_folder.h"
 
 using namespace kvasir;
 
@@ -94,6 +97,23 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
   return (xy - x1 * y1 / count) / std::sqrt((xx - x1 * x1 / count) * (yy - y1 * y1 / count));
 }
 
+// Appends what is written to `out`.
+auto into(std::vector<uint8_t>* out) {
+  return [out](const void* data, std::size_t size) {
+    out->insert(out->end(), static_cast<const uint8_t*>(data), static_cast<const uint8_t*>(data) + size);
+    return Status();
+  };
+}
+
+// A section of one version in a file, mapped for a store of so many pages.
+Status map_section(const TempFolder& folder, uint32_t version, const std::vector<uint8_t>& section, uint32_t pages, KeySketch* out) {
+  const std::string path = folder.file("a.kv");
+  if (Status s = samples::save(path, {{samples::SectionKind::sketch, version, section}}, pages * page_tokens); !s.ok()) return s;
+  std::shared_ptr<const CacheFile> file;
+  if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+  return KeySketch::map(shape, std::move(file), pages, out);
+}
+
 }  // namespace
 
 TEST_CASE("a sketch's estimates go with the exact scores") {
@@ -164,19 +184,81 @@ TEST_CASE("appended pages get what building them with the same bases gives, and 
   CHECK_FALSE(sketch.built());
 }
 
+TEST_CASE("a section of version 1, whose one basis is for keys and queries, is read, goes on by that basis and is written as version 2") {
+  constexpr uint32_t pages_then = 21, built = 20, pages_now = 50, all_heads = layers * heads;
+  const uint32_t floats = shape.page.dim * shape.page.sketch_dim();
+  PageStore pages(shape);
+  seal_pages(&pages, pages_then, 4);
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  std::vector<float> bases(all_heads * floats);
+  for (float& x : bases) x = normal(random);
+  // Of all pages that there are, in the order of a file.
+  const auto extents = [&] {
+    std::vector<uint8_t> out(pages.extents() * all_heads * shape.page.sketch_bytes());
+    for (uint32_t at = 0; at < all_heads; ++at)
+      for (uint32_t p = 0; p < pages.pages(); ++p) {
+        const PageRef ref = pages.page(at / heads, at % heads, p);
+        cpu_kernels().seal_sketch(shape.page, bases.data() + at * floats, ref.data, ref.scales, p % extent_pages,
+                                  reinterpret_cast<int8_t*>(out.data()) + (p / extent_pages * all_heads + at) * shape.page.sketch_bytes());
+      }
+    return out;
+  };
+  // The bases so many times, the counts, zeros, extents: format.md.
+  const auto section_of = [&](uint32_t times, uint32_t built_pages) {
+    std::vector<uint8_t> out(times * bases.size() * sizeof(float));
+    for (uint32_t i = 0; i < times; ++i) std::memcpy(out.data() + i * bases.size() * sizeof(float), bases.data(), bases.size() * sizeof(float));
+    const uint32_t counts[] = {built_pages, pages.pages()};
+    out.insert(out.end(), reinterpret_cast<const uint8_t*>(counts), reinterpret_cast<const uint8_t*>(counts + 2));
+    out.resize((out.size() + 4095) / 4096 * 4096);
+    const auto rest = extents();
+    out.insert(out.end(), rest.begin(), rest.end());
+    return out;
+  };
+  const auto is_of_the_bases = [&](const KeySketch& sketch) {
+    const auto expected = extents();
+    for (uint32_t at = 0; at < all_heads; ++at) {
+      const uint32_t l = at / heads, h = at % heads;
+      CHECK(std::equal(bases.begin() + at * floats, bases.begin() + (at + 1) * floats, sketch.query_basis(l, h)));
+      for (uint32_t e = 0; e < pages.extents(); ++e) {
+        CHECK(sketch.intact(l, h, e));
+        CHECK(std::memcmp(sketch.extent(l, h, e), expected.data() + (e * all_heads + at) * shape.page.sketch_bytes(), shape.page.sketch_bytes()) == 0);
+      }
+    }
+  };
+
+  TempFolder folder;
+  const std::vector<uint8_t> first = section_of(1, built);
+  KeySketch sketch(shape);
+  REQUIRE(map_section(folder, 1, first, pages_then, &sketch).ok());
+  CHECK(sketch.pages() == pages_then);
+  CHECK(sketch.built_pages() == built);
+  is_of_the_bases(sketch);
+
+  REQUIRE(sketch.reserve(pages_now).ok());
+  seal_pages(&pages, pages_now - pages_then, 5);
+  sketch.append(pages, cpu_kernels(), &pool());
+  is_of_the_bases(sketch);
+  std::vector<uint8_t> second;
+  REQUIRE(sketch.write(into(&second)).ok());
+  CHECK(second.size() == sketch.file_bytes());
+  CHECK(second == section_of(2, built));
+  KeySketch again(shape);
+  REQUIRE(map_section(folder, KeySketch::section_version, second, pages_now, &again).ok());
+  is_of_the_bases(again);
+
+  // One version's bytes are not the other's.
+  CHECK(map_section(folder, 2, first, pages_then, &again).code() == Code::corrupt);
+  CHECK(map_section(folder, 1, second, pages_now, &again).code() == Code::corrupt);
+}
+
 TEST_CASE("nothing of pages that were taken back is written") {
   PageStore pages(shape), shorter(shape);
   seal_pages(&pages, 21, 4);
   seal_pages(&shorter, 18, 4);
   KeySketch sketch(shape);
   REQUIRE(sketch.build(shorter, nullptr, cpu_kernels(), &pool()).ok());
-  std::vector<std::byte> first, second;
-  const auto into = [](std::vector<std::byte>* out) {
-    return [out](const void* data, std::size_t size) {
-      out->insert(out->end(), static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + size);
-      return Status();
-    };
-  };
+  std::vector<uint8_t> first, second;
   REQUIRE(sketch.write(into(&first)).ok());
   CHECK(first.size() == sketch.file_bytes());
   REQUIRE(sketch.reserve(21).ok());
