@@ -65,7 +65,8 @@ enum {
   KV_MODEL_MISMATCH = 14, /* a cache of another model: stale */
   KV_UNSUPPORTED = 15,    /* a good file with something this library does not do; the message names it */
   KV_CONTEXT_FULL = 16,   /* the model's or the session's context length is reached */
-  KV_INTERNAL = 17        /* a bug in Kvasir */
+  KV_INTERNAL = 17,       /* a bug in Kvasir */
+  KV_DEVICE = 18          /* a GPU failed or was lost: close the sessions and the model that use it */
 };
 
 /* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */
@@ -89,7 +90,8 @@ KV_API int32_t kv_status_is_stale(kv_status status);
 /* The same of the library that was loaded. */
 KV_API uint32_t kv_version(void);
 
-/* JSON: version, cache format, compiler, kernels that this processor gets, third-party versions. Valid for ever. */
+/* JSON: version, cache format, compiler, kernels that this processor gets, backends of this build ("cpu", "cuda"), third-party versions. Valid
+ * for ever. */
 KV_API const char *kv_build_info(void);
 
 typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
@@ -136,6 +138,14 @@ typedef struct kv_model_options {
   /* NULL: recognised from the file's template, never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
    * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr". */
   const char *chat_format;
+  /* Where the weights are multiplied. NULL or "cpu": on the processor, from the mapped file. "cuda", "cuda:1", ...: the first or that NVIDIA GPU has
+   * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there, and the other layers, attention
+   * and the keys and values stay with the processor. kv_stats and the log tell how many. Without such a GPU or a driver: KV_NOT_FOUND; where the
+   * library was built without CUDA: KV_UNSUPPORTED. */
+  const char *device;
+  /* Bytes of the GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
+   * would. */
+  uint64_t device_memory;
 } kv_model_options;
 
 KV_API void kv_model_options_init(kv_model_options *options);
@@ -143,7 +153,7 @@ KV_API void kv_model_options_init(kv_model_options *options);
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
  * while the model is open. *out is closed with kv_close.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory); KV_UNSUPPORTED (not a GGUF; an architecture,
- * weight type, tokenizer or feature that is not supported, named in the message); KV_NO_MEMORY. */
+ * weight type, tokenizer or feature that is not supported, named in the message); KV_NO_MEMORY; KV_DEVICE. */
 KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
 
 /* One more reference, to be closed as well. Returns the same pointer. */

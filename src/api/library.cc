@@ -2,12 +2,13 @@
 #include <cstdio>
 
 #include "api/handles.h"
+#include "compute/device.h"
 #include "store/format.h"
 #include "store/pack.h"
 
 namespace kvasir::api {
 
-static_assert(static_cast<int>(Code::internal) == KV_INTERNAL && static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
+static_assert(static_cast<int>(Code::device) == KV_DEVICE && static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
               static_cast<int>(Code::context_full) == KV_CONTEXT_FULL && static_cast<int>(Code::io) == KV_IO);
 
 kv_status report(const Status& status, kv_error* error) noexcept {
@@ -51,8 +52,8 @@ const char* kv_status_text(kv_status status) {
   static constexpr const char* texts[] = {
       "ok", "cancelled", "bad argument", "busy", "bad state", "out of memory", "limit reached", "input or output error",
       "no space left", "not found", "permission denied", "not a cache file", "other version", "corrupt", "cache of another model",
-      "unsupported", "context full", "internal error"};
-  return status >= 0 && status <= KV_INTERNAL ? texts[status] : "unknown status";
+      "unsupported", "context full", "internal error", "the GPU failed"};
+  return status >= 0 && status <= KV_DEVICE ? texts[status] : "unknown status";
 }
 
 int32_t kv_status_is_stale(kv_status status) { return status == KV_VERSION || status == KV_MODEL_MISMATCH; }
@@ -63,7 +64,7 @@ const char* kv_build_info(void) {
   static const auto info = [] {
     std::array<char, 512> text{};
     std::snprintf(text.data(), text.size(),
-                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"],"
+                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"%s],"
                   "\"packed_format\":%u,\"zstd\":\"%s\"}",
                   KV_VERSION_NUMBER / 10000, KV_VERSION_NUMBER / 100 % 100, KV_VERSION_NUMBER % 100, format::version,
 #if defined(__clang__)
@@ -71,7 +72,7 @@ const char* kv_build_info(void) {
 #else
                   "gcc " __VERSION__,
 #endif
-                  cpu_kernels().name, packed::version, zstd_version());
+                  cpu_kernels().name, cuda_kernels() ? ",\"cuda\"" : "", packed::version, zstd_version());
     return text;
   }();
   return info.data();

@@ -1,4 +1,7 @@
 // kv_open and what is asked of a model.
+#include <cinttypes>
+#include <cstdio>
+
 #include "api/handles.h"
 
 using namespace kvasir;
@@ -28,6 +31,14 @@ kv_model_information describe(const Model& model) {
   return i;
 }
 
+void tell_device(const Model& model, const kv_model_options& options) {
+  const DeviceWeights& d = *model.device_weights();
+  char text[256];
+  std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes", d.device()->name().c_str(), d.device()->info().name,
+                d.layers().size(), model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
+  options.log(KV_LOG_INFO, text, options.log_user);
+}
+
 }  // namespace
 
 extern "C" {
@@ -46,7 +57,12 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     if (Status s = api::read_options(options, kv_model_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
     auto handle = std::make_unique<kv_model>();
-    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model); !s.ok()) return s;
+    DeviceOptions device;
+    if (o.device) device.name = o.device;
+    device.budget = o.device_memory;
+    if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
+    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device); !s.ok()) return s;
+    if (o.log && handle->model->device_weights()) tell_device(*handle->model, o);
     if (o.log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
       o.log(KV_LOG_WARNING, "the model's chat format was not recognised: documents and questions are put as raw text", o.log_user);
     *out = handle.release();

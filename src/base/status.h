@@ -31,6 +31,7 @@ enum class Code : int32_t {
   unsupported,
   context_full,
   internal,
+  device,
 };
 
 class [[nodiscard]] Status {

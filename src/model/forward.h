@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/memory.h"
@@ -12,6 +12,7 @@
 #include "compute/thread_pool.h"
 #include "model/attention.h"
 #include "model/model.h"
+#include "model/stage.h"
 #include "select/index_build.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -39,50 +40,33 @@ struct ForwardStep {
 
 class Forward {
  public:
-  Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
+  // Code::device.
+  static Status create(std::shared_ptr<const Model> model, ThreadPool* pool, std::unique_ptr<Forward>* out);
 
   // Runs the tokens at the end of the store and commits them. On any failure the store is as before.
-  // Code::cancelled, Code::corrupt (damaged page; weights that make numbers that are none); throws std::bad_alloc.
+  // Code::cancelled, Code::corrupt (damaged page; weights that make numbers that are none), Code::device, Code::no_memory (of the device); throws
+  // std::bad_alloc.
   Status run(const ForwardStep& step, KvStore* store);
 
   Attention& attention() { return attention_; }
 
  private:
-  struct Product {
-    const Linear* linear;
-    float* y;  // [n][rows]
-  };
+  Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
-  void quantize(const float* x, uint32_t n, uint32_t cols);
-  void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
-  void norm(const float* x, const Array<float>& weight, uint32_t n, float* y);
-  void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
-  void add(float* x, const float* y, uint32_t n);
-  void gate(float* gate, const float* up, uint32_t n);
-  Status probe(const ForwardStep& step, uint32_t layer, const KvStore& store);
-  Status write_logits(const ForwardStep& step, uint32_t n);
-  Status check_layer(uint32_t layer, uint32_t n);
-  template <class F>
-  void by_rows(uint32_t n, F&& f);
+  Status attend(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
+  Status probe(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const KvStore& store);
+  Status write_logits(const ForwardStep& step, uint32_t n, const CancelLatch& cancel);
 
   std::shared_ptr<const Model> model_;
   const Kernels& kernels_;
   ThreadPool* pool_;
   Attention attention_;
+  std::vector<std::unique_ptr<Stage>> stages_;  // every layer is in one, in order
 
-  const CancelLatch* cancel_ = nullptr;  // of the running step
   uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
-  Buffer<float> x_, h_;             // [n][width] residual stream; its normalised copy
-  Buffer<float> q_, k_, v_;         // [n][heads * head_dim], [n][kv_heads * head_dim] twice
-  Buffer<float> a_;                 // [n][heads * head_dim] attention's output
+  Buffer<float> x_;                 // [n][width] residual stream, between stages
   Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
-  Buffer<float> gate_, up_;         // [n][feed_forward]
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]
-  Buffer<int8_t> quants_;           // [n][widest input]
-  Buffer<float> scales_;            // [n][widest input / 32]
-  Buffer<int16_t> sums_;            // [n][widest input / 16]
-  Array<std::byte> scratch_;       // [threads][scratch of the largest matrix]
-  std::size_t scratch_size_ = 0;   // of one thread
 };
 
 }  // namespace kvasir

@@ -57,13 +57,16 @@ Status Model::read(const std::string& chat_format) {
   return {};
 }
 
-Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out) {
+Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device) {
   auto model = std::make_shared<Model>();
   model->path_ = path;
   os::File file;
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
   if (Status s = os::Mapping::map(file, &model->mapping_); !s.ok()) return s;
   if (Status s = model->read(chat_format); !s.ok()) return with_path(path, s);
+  if (device.name != "cpu")
+    if (Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, &model->device_weights_); !s.ok())
+      return with_path(path, s);
   *out = std::move(model);
   return {};
 }

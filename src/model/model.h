@@ -14,6 +14,7 @@
 #include "compute/kernels.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/device_weights.h"
 #include "model/rope.h"
 #include "os/os.h"
 #include "store/page_store.h"
@@ -51,7 +52,7 @@ using Fingerprint = std::array<uint8_t, 32>;
 class Model {
  public:
   // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out);
+  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device = {});
 
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
@@ -62,6 +63,7 @@ class Model {
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
   StoreShape store_shape() const;
+  const DeviceWeights* device_weights() const { return device_weights_.get(); }  // null: the processor computes everything
 
  private:
   Status read(const std::string& chat_format);
@@ -75,6 +77,7 @@ class Model {
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
   Fingerprint fingerprint_{};
+  std::shared_ptr<const DeviceWeights> device_weights_;
 };
 
 // Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error that names it.

@@ -64,8 +64,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
 
 Status Session::start() {
   if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
-  forward_ = std::make_unique<Forward>(model_, pool_.get());
-  return {};
+  return Forward::create(model_, pool_.get(), &forward_);
 }
 
 Status Session::fork(std::unique_ptr<Session>* out) const {

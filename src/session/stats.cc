@@ -91,6 +91,14 @@ std::string Session::stats_json() const {
   json.count("tokens", tokens_.size());
   json.count("context", options_.context);
   json.count("threads", options_.threads);
+  if (const DeviceWeights* d = model_->device_weights()) {
+    json.add("device", "\"%s\"", d->device()->name().c_str());
+    json.count("device_layers", d->layers().size());
+    json.count("device_output", d->has_output() ? 1 : 0);
+    json.count("device_weight_bytes", d->bytes());
+    json.count("device_bytes", d->device()->used());
+    json.count("device_memory", d->device()->budget());
+  }
   json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
   json.count("page_tokens", shape.page.page_tokens);
   json.count("sealed_pages", store_.pages().pages());

@@ -131,6 +131,18 @@ void Misuses::add_model() {
       return kv_open(tiny_path, &o, &out_.model, e);
     });
   }
+  add("kv_open", "device", [&](kv_error* e) {
+    kv_model_options o;
+    kv_model_options_init(&o);
+    o.device = "gpu";
+    return kv_open(tiny_path, &o, &out_.model, e);
+  });
+  add("kv_open", "device_memory without a device", [&](kv_error* e) {
+    kv_model_options o;
+    kv_model_options_init(&o);
+    o.device_memory = 1;
+    return kv_open(tiny_path, &o, &out_.model, e);
+  });
   add("kv_model_info", "model", [&](kv_error* e) { return kv_model_info(nullptr, &out_.model_info, e); });
   add("kv_model_info", "info", [](kv_error* e) { return kv_model_info(tiny_model(), nullptr, e); });
   add("kv_model_inspect", "path", [&](kv_error* e) { return kv_model_inspect(nullptr, &out_.model_info, e); });

@@ -260,6 +260,7 @@ void open_model(Stage* stage, Recipe* recipe) {
   Struct<kv_model_options> options(recipe, kv_model_options_init);
   options.value.chat_format = stage->name(recipe, 0);
   options.value.log = recipe->byte() % 2 ? take_log : nullptr;
+  options.value.device = nullptr;
   kv_model* model = nullptr;
   kv_error error{};
   const kv_status status = kv_open(stage->model_path.c_str(), options.given(), &model, &error);

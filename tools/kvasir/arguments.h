@@ -22,6 +22,8 @@ struct GlobalFlags {
 struct ModelFlags {
   std::string path;
   std::string chat_format;
+  std::string device;          // empty: the processor
+  uint64_t device_memory = 0;  // bytes; 0: what is free
 };
 
 struct Budget {  // at most one is not 0

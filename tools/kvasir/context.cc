@@ -25,6 +25,8 @@ Model open_model(Context& context, const ModelFlags& flags) {
   options.log = on_log;
   options.log_user = &context.terminal;
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
+  if (!flags.device.empty()) options.device = flags.device.c_str();
+  options.device_memory = flags.device_memory;
   kv_error error{};
   kv_model* model = nullptr;
   check(kv_open(flags.path.c_str(), &options, &model, &error), error);

@@ -40,6 +40,9 @@ void add_model(CLI::App* app, ModelFlags* flags) {
   text(app, "-m,--model", &flags->path, "FILE", "The model's weights, a GGUF file")->required();
   text(app, "--chat-format", &flags->chat_format, "NAME",
        "Instead of the one recognised in the model: raw, chatml, llama3, llama2, mistral, gemma, phi, deepseek");
+  text(app, "--device", &flags->device, "NAME", "Where weights are multiplied: cpu, cuda, cuda:1 [cpu]");
+  value(app, "--device-memory", "SIZE", "What the model may take of the GPU's, as 4G; layers that do not fit stay on the processor. Without it what is free",
+        [=](const std::string& given) { flags->device_memory = size_of(given); });
 }
 
 void add_threads(CLI::App* app, SessionFlags* flags) {

@@ -1,0 +1,238 @@
+// The quantised weight formats of GGUF files on the device, by units of 32 weights.
+//
+// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded it is laid out anew, the same bits in planes, each
+// from a multiple of 256 bytes on, a unit after the other:
+//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight 16 + j in its high one. 2: as the high bits' two
+//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b + 2 (k % 4) of word k / 4, for weight 4 k + b;
+//           so that a shift and a mask give the bits of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
+//   scales  a unit's own scale (and offset): half precision, or the small integers of the K formats
+//   supers  for the K formats, half-precision scale (and offset) of eight units
+// Every weight is then  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16 weights.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gguf/tensor_type.h"
+
+namespace kvasir::cuda {
+
+using Bytes = const uint8_t*;
+
+struct Planes {
+  uint8_t *low, *high, *scales, *supers;
+};
+
+__device__ inline float half_at(Bytes p) { return __half2float(__ushort_as_half(static_cast<unsigned short>(p[0] | p[1] << 8))); }
+
+// Scale and offset of Q4_K's and Q5_K's run s of 32 weights: six bits each, in twelve bytes.
+__device__ inline uint8_t scale_k4(Bytes p, int s) { return s < 4 ? p[s] & 63 : (p[s + 4] & 15) | (p[s - 4] >> 6) << 4; }
+__device__ inline uint8_t offset_k4(Bytes p, int s) { return s < 4 ? p[s + 4] & 63 : (p[s + 4] >> 4) | (p[s] >> 6) << 4; }
+__device__ inline int nibble(Bytes p, int i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
+__device__ inline int bit(Bytes p, int i) { return p[i / 8] >> (i % 8) & 1; }
+
+// A format's constants; its quant i of a block as the file has it, with zero and sign left as they are; and its scales.
+template <TensorType>
+struct Format;
+
+template <int block_bytes_, int block_, int low_, int high_, int scale_bytes_, int super_bytes_, int zero_, bool offset_>
+struct Layout {
+  static constexpr int block_bytes = block_bytes_, block = block_, low = low_, high = high_;
+  static constexpr int scale_bytes = scale_bytes_, super_bytes = super_bytes_, zero = zero_;
+  static constexpr bool has_offset = offset_ || zero_ != 0;
+  static constexpr bool two_scales = false;  // of 16 weights each
+};
+
+// Blocks of 32 with a half-precision scale, and perhaps an offset, in front.
+template <int block_bytes_, int low_, int high_, int zero_, bool offset_>
+struct Blocks32 : Layout<block_bytes_, 32, low_, high_, offset_ ? 4 : 2, 0, zero_, offset_> {
+  __device__ static void put_scales(Bytes p, int, uint8_t* to) {
+    for (int i = 0; i < (offset_ ? 4 : 2); ++i) to[i] = p[i];
+  }
+  __device__ static void put_supers(Bytes, uint8_t*) {}
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+    if constexpr (offset_) {
+      out[0] = __half22float2(reinterpret_cast<const __half2*>(planes.scales)[unit]);
+    } else {
+      const float s = __half2float(reinterpret_cast<const __half*>(planes.scales)[unit]);
+      out[0] = make_float2(s, -s * zero_);
+    }
+    out[1] = out[0];
+  }
+};
+
+template <>
+struct Format<TensorType::q8_0> : Blocks32<34, 8, 0, 0, false> {
+  __device__ static int quant(Bytes p, int i) { return p[2 + i]; }
+};
+template <>
+struct Format<TensorType::q4_0> : Blocks32<18, 4, 0, 8, false> {
+  __device__ static int quant(Bytes p, int i) { return nibble(p + 2, i); }
+};
+template <>
+struct Format<TensorType::q4_1> : Blocks32<20, 4, 0, 0, true> {
+  __device__ static int quant(Bytes p, int i) { return nibble(p + 4, i); }
+};
+template <>
+struct Format<TensorType::q5_0> : Blocks32<22, 4, 1, 16, false> {
+  __device__ static int quant(Bytes p, int i) { return nibble(p + 6, i) | bit(p + 2, i) << 4; }
+};
+template <>
+struct Format<TensorType::q5_1> : Blocks32<24, 4, 1, 0, true> {
+  __device__ static int quant(Bytes p, int i) { return nibble(p + 8, i) | bit(p + 4, i) << 4; }
+};
+template <>
+struct Format<TensorType::iq4_nl> : Blocks32<18, 4, 0, 0, false> {
+  __device__ static int quant(Bytes p, int i) { return nibble(p + 2, i); }
+};
+
+template <>
+struct Format<TensorType::q2_k> : Layout<84, 256, 2, 0, 4, 4, 0, true> {
+  static constexpr bool two_scales = true;
+  __device__ static int quant(Bytes p, int i) { return p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3; }
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
+    for (int h = 0; h < 2; ++h) to[2 * h] = p[2 * s + h] & 15, to[2 * h + 1] = p[2 * s + h] >> 4;
+  }
+  __device__ static void put_supers(Bytes p, uint8_t* to) {
+    for (int i = 0; i < 4; ++i) to[i] = p[80 + i];
+  }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+    const float2 super = __half22float2(reinterpret_cast<const __half2*>(planes.supers)[unit / 8]);
+    const uchar4 s = reinterpret_cast<const uchar4*>(planes.scales)[unit];
+    out[0] = make_float2(super.x * s.x, -super.y * s.y);
+    out[1] = make_float2(super.x * s.z, -super.y * s.w);
+  }
+};
+
+// Q3_K and Q6_K: a signed scale for each 16 weights, no offset but the zero.
+template <int zero_>
+__device__ inline void scales_signed(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+  const float super = __half2float(reinterpret_cast<const __half*>(planes.supers)[unit / 8]);
+  const char2 s = reinterpret_cast<const char2*>(planes.scales)[unit];
+  const float a = super * s.x, b = super * s.y;
+  out[0] = make_float2(a, -a * zero_);
+  out[1] = make_float2(b, -b * zero_);
+}
+
+template <>
+struct Format<TensorType::q3_k> : Layout<110, 256, 2, 1, 2, 2, 4, false> {
+  static constexpr bool two_scales = true;
+  __device__ static int quant(Bytes p, int i) {
+    return (p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) | (p[i % 32] >> (i / 32) & 1) << 2;
+  }
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
+    for (int h = 0; h < 2; ++h) {
+      const int at = 2 * s + h, low = at < 8 ? p[96 + at] & 15 : p[96 + at - 8] >> 4, top = p[104 + at % 4] >> (at / 4 * 2) & 3;
+      to[h] = static_cast<uint8_t>(low + 16 * top - 32);
+    }
+  }
+  __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[108], to[1] = p[109]; }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) { scales_signed<4>(planes, unit, out); }
+};
+
+template <>
+struct Format<TensorType::q6_k> : Layout<210, 256, 4, 2, 2, 2, 32, false> {
+  static constexpr bool two_scales = true;
+  __device__ static int quant(Bytes p, int i) {
+    const int part = i / 128, quarter = i % 128 / 32, l = i % 32, byte = p[part * 64 + quarter % 2 * 32 + l];
+    return (quarter < 2 ? byte & 15 : byte >> 4) | (p[128 + part * 32 + l] >> (quarter * 2) & 3) << 4;
+  }
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) { to[0] = p[192 + 2 * s], to[1] = p[193 + 2 * s]; }
+  __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[208], to[1] = p[209]; }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) { scales_signed<32>(planes, unit, out); }
+};
+
+// Q4_K and Q5_K: scale and offset of six bits for each 32 weights.
+template <int block_bytes_, int high_>
+struct BlocksK4 : Layout<block_bytes_, 256, 4, high_, 2, 4, 0, true> {
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) { to[0] = scale_k4(p + 4, s), to[1] = offset_k4(p + 4, s); }
+  __device__ static void put_supers(Bytes p, uint8_t* to) {
+    for (int i = 0; i < 4; ++i) to[i] = p[i];
+  }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+    const float2 super = __half22float2(reinterpret_cast<const __half2*>(planes.supers)[unit / 8]);
+    const uchar2 s = reinterpret_cast<const uchar2*>(planes.scales)[unit];
+    out[0] = out[1] = make_float2(super.x * s.x, -super.y * s.y);
+  }
+};
+template <>
+struct Format<TensorType::q4_k> : BlocksK4<144, 0> {
+  __device__ static int quant(Bytes p, int i) {
+    const int byte = p[16 + i / 64 * 32 + i % 32];
+    return i / 32 % 2 ? byte >> 4 : byte & 15;
+  }
+};
+template <>
+struct Format<TensorType::q5_k> : BlocksK4<176, 1> {
+  __device__ static int quant(Bytes p, int i) {
+    const int byte = p[48 + i / 64 * 32 + i % 32];
+    return (i / 32 % 2 ? byte >> 4 : byte & 15) | (p[16 + i % 32] >> (i / 32) & 1) << 4;
+  }
+};
+
+// Four nibbles, a byte each, to IQ4_NL's values.
+__device__ inline uint32_t look_up(uint32_t nibbles) {
+  constexpr uint32_t values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};  // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+  const uint32_t at = (nibbles & 0xf) | (nibbles >> 4 & 0xf0) | (nibbles >> 8 & 0xf00) | (nibbles >> 12 & 0xf000);
+  const uint32_t low = __byte_perm(values[0], values[1], at & 0x7777), high = __byte_perm(values[2], values[3], at & 0x7777);
+  return __byte_perm(low, high, 0x3210 | (at & 0x8888) >> 1);
+}
+
+// The 32 quants of a unit, four a word, in order.
+template <TensorType type>
+__device__ inline void load_quants(const Planes& planes, std::size_t unit, uint32_t (&u)[8]) {
+  using F = Format<type>;
+  if constexpr (F::low == 8) {
+    const uint4* p = reinterpret_cast<const uint4*>(planes.low) + 2 * unit;
+    const uint4 a = __ldg(p), b = __ldg(p + 1);
+    u[0] = a.x, u[1] = a.y, u[2] = a.z, u[3] = a.w, u[4] = b.x, u[5] = b.y, u[6] = b.z, u[7] = b.w;
+  } else if constexpr (F::low == 4) {
+    const uint4 a = __ldg(reinterpret_cast<const uint4*>(planes.low) + unit);
+    const uint32_t w[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) u[k] = w[k] & 0x0f0f0f0f, u[k + 4] = w[k] >> 4 & 0x0f0f0f0f;
+  } else {
+    const uint2 a = __ldg(reinterpret_cast<const uint2*>(planes.low) + unit);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) u[k] = (k < 4 ? a.x : a.y) >> 2 * (k % 4) & 0x03030303;
+  }
+  if constexpr (F::high == 1) {
+    const uint32_t h = __ldg(reinterpret_cast<const uint32_t*>(planes.high) + unit);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) u[k] |= (h >> k & 0x01010101) << F::low;
+  } else if constexpr (F::high == 2) {
+    const uint2 h = __ldg(reinterpret_cast<const uint2*>(planes.high) + unit);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) u[k] |= ((k < 4 ? h.x : h.y) >> 2 * (k % 4) & 0x03030303) << F::low;
+  }
+  if constexpr (type == TensorType::iq4_nl) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) u[k] = look_up(u[k]);
+  }
+}
+
+// Unit `unit` of the file's blocks to the planes.
+template <TensorType type>
+__device__ inline void lay_out_unit(Bytes file, std::size_t from, const Planes& to, std::size_t unit) {
+  using F = Format<type>;
+  constexpr int units = F::block / 32;
+  Bytes p = file + from / units * F::block_bytes;
+  const int s = static_cast<int>(from % units);
+  uint8_t low[F::low * 4] = {}, high[F::high ? F::high * 4 : 1] = {};
+  for (int i = 0; i < 32; ++i) {
+    const int q = F::quant(p, 32 * s + i), k = i / 4, b = i % 4;
+    if constexpr (F::low == 8) low[i] = static_cast<uint8_t>(q);
+    if constexpr (F::low == 4) low[i % 16] |= static_cast<uint8_t>((q & 15) << (i < 16 ? 0 : 4));
+    if constexpr (F::low == 2) low[k / 4 * 4 + b] |= static_cast<uint8_t>((q & 3) << 2 * (k % 4));
+    if constexpr (F::high == 1) high[b] |= static_cast<uint8_t>((q >> F::low & 1) << k);
+    if constexpr (F::high == 2) high[k / 4 * 4 + b] |= static_cast<uint8_t>((q >> F::low & 3) << 2 * (k % 4));
+  }
+  for (int i = 0; i < F::low * 4; ++i) to.low[unit * (F::low * 4) + i] = low[i];
+  for (int i = 0; i < F::high * 4; ++i) to.high[unit * (F::high * 4) + i] = high[i];
+  F::put_scales(p, s, to.scales + unit * F::scale_bytes);
+  if (F::super_bytes && s == 0) F::put_supers(p, to.supers + unit / 8 * F::super_bytes);
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,8 @@
+// In place of the backend, in builds without it.
+#include "compute/device.h"
+
+namespace kvasir {
+
+const DeviceKernels* cuda_kernels() { return nullptr; }
+
+}  // namespace kvasir

@@ -1,0 +1,59 @@
+#include "compute/device.h"
+
+#include <charconv>
+#include <string_view>
+
+namespace kvasir {
+
+Device::Device(const DeviceKernels& kernels, int index, uint64_t budget) : kernels_(kernels), index_(index), budget_(budget) {}
+
+Status Device::open(const char* name, uint64_t budget, std::shared_ptr<Device>* out) {
+  constexpr std::string_view family = "cuda";
+  const std::string_view asked = name;
+  const auto unknown = [&] { return Status::error(Code::bad_argument, "device '%.40s' is not known: \"cpu\", \"cuda\" or \"cuda:N\"", name); };
+  if (asked.substr(0, family.size()) != family) return unknown();
+  int index = 0;
+  if (asked.size() > family.size()) {
+    const char *begin = asked.data() + family.size() + 1, *end = asked.data() + asked.size();
+    if (asked[family.size()] != ':' || begin == end || *begin == '-') return unknown();
+    if (const auto read = std::from_chars(begin, end, index); read.ec != std::errc() || read.ptr != end) return unknown();
+  }
+  const DeviceKernels* kernels = cuda_kernels();
+  if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", name);
+  int count = 0;
+  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s; is NVIDIA's driver installed, and not too old?", name, kernels->error_text(error));
+  if (index >= count) return Status::error(Code::not_found, "device '%.40s' is not there: this machine has %d", name, count);
+  std::shared_ptr<Device> device(new Device(*kernels, index, budget));
+  if (const int error = kernels->describe(index, &device->info_)) return device->status(error, "asking what it is");
+  if (budget == 0) device->budget_ = device->info_.free_bytes;
+  device->name_ = "cuda:" + std::to_string(index);
+  *out = std::move(device);
+  return {};
+}
+
+uint64_t Device::left() const {
+  const uint64_t taken = used();
+  return taken < budget_ ? budget_ - taken : 0;
+}
+
+Status Device::status(int error, const char* what) const {
+  if (error == 0) return {};
+  if (kernels_.is_out_of_memory(error)) return Status::error(Code::no_memory, "%s: no memory for %s", name_.c_str(), what);
+  return Status::error(Code::device, "%s failed while %s: %s", name_.c_str(), what, kernels_.error_text(error));
+}
+
+void* Device::allocate(std::size_t size) {
+  if (used_.fetch_add(size, std::memory_order_relaxed) + size <= budget_) {
+    void* memory = nullptr;
+    if (kernels_.allocate(index_, size, &memory) == 0) return memory;
+  }
+  used_.fetch_sub(size, std::memory_order_relaxed);
+  return nullptr;
+}
+
+void Device::release(void* memory, std::size_t size) {
+  (void)kernels_.release(index_, memory);
+  used_.fetch_sub(size, std::memory_order_relaxed);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,179 @@
+// The contract of a GPU: its memory, its streams of work and the dense operations of the forward pass, as a table of plain functions that
+// kernels/cuda fills; and what owns the memory. The table of the processor is compute/kernels.h: operations of one name do the same.
+//
+// Pointers called device are addresses that only the device follows. Work that is given to a stream is done in order, later: a function returns when
+// it is under way, unless it says otherwise. All return 0 or an error, which may be that of work given before; a device that has failed
+// fails from then on. Streams are used by one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+#include "gguf/tensor_type.h"
+
+namespace kvasir {
+
+struct DeviceStream;  // the device's own
+struct DeviceGraph;
+
+struct DeviceInfo {
+  char name[64];
+  uint64_t bytes, free_bytes;  // of memory, and what nobody had taken when it was asked
+  uint32_t multiprocessors;
+  int major, minor;            // compute capability
+};
+
+// Weights in the device's memory, as kernels/cuda/formats.h lays them out; rows and cols as WeightView has them.
+struct DeviceMatrix {
+  TensorType type = TensorType::f32;
+  uint32_t rows = 0, cols = 0;
+  const std::byte* data = nullptr;  // device; matrix_bytes()
+};
+
+// As Activations; all device. cols is a multiple of 32 where weights are quantised.
+struct DeviceActivations {
+  uint32_t n = 0, cols = 0;
+  const float* f32 = nullptr;
+  int8_t* q = nullptr;
+  float* scale = nullptr;
+  int16_t* sums = nullptr;
+};
+
+struct DeviceKernels {
+  // ---- devices and memory -----------------------------------------------------------------------------------------------
+  int (*count)(int* devices);  // an error where there is no driver
+  int (*describe)(int device, DeviceInfo* out);
+  const char* (*error_text)(int error);
+  bool (*is_out_of_memory)(int error);
+  int (*allocate)(int device, std::size_t size, void** out);
+  int (*release)(int device, void* memory);
+  int (*allocate_host)(std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
+  int (*release_host)(void* memory);
+  int (*open_stream)(int device, DeviceStream** out);
+  int (*close_stream)(DeviceStream* stream);  // waits for its work
+  int (*wait)(DeviceStream* stream);          // until all of it is done
+  // The processor's end must stay as it is until wait(), unless it is not from allocate_host().
+  int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
+  int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
+
+  // Work that is given to a stream between the first two is not done but kept, to be done by one call as often as is wanted: with the same memory,
+  // also the processor's. A graph that could not be kept is null.
+  int (*begin_graph)(DeviceStream* stream);
+  int (*end_graph)(DeviceStream* stream, DeviceGraph** out);
+  int (*run_graph)(DeviceStream* stream, const DeviceGraph* graph);
+  int (*release_graph)(DeviceGraph* graph);
+
+  // ---- weights ----------------------------------------------------------------------------------------------------------
+  std::size_t (*matrix_bytes)(TensorType type, uint32_t rows, uint32_t cols);
+  // Lays out rows [row, row + n) of a matrix, whose data is at `to`, from blocks as they are in the file; `from` is device too.
+  int (*lay_out)(DeviceStream* stream, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n);
+
+  // ---- matrix products and elementwise operations; all pointers device ----------------------------------------------------
+  int (*quantize)(DeviceStream* stream, const DeviceActivations& x);  // fills q, scale and sums from f32
+  // y[i * y_stride + r] = sum_c w[r][c] * x[i][c] + bias[r]; bias null: none. Products as Kernels::matmul has them.
+  int (*matmul)(DeviceStream* stream, const DeviceMatrix& w, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride);
+  int (*rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y);
+  // x: [n][heads][head_dim]; cos, sin: [n][rotary_dim / 2].
+  int (*rope)(DeviceStream* stream, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos,
+              const float* sin, bool neox);
+  int (*swiglu)(DeviceStream* stream, float* gate, const float* up, std::size_t n);
+  int (*add)(DeviceStream* stream, float* x, const float* y, std::size_t n);
+  // *first <- min(*first, mark) unless every |x[i]| < limit.
+  int (*check)(DeviceStream* stream, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first);
+};
+
+// Null when this build has none.
+const DeviceKernels* cuda_kernels();
+
+// A device and how much of its memory may be taken. Threads: all functions may run together.
+class Device {
+ public:
+  // "cuda" or "cuda:N". budget: bytes, 0: what is free. Code::unsupported (this build has no such backend), Code::not_found (no driver or no such
+  // device), Code::bad_argument (the name).
+  static Status open(const char* name, uint64_t budget, std::shared_ptr<Device>* out);
+
+  const std::string& name() const { return name_; }  // "cuda:0"
+  const DeviceInfo& info() const { return info_; }
+  const DeviceKernels& kernels() const { return kernels_; }
+  int index() const { return index_; }
+  uint64_t budget() const { return budget_; }
+  uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+  uint64_t left() const;
+
+  // The Status of an error of the table. `what` was being done: "reading weights".
+  Status status(int error, const char* what) const;
+
+  // Within the budget. Null where there is none left, or where the device has no more; what else goes wrong is met later.
+  void* allocate(std::size_t size);
+  void release(void* memory, std::size_t size);
+
+ private:
+  Device(const DeviceKernels& kernels, int index, uint64_t budget);
+  const DeviceKernels& kernels_;
+  int index_;
+  DeviceInfo info_{};
+  std::string name_;
+  uint64_t budget_;
+  std::atomic<uint64_t> used_{0};
+};
+
+// n elements of T in a device's memory, uninitialised.
+template <class T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& o) noexcept { swap(o); }
+  DeviceBuffer& operator=(DeviceBuffer&& o) noexcept { return swap(o), *this; }
+  ~DeviceBuffer() {
+    if (data_) device_->release(data_, bytes_);
+  }
+  // False where there is no room; it is empty then.
+  [[nodiscard]] bool allocate(const std::shared_ptr<Device>& device, std::size_t n) {
+    *this = DeviceBuffer();
+    data_ = static_cast<T*>(device->allocate(n * sizeof(T)));
+    if (!data_) return false;
+    device_ = device;
+    bytes_ = n * sizeof(T);
+    return true;
+  }
+  T* get() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void swap(DeviceBuffer& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    std::swap(device_, o.device_);
+  }
+  T* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::shared_ptr<Device> device_;
+};
+
+// n elements of T in the processor's memory, which the device reads and writes at its full rate. Throws std::bad_alloc.
+template <class T>
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(const DeviceKernels& kernels, std::size_t n) {
+    void* data = nullptr;
+    if (kernels.allocate_host(n * sizeof(T), &data)) throw std::bad_alloc();
+    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(data), Release{&kernels});
+  }
+  T* get() const { return data_.get(); }
+
+ private:
+  struct Release {
+    const DeviceKernels* kernels = nullptr;
+    void operator()(T* p) const { (void)kernels->release_host(p); }
+  };
+  std::unique_ptr<T[], Release> data_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,70 @@
+// A part of the forward pass that one processor or device computes: some consecutive layers without their attention and, in the last stage, the
+// output. Stages hand the residual stream on through host memory; attention and the store stay with the processor.
+//
+//   begin                                        the residual stream comes in
+//     project(l) ... attention ... complete(l)   for every layer of the stage, in order
+//   end                                          it goes out
+//   logits                                       of the last stage
+//
+// A stage belongs to one session. What it returns stays until its next call but one; everything may throw std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/cancel.h"
+#include "base/status.h"
+#include "compute/kernels.h"
+#include "compute/thread_pool.h"
+#include "model/device_weights.h"
+#include "model/model.h"
+
+namespace kvasir {
+
+class Stage {
+ public:
+  Stage(uint32_t first_layer, uint32_t end_layer) : first_layer_(first_layer), end_layer_(end_layer) {}
+  virtual ~Stage() = default;
+  uint32_t first_layer() const { return first_layer_; }
+  uint32_t end_layer() const { return end_layer_; }
+
+  struct Step {
+    uint32_t n = 0;               // tokens
+    float* x = nullptr;           // [n][width] the residual stream: where it comes from and, at end(), goes to
+    const float *cos = nullptr, *sin = nullptr;  // [n][rope dim / 2]
+    const CancelLatch* cancel = nullptr;         // once it has fired, results are meaningless
+  };
+  // The step stays as it is until end().
+  virtual Status begin(const Step& step) = 0;
+
+  struct Projected {
+    float *q, *k, *v;  // [n][heads * head_dim], [n][kv_heads * head_dim] twice, after RoPE
+    float* a;          // [n][heads * head_dim] where attention's output is to be put
+  };
+  virtual Status project(uint32_t layer, Projected* out) = 0;
+  virtual Status complete(uint32_t layer) = 0;
+  virtual Status end() = 0;
+  // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
+  virtual Status logits(uint32_t first, float* out) = 0;
+
+ protected:
+  // Keys, values and residuals below it keep their sums and differences finite. What is not would lie in a saved timeline for good, or be lost where
+  // a product rounds its inputs and leave nonsense: complete(), or what is called after it, is not_a_number().
+  static constexpr float too_large = 1e30f;
+
+ private:
+  const uint32_t first_layer_, end_layer_;
+};
+
+// Code::corrupt.
+Status not_a_number(const std::string& where);
+
+std::unique_ptr<Stage> make_cpu_stage(const Model& model, uint32_t first_layer, const Kernels& kernels, ThreadPool* pool);
+// Of the layers that the device has the weights of. The model outlives it. Code::device.
+Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out);
+
+// The device memory that a stage takes for steps of n tokens.
+uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n);
+
+}  // namespace kvasir

@@ -1,0 +1,177 @@
+// Sessions whose model has layers on a GPU, against those without. Without a GPU they say so and pass.
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+Status open_on(const char* name, uint64_t budget, std::shared_ptr<const Model>* out) {
+  return Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", out, {name, budget});
+}
+
+// The mini model on the first GPU, opened once; null where there is none, which KVASIR_TEST_NEEDS_GPU makes a failure.
+std::shared_ptr<const Model> device_model() {
+  static const std::shared_ptr<const Model> model = [] {
+    std::shared_ptr<const Model> opened;
+    const Status s = open_on("cuda", 0, &opened);
+    if (!s.ok()) {
+      MESSAGE("not run: ", std::string(s.message()));
+      REQUIRE((s.code() == Code::unsupported || s.code() == Code::not_found));
+      REQUIRE(!std::getenv("KVASIR_TEST_NEEDS_GPU"));
+    }
+    return opened;
+  }();
+  return model;
+}
+
+std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::span<const Token> tokens, uint32_t chunk) {
+  SessionOptions o;
+  o.threads = 2;
+  o.prefill_chunk = chunk;
+  o.full_precision = true;
+  auto session = open_session(model, o);
+  std::vector<float> logits(tokens.size() * model->config().vocabulary);
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(tokens, logits.data(), nullptr, {}, &done);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return logits;
+}
+
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    sum += d * d;
+    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(sum / norm);
+}
+
+// Both sides compute the same integer products and differ in the order of float sums. That turns a rounding of an activation to 8 bits now and then,
+// which later layers carry on: the processor's own two ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
+constexpr double rounding = 4e-2;
+
+}  // namespace
+
+TEST_CASE("a device that is not known, not there or not built in is refused") {
+  std::shared_ptr<const Model> model;
+  for (const char* name : {"", "gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CUDA", "cuda:99999999999"})
+    CHECK_MESSAGE(open_on(name, 0, &model).code() == Code::bad_argument, name);
+  const Code code = open_on("cuda:4095", 0, &model).code();
+  CHECK((code == Code::not_found || code == Code::unsupported));
+  CHECK(model == nullptr);
+}
+
+TEST_CASE("a model on a device gives the logits of the processor") {
+  if (!device_model()) return;
+  CHECK(device_model()->device_weights()->has_output());
+  const auto tokens = book_tokens(300);
+  for (uint32_t chunk : {1u, 13u, 128u})
+    CHECK(difference(logits_of(device_model(), tokens, chunk), logits_of(mini_model(), tokens, chunk)) < rounding);
+}
+
+TEST_CASE("a device with room for some layers has the first ones, and the processor the others") {
+  if (!device_model()) return;
+  const DeviceWeights& whole = *device_model()->device_weights();
+  const uint64_t all = whole.device()->used(), layers = whole.layers().size();
+  const auto tokens = book_tokens(60);
+  const std::vector<float> expected = logits_of(mini_model(), tokens, 20);
+  std::vector<std::size_t> seen;
+  for (uint64_t part = 1; part <= 8; ++part) {
+    std::shared_ptr<const Model> model;
+    const uint64_t budget = (all + (uint64_t{96} << 20)) * part / 8;
+    const Status s = open_on("cuda:0", budget, &model);
+    if (!s.ok()) {
+      CHECK_MESSAGE(s.code() == Code::no_memory, s.message());
+      continue;
+    }
+    const DeviceWeights& weights = *model->device_weights();
+    seen.push_back(weights.layers().size());
+    CHECK(difference(logits_of(model, tokens, 20), expected) < rounding);
+    CHECK(weights.device()->used() <= budget);
+    CHECK((!weights.has_output() || weights.layers().size() == layers));
+  }
+  REQUIRE(!seen.empty());
+  CHECK(seen.back() == layers);
+  CHECK(seen.front() < layers);
+}
+
+TEST_CASE("a step that a device has no room for is refused and a smaller one works") {
+  if (!device_model()) return;
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", device_model()->device_weights()->device()->used() + (uint64_t{80} << 20), &model).ok());
+  SessionOptions o;
+  o.prefill_chunk = 4096;
+  auto session = open_session(model, o);
+  const auto tokens = book_tokens(4096);
+  uint64_t done = 0;
+  std::vector<std::unique_ptr<Session>> others;  // whose workspaces fill what is left
+  Status s;
+  for (int i = 0; i < 64 && s.ok(); ++i) {
+    others.push_back(open_session(model, o));
+    s = others.back()->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
+  }
+  CHECK(s.code() == Code::no_memory);
+  CHECK(std::string(s.message()).find("cuda:0") != std::string::npos);
+  others.clear();
+  REQUIRE_MESSAGE((s = session->prefill_tokens({tokens.data(), 200}, nullptr, nullptr, {}, &done)).ok(), s.message());
+}
+
+TEST_CASE("what was read on a device is saved, loaded and asked without one, and the reverse") {
+  if (!device_model()) return;
+  TempFolder folder;
+  // What has one answer: roundings do not change it.
+  std::string text = "In the evening they came to the house. ";
+  for (int i = 0; i < 60; ++i) text += "The wind went round it all night and nobody slept. The horses stood in the yard " + std::to_string(i) + " hours. ";
+  text.insert(text.size() / 3 / 100 * 100, " The access code of the north gate is 4821907. ");
+  SessionOptions o;
+  o.threads = 2;
+  o.select.strategy = "bounded";
+  o.select.budget_tokens = 200;
+  std::string answers[2][2];
+  for (int from = 0; from < 2; ++from) {
+    auto session = open_session(from ? device_model() : mini_model(), o);
+    uint64_t done = 0, bytes = 0;
+    REQUIRE(session->prefill(text, false, nullptr, {}, &done, &bytes).ok());
+    REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+    for (int to = 0; to < 2; ++to) {
+      std::unique_ptr<Session> loaded;
+      REQUIRE(Session::load(to ? device_model() : mini_model(), folder.file("a.kv"), o, true, nullptr, {}, &loaded).ok());
+      answers[from][to] = ask(loaded.get(), "What is the access code of the north gate?");
+      CHECK(loaded->stats_json().find("\"device\":\"cuda:0\"") != (to ? std::string::npos : 0));
+    }
+  }
+  for (const auto& of : answers)
+    for (const std::string& answer : of) CHECK(answer == "The access code of the north gate is 4821907.");
+}
+
+TEST_CASE("sessions of one device answer as each alone, and cancelling one is over at once") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(800);
+  SessionOptions o;
+  o.threads = 1;
+  auto a = open_session(device_model(), o), b = open_session(device_model(), o);
+  read(a.get(), tokens);
+  read(b.get(), tokens);
+  std::vector<Token> alone = continue_with(a.get(), 20), other;
+  auto c = open_session(device_model(), o);
+  read(c.get(), tokens);
+  std::vector<Token> together[2];
+  std::thread thread([&] { together[0] = continue_with(b.get(), 20); });
+  together[1] = continue_with(c.get(), 20);
+  thread.join();
+  CHECK(together[0] == alone);
+  CHECK(together[1] == alone);
+  Cancel cancel;
+  cancel.fire();
+  uint64_t done = 0;
+  CHECK(a->prefill_tokens(tokens, nullptr, &cancel, {}, &done).code() == Code::cancelled);
+  cancel.reset();
+  CHECK(continue_with(b.get(), 5) == continue_with(c.get(), 5));
+}
