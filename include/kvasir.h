@@ -66,7 +66,7 @@ enum {
   KV_UNSUPPORTED = 15,    /* a good file with something this library does not do; the message names it */
   KV_CONTEXT_FULL = 16,   /* the model's or the session's context length is reached */
   KV_INTERNAL = 17,       /* a bug in Kvasir */
-  KV_DEVICE = 18          /* a GPU failed or was lost: close the sessions and the model that use it */
+  KV_DEVICE = 18          /* a GPU failed or was lost: close the sessions and the model that use it. From every call that runs such a model */
 };
 
 /* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */

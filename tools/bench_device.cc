@@ -57,8 +57,8 @@ struct Inputs {
 
   bool allocate(const std::shared_ptr<Device>& device) {
     const std::size_t size = std::size_t{most_inputs} * cols;
-    return x.allocate(device, size) && q.allocate(device, size) && scale.allocate(device, size / 32) && sums.allocate(device, size / 16) &&
-           y.allocate(device, std::size_t{most_inputs} * rows);
+    return x.allocate(device, size, "inputs").ok() && q.allocate(device, size, "inputs").ok() && scale.allocate(device, size / 32, "inputs").ok() &&
+           sums.allocate(device, size / 16, "inputs").ok() && y.allocate(device, std::size_t{most_inputs} * rows, "outputs").ok();
   }
   DeviceActivations view(uint32_t n) const { return {n, cols, x.get(), q.get(), scale.get(), sums.get()}; }
 };
@@ -68,7 +68,7 @@ double copy_speed(Bench* bench) {
   DeviceBuffer<std::byte> from, to;
   constexpr uint32_t copied_rows = 4 * rows;
   const std::size_t bytes = std::size_t{copied_rows} * cols * sizeof(float);
-  if (!from.allocate(bench->device, bytes) || !to.allocate(bench->device, bytes)) return 0;
+  if (!from.allocate(bench->device, bytes, "a copy").ok() || !to.allocate(bench->device, bytes, "a copy").ok()) return 0;
   const DeviceMatrix matrix{TensorType::f32, copied_rows, cols, to.get()};  // which is laid out as it is
   return 2 * static_cast<double>(bytes) / bench->median_seconds([&](uint32_t) { bench->check(bench->ops().lay_out(bench->stream, matrix, from.get(), 0, copied_rows)); });
 }
@@ -78,7 +78,7 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
   const TensorTypeInfo& info = *tensor_type_info(type);
   const std::size_t file_bytes = std::size_t{rows} * cols / info.block_elements * info.block_bytes, bytes = ops.matrix_bytes(type, rows, cols);
   DeviceBuffer<std::byte> file, laid_out;
-  if (!file.allocate(bench->device, file_bytes) || !laid_out.allocate(bench->device, matrices * bytes)) {
+  if (!file.allocate(bench->device, file_bytes, "weights").ok() || !laid_out.allocate(bench->device, matrices * bytes, "weights").ok()) {
     std::printf("%-7s no memory\n", info.name);
     return;
   }

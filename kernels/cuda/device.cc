@@ -1,5 +1,6 @@
 // The table of the CUDA backend, and its memory and streams. This file is compiled by the host's compiler.
 #include <cstring>
+#include <new>
 
 #include "stream.h"
 
@@ -9,6 +10,7 @@ namespace {
 int count(int* devices) { return cudaGetDeviceCount(devices); }
 
 int describe(int device, DeviceInfo* out) {
+  (void)cudaGetLastError();
   cudaDeviceProp p;
   if (const int error = cudaGetDeviceProperties(&p, device)) return error;
   if (const int error = cudaSetDevice(device)) return error;
@@ -41,15 +43,24 @@ int release(int device, void* memory) {
   return cudaFree(memory);
 }
 
-int allocate_host(std::size_t size, void** out) { return forgotten(cudaHostAlloc(out, size ? size : 1, cudaHostAllocPortable)); }
-int release_host(void* memory) { return cudaFreeHost(memory); }
+int allocate_host(int device, std::size_t size, void** out) {
+  if (const int error = cudaSetDevice(device)) return error;
+  return forgotten(cudaHostAlloc(out, size ? size : 1, cudaHostAllocPortable));
+}
+
+int release_host(int device, void* memory) {
+  if (const int error = cudaSetDevice(device)) return error;
+  return cudaFreeHost(memory);
+}
 
 int open_stream(int device, DeviceStream** out) {
   if (const int error = cudaSetDevice(device)) return error;
   cudaStream_t stream;
   if (const int error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return error;
   *out = new (std::nothrow) DeviceStream{device, stream};
-  return *out ? 0 : cudaErrorMemoryAllocation;
+  if (*out) return 0;
+  cudaStreamDestroy(stream);
+  return cudaErrorMemoryAllocation;
 }
 
 int close_stream(DeviceStream* s) {
@@ -85,7 +96,7 @@ int end_graph(DeviceStream* s, DeviceGraph** out) {
   const int error = cudaGraphInstantiate(&exec, graph, 0);
   cudaGraphDestroy(graph);
   *out = reinterpret_cast<DeviceGraph*>(exec);
-  return error;
+  return is_out_of_memory(error) ? 0 : error;
 }
 
 int run_graph(DeviceStream* s, const DeviceGraph* graph) {

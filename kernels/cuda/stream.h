@@ -13,7 +13,11 @@ struct kvasir::DeviceStream {
 namespace kvasir::cuda {
 
 // Threads of a process have a current device each: whoever gives work says which.
-inline int begin(DeviceStream* s) { return cudaSetDevice(s->device); }
+// An error that the thread was told before is not taken for one of what comes now; a device that has failed says so again.
+inline int begin(DeviceStream* s) {
+  (void)cudaGetLastError();
+  return cudaSetDevice(s->device);
+}
 // After kernels were launched: whether they could be.
 inline int launched() { return cudaPeekAtLastError(); }
 

@@ -1,9 +1,14 @@
 #include "compute/device.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cinttypes>
 #include <string_view>
 
 namespace kvasir {
+
+constexpr int oldest_capability = 8;
+constexpr uint64_t most_reserve = uint64_t{512} << 20;  // for streams, graphs and the screen
 
 Device::Device(const DeviceKernels& kernels, int index, uint64_t budget) : kernels_(kernels), index_(index), budget_(budget) {}
 
@@ -25,35 +30,38 @@ Status Device::open(const char* name, uint64_t budget, std::shared_ptr<Device>* 
   if (index >= count) return Status::error(Code::not_found, "device '%.40s' is not there: this machine has %d", name, count);
   std::shared_ptr<Device> device(new Device(*kernels, index, budget));
   if (const int error = kernels->describe(index, &device->info_)) return device->status(error, "asking what it is");
-  if (budget == 0) device->budget_ = device->info_.free_bytes;
+  const DeviceInfo& info = device->info_;
+  if (info.major < oldest_capability)
+    return Status::error(Code::not_found, "device '%.40s' (%s) has compute capability %d.%d; %d.0 or newer is needed", name, info.name, info.major,
+                         info.minor, oldest_capability);
+  if (budget == 0) device->budget_ = info.free_bytes - std::min(info.free_bytes / 8, most_reserve);
   device->name_ = "cuda:" + std::to_string(index);
   *out = std::move(device);
   return {};
 }
 
-uint64_t Device::left() const {
-  const uint64_t taken = used();
-  return taken < budget_ ? budget_ - taken : 0;
-}
-
 Status Device::status(int error, const char* what) const {
   if (error == 0) return {};
-  if (kernels_.is_out_of_memory(error)) return Status::error(Code::no_memory, "%s: no memory for %s", name_.c_str(), what);
-  return Status::error(Code::device, "%s failed while %s: %s", name_.c_str(), what, kernels_.error_text(error));
+  if (kernels_.is_out_of_memory(error)) return Status::error(Code::no_memory, "%s has no memory for %s", name_.c_str(), what);
+  return Status::error(Code::device, "%s failed (%s): %s", name_.c_str(), what, kernels_.error_text(error));
 }
 
-void* Device::allocate(std::size_t size) {
-  if (used_.fetch_add(size, std::memory_order_relaxed) + size <= budget_) {
-    void* memory = nullptr;
-    if (kernels_.allocate(index_, size, &memory) == 0) return memory;
-  }
-  used_.fetch_sub(size, std::memory_order_relaxed);
-  return nullptr;
+Status Device::allocate(std::size_t size, const char* what, void** out) {
+  const uint64_t taken = taken_by(size);
+  uint64_t used = used_.load(std::memory_order_relaxed);
+  do {
+    if (taken > budget_ - used)
+      return Status::error(Code::no_memory, "%s: %s would take %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64 " are left", name_.c_str(), what, taken,
+                           budget_ - used, budget_);
+  } while (!used_.compare_exchange_weak(used, used + taken, std::memory_order_relaxed));
+  const int error = kernels_.allocate(index_, size, out);
+  if (error) used_.fetch_sub(taken, std::memory_order_relaxed);
+  return status(error, what);
 }
 
 void Device::release(void* memory, std::size_t size) {
   (void)kernels_.release(index_, memory);
-  used_.fetch_sub(size, std::memory_order_relaxed);
+  used_.fetch_sub(taken_by(size), std::memory_order_relaxed);
 }
 
 }  // namespace kvasir

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -53,8 +52,8 @@ struct DeviceKernels {
   bool (*is_out_of_memory)(int error);
   int (*allocate)(int device, std::size_t size, void** out);
   int (*release)(int device, void* memory);
-  int (*allocate_host)(std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
-  int (*release_host)(void* memory);
+  int (*allocate_host)(int device, std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
+  int (*release_host)(int device, void* memory);
   int (*open_stream)(int device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
@@ -63,7 +62,7 @@ struct DeviceKernels {
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
 
   // Work that is given to a stream between the first two is not done but kept, to be done by one call as often as is wanted: with the same memory,
-  // also the processor's. A graph that could not be kept is null.
+  // also the processor's. Where there is no memory to keep it, *out is null.
   int (*begin_graph)(DeviceStream* stream);
   int (*end_graph)(DeviceStream* stream, DeviceGraph** out);
   int (*run_graph)(DeviceStream* stream, const DeviceGraph* graph);
@@ -94,8 +93,8 @@ const DeviceKernels* cuda_kernels();
 // A device and how much of its memory may be taken. Threads: all functions may run together.
 class Device {
  public:
-  // "cuda" or "cuda:N". budget: bytes, 0: what is free. Code::unsupported (this build has no such backend), Code::not_found (no driver or no such
-  // device), Code::bad_argument (the name).
+  // "cuda" or "cuda:N". budget: bytes, 0: what is free, but for a reserve. Code::unsupported (this build has no such backend), Code::not_found (no
+  // driver, no such device or one that is too old), Code::bad_argument (the name), Code::device.
   static Status open(const char* name, uint64_t budget, std::shared_ptr<Device>* out);
 
   const std::string& name() const { return name_; }  // "cuda:0"
@@ -104,14 +103,19 @@ class Device {
   int index() const { return index_; }
   uint64_t budget() const { return budget_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
-  uint64_t left() const;
+  uint64_t left() const { return budget_ - used(); }
 
-  // The Status of an error of the table. `what` was being done: "reading weights".
+  // The Status of an error of the table. `what` it was for: "weights".
   Status status(int error, const char* what) const;
 
-  // Within the budget. Null where there is none left, or where the device has no more; what else goes wrong is met later.
-  void* allocate(std::size_t size);
+  // Within the budget. Code::no_memory where there is none left, or where the device has no more; Code::device. `what` it is for: "weights".
+  Status allocate(std::size_t size, const char* what, void** out);
   void release(void* memory, std::size_t size);
+  // What an allocation takes: a device hands out large ones in whole blocks.
+  static uint64_t taken_by(std::size_t size) {
+    constexpr uint64_t large = uint64_t{1} << 20, block = 2 * large;
+    return size < large ? size : (size + block - 1) / block * block;
+  }
 
  private:
   Device(const DeviceKernels& kernels, int index, uint64_t budget);
@@ -133,14 +137,15 @@ class DeviceBuffer {
   ~DeviceBuffer() {
     if (data_) device_->release(data_, bytes_);
   }
-  // False where there is no room; it is empty then.
-  [[nodiscard]] bool allocate(const std::shared_ptr<Device>& device, std::size_t n) {
+  // As Device::allocate(); it is empty where that fails.
+  Status allocate(const std::shared_ptr<Device>& device, std::size_t n, const char* what) {
     *this = DeviceBuffer();
-    data_ = static_cast<T*>(device->allocate(n * sizeof(T)));
-    if (!data_) return false;
+    void* memory = nullptr;
+    if (Status s = device->allocate(n * sizeof(T), what, &memory); !s.ok()) return s;
+    data_ = static_cast<T*>(memory);
     device_ = device;
     bytes_ = n * sizeof(T);
-    return true;
+    return {};
   }
   T* get() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -156,22 +161,25 @@ class DeviceBuffer {
   std::shared_ptr<Device> device_;
 };
 
-// n elements of T in the processor's memory, which the device reads and writes at its full rate. Throws std::bad_alloc.
+// n elements of T in the processor's memory, which the device reads and writes at its full rate.
 template <class T>
 class PinnedBuffer {
  public:
-  PinnedBuffer() = default;
-  PinnedBuffer(const DeviceKernels& kernels, std::size_t n) {
-    void* data = nullptr;
-    if (kernels.allocate_host(n * sizeof(T), &data)) throw std::bad_alloc();
-    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(data), Release{&kernels});
+  // Code::no_memory, Code::device; it is empty then.
+  Status allocate(const std::shared_ptr<Device>& device, std::size_t n) {
+    data_.reset();
+    void* memory = nullptr;
+    if (const int error = device->kernels().allocate_host(device->index(), n * sizeof(T), &memory))
+      return device->status(error, "memory that it shares with the processor");
+    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device});
+    return {};
   }
   T* get() const { return data_.get(); }
 
  private:
   struct Release {
-    const DeviceKernels* kernels = nullptr;
-    void operator()(T* p) const { (void)kernels->release_host(p); }
+    std::shared_ptr<Device> device;
+    void operator()(T* p) const { (void)device->kernels().release_host(device->index(), p); }
   };
   std::unique_ptr<T[], Release> data_;
 };

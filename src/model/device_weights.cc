@@ -1,7 +1,9 @@
 #include "model/device_weights.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
+#include <utility>
 
 #include "model/model.h"
 #include "model/stage.h"
@@ -14,34 +16,41 @@ constexpr uint32_t usual_step = 512;                        // tokens that a ses
 // Copies weights to the device, piece by piece, through memory from which it reads at its full rate.
 class DeviceWeights::Loader {
  public:
-  Loader(const std::shared_ptr<Device>& device, std::size_t largest_row)
-      : device_(device), ops_(device->kernels()), piece_(std::max(piece_bytes, largest_row)), host_(ops_, piece_) {}
+  explicit Loader(const std::shared_ptr<Device>& device) : device_(device), ops_(device->kernels()) {}
   ~Loader() {
     if (stream_) (void)ops_.close_stream(stream_);
   }
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  Status open() {
-    if (!staging_.allocate(device_, piece_)) return full();
-    return device_->status(ops_.open_stream(device_->index(), &stream_), "opening it");
+  // piece: bytes, at least those of any row.
+  Status open(std::size_t piece) {
+    piece_ = piece;
+    if (Status s = host_.allocate(device_, piece_); !s.ok()) return s;
+    if (Status s = staging_.allocate(device_, piece_, what); !s.ok()) return s;
+    return failed(ops_.open_stream(device_->index(), &stream_));
   }
 
   Status vector(const Array<float>& from, DeviceBuffer<float>* to) {
     if (from.empty()) return {};
-    if (!to->allocate(device_, from.size())) return full();
-    std::memcpy(host_.get(), from.data(), from.size() * sizeof(float));
-    if (const int error = ops_.upload(stream_, to->get(), host_.get(), from.size() * sizeof(float))) return failed(error);
-    return failed(ops_.wait(stream_));
+    if (Status s = to->allocate(device_, from.size(), what); !s.ok()) return s;
+    const std::size_t most = piece_ / sizeof(float);
+    for (std::size_t at = 0; at < from.size(); at += most) {
+      const std::size_t bytes = std::min(most, from.size() - at) * sizeof(float);
+      std::memcpy(host_.get(), from.data() + at, bytes);
+      if (const int error = ops_.upload(stream_, to->get() + at, host_.get(), bytes)) return failed(error);
+      if (const int error = ops_.wait(stream_)) return failed(error);
+    }
+    return {};
   }
 
   Status matrix(const Linear& from, Matrix* to) {
     const WeightView& w = from.w;
-    if (!to->data.allocate(device_, ops_.matrix_bytes(w.type, w.rows, w.cols))) return full();
+    if (Status s = to->data.allocate(device_, ops_.matrix_bytes(w.type, w.rows, w.cols), what); !s.ok()) return s;
     to->w = {w.type, w.rows, w.cols, to->data.get()};
     const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
-    for (uint32_t row = 0; row < w.rows; row += rows) {
-      const uint32_t n = std::min(rows, w.rows - row);
+    for (uint32_t row = 0, n; row < w.rows; row += n) {
+      n = std::min(rows, w.rows - row);
       std::memcpy(host_.get(), w.data + row * w.row_bytes, n * w.row_bytes);
       if (const int error = ops_.upload(stream_, staging_.get(), host_.get(), n * w.row_bytes)) return failed(error);
       if (const int error = ops_.lay_out(stream_, to->w, staging_.get(), row, n)) return failed(error);
@@ -63,12 +72,12 @@ class DeviceWeights::Loader {
   }
 
  private:
-  Status full() const { return Status::error(Code::no_memory, "%s: no memory for weights", device_->name().c_str()); }
-  Status failed(int error) const { return device_->status(error, "copying weights to it"); }
+  static constexpr const char* what = "weights";
+  Status failed(int error) const { return device_->status(error, what); }
 
   std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
-  std::size_t piece_;
+  std::size_t piece_ = 0;
   PinnedBuffer<std::byte> host_;
   DeviceBuffer<std::byte> staging_;
   DeviceStream* stream_ = nullptr;
@@ -79,38 +88,51 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
   auto result = std::make_shared<DeviceWeights>();
   if (Status s = Device::open(options.name.c_str(), options.budget, &result->device_); !s.ok()) return s;
   Device& device = *result->device_;
+  const auto floats = [](const Array<float>& x) { return Device::taken_by(x.size() * sizeof(float)); };
   const auto bytes_of = [&](const Linear& linear) {
-    return device.kernels().matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols) + linear.bias.size() * sizeof(float);
+    return Device::taken_by(device.kernels().matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols)) + floats(linear.bias);
   };
+  std::size_t piece = std::max(piece_bytes, weights.output.w.row_bytes);
   const auto layer_bytes = [&](const LayerWeights& w) {
-    uint64_t bytes = (w.attention_norm.size() + w.q_norm.size() + w.k_norm.size() + w.ffn_norm.size()) * sizeof(float);
-    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) bytes += bytes_of(*linear);
+    uint64_t bytes = floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) + floats(w.ffn_norm);
+    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+      bytes += bytes_of(*linear);
+      piece = std::max(piece, linear->w.row_bytes);
+    }
     return bytes;
   };
-  std::size_t largest_row = weights.output.w.row_bytes;
-  for (const LayerWeights& w : weights.layers)
-    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
-      largest_row = std::max({largest_row, linear->w.row_bytes, linear->bias.size() * sizeof(float), std::size_t{config.width} * sizeof(float)});
-  const uint64_t beside = device_workspace_bytes(config, rope_dim, usual_step) + std::max(piece_bytes, largest_row);
+  std::vector<uint64_t> sizes;
+  for (const LayerWeights& w : weights.layers) sizes.push_back(layer_bytes(w));
+  const uint64_t beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
 
-  uint64_t room = device.left(), count = 0;
-  room -= std::min(room, beside);
-  for (; count < config.layers && layer_bytes(weights.layers[count]) <= room; ++count) room -= layer_bytes(weights.layers[count]);
+  uint64_t room = device.left() - std::min(device.left(), beside);
+  uint32_t count = 0;
+  for (; count < config.layers && sizes[count] <= room; ++count) room -= sizes[count];
   if (count == 0)
-    return Status::error(Code::no_memory, "%s has %llu bytes for Kvasir: one layer's weights take %llu and the workspace %llu", device.name().c_str(),
-                         static_cast<unsigned long long>(device.left()), static_cast<unsigned long long>(layer_bytes(weights.layers[0])),
-                         static_cast<unsigned long long>(beside));
+    return Status::error(Code::no_memory, "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64 " and the workspace %" PRIu64,
+                         device.name().c_str(), device.left(), sizes[0], beside);
 
-  Loader loader(result->device_, largest_row);
-  if (Status s = loader.open(); !s.ok()) return s;
+  Loader loader(result->device_);
+  if (Status s = loader.open(piece); !s.ok()) return s;
   result->layers_.resize(count);
-  for (uint64_t l = 0; l < count; ++l)
-    if (Status s = loader.layer(weights.layers[l], &result->layers_[l]); !s.ok()) return s;
-  if (count == config.layers && bytes_of(weights.output) + weights.output_norm.size() * sizeof(float) <= room) {
-    if (Status s = loader.matrix(weights.output, &result->output_); !s.ok()) return s;
-    if (Status s = loader.vector(weights.output_norm, &result->output_norm_); !s.ok()) return s;
+  for (uint32_t l = 0; l < count; ++l) {
+    Status s = loader.layer(weights.layers[l], &result->layers_[l]);
+    if (s.code() == Code::no_memory && l > 1) {  // others have taken some of what was free: one layer makes room for the workspace
+      result->layers_.resize(count = l - 1);
+    } else if (!s.ok()) {
+      return s;
+    }
   }
-  result->bytes_ = device.used() - std::max(piece_bytes, largest_row);
+  if (count == config.layers && bytes_of(weights.output) + floats(weights.output_norm) <= room) {
+    Status s = loader.matrix(weights.output, &result->output_);
+    if (s.ok()) s = loader.vector(weights.output_norm, &result->output_norm_);
+    if (s.code() == Code::no_memory) {
+      result->output_ = {};
+    } else if (!s.ok()) {
+      return s;
+    }
+  }
+  result->bytes_ = device.used() - Device::taken_by(piece);
   *out = std::move(result);
   return {};
 }

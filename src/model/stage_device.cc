@@ -1,6 +1,7 @@
 // A stage on a device. Its work is given in order to one stream; the processor waits where it needs queries, keys and values, and at the end.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,31 @@ Widths widths_of(const ModelConfig& c, uint32_t rope_dim) {
   return {c.width, c.q_width(), c.kv_width(), c.feed_forward, std::max({c.width, c.q_width(), c.feed_forward}), rope_dim / 2, c.vocabulary};
 }
 
+// A step's arrays in the device's memory, one behind the other in one allocation.
+struct Workspace {
+  float *x, *h, *qkv, *a, *gate, *up;  // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
+  float *cos, *sin;                    // [n][rope dim / 2]
+  int8_t* quants;                      // DeviceActivations of the widest input
+  float* scales;
+  int16_t* sums;
+  float* logits;                       // [logit_rows][vocabulary]
+  uint32_t* first_bad;                 // layer in which a number was too large
+
+  // Returns its bytes. memory null: that alone.
+  std::size_t place(const Widths& s, std::size_t n, std::byte* memory) {
+    std::size_t at = 0;
+    const auto put = [&](auto** array, std::size_t count) {
+      *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(reinterpret_cast<uintptr_t>(memory) + at);
+      at += round_up(count * sizeof **array, 256);
+    };
+    put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
+    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.half), put(&sin, n * s.half);
+    put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)), put(&sums, n * ceil_div(s.widest, 16));
+    put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
+    return at;
+  }
+};
+
 class DeviceStage final : public Stage {
  public:
   DeviceStage(const Model& model, const DeviceWeights& weights)
@@ -27,8 +53,7 @@ class DeviceStage final : public Stage {
         size_(widths_of(config_, model.rope().dim())),
         weights_(weights),
         device_(weights.device()),
-        ops_(device_->kernels()),
-        bad_layer_(ops_, 1) {}
+        ops_(device_->kernels()) {}
 
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
@@ -38,7 +63,8 @@ class DeviceStage final : public Stage {
 
   Status open() {
     graphs_.resize(end_layer() + 1);
-    return device_->status(ops_.open_stream(device_->index(), &stream_), "opening a stream");
+    if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
+    return device_->status(ops_.open_stream(device_->index(), &stream_), "a stream");
   }
 
   Status begin(const Step& step) override {
@@ -46,11 +72,11 @@ class DeviceStage final : public Stage {
     error_ = 0;
     if (Status s = resize(step.n); !s.ok()) return s;
     *bad_layer_.get() = none;
-    do_(ops_.upload(stream_, first_bad_.get(), bad_layer_.get(), sizeof(uint32_t)));
-    do_(ops_.upload(stream_, x_.get(), step.x, step.n * size_.width * sizeof(float)));
-    do_(ops_.upload(stream_, cos_.get(), step.cos, step.n * size_.half * sizeof(float)));
-    do_(ops_.upload(stream_, sin_.get(), step.sin, step.n * size_.half * sizeof(float)));
-    return wait("beginning a step");
+    do_(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
+    do_(ops_.upload(stream_, work_.x, step.x, step.n * size_.width * sizeof(float)));
+    do_(ops_.upload(stream_, work_.cos, step.cos, step.n * size_.half * sizeof(float)));
+    do_(ops_.upload(stream_, work_.sin, step.sin, step.n * size_.half * sizeof(float)));
+    return wait("a step");
   }
 
   Status project(uint32_t layer, Projected* out) override {
@@ -58,10 +84,10 @@ class DeviceStage final : public Stage {
     together(layer, [&] {
       if (layer > 0) complete_before(layer);
       give_projection(layer);
-      do_(ops_.download(stream_, host_qkv_.get(), qkv_.get(), floats * sizeof(float)));
-      do_(ops_.download(stream_, bad_layer_.get(), first_bad_.get(), sizeof(uint32_t)));
+      do_(ops_.download(stream_, host_qkv_.get(), work_.qkv, floats * sizeof(float)));
+      do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     });
-    if (Status s = wait("computing a layer"); !s.ok()) return s;
+    if (Status s = wait("a layer"); !s.ok()) return s;
     float* host = host_qkv_.get();
     *out = {host, host + n * size_.q, host + n * (size_.q + size_.kv), host_a_.get()};
     return {};
@@ -73,21 +99,21 @@ class DeviceStage final : public Stage {
   Status end() override {
     together(end_layer(), [&] {
       complete_before(end_layer());
-      do_(ops_.download(stream_, bad_layer_.get(), first_bad_.get(), sizeof(uint32_t)));
+      do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     });
-    if (!weights_.has_output()) do_(ops_.download(stream_, step_.x, x_.get(), step_.n * size_.width * sizeof(float)));
-    return wait("ending a step");
+    if (!weights_.has_output()) do_(ops_.download(stream_, step_.x, work_.x, step_.n * size_.width * sizeof(float)));
+    return wait("a step");
   }
 
   Status logits(uint32_t first, float* out) override {
     for (uint32_t at = first; at < step_.n; at += logit_rows) {
       const uint32_t n = std::min(logit_rows, step_.n - at);
-      do_(ops_.rms_norm(stream_, x_.get() + at * size_.width, weights_.output_norm(), config_.rms_epsilon, n, config_.width, h_.get()));
-      const DeviceActivations input = activations(h_.get(), n, size_.width);
+      do_(ops_.rms_norm(stream_, work_.x + at * size_.width, weights_.output_norm(), config_.rms_epsilon, n, config_.width, work_.h));
+      const DeviceActivations input = activations(work_.h, n, size_.width);
       do_(ops_.quantize(stream_, input));
-      do_(ops_.matmul(stream_, weights_.output().w, input, weights_.output().bias.get(), logits_.get(), size_.vocabulary));
-      do_(ops_.download(stream_, out + (at - first) * size_.vocabulary, logits_.get(), n * size_.vocabulary * sizeof(float)));
-      if (Status s = wait("computing the output"); !s.ok()) return s;
+      do_(ops_.matmul(stream_, weights_.output().w, input, weights_.output().bias.get(), work_.logits, size_.vocabulary));
+      do_(ops_.download(stream_, out + (at - first) * size_.vocabulary, work_.logits, n * size_.vocabulary * sizeof(float)));
+      if (Status s = wait("the output"); !s.ok()) return s;
       if (step_.cancel->fired()) break;
     }
     return {};
@@ -119,6 +145,7 @@ class DeviceStage final : public Stage {
       do_(ops_.begin_graph(stream_));
       give();
       do_(ops_.end_graph(stream_, &graphs_[part]));
+      if (!error_ && !graphs_[part]) return give();
     }
     if (!error_) do_(ops_.run_graph(stream_, graphs_[part]));
   }
@@ -131,9 +158,9 @@ class DeviceStage final : public Stage {
   void give_projection(uint32_t layer) {
     const DeviceWeights::Layer& w = weights_.layers()[layer];
     const std::size_t n = step_.n;
-    float *q = qkv_.get(), *k = q + n * size_.q, *v = k + n * size_.kv;
-    norm(x_.get(), w.attention_norm.get(), h_.get());
-    multiply(h_.get(), size_.width, {{&w.q, q}, {&w.k, k}, {&w.v, v}});
+    float *q = work_.qkv, *k = q + n * size_.q, *v = k + n * size_.kv;
+    norm(work_.x, w.attention_norm.get(), work_.h);
+    multiply(work_.h, size_.width, {{&w.q, q}, {&w.k, k}, {&w.v, v}});
     rotate(q, config_.heads, w.q_norm.get());
     rotate(k, config_.kv_heads, w.k_norm.get());
     check(layer, q, n * (size_.q + 2 * size_.kv));
@@ -143,22 +170,22 @@ class DeviceStage final : public Stage {
   void complete_before(uint32_t layer) {
     const DeviceWeights::Layer& w = weights_.layers()[layer - 1];
     const std::size_t n = step_.n;
-    do_(ops_.upload(stream_, a_.get(), host_a_.get(), n * size_.q * sizeof(float)));
-    check(layer - 1, a_.get(), n * size_.q);
-    multiply(a_.get(), size_.q, {{&w.o, h_.get()}});
-    do_(ops_.add(stream_, x_.get(), h_.get(), n * size_.width));
+    do_(ops_.upload(stream_, work_.a, host_a_.get(), n * size_.q * sizeof(float)));
+    check(layer - 1, work_.a, n * size_.q);
+    multiply(work_.a, size_.q, {{&w.o, work_.h}});
+    do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
 
-    norm(x_.get(), w.ffn_norm.get(), h_.get());
-    multiply(h_.get(), size_.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
-    do_(ops_.swiglu(stream_, gate_.get(), up_.get(), n * size_.feed_forward));
-    check(layer - 1, gate_.get(), n * size_.feed_forward);
-    multiply(gate_.get(), size_.feed_forward, {{&w.down, h_.get()}});
-    do_(ops_.add(stream_, x_.get(), h_.get(), n * size_.width));
-    check(layer - 1, x_.get(), n * size_.width);
+    norm(work_.x, w.ffn_norm.get(), work_.h);
+    multiply(work_.h, size_.width, {{&w.gate, work_.gate}, {&w.up, work_.up}});
+    do_(ops_.swiglu(stream_, work_.gate, work_.up, n * size_.feed_forward));
+    check(layer - 1, work_.gate, n * size_.feed_forward);
+    multiply(work_.gate, size_.feed_forward, {{&w.down, work_.h}});
+    do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
+    check(layer - 1, work_.x, n * size_.width);
   }
 
   DeviceActivations activations(const float* x, uint32_t n, std::size_t cols) const {
-    return {n, static_cast<uint32_t>(cols), x, quants_.get(), scales_.get(), sums_.get()};
+    return {n, static_cast<uint32_t>(cols), x, work_.quants, work_.scales, work_.sums};
   }
 
   void multiply(const float* x, std::size_t cols, std::initializer_list<Product> products) {
@@ -175,29 +202,24 @@ class DeviceStage final : public Stage {
   // The norm of each head where the architecture has one (Qwen 3), then RoPE.
   void rotate(float* x, uint32_t heads, const float* head_norm) {
     if (head_norm) do_(ops_.rms_norm(stream_, x, head_norm, config_.rms_epsilon, step_.n * heads, config_.head_dim, x));
-    do_(ops_.rope(stream_, x, step_.n, heads, config_.head_dim, static_cast<uint32_t>(2 * size_.half), cos_.get(), sin_.get(), config_.rope.neox));
+    do_(ops_.rope(stream_, x, step_.n, heads, config_.head_dim, static_cast<uint32_t>(2 * size_.half), work_.cos, work_.sin, config_.rope.neox));
   }
 
-  void check(uint32_t layer, const float* x, std::size_t n) { do_(ops_.check(stream_, x, n, too_large, layer, first_bad_.get())); }
+  void check(uint32_t layer, const float* x, std::size_t n) { do_(ops_.check(stream_, x, n, too_large, layer, work_.first_bad)); }
 
   Status resize(uint32_t n) {
     if (n <= capacity_) return {};
     capacity_ = 0;
     forget_graphs();
-    const auto grow = [&](auto* buffer, std::size_t count) {
-      *buffer = {};  // never old and new together
-      return buffer->allocate(device_, count);
-    };
-    const std::size_t widest = size_.widest;
-    if (!(grow(&x_, n * size_.width) && grow(&h_, n * size_.width) && grow(&qkv_, n * (size_.q + 2 * size_.kv)) && grow(&a_, n * size_.q) &&
-          grow(&gate_, n * size_.feed_forward) && grow(&up_, n * size_.feed_forward) && grow(&cos_, n * size_.half) && grow(&sin_, n * size_.half) &&
-          grow(&quants_, n * widest) && grow(&scales_, n * ceil_div(widest, 32)) && grow(&sums_, n * ceil_div(widest, 16)) && grow(&first_bad_, 1) &&
-          grow(&logits_, weights_.has_output() ? logit_rows * size_.vocabulary : 1)))
-      return Status::error(Code::no_memory, "%s: no memory for steps of %u tokens, which take %llu bytes; %llu are left", device_->name().c_str(), n,
-                           static_cast<unsigned long long>(device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), n)),
-                           static_cast<unsigned long long>(device_->left()));
-    host_qkv_ = PinnedBuffer<float>(ops_, n * (size_.q + 2 * size_.kv));
-    host_a_ = PinnedBuffer<float>(ops_, n * size_.q);
+    memory_ = {};  // never old and new together
+    Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
+    if (s.ok()) s = host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv));
+    if (s.ok()) s = host_a_.allocate(device_, n * size_.q);
+    if (!s.ok()) {
+      memory_ = {};
+      return s;
+    }
+    work_.place(size_, n, memory_.get());
     capacity_ = n;
     return {};
   }
@@ -213,11 +235,9 @@ class DeviceStage final : public Stage {
   std::vector<DeviceGraph*> graphs_;  // [layers + 1] what comes before and with the projection of each, and after the last
 
   uint32_t capacity_ = 0;  // tokens
-  DeviceBuffer<float> x_, h_, qkv_, a_, gate_, up_, cos_, sin_, scales_, logits_;
-  DeviceBuffer<int8_t> quants_;
-  DeviceBuffer<int16_t> sums_;
-  DeviceBuffer<uint32_t> first_bad_;     // layer in which a number was too large
-  PinnedBuffer<uint32_t> bad_layer_;     // and the host's copy
+  DeviceBuffer<std::byte> memory_;
+  Workspace work_{};
+  PinnedBuffer<uint32_t> bad_layer_;         // the host's copy
   PinnedBuffer<float> host_qkv_, host_a_;
 };
 
@@ -231,10 +251,7 @@ Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out) {
 }
 
 uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {
-  const Widths s = widths_of(config, rope_dim);
-  const uint64_t floats = 2 * s.width + 2 * s.q + 2 * s.kv + 2 * s.feed_forward + 2 * s.half;
-  return n * (floats * sizeof(float) + s.widest + ceil_div(s.widest, 32) * sizeof(float) + ceil_div(s.widest, 16) * sizeof(int16_t)) +
-         logit_rows * s.vocabulary * sizeof(float) + sizeof(uint32_t);
+  return Device::taken_by(Workspace().place(widths_of(config, rope_dim), n, nullptr));
 }
 
 }  // namespace kvasir
