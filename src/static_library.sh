@@ -1,5 +1,5 @@
 #!/bin/sh
-# The static product: static_library.sh COMPILER... -- OBJCOPY AR OUTPUT ARCHIVE... [-- ARCHIVE...]: all of the first ones, of the others what is needed.
+# The static product: static_library.sh COMPILER... -- OBJCOPY AR OUTPUT ARCHIVE...
 # All objects are linked into one whose only global symbols are kv_*, so that nothing inside collides with a host's own copy of
 # anything. COMDAT groups are resolved first: a localised symbol must not stay the key of a group that another object may replace.
 set -eu
@@ -11,16 +11,9 @@ done
 objcopy=$2 ar=$3 output=$4
 shift 4
 
-whole=
-while [ $# -gt 0 ] && [ "$1" != -- ]; do
-  whole="$whole $1"
-  shift
-done
-[ $# -gt 0 ] && shift
-
 object="$output.o"
-# shellcheck disable=SC2086 # a compiler may be several words, such as ccache and c++; archives are named by the build, without spaces
-$compiler -r -nostdlib -Wl,--force-group-allocation -Wl,--whole-archive -o "$object" $whole -Wl,--no-whole-archive "$@"
+# shellcheck disable=SC2086 # a compiler may be several words, such as ccache and c++
+$compiler -r -nostdlib -Wl,--force-group-allocation -Wl,--whole-archive -o "$object" "$@"
 "$objcopy" --wildcard --keep-global-symbol='kv_*' "$object"
 rm -f "$output"
 "$ar" rcsD "$output" "$object"

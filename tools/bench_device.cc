@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", s.message());
     return 1;
   }
-  bench.check(bench.ops().open_stream(bench.device->index(), &bench.stream));
+  bench.check(bench.ops().open_stream(bench.device->context(), &bench.stream));
   Inputs inputs;
   if (!bench.good || !inputs.allocate(bench.device)) return 1;
   Array<float> x(std::size_t{most_inputs} * cols);

@@ -1,13 +1,5 @@
-// The quantised weight formats of GGUF files on the device, by units of 32 weights.
-//
-// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded it is laid out anew, the same bits in planes, each
-// from a multiple of 256 bytes on, a unit after the other:
-//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight 16 + j in its high one. 2: as the high bits' two
-//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b + 2 (k % 4) of word k / 4, for weight 4 k + b;
-//           so that a shift and a mask give the bits of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
-//   scales  a unit's own scale (and offset): half precision, or the small integers of the K formats
-//   supers  for the K formats, half-precision scale (and offset) of eight units
-// Every weight is then  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16 weights.
+// The quantised weight formats of GGUF files on the device: how a unit of 32 weights is laid out (layout.h) and taken apart again.
+// Every weight is  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16 weights.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -15,15 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gguf/tensor_type.h"
+#include "layout.h"
 
 namespace kvasir::cuda {
 
 using Bytes = const uint8_t*;
-
-struct Planes {
-  uint8_t *low, *high, *scales, *supers;
-};
 
 __device__ inline float half_at(Bytes p) { return __half2float(__ushort_as_half(static_cast<unsigned short>(p[0] | p[1] << 8))); }
 
@@ -37,17 +25,18 @@ __device__ inline int bit(Bytes p, int i) { return p[i / 8] >> (i % 8) & 1; }
 template <TensorType>
 struct Format;
 
-template <int block_bytes_, int block_, int low_, int high_, int scale_bytes_, int super_bytes_, int zero_, bool offset_>
-struct Layout {
-  static constexpr int block_bytes = block_bytes_, block = block_, low = low_, high = high_;
-  static constexpr int scale_bytes = scale_bytes_, super_bytes = super_bytes_, zero = zero_;
+template <TensorType type, int block_bytes_, int block_, int zero_, bool offset_>
+struct Blocks {
+  static constexpr int block_bytes = block_bytes_, block = block_;
+  static constexpr int low = layout_of(type).low_bits, high = layout_of(type).high_bits;
+  static constexpr int scale_bytes = layout_of(type).scale_bytes, super_bytes = layout_of(type).super_bytes;
   static constexpr bool has_offset = offset_ || zero_ != 0;
   static constexpr bool two_scales = false;  // of 16 weights each
 };
 
 // Blocks of 32 with a half-precision scale, and perhaps an offset, in front.
-template <int block_bytes_, int low_, int high_, int zero_, bool offset_>
-struct Blocks32 : Layout<block_bytes_, 32, low_, high_, offset_ ? 4 : 2, 0, zero_, offset_> {
+template <TensorType type, int block_bytes_, int zero_, bool offset_>
+struct Blocks32 : Blocks<type, block_bytes_, 32, zero_, offset_> {
   __device__ static void put_scales(Bytes p, int, uint8_t* to) {
     for (int i = 0; i < (offset_ ? 4 : 2); ++i) to[i] = p[i];
   }
@@ -64,32 +53,32 @@ struct Blocks32 : Layout<block_bytes_, 32, low_, high_, offset_ ? 4 : 2, 0, zero
 };
 
 template <>
-struct Format<TensorType::q8_0> : Blocks32<34, 8, 0, 0, false> {
+struct Format<TensorType::q8_0> : Blocks32<TensorType::q8_0, 34, 0, false> {
   __device__ static int quant(Bytes p, int i) { return p[2 + i]; }
 };
 template <>
-struct Format<TensorType::q4_0> : Blocks32<18, 4, 0, 8, false> {
+struct Format<TensorType::q4_0> : Blocks32<TensorType::q4_0, 18, 8, false> {
   __device__ static int quant(Bytes p, int i) { return nibble(p + 2, i); }
 };
 template <>
-struct Format<TensorType::q4_1> : Blocks32<20, 4, 0, 0, true> {
+struct Format<TensorType::q4_1> : Blocks32<TensorType::q4_1, 20, 0, true> {
   __device__ static int quant(Bytes p, int i) { return nibble(p + 4, i); }
 };
 template <>
-struct Format<TensorType::q5_0> : Blocks32<22, 4, 1, 16, false> {
+struct Format<TensorType::q5_0> : Blocks32<TensorType::q5_0, 22, 16, false> {
   __device__ static int quant(Bytes p, int i) { return nibble(p + 6, i) | bit(p + 2, i) << 4; }
 };
 template <>
-struct Format<TensorType::q5_1> : Blocks32<24, 4, 1, 0, true> {
+struct Format<TensorType::q5_1> : Blocks32<TensorType::q5_1, 24, 0, true> {
   __device__ static int quant(Bytes p, int i) { return nibble(p + 8, i) | bit(p + 4, i) << 4; }
 };
 template <>
-struct Format<TensorType::iq4_nl> : Blocks32<18, 4, 0, 0, false> {
+struct Format<TensorType::iq4_nl> : Blocks32<TensorType::iq4_nl, 18, 0, false> {
   __device__ static int quant(Bytes p, int i) { return nibble(p + 2, i); }
 };
 
 template <>
-struct Format<TensorType::q2_k> : Layout<84, 256, 2, 0, 4, 4, 0, true> {
+struct Format<TensorType::q2_k> : Blocks<TensorType::q2_k, 84, 256, 0, true> {
   static constexpr bool two_scales = true;
   __device__ static int quant(Bytes p, int i) { return p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3; }
   __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
@@ -117,7 +106,7 @@ __device__ inline void scales_signed(const Planes& planes, std::size_t unit, flo
 }
 
 template <>
-struct Format<TensorType::q3_k> : Layout<110, 256, 2, 1, 2, 2, 4, false> {
+struct Format<TensorType::q3_k> : Blocks<TensorType::q3_k, 110, 256, 4, false> {
   static constexpr bool two_scales = true;
   __device__ static int quant(Bytes p, int i) {
     return (p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) | (p[i % 32] >> (i / 32) & 1) << 2;
@@ -133,7 +122,7 @@ struct Format<TensorType::q3_k> : Layout<110, 256, 2, 1, 2, 2, 4, false> {
 };
 
 template <>
-struct Format<TensorType::q6_k> : Layout<210, 256, 4, 2, 2, 2, 32, false> {
+struct Format<TensorType::q6_k> : Blocks<TensorType::q6_k, 210, 256, 32, false> {
   static constexpr bool two_scales = true;
   __device__ static int quant(Bytes p, int i) {
     const int part = i / 128, quarter = i % 128 / 32, l = i % 32, byte = p[part * 64 + quarter % 2 * 32 + l];
@@ -145,8 +134,8 @@ struct Format<TensorType::q6_k> : Layout<210, 256, 4, 2, 2, 2, 32, false> {
 };
 
 // Q4_K and Q5_K: scale and offset of six bits for each 32 weights.
-template <int block_bytes_, int high_>
-struct BlocksK4 : Layout<block_bytes_, 256, 4, high_, 2, 4, 0, true> {
+template <TensorType type, int block_bytes_>
+struct BlocksK4 : Blocks<type, block_bytes_, 256, 0, true> {
   __device__ static void put_scales(Bytes p, int s, uint8_t* to) { to[0] = scale_k4(p + 4, s), to[1] = offset_k4(p + 4, s); }
   __device__ static void put_supers(Bytes p, uint8_t* to) {
     for (int i = 0; i < 4; ++i) to[i] = p[i];
@@ -158,14 +147,14 @@ struct BlocksK4 : Layout<block_bytes_, 256, 4, high_, 2, 4, 0, true> {
   }
 };
 template <>
-struct Format<TensorType::q4_k> : BlocksK4<144, 0> {
+struct Format<TensorType::q4_k> : BlocksK4<TensorType::q4_k, 144> {
   __device__ static int quant(Bytes p, int i) {
     const int byte = p[16 + i / 64 * 32 + i % 32];
     return i / 32 % 2 ? byte >> 4 : byte & 15;
   }
 };
 template <>
-struct Format<TensorType::q5_k> : BlocksK4<176, 1> {
+struct Format<TensorType::q5_k> : BlocksK4<TensorType::q5_k, 176> {
   __device__ static int quant(Bytes p, int i) {
     const int byte = p[48 + i / 64 * 32 + i % 32];
     return (i / 32 % 2 ? byte >> 4 : byte & 15) | (p[16 + i % 32] >> (i / 32) & 1) << 4;

@@ -3,77 +3,11 @@
 #include <cuda_bf16.h>
 
 #include "formats.h"
-#include "stream.h"
 
 namespace kvasir::cuda {
 namespace {
 
-std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-template <TensorType type>
-Planes planes_of(const DeviceMatrix& m) {
-  using F = Format<type>;
-  const std::size_t units = std::size_t{m.rows} * m.cols / 32;
-  auto* low = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(m.data));
-  uint8_t* high = low + padded(units * F::low * 4);
-  uint8_t* scales = high + padded(units * F::high * 4);
-  return {low, high, scales, scales + padded(units * F::scale_bytes)};
-}
-
-template <TensorType type>
-std::size_t planes_bytes(std::size_t units) {
-  using F = Format<type>;
-  return padded(units * F::low * 4) + padded(units * F::high * 4) + padded(units * F::scale_bytes) + padded(units / 8 * F::super_bytes);
-}
-
-// f.template operator()<type>() for the quantised type; false for the others.
-template <class Function>
-bool with_format(TensorType type, Function&& f) {
-  switch (type) {
-    case TensorType::q8_0: return f.template operator()<TensorType::q8_0>(), true;
-    case TensorType::q4_0: return f.template operator()<TensorType::q4_0>(), true;
-    case TensorType::q4_1: return f.template operator()<TensorType::q4_1>(), true;
-    case TensorType::q5_0: return f.template operator()<TensorType::q5_0>(), true;
-    case TensorType::q5_1: return f.template operator()<TensorType::q5_1>(), true;
-    case TensorType::iq4_nl: return f.template operator()<TensorType::iq4_nl>(), true;
-    case TensorType::q2_k: return f.template operator()<TensorType::q2_k>(), true;
-    case TensorType::q3_k: return f.template operator()<TensorType::q3_k>(), true;
-    case TensorType::q4_k: return f.template operator()<TensorType::q4_k>(), true;
-    case TensorType::q5_k: return f.template operator()<TensorType::q5_k>(), true;
-    case TensorType::q6_k: return f.template operator()<TensorType::q6_k>(), true;
-    default: return false;
-  }
-}
-
-std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
-
-std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
-  const std::size_t elements = std::size_t{rows} * cols;
-  std::size_t bytes = padded(elements * float_bytes(type));
-  with_format(type, [&]<TensorType t>() { bytes = planes_bytes<t>(elements / 32); });
-  return bytes;
-}
-
-template <TensorType type>
-__global__ void lay_out_kernel(Bytes file, std::size_t units, Planes to, std::size_t first) {
-  const std::size_t unit = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (unit < units) lay_out_unit<type>(file, unit, to, first + unit);
-}
-
-int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n) {
-  if (const int error = begin(s)) return error;
-  const bool quantised = with_format(to.type, [&]<TensorType t>() {
-    const std::size_t in_row = to.cols / 32, units = n * in_row;
-    lay_out_kernel<t><<<blocks_for(units, 128), 128, 0, s->stream>>>(reinterpret_cast<Bytes>(from), units, planes_of<t>(to), row * in_row);
-  });
-  if (quantised) return launched();
-  const std::size_t row_bytes = to.cols * float_bytes(to.type);
-  return cudaMemcpyAsync(const_cast<std::byte*>(to.data) + row * row_bytes, from, n * row_bytes, cudaMemcpyDeviceToDevice, s->stream);
-}
-
 // ---- one input ------------------------------------------------------------------------------------------------------------
-
-constexpr unsigned row_warps = 4;
 
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -113,9 +47,8 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
 
 // A warp has one row: with two, which would share their inputs, formats of 4 bits were a sixth slower (H200).
 template <TensorType type>
-__global__ void __launch_bounds__(row_warps * 32) row_kernel(Planes w, uint32_t rows, uint32_t units, const int8_t* __restrict__ q,
-                                                             const float* __restrict__ scale, const int16_t* __restrict__ sums, const float* bias,
-                                                             float* y) {
+__device__ void multiply_row(Planes w, uint32_t rows, uint32_t units, const int8_t* __restrict__ q, const float* __restrict__ scale,
+                             const int16_t* __restrict__ sums, const float* bias, float* y) {
   const uint32_t row = blockIdx.x * row_warps + threadIdx.x / 32;
   if (row >= rows) return;
   float total = 0;
@@ -138,8 +71,7 @@ __device__ inline float to_float(T x) {
 
 // vector: weights that one load brings; cols is a multiple of it.
 template <class T, int vector>
-__global__ void __launch_bounds__(row_warps * 32) float_row_kernel(const T* w, uint32_t rows, uint32_t cols, const float* __restrict__ x,
-                                                                   const float* bias, float* y) {
+__device__ void multiply_float_row(const T* w, uint32_t rows, uint32_t cols, const float* __restrict__ x, const float* bias, float* y) {
   struct alignas(sizeof(T) * vector) Weights {
     T of[vector];
   };
@@ -163,7 +95,7 @@ __global__ void __launch_bounds__(row_warps * 32) float_row_kernel(const T* w, u
 
 // ---- several inputs -------------------------------------------------------------------------------------------------------
 
-constexpr int tile_rows = 64, tile_inputs = 64, tile_units = 4, tile_threads = 128;
+constexpr int tile_units = 4;
 constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
 
 // d += a . b of 16 rows, 8 inputs and 32 or 16 products.
@@ -186,9 +118,8 @@ struct Tile {
 };
 
 template <TensorType type>
-__global__ void __launch_bounds__(tile_threads) tile_kernel(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* __restrict__ q,
-                                                            const float* __restrict__ scale, const int16_t* __restrict__ sums, const float* bias,
-                                                            float* y, std::size_t y_stride) {
+__device__ void multiply_tile(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* __restrict__ q, const float* __restrict__ scale,
+                              const int16_t* __restrict__ sums, const float* bias, float* y, std::size_t y_stride) {
   using F = Format<type>;
   __shared__ Tile tile;
   const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
@@ -259,7 +190,7 @@ __global__ void __launch_bounds__(tile_threads) tile_kernel(Planes w, uint32_t r
   }
   for (int j = 0; j < tile_inputs / 8; ++j) {
     for (int i = 0; i < 4; ++i) {
-      const uint32_t row = first_row + warp * 16 + g + i / 2 * 8, input = first_input + j * 8 + 2 * t + i % 2;
+      const uint32_t row = first_row + static_cast<uint32_t>(warp) * 16 + g + i / 2 * 8, input = first_input + j * 8 + 2 * t + i % 2;
       if (row < rows && input < n) y[input * y_stride + row] = total[j][i] + (bias ? bias[row] : 0.0f);
     }
   }
@@ -267,8 +198,8 @@ __global__ void __launch_bounds__(tile_threads) tile_kernel(Planes w, uint32_t r
 
 // Floats: tiles of 64 by 64, each thread 8 rows and 4 inputs.
 template <class T>
-__global__ void __launch_bounds__(tile_threads) float_tile_kernel(const T* w, uint32_t rows, uint32_t cols, uint32_t n, const float* x,
-                                                                  const float* bias, float* y, std::size_t y_stride) {
+__device__ void multiply_float_tile(const T* w, uint32_t rows, uint32_t cols, uint32_t n, const float* x, const float* bias, float* y,
+                                    std::size_t y_stride) {
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
   const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
@@ -299,43 +230,40 @@ __global__ void __launch_bounds__(tile_threads) float_tile_kernel(const T* w, ui
   }
 }
 
-template <class T>
-void multiply_floats(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride) {
-  const T* w = reinterpret_cast<const T*>(m.data);
-  if (x.n == 1) {
-    constexpr int vector = 16 / sizeof(T);
-    const auto kernel = m.cols % vector ? float_row_kernel<T, 1> : float_row_kernel<T, vector>;
-    kernel<<<blocks_for(m.rows, row_warps), row_warps * 32, 0, s->stream>>>(w, m.rows, m.cols, x.f32, bias, y);
-    return;
-  }
-  const dim3 grid(blocks_for(m.rows, tile_rows), blocks_for(x.n, tile_inputs));
-  float_tile_kernel<T><<<grid, tile_threads, 0, s->stream>>>(w, m.rows, m.cols, x.n, x.f32, bias, y, y_stride);
-}
-
-int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride) {
-  if (const int error = begin(s)) return error;
-  const uint32_t units = m.cols / 32;
-  const bool quantised = with_format(m.type, [&]<TensorType t>() {
-    if (x.n == 1) {
-      row_kernel<t><<<blocks_for(m.rows, row_warps), row_warps * 32, 0, s->stream>>>(planes_of<t>(m), m.rows, units, x.q, x.scale, x.sums, bias, y);
-      return;
-    }
-    const dim3 grid(blocks_for(m.rows, tile_rows), blocks_for(x.n, tile_inputs));
-    tile_kernel<t><<<grid, tile_threads, 0, s->stream>>>(planes_of<t>(m), m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
-  });
-  if (quantised) return launched();
-  if (m.type == TensorType::f32) multiply_floats<float>(s, m, x, bias, y, y_stride);
-  if (m.type == TensorType::f16) multiply_floats<__half>(s, m, x, bias, y, y_stride);
-  if (m.type == TensorType::bf16) multiply_floats<__nv_bfloat16>(s, m, x, bias, y, y_stride);
-  return launched();
-}
-
 }  // namespace
 
-void fill_matmul(DeviceKernels* k) {
-  k->matrix_bytes = matrix_bytes;
-  k->lay_out = lay_out;
-  k->matmul = matmul;
-}
+// The kernels by their names in launch.cc.
+extern "C" {
 
+#define KERNELS(name)                                                                                                                              \
+  __global__ void __launch_bounds__(lay_out_threads) lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {                  \
+    const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;                                                               \
+    if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                                                                 \
+  }                                                                                                                                                 \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(Planes w, uint32_t rows, uint32_t units, const int8_t* q, const float* scale,         \
+                                                               const int16_t* sums, const float* bias, float* y) {                                  \
+    multiply_row<TensorType::name>(w, rows, units, q, scale, sums, bias, y);                                                                        \
+  }                                                                                                                                                 \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* q,                  \
+                                                              const float* scale, const int16_t* sums, const float* bias, float* y,                 \
+                                                              std::size_t y_stride) {                                                               \
+    multiply_tile<TensorType::name>(w, rows, units, n, q, scale, sums, bias, y, y_stride);                                                          \
+  }
+KERNELS(q8_0) KERNELS(q4_0) KERNELS(q4_1) KERNELS(q5_0) KERNELS(q5_1) KERNELS(iq4_nl)
+KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
+
+#define FLOAT_KERNELS(name, T)                                                                                                                     \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(const T* w, uint32_t rows, uint32_t cols, const float* x, const float* bias, float* y) { \
+    if (cols % (16 / sizeof(T)))                                                                                                                    \
+      multiply_float_row<T, 1>(w, rows, cols, x, bias, y);                                                                                          \
+    else                                                                                                                                            \
+      multiply_float_row<T, 16 / sizeof(T)>(w, rows, cols, x, bias, y);                                                                             \
+  }                                                                                                                                                 \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(const T* w, uint32_t rows, uint32_t cols, uint32_t n, const float* x,                  \
+                                                              const float* bias, float* y, std::size_t y_stride) {                                  \
+    multiply_float_tile<T>(w, rows, cols, n, x, bias, y, y_stride);                                                                                 \
+  }
+FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
+
+}  // extern "C"
 }  // namespace kvasir::cuda

@@ -10,7 +10,9 @@ namespace kvasir {
 constexpr int oldest_capability = 8;
 constexpr uint64_t most_reserve = uint64_t{512} << 20;  // for streams, graphs and the screen
 
-Device::Device(const DeviceKernels& kernels, int index, uint64_t budget) : kernels_(kernels), index_(index), budget_(budget) {}
+Device::~Device() {
+  if (context_) (void)kernels_.close(context_);
+}
 
 Status Device::open(const char* name, uint64_t budget, std::shared_ptr<Device>* out) {
   constexpr std::string_view family = "cuda";
@@ -26,16 +28,19 @@ Status Device::open(const char* name, uint64_t budget, std::shared_ptr<Device>* 
   const DeviceKernels* kernels = cuda_kernels();
   if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", name);
   int count = 0;
-  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s; is NVIDIA's driver installed, and not too old?", name, kernels->error_text(error));
+  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s", name, kernels->error_text(error));
   if (index >= count) return Status::error(Code::not_found, "device '%.40s' is not there: this machine has %d", name, count);
-  std::shared_ptr<Device> device(new Device(*kernels, index, budget));
-  if (const int error = kernels->describe(index, &device->info_)) return device->status(error, "asking what it is");
-  const DeviceInfo& info = device->info_;
-  if (info.major < oldest_capability)
-    return Status::error(Code::not_found, "device '%.40s' (%s) has compute capability %d.%d; %d.0 or newer is needed", name, info.name, info.major,
-                         info.minor, oldest_capability);
-  if (budget == 0) device->budget_ = info.free_bytes - std::min(info.free_bytes / 8, most_reserve);
+  int major = 0, minor = 0;
+  if (const int error = kernels->capability(index, &major, &minor))
+    return Status::error(Code::device, "device '%.40s': %s", name, kernels->error_text(error));
+  if (major < oldest_capability)
+    return Status::error(Code::not_found, "device '%.40s' has compute capability %d.%d; %d.0 or newer is needed", name, major, minor, oldest_capability);
+  std::shared_ptr<Device> device(new Device(*kernels, budget));
   device->name_ = "cuda:" + std::to_string(index);
+  if (const int error = kernels->open(index, &device->context_)) return device->status(error, "its kernels");
+  if (const int error = kernels->describe(device->context_, &device->info_)) return device->status(error, "what it is");
+  const uint64_t unused = device->info_.free_bytes;
+  if (budget == 0) device->budget_ = unused - std::min(unused / 8, most_reserve);
   *out = std::move(device);
   return {};
 }
@@ -54,13 +59,13 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
       return Status::error(Code::no_memory, "%s: %s would take %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64 " are left", name_.c_str(), what, taken,
                            budget_ - used, budget_);
   } while (!used_.compare_exchange_weak(used, used + taken, std::memory_order_relaxed));
-  const int error = kernels_.allocate(index_, size, out);
+  const int error = kernels_.allocate(context_, size, out);
   if (error) used_.fetch_sub(taken, std::memory_order_relaxed);
   return status(error, what);
 }
 
 void Device::release(void* memory, std::size_t size) {
-  (void)kernels_.release(index_, memory);
+  (void)kernels_.release(context_, memory);
   used_.fetch_sub(taken_by(size), std::memory_order_relaxed);
 }
 

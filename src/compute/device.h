@@ -18,14 +18,14 @@
 
 namespace kvasir {
 
-struct DeviceStream;  // the device's own
+struct DeviceContext;  // the device's own
+struct DeviceStream;
 struct DeviceGraph;
 
 struct DeviceInfo {
   char name[64];
   uint64_t bytes, free_bytes;  // of memory, and what nobody had taken when it was asked
   uint32_t multiprocessors;
-  int major, minor;            // compute capability
 };
 
 // Weights in the device's memory, as kernels/cuda/formats.h lays them out; rows and cols as WeightView has them.
@@ -46,15 +46,18 @@ struct DeviceActivations {
 
 struct DeviceKernels {
   // ---- devices and memory -----------------------------------------------------------------------------------------------
-  int (*count)(int* devices);  // an error where there is no driver
-  int (*describe)(int device, DeviceInfo* out);
+  int (*count)(int* devices);  // comes first; an error where there is no driver
   const char* (*error_text)(int error);
   bool (*is_out_of_memory)(int error);
-  int (*allocate)(int device, std::size_t size, void** out);
-  int (*release)(int device, void* memory);
-  int (*allocate_host)(int device, std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
-  int (*release_host)(int device, void* memory);
-  int (*open_stream)(int device, DeviceStream** out);
+  int (*capability)(int index, int* major, int* minor);
+  int (*open)(int index, DeviceContext** out);  // loads the kernels
+  int (*close)(DeviceContext* device);          // after all that was taken of it
+  int (*describe)(DeviceContext* device, DeviceInfo* out);
+  int (*allocate)(DeviceContext* device, std::size_t size, void** out);
+  int (*release)(DeviceContext* device, void* memory);
+  int (*allocate_host)(DeviceContext* device, std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
+  int (*release_host)(DeviceContext* device, void* memory);
+  int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
   // The processor's end must stay as it is until wait(), unless it is not from allocate_host().
@@ -66,7 +69,7 @@ struct DeviceKernels {
   int (*begin_graph)(DeviceStream* stream);
   int (*end_graph)(DeviceStream* stream, DeviceGraph** out);
   int (*run_graph)(DeviceStream* stream, const DeviceGraph* graph);
-  int (*release_graph)(DeviceGraph* graph);
+  int (*release_graph)(DeviceStream* stream, DeviceGraph* graph);
 
   // ---- weights ----------------------------------------------------------------------------------------------------------
   std::size_t (*matrix_bytes)(TensorType type, uint32_t rows, uint32_t cols);
@@ -97,10 +100,14 @@ class Device {
   // driver, no such device or one that is too old), Code::bad_argument (the name), Code::device.
   static Status open(const char* name, uint64_t budget, std::shared_ptr<Device>* out);
 
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
   const std::string& name() const { return name_; }  // "cuda:0"
   const DeviceInfo& info() const { return info_; }
   const DeviceKernels& kernels() const { return kernels_; }
-  int index() const { return index_; }
+  DeviceContext* context() const { return context_; }
   uint64_t budget() const { return budget_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t left() const { return budget_ - used(); }
@@ -118,9 +125,9 @@ class Device {
   }
 
  private:
-  Device(const DeviceKernels& kernels, int index, uint64_t budget);
+  Device(const DeviceKernels& kernels, uint64_t budget) : kernels_(kernels), budget_(budget) {}
   const DeviceKernels& kernels_;
-  int index_;
+  DeviceContext* context_ = nullptr;
   DeviceInfo info_{};
   std::string name_;
   uint64_t budget_;
@@ -169,7 +176,7 @@ class PinnedBuffer {
   Status allocate(const std::shared_ptr<Device>& device, std::size_t n) {
     data_.reset();
     void* memory = nullptr;
-    if (const int error = device->kernels().allocate_host(device->index(), n * sizeof(T), &memory))
+    if (const int error = device->kernels().allocate_host(device->context(), n * sizeof(T), &memory))
       return device->status(error, "memory that it shares with the processor");
     data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device});
     return {};
@@ -179,7 +186,7 @@ class PinnedBuffer {
  private:
   struct Release {
     std::shared_ptr<Device> device;
-    void operator()(T* p) const { (void)device->kernels().release_host(device->index(), p); }
+    void operator()(T* p) const { (void)device->kernels().release_host(device->context(), p); }
   };
   std::unique_ptr<T[], Release> data_;
 };

@@ -28,7 +28,7 @@ class DeviceWeights::Loader {
     piece_ = piece;
     if (Status s = host_.allocate(device_, piece_); !s.ok()) return s;
     if (Status s = staging_.allocate(device_, piece_, what); !s.ok()) return s;
-    return failed(ops_.open_stream(device_->index(), &stream_));
+    return failed(ops_.open_stream(device_->context(), &stream_));
   }
 
   Status vector(const Array<float>& from, DeviceBuffer<float>* to) {

@@ -64,7 +64,7 @@ class DeviceStage final : public Stage {
   Status open() {
     graphs_.resize(end_layer() + 1);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
-    return device_->status(ops_.open_stream(device_->index(), &stream_), "a stream");
+    return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
   }
 
   Status begin(const Step& step) override {
@@ -152,7 +152,7 @@ class DeviceStage final : public Stage {
 
   void forget_graphs() {
     for (DeviceGraph*& graph : graphs_)
-      if (DeviceGraph* old = std::exchange(graph, nullptr)) (void)ops_.release_graph(old);
+      if (DeviceGraph* old = std::exchange(graph, nullptr)) (void)ops_.release_graph(stream_, old);
   }
 
   void give_projection(uint32_t layer) {

@@ -18,23 +18,31 @@ using test::Weights;
 
 namespace {
 
-// Null where there is none; with KVASIR_TEST_NEEDS_GPU set that is a failure.
-DeviceStream* stream() {
-  static DeviceStream* const stream = [] {
+struct Gpu {
+  DeviceContext* context = nullptr;
+  DeviceStream* stream = nullptr;
+};
+
+// The first one, opened once. Null where there is none; with KVASIR_TEST_NEEDS_GPU set that is a failure.
+Gpu* gpu() {
+  static Gpu opened;
+  static Gpu* const found = [] {
     const DeviceKernels* k = cuda_kernels();
-    int count = 0;
-    DeviceStream* opened = nullptr;
-    const char* missing = !k ? "this build has no CUDA" : k->count(&count) || count == 0 ? "no GPU here" : nullptr;
-    if (missing) {
-      MESSAGE("not run: ", std::string(missing));
-      REQUIRE(!std::getenv("KVASIR_TEST_NEEDS_GPU"));
-    } else {
-      REQUIRE(k->open_stream(0, &opened) == 0);
+    int count = 0, error = 0;
+    const std::string missing = !k ? "this build has no CUDA" : (error = k->count(&count)) ? k->error_text(error) : count == 0 ? "no GPU here" : "";
+    if (missing.empty()) {
+      REQUIRE(k->open(0, &opened.context) == 0);
+      REQUIRE(k->open_stream(opened.context, &opened.stream) == 0);
+      return &opened;
     }
-    return opened;
+    MESSAGE("not run: ", missing);
+    REQUIRE(!std::getenv("KVASIR_TEST_NEEDS_GPU"));
+    return static_cast<Gpu*>(nullptr);
   }();
-  return stream;
+  return found;
 }
+
+DeviceStream* stream() { return gpu() ? gpu()->stream : nullptr; }
 
 const DeviceKernels& ops() { return *cuda_kernels(); }
 #define OK(call) REQUIRE((call) == 0)
@@ -44,12 +52,12 @@ template <class T>
 class Memory {
  public:
   explicit Memory(std::size_t n) : n_(n), host_(n) {
-    OK(ops().allocate(0, bytes(), &memory_));
+    OK(ops().allocate(gpu()->context, bytes(), &memory_));
     OK(ops().upload(stream(), memory_, host_.data() - guard / sizeof(T), bytes()));
     OK(ops().wait(stream()));
   }
   Memory(const T* from, std::size_t n) : Memory(n) { put(from); }
-  ~Memory() { (void)ops().release(0, memory_); }
+  ~Memory() { (void)ops().release(gpu()->context, memory_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -232,10 +240,25 @@ TEST_CASE("a device finds the first layer with a number that is none") {
   CHECK(check(-2e30f, 5000, 4) == 4);
 }
 
+TEST_CASE("a device is opened twice and closed once") {
+  if (!stream()) return;
+  DeviceContext* another = nullptr;
+  OK(ops().open(0, &another));
+  DeviceInfo info;
+  OK(ops().describe(another, &info));
+  CHECK(info.bytes > info.free_bytes);
+  CHECK(info.multiprocessors > 0);
+  OK(ops().close(another));
+  const float x = 3;  // the first one is as it was
+  Memory<float> after(&x, 1);
+  OK(ops().add(stream(), after.data(), after.data(), 1));
+  CHECK(after.get()[0] == 6);
+}
+
 TEST_CASE("a device that has no memory left says so and goes on") {
   if (!stream()) return;
   void* memory = nullptr;
-  const int error = ops().allocate(0, std::size_t{1} << 50, &memory);
+  const int error = ops().allocate(gpu()->context, std::size_t{1} << 50, &memory);
   CHECK(ops().is_out_of_memory(error));
   const float x = 1;
   Memory<float> after(&x, 1);

@@ -1,0 +1,75 @@
+// NVIDIA's driver, which is looked for when the first GPU is asked for: nothing of CUDA's is linked with or loaded before. And what the files of this
+// folder share: a device's context with the kernels in it, and streams.
+//
+// The host of this library may use the same GPUs: the context is the process's primary one, as CUDA's runtime has it, and a thread has its own
+// current context back when a call returns.
+#pragma once
+
+#include <cuda.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "compute/device.h"
+
+namespace kvasir::cuda {
+
+#define KVASIR_DRIVER_FUNCTIONS(F)                                                                                                                 \
+  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorString) F(cuDeviceGetCount) F(cuDeviceGet) F(cuDeviceGetName) F(cuDeviceGetAttribute)                  \
+  F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) F(cuMemAlloc) F(cuMemFree)         \
+  F(cuMemHostAlloc) F(cuMemFreeHost) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
+  F(cuMemcpyDtoDAsync) F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) F(cuGraphDestroy) F(cuGraphExecDestroy)  \
+  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLaunchKernel)
+
+// Under the names by which the driver exports them: the header's macros add versions.
+struct Driver {
+#define KVASIR_DECLARE(f) decltype(&::f) f = nullptr;
+  KVASIR_DRIVER_FUNCTIONS(KVASIR_DECLARE)
+#undef KVASIR_DECLARE
+};
+
+// Loaded by count(), which everything else comes after.
+const Driver& driver();
+
+constexpr int no_driver = -1, old_driver = -2;  // errors besides the driver's own
+
+}  // namespace kvasir::cuda
+
+namespace kvasir {
+
+struct DeviceContext {
+  CUdevice device = 0;
+  CUcontext context = nullptr;
+  CUmodule modules[2] = {};
+  std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
+};
+
+struct DeviceStream {
+  DeviceContext* context;
+  CUstream stream;
+};
+
+namespace cuda {
+
+// The context is the thread's current one meanwhile.
+class Current {
+ public:
+  explicit Current(const DeviceContext* c) : error_(driver().cuCtxPushCurrent(c->context)) {}
+  ~Current() {
+    CUcontext popped;
+    if (!error_) (void)driver().cuCtxPopCurrent(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  int error() const { return error_; }
+
+ private:
+  const int error_;
+};
+
+int find_kernels(DeviceContext* context);  // once its modules are loaded; throws std::bad_alloc
+void fill_operations(DeviceKernels* table);
+
+}  // namespace cuda
+}  // namespace kvasir

@@ -1,0 +1,152 @@
+// The operations: which kernel runs, over how many blocks.
+#include <cstring>
+
+#include "driver.h"
+#include "layout.h"
+
+namespace kvasir::cuda {
+namespace {
+
+// The suffix of the kernels for a type of weights.
+const char* suffix_of(TensorType type) {
+  switch (type) {
+    case TensorType::f32: return "f32";
+    case TensorType::f16: return "f16";
+    case TensorType::bf16: return "bf16";
+    case TensorType::q8_0: return "q8_0";
+    case TensorType::q4_0: return "q4_0";
+    case TensorType::q4_1: return "q4_1";
+    case TensorType::q5_0: return "q5_0";
+    case TensorType::q5_1: return "q5_1";
+    case TensorType::iq4_nl: return "iq4_nl";
+    case TensorType::q2_k: return "q2_k";
+    case TensorType::q3_k: return "q3_k";
+    case TensorType::q4_k: return "q4_k";
+    case TensorType::q5_k: return "q5_k";
+    case TensorType::q6_k: return "q6_k";
+  }
+  return "";
+}
+
+constexpr TensorType types[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16,   TensorType::q8_0, TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
+                                TensorType::q5_1, TensorType::iq4_nl, TensorType::q2_k, TensorType::q3_k, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
+
+bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
+
+unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>((n + each - 1) / each); }
+
+// The arguments have exactly the types of the kernel's parameters.
+template <class... Args>
+int launch(DeviceStream* s, const char* name, unsigned blocks, unsigned more_blocks, unsigned threads, Args... args) {
+  if (blocks == 0 || more_blocks == 0) return 0;
+  const Current current(s->context);
+  if (current.error()) return current.error();
+  void* parameters[] = {&args...};
+  return driver().cuLaunchKernel(s->context->kernels.find(name)->second, blocks, more_blocks, 1, threads, 1, 1, 0, s->stream, parameters, nullptr);
+}
+
+struct Name {
+  char text[32];
+  Name(const char* kind, TensorType type) {
+    std::strcpy(text, kind);
+    std::strcat(text, suffix_of(type));
+  }
+};
+
+std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
+
+std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
+  const std::size_t elements = std::size_t{rows} * cols;
+  if (!is_quantised(type)) return plane_bytes(elements * float_bytes(type));
+  std::size_t bytes = 0;
+  (void)planes_at(type, elements / 32, nullptr, &bytes);
+  return bytes;
+}
+
+Planes planes_of(const DeviceMatrix& m) {
+  return planes_at(m.type, std::size_t{m.rows} * m.cols / 32, const_cast<std::byte*>(m.data), nullptr);
+}
+
+int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n) {
+  if (is_quantised(to.type)) {
+    const std::size_t in_row = to.cols / 32, units = n * in_row;
+    return launch(s, Name("lay_out_", to.type).text, blocks_for(units, lay_out_threads), 1, lay_out_threads, from, units, planes_of(to), row * in_row);
+  }
+  const std::size_t row_bytes = to.cols * float_bytes(to.type);
+  const Current current(s->context);
+  if (current.error()) return current.error();
+  return driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to.data + row * row_bytes), reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
+}
+
+int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride) {
+  const unsigned rows = blocks_for(m.rows, row_warps), tiles = blocks_for(m.rows, tile_rows), inputs = blocks_for(x.n, tile_inputs);
+  const Name row("row_", m.type), tile("tile_", m.type);
+  if (is_quantised(m.type)) {
+    const uint32_t units = m.cols / 32;
+    const Planes w = planes_of(m);
+    if (x.n == 1) return launch(s, row.text, rows, 1, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
+    return launch(s, tile.text, tiles, inputs, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
+  }
+  if (x.n == 1) return launch(s, row.text, rows, 1, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
+  return launch(s, tile.text, tiles, inputs, tile_threads, m.data, m.rows, m.cols, x.n, x.f32, bias, y, y_stride);
+}
+
+int quantize(DeviceStream* s, const DeviceActivations& x) {
+  const std::size_t blocks = std::size_t{x.n} * x.cols / 32;
+  return launch(s, "quantize", blocks_for(blocks, elementwise_threads / 32), 1, elementwise_threads, x.f32, blocks, x.q, x.scale, x.sums);
+}
+
+int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y) {
+  return launch(s, "rms_norm", n, 1, elementwise_threads, x, weight, epsilon, cols, y);
+}
+
+int rope(DeviceStream* s, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {
+  const uint32_t half = rotary_dim / 2;
+  const std::size_t pairs = std::size_t{n} * heads * half;
+  return launch(s, "rope", blocks_for(pairs, elementwise_threads), 1, elementwise_threads, x, pairs, heads, head_dim, half, cos, sin, neox);
+}
+
+int swiglu(DeviceStream* s, float* gate, const float* up, std::size_t n) {
+  return launch(s, "swiglu", blocks_for(n, elementwise_threads), 1, elementwise_threads, gate, up, n);
+}
+
+int add(DeviceStream* s, float* x, const float* y, std::size_t n) {
+  return launch(s, "add", blocks_for(n, elementwise_threads), 1, elementwise_threads, x, y, n);
+}
+
+int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
+  const unsigned blocks = blocks_for(n, elementwise_threads);
+  return launch(s, "check", blocks < most_check_blocks ? blocks : most_check_blocks, 1, elementwise_threads, x, n, limit, mark, first);
+}
+
+}  // namespace
+
+int find_kernels(DeviceContext* context) {
+  const auto find = [&](const char* name, CUmodule module) -> int {
+    CUfunction function = nullptr;
+    if (const int error = driver().cuModuleGetFunction(&function, module, name)) return error;
+    context->kernels.emplace(name, function);
+    return 0;
+  };
+  for (const char* name : {"quantize", "rms_norm", "rope", "swiglu", "add", "check"})
+    if (const int error = find(name, context->modules[0])) return error;
+  for (TensorType type : types)
+    for (const char* kind : {"lay_out_", "row_", "tile_"})
+      if (is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
+        if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
+  return 0;
+}
+
+void fill_operations(DeviceKernels* k) {
+  k->matrix_bytes = matrix_bytes;
+  k->lay_out = lay_out;
+  k->matmul = matmul;
+  k->quantize = quantize;
+  k->rms_norm = rms_norm;
+  k->rope = rope;
+  k->swiglu = swiglu;
+  k->add = add;
+  k->check = check;
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,66 @@
+// How quantised weights lie in a device's memory: what the processor and the device have to know alike.
+//
+// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded it is laid out anew, the same bits in planes, each
+// from a multiple of 256 bytes on, a unit of 32 weights after the other:
+//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight 16 + j in its high one. 2: as the high bits' two
+//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b + 2 (k % 4) of word k / 4, for weight 4 k + b;
+//           so that a shift and a mask give the bits of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
+//   scales  a unit's own scale (and offset): half precision, or the small integers of the K formats
+//   supers  for the K formats, half-precision scale (and offset) of eight units
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gguf/tensor_type.h"
+
+namespace kvasir::cuda {
+
+struct Planes {
+  uint8_t *low, *high, *scales, *supers;
+};
+
+// Of a unit, but for super_bytes, which are of eight; all zero for the types that are not quantised.
+struct Layout {
+  uint32_t low_bits, high_bits, scale_bytes, super_bytes;
+};
+
+constexpr Layout layout_of(TensorType type) {
+  switch (type) {
+    case TensorType::q8_0: return {8, 0, 2, 0};
+    case TensorType::q4_0: return {4, 0, 2, 0};
+    case TensorType::q4_1: return {4, 0, 4, 0};
+    case TensorType::q5_0: return {4, 1, 2, 0};
+    case TensorType::q5_1: return {4, 1, 4, 0};
+    case TensorType::iq4_nl: return {4, 0, 2, 0};
+    case TensorType::q2_k: return {2, 0, 4, 4};
+    case TensorType::q3_k: return {2, 1, 2, 2};
+    case TensorType::q4_k: return {4, 0, 2, 4};
+    case TensorType::q5_k: return {4, 1, 2, 4};
+    case TensorType::q6_k: return {4, 2, 2, 2};
+    default: return {};
+  }
+}
+
+constexpr std::size_t plane_bytes(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Where the planes of so many units begin; all their bytes are added to *bytes, which may be null.
+inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::size_t* bytes) {
+  const Layout l = layout_of(type);
+  const std::size_t sizes[] = {units * l.low_bits * 4, units * l.high_bits * 4, units * l.scale_bytes, units / 8 * l.super_bytes};
+  std::size_t at = 0;
+  uint8_t* planes[4];
+  for (int i = 0; i < 4; ++i) {
+    planes[i] = reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(memory) + at);
+    at += plane_bytes(sizes[i]);
+  }
+  if (bytes) *bytes += at;
+  return {planes[0], planes[1], planes[2], planes[3]};
+}
+
+// The launches of kernels, which both sides have to have alike.
+constexpr uint32_t row_warps = 4;                                               // rows of a block, one input
+constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, several inputs
+constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, most_check_blocks = 512;
+
+}  // namespace kvasir::cuda
