@@ -1,4 +1,5 @@
 // The operations: which kernel runs, over how many blocks.
+#include <cstdio>
 #include <cstring>
 
 #include "driver.h"
@@ -47,10 +48,7 @@ int launch(DeviceStream* s, const char* name, unsigned blocks, unsigned more_blo
 
 struct Name {
   char text[32];
-  Name(const char* kind, TensorType type) {
-    std::strcpy(text, kind);
-    std::strcat(text, suffix_of(type));
-  }
+  Name(const char* kind, TensorType type) { std::snprintf(text, sizeof text, "%s%s", kind, suffix_of(type)); }
 };
 
 std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
