@@ -92,6 +92,7 @@ int open(int index, DeviceContext** out) {
   auto* c = new (std::nothrow) DeviceContext;
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
   int error = driver().cuDeviceGet(&c->device, index);
+  if (!error) error = driver().cuDeviceGetAttribute(&c->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device);
   if (!error) error = driver().cuDevicePrimaryCtxRetain(&c->context, c->device);
   if (error) return delete c, error;
   error = load_kernels(c);

@@ -20,7 +20,7 @@ namespace kvasir::cuda {
   F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) F(cuMemAlloc) F(cuMemFree)         \
   F(cuMemHostAlloc) F(cuMemFreeHost) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
   F(cuMemcpyDtoDAsync) F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) F(cuGraphDestroy) F(cuGraphExecDestroy)  \
-  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLaunchKernel)
+  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLaunchKernelEx)
 
 // Under the names by which the driver exports them: the header's macros add versions.
 struct Driver {
@@ -41,6 +41,7 @@ namespace kvasir {
 struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
+  int major = 0;  // compute capability
   CUmodule modules[2] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };

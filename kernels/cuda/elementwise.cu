@@ -1,6 +1,7 @@
 // The elementwise operations, by their names in launch.cc.
 #include <cmath>
 
+#include "dependent.h"
 #include "layout.h"
 
 namespace kvasir::cuda {
@@ -24,6 +25,7 @@ __device__ float block_sum(float x) {
 extern "C" {
 
 __global__ void rms_norm(const float* x, const float* weight, float epsilon, uint32_t cols, float* y) {
+  after_previous();
   x += std::size_t{blockIdx.x} * cols;
   y += std::size_t{blockIdx.x} * cols;
   float sum = 0;
@@ -34,6 +36,7 @@ __global__ void rms_norm(const float* x, const float* weight, float epsilon, uin
 
 // A warp a block of 32 inputs, in the arithmetic of Kernels::quantize.
 __global__ void quantize(const float* x, std::size_t blocks, int8_t* q, float* scale, int16_t* sums) {
+  after_previous();
   const std::size_t block = (std::size_t{blockIdx.x} * threads + threadIdx.x) / 32;
   const unsigned lane = threadIdx.x % 32;
   if (block >= blocks) return;
@@ -50,7 +53,8 @@ __global__ void quantize(const float* x, std::size_t blocks, int8_t* q, float* s
 }
 
 __global__ void rope(float* x, std::size_t pairs, uint32_t heads, uint32_t head_dim, uint32_t half, const float* cos, const float* sin,
-                            bool neox) {
+                     bool neox) {
+  after_previous();
   const std::size_t at = std::size_t{blockIdx.x} * threads + threadIdx.x;
   if (at >= pairs) return;
   const auto i = static_cast<uint32_t>(at % half);
@@ -64,16 +68,19 @@ __global__ void rope(float* x, std::size_t pairs, uint32_t heads, uint32_t head_
 }
 
 __global__ void swiglu(float* gate, const float* up, std::size_t n) {
+  after_previous();
   const std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x;
   if (i < n) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
 __global__ void add(float* x, const float* y, std::size_t n) {
+  after_previous();
   const std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x;
   if (i < n) x[i] += y[i];
 }
 
 __global__ void check(const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
+  after_previous();
   bool bad = false;
   for (std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x; i < n; i += std::size_t{gridDim.x} * threads) bad |= !(fabsf(x[i]) < limit);
   if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicMin(first, mark);

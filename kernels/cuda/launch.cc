@@ -36,14 +36,24 @@ bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
 
 unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>((n + each - 1) / each); }
 
-// The arguments have exactly the types of the kernel's parameters.
+// The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on the kernel may begin before the one before has ended:
+// dependent.h
 template <class... Args>
 int launch(DeviceStream* s, const char* name, unsigned blocks, unsigned more_blocks, unsigned threads, Args... args) {
   if (blocks == 0 || more_blocks == 0) return 0;
   const Current current(s->context);
   if (current.error()) return current.error();
   void* parameters[] = {&args...};
-  return driver().cuLaunchKernel(s->context->kernels.find(name)->second, blocks, more_blocks, 1, threads, 1, 1, 0, s->stream, parameters, nullptr);
+  CUlaunchAttribute early{};
+  early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  early.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = blocks, config.gridDimY = more_blocks, config.gridDimZ = 1;
+  config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1;
+  config.hStream = s->stream;
+  config.attrs = &early;
+  config.numAttrs = s->context->major >= 9 ? 1 : 0;
+  return driver().cuLaunchKernelEx(&config, s->context->kernels.find(name)->second, parameters, nullptr);
 }
 
 struct Name {

@@ -2,6 +2,7 @@
 // products. Sums of 32 products are exact integers, as the processor's kernels have them; scales are applied in float.
 #include <cuda_bf16.h>
 
+#include "dependent.h"
 #include "formats.h"
 
 namespace kvasir::cuda {
@@ -50,13 +51,16 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
 template <TensorType type>
 __device__ void multiply_row(Planes w, uint32_t rows, uint32_t units, const int8_t* __restrict__ q, const float* __restrict__ scale,
                              const int16_t* __restrict__ sums, const float* bias, float* y) {
+  using F = Format<type>;
   const uint32_t row = blockIdx.x * row_warps + threadIdx.x / 32;
+  if (row < rows && threadIdx.x % 32 < units) prefetch(w.low + (std::size_t{row} * units + threadIdx.x % 32) * F::low * 4);
+  after_previous();
   if (row >= rows) return;
   float total = 0;
   for (uint32_t i = threadIdx.x % 32; i < units; i += 32) {
     const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
     const uint4 low = __ldg(x), high = __ldg(x + 1);
-    const short2 sum = Format<type>::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
+    const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
     total += unit_product<type>(w, std::size_t{row} * units + i, low, high, sum) * __ldg(scale + i);
   }
   total = warp_sum(total);
@@ -79,6 +83,7 @@ __device__ void multiply_float_row(const T* w, uint32_t rows, uint32_t cols, con
     float of[vector];
   };
   const uint32_t row = blockIdx.x * row_warps + threadIdx.x / 32;
+  after_previous();
   if (row >= rows) return;
   w += std::size_t{row} * cols;
   float total = 0;
@@ -122,6 +127,7 @@ __device__ void multiply_tile(Planes w, uint32_t rows, uint32_t units, uint32_t 
                               const int16_t* __restrict__ sums, const float* bias, float* y, std::size_t y_stride) {
   using F = Format<type>;
   __shared__ Tile tile;
+  after_previous();
   const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   float total[tile_inputs / 8][4] = {};
@@ -202,6 +208,7 @@ __device__ void multiply_float_tile(const T* w, uint32_t rows, uint32_t cols, ui
                                     std::size_t y_stride) {
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
+  after_previous();
   const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), row = thread % 8 * 8, input = thread / 8 * 4;
   float total[8][4] = {};
@@ -237,6 +244,7 @@ extern "C" {
 
 #define KERNELS(name)                                                                                                                              \
   __global__ void __launch_bounds__(lay_out_threads) lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {                  \
+    after_previous();                                                                                                                               \
     const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;                                                               \
     if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                                                                 \
   }                                                                                                                                                 \
