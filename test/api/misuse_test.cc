@@ -626,11 +626,11 @@ TEST_CASE("every function of the header is misused here") {
 
 TEST_CASE("every status has a text, and numbers that are none have one too") {
   std::set<std::string> texts;
-  for (kv_status s = KV_OK; s <= KV_INTERNAL; ++s) {
+  for (kv_status s = KV_OK; s <= KV_DEVICE; ++s) {
     texts.insert(kv_status_text(s));
     CHECK(kv_status_is_stale(s) == (s == KV_VERSION || s == KV_MODEL_MISMATCH));
   }
-  CHECK(texts.size() == KV_INTERNAL + 1);
-  for (kv_status s : {-1, KV_INTERNAL + 1, INT32_MIN, INT32_MAX}) CHECK(std::string(kv_status_text(s)) == "unknown status");
+  CHECK(texts.size() == KV_DEVICE + 1);
+  for (kv_status s : {-1, KV_DEVICE + 1, INT32_MIN, INT32_MAX}) CHECK(std::string(kv_status_text(s)) == "unknown status");
   CHECK(kv_version() == KV_VERSION_NUMBER);
 }
