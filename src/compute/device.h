@@ -28,7 +28,7 @@ struct DeviceInfo {
   uint32_t multiprocessors;
 };
 
-// Weights in the device's memory, as kernels/cuda/formats.h lays them out; rows and cols as WeightView has them.
+// Weights in the device's memory, as kernels/cuda/layout.h has them; rows and cols as WeightView has them.
 struct DeviceMatrix {
   TensorType type = TensorType::f32;
   uint32_t rows = 0, cols = 0;
@@ -60,7 +60,7 @@ struct DeviceKernels {
   int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
-  // The processor's end must stay as it is until wait(), unless it is not from allocate_host().
+  // Memory from allocate_host() must stay as it is until wait(); of other memory what is uploaded has been read when this returns.
   int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
 

@@ -6,7 +6,8 @@
 //   end                                          it goes out
 //   logits                                       of the last stage
 //
-// A stage belongs to one session. What it returns stays until its next call but one; everything may throw std::bad_alloc.
+// A stage belongs to one session. What project() returns stays until the stage's next project() or end(); everything may throw
+// std::bad_alloc.
 #pragma once
 
 #include <cstdint>

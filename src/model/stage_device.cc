@@ -144,10 +144,16 @@ class DeviceStage final : public Stage {
     if (!graphs_[part]) {
       do_(ops_.begin_graph(stream_));
       give();
-      do_(ops_.end_graph(stream_, &graphs_[part]));
-      if (!error_ && !graphs_[part]) return give();
+      DeviceGraph* graph = nullptr;
+      do_(ops_.end_graph(stream_, &graph));
+      if (error_) {  // something is missing in it
+        if (graph) (void)ops_.release_graph(stream_, graph);
+        return;
+      }
+      if (!graph) return give();
+      graphs_[part] = graph;
     }
-    if (!error_) do_(ops_.run_graph(stream_, graphs_[part]));
+    do_(ops_.run_graph(stream_, graphs_[part]));
   }
 
   void forget_graphs() {

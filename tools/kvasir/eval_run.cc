@@ -81,6 +81,7 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
                                     " that the model was trained for");
   flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session, arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
+  if (!arguments.model.device.empty()) model_identity_ += " " + arguments.model.device;  // which rounds otherwise
   program_identity_ = hex(sampled_hash("/proc/self/exe"));
   context.terminal.draw("Making documents");
   make_jobs(Haystack(joined_texts(arguments.texts),
