@@ -4,8 +4,8 @@
 
 #include <new>
 
-// The kernels of elementwise.cu and matmul.cu, for all architectures: embed.S
-extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[];
+// The kernels of the .cu files, for all architectures: embed.S
+extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[];
 
 namespace kvasir {
 namespace cuda {
@@ -78,8 +78,8 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul};
-  for (int i = 0; i < 2; ++i)
+  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention};
+  for (int i = 0; i < 3; ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);
@@ -153,6 +153,25 @@ int release_host(DeviceContext* c, void* memory) {
   return current.error() ? current.error() : driver().cuMemFreeHost(memory);
 }
 
+// Read-only memory, such as a file's mapping, is registered as such where the device can.
+int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+  const Current current(c);
+  if (current.error()) return current.error();
+  void* const at = const_cast<void*>(memory);
+  int error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
+  if (error) error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  if (error) return error;
+  CUdeviceptr seen = 0;
+  if ((error = driver().cuMemHostGetDevicePointer(&seen, at, 0))) (void)driver().cuMemHostUnregister(at);
+  *out = seen;
+  return error;
+}
+
+int unshare_host(DeviceContext* c, const void* memory) {
+  const Current current(c);
+  return current.error() ? current.error() : driver().cuMemHostUnregister(const_cast<void*>(memory));
+}
+
 int open_stream(DeviceContext* c, DeviceStream** out) {
   const Current current(c);
   if (current.error()) return current.error();
@@ -184,6 +203,11 @@ int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
 int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
   const Current current(s->context);
   return current.error() ? current.error() : driver().cuMemcpyDtoHAsync(to, address(from), size, s->stream);
+}
+
+int clear(DeviceStream* s, void* memory, std::size_t size) {
+  const Current current(s->context);
+  return current.error() ? current.error() : driver().cuMemsetD8Async(address(memory), 0, size, s->stream);
 }
 
 int begin_graph(DeviceStream* s) {
@@ -229,11 +253,14 @@ DeviceKernels make_table() {
   k.release = release;
   k.allocate_host = allocate_host;
   k.release_host = release_host;
+  k.share_host = share_host;
+  k.unshare_host = unshare_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;
   k.upload = upload;
   k.download = download;
+  k.clear = clear;
   k.begin_graph = begin_graph;
   k.end_graph = end_graph;
   k.run_graph = run_graph;

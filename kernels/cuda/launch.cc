@@ -38,9 +38,12 @@ unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>
 
 // The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on the kernel may begin before the one before has ended:
 // dependent.h
+struct Grid {
+  unsigned x, y = 1, z = 1;
+};
 template <class... Args>
-int launch(DeviceStream* s, const char* name, unsigned blocks, unsigned more_blocks, unsigned threads, Args... args) {
-  if (blocks == 0 || more_blocks == 0) return 0;
+int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
   const Current current(s->context);
   if (current.error()) return current.error();
   void* parameters[] = {&args...};
@@ -48,7 +51,7 @@ int launch(DeviceStream* s, const char* name, unsigned blocks, unsigned more_blo
   early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
   early.value.programmaticStreamSerializationAllowed = 1;
   CUlaunchConfig config{};
-  config.gridDimX = blocks, config.gridDimY = more_blocks, config.gridDimZ = 1;
+  config.gridDimX = grid.x, config.gridDimY = grid.y, config.gridDimZ = grid.z;
   config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1;
   config.hStream = s->stream;
   config.attrs = &early;
@@ -78,7 +81,7 @@ Planes planes_of(const DeviceMatrix& m) {
 int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n) {
   if (is_quantised(to.type)) {
     const std::size_t in_row = to.cols / 32, units = n * in_row;
-    return launch(s, Name("lay_out_", to.type).text, blocks_for(units, lay_out_threads), 1, lay_out_threads, from, units, planes_of(to), row * in_row);
+    return launch(s, Name("lay_out_", to.type).text, Grid{blocks_for(units, lay_out_threads)}, lay_out_threads, from, units, planes_of(to), row * in_row);
   }
   const std::size_t row_bytes = to.cols * float_bytes(to.type);
   const Current current(s->context);
@@ -92,39 +95,80 @@ int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, c
   if (is_quantised(m.type)) {
     const uint32_t units = m.cols / 32;
     const Planes w = planes_of(m);
-    if (x.n == 1) return launch(s, row.text, rows, 1, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
-    return launch(s, tile.text, tiles, inputs, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
+    if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
+    return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
   }
-  if (x.n == 1) return launch(s, row.text, rows, 1, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
-  return launch(s, tile.text, tiles, inputs, tile_threads, m.data, m.rows, m.cols, x.n, x.f32, bias, y, y_stride);
+  if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
+  return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, m.data, m.rows, m.cols, x.n, x.f32, bias, y, y_stride);
 }
 
 int quantize(DeviceStream* s, const DeviceActivations& x) {
   const std::size_t blocks = std::size_t{x.n} * x.cols / 32;
-  return launch(s, "quantize", blocks_for(blocks, elementwise_threads / 32), 1, elementwise_threads, x.f32, blocks, x.q, x.scale, x.sums);
+  return launch(s, "quantize", Grid{blocks_for(blocks, elementwise_threads / 32)}, elementwise_threads, x.f32, blocks, x.q, x.scale, x.sums);
 }
 
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y) {
-  return launch(s, "rms_norm", n, 1, elementwise_threads, x, weight, epsilon, cols, y);
+  return launch(s, "rms_norm", Grid{n}, elementwise_threads, x, weight, epsilon, cols, y);
 }
 
 int rope(DeviceStream* s, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {
   const uint32_t half = rotary_dim / 2;
   const std::size_t pairs = std::size_t{n} * heads * half;
-  return launch(s, "rope", blocks_for(pairs, elementwise_threads), 1, elementwise_threads, x, pairs, heads, head_dim, half, cos, sin, neox);
+  return launch(s, "rope", Grid{blocks_for(pairs, elementwise_threads)}, elementwise_threads, x, pairs, heads, head_dim, half, cos, sin, neox);
 }
 
 int swiglu(DeviceStream* s, float* gate, const float* up, std::size_t n) {
-  return launch(s, "swiglu", blocks_for(n, elementwise_threads), 1, elementwise_threads, gate, up, n);
+  return launch(s, "swiglu", Grid{blocks_for(n, elementwise_threads)}, elementwise_threads, gate, up, n);
 }
 
 int add(DeviceStream* s, float* x, const float* y, std::size_t n) {
-  return launch(s, "add", blocks_for(n, elementwise_threads), 1, elementwise_threads, x, y, n);
+  return launch(s, "add", Grid{blocks_for(n, elementwise_threads)}, elementwise_threads, x, y, n);
 }
 
 int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
   const unsigned blocks = blocks_for(n, elementwise_threads);
-  return launch(s, "check", blocks < most_check_blocks ? blocks : most_check_blocks, 1, elementwise_threads, x, n, limit, mark, first);
+  return launch(s, "check", Grid{blocks < most_check_blocks ? blocks : most_check_blocks}, elementwise_threads, x, n, limit, mark, first);
+}
+
+// ---- attention --------------------------------------------------------------------------------------------------------------
+
+constexpr unsigned begin_threads = 256, near_threads = 512, scan_threads = 256, choose_threads = 1024, attend_threads = 256;
+constexpr unsigned most_scan_blocks = 128;
+constexpr uint32_t row_counts[] = {1, 2, 4, 8};  // query rows that a kernel takes together
+constexpr uint32_t dims[] = {32, 64, 128, 256};
+
+struct AttentionName {
+  char text[40];
+  AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
+  AttentionName(const char* what, uint32_t dim, uint32_t rows) { std::snprintf(text, sizeof text, "attention_%s_%u_%u", what, dim, rows); }
+};
+
+int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
+  return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv, a, q, k, v);
+}
+
+int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
+}
+
+int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  const unsigned tiles = a.extents * kv.page_tokens / kv.block_tokens, blocks = blocks_for(tiles, scan_threads / 32);
+  return launch(s, AttentionName("scan", kv.dim).text, Grid{blocks < most_scan_blocks ? blocks : most_scan_blocks, kv.kv_heads * a.n}, scan_threads, kv, a);
+}
+
+int choose_blocks(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return launch(s, "attention_choose", Grid{kv.kv_heads, a.n}, choose_threads, kv, a);
+}
+
+int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  uint32_t rows = 8;
+  for (const uint32_t count : {4u, 2u, 1u})
+    if (kv.group <= count) rows = count;
+  return launch(s, AttentionName("chosen", kv.dim, rows).text, Grid{chosen_parts + mean_parts, kv.kv_heads * blocks_for(kv.group, rows), a.n}, attend_threads, kv, a);
+}
+
+int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass) {
+  return launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, out, totals, mass);
 }
 
 }  // namespace
@@ -142,6 +186,15 @@ int find_kernels(DeviceContext* context) {
     for (const char* kind : {"lay_out_", "row_", "tile_"})
       if (is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
+  const auto find_attention = [&](const char* name) { return find(name, context->modules[2]); };
+  for (const char* name : {"attention_begin", "attention_choose", "attention_finish"})
+    if (const int error = find_attention(name)) return error;
+  for (const uint32_t dim : dims) {
+    for (const char* what : {"near", "scan"})
+      if (const int error = find_attention(AttentionName(what, dim).text)) return error;
+    for (const uint32_t rows : row_counts)
+      if (const int error = find_attention(AttentionName("chosen", dim, rows).text)) return error;
+  }
   return 0;
 }
 
@@ -155,6 +208,12 @@ void fill_operations(DeviceKernels* k) {
   k->swiglu = swiglu;
   k->add = add;
   k->check = check;
+  k->begin_attention = begin_attention;
+  k->attend_near = attend_near;
+  k->score_sketch = score_sketch;
+  k->choose_blocks = choose_blocks;
+  k->attend_chosen = attend_chosen;
+  k->finish_attention = finish_attention;
 }
 
 }  // namespace kvasir::cuda

@@ -17,6 +17,10 @@ namespace kvasir {
 
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector register
 
+constexpr std::size_t page = 4096;
+
+static std::size_t whole_pages(std::size_t size) noexcept { return size > SIZE_MAX - page ? SIZE_MAX : (size + page) / page * page; }
+
 std::atomic<AllocationFault> allocation_fault{nullptr};
 
 static bool must_fail(std::size_t size) noexcept {
@@ -37,6 +41,13 @@ void* allocate_zeroed(std::size_t size) noexcept {
 
 void deallocate(void* p) noexcept { ::operator delete(p, std::align_val_t{alignment}); }
 
+void* allocate_pages(std::size_t size) noexcept {
+  void* p = must_fail(size) ? nullptr : ::operator new(whole_pages(size), std::align_val_t{page}, std::nothrow);
+  return p ? std::memset(p, 0, size) : nullptr;
+}
+
+void deallocate_pages(void* p) noexcept { ::operator delete(p, std::align_val_t{page}); }
+
 #else
 
 void* allocate(std::size_t size) noexcept {
@@ -48,6 +59,10 @@ void* allocate_zeroed(std::size_t size) noexcept {
 }
 
 void deallocate(void* p) noexcept { mi_free(p); }
+
+void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size), page); }
+
+void deallocate_pages(void* p) noexcept { mi_free(p); }
 
 #endif
 

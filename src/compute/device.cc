@@ -64,6 +64,31 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
   return status(error, what);
 }
 
+Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* seen) {
+  constexpr uint64_t system_page = 4096;
+  const uint64_t first = *begin / system_page * system_page, last = (*end + system_page - 1) / system_page * system_page;
+  const std::lock_guard lock(sharing_);
+  auto at = std::find_if(shared_.begin(), shared_.end(), [&](const Shared& s) { return s.begin <= first && last <= s.end; });
+  if (at == shared_.end()) {
+    shared_.reserve(shared_.size() + 1);
+    Shared fresh{first, last, 0, 0};
+    if (const int error = kernels_.share_host(context_, reinterpret_cast<const void*>(first), last - first, &fresh.seen))
+      return Status::error(Code::unsupported, "%s cannot read the processor's memory: %s", name_.c_str(), kernels_.error_text(error));
+    at = shared_.insert(shared_.end(), fresh);
+  }
+  ++at->users;
+  *begin = at->begin, *end = at->end, *seen = at->seen;
+  return {};
+}
+
+void Device::unshare(uint64_t begin) {
+  const std::lock_guard lock(sharing_);
+  const auto at = std::find_if(shared_.begin(), shared_.end(), [&](const Shared& s) { return s.begin == begin; });
+  if (--at->users > 0) return;
+  (void)kernels_.unshare_host(context_, reinterpret_cast<const void*>(begin));
+  shared_.erase(at);
+}
+
 void Device::release(void* memory, std::size_t size) {
   (void)kernels_.release(context_, memory);
   used_.fetch_sub(taken_by(size), std::memory_order_relaxed);

@@ -10,10 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
+#include "compute/device_attention.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir {
@@ -57,12 +60,16 @@ struct DeviceKernels {
   int (*release)(DeviceContext* device, void* memory);
   int (*allocate_host)(DeviceContext* device, std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
   int (*release_host)(DeviceContext* device, void* memory);
+  // Lets the device read memory that the processor has, from whole pages of it, at *out. It must stay until unshare_host().
+  int (*share_host)(DeviceContext* device, const void* memory, std::size_t size, uint64_t* out);
+  int (*unshare_host)(DeviceContext* device, const void* memory);
   int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
   // Memory from allocate_host() must stay as it is until wait(); of other memory what is uploaded has been read when this returns.
   int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
+  int (*clear)(DeviceStream* stream, void* memory, std::size_t size);  // device; zeros
 
   // Work that is given to a stream between the first two is not done but kept, to be done by one call as often as is wanted: with the same memory,
   // also the processor's. Where there is no memory to keep it, *out is null.
@@ -88,6 +95,16 @@ struct DeviceKernels {
   int (*add)(DeviceStream* stream, float* x, const float* y, std::size_t n);
   // *first <- min(*first, mark) unless every |x[i]| < limit.
   int (*check)(DeviceStream* stream, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first);
+
+  // ---- attention of a layer's new tokens, in this order; see compute/device_attention.h; all pointers device --------------------
+  // q: [n][kv_heads * group * head_dim], k and v: [n][kv_heads * head_dim], after RoPE. Keys and values go to the window.
+  int (*begin_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v);
+  int (*attend_near)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
+  int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
+  int (*choose_blocks)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads
+  int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // and the means of what is not: Kernels::attend_means
+  // out: as q; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read.
+  int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass);
 };
 
 // Null when this build has none.
@@ -118,6 +135,11 @@ class Device {
   // Within the budget. Code::no_memory where there is none left, or where the device has no more; Code::device. `what` it is for: "weights".
   Status allocate(std::size_t size, const char* what, void** out);
   void release(void* memory, std::size_t size);
+
+  // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others
+  // have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must stay. Code::unsupported.
+  Status share(uint64_t* begin, uint64_t* end, uint64_t* seen);
+  void unshare(uint64_t begin);
   // What an allocation takes: a device hands out large ones in whole blocks.
   static uint64_t taken_by(std::size_t size) {
     constexpr uint64_t large = uint64_t{1} << 20, block = 2 * large;
@@ -132,6 +154,12 @@ class Device {
   std::string name_;
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
+  struct Shared {
+    uint64_t begin, end, seen;
+    uint32_t users;
+  };
+  std::mutex sharing_;
+  std::vector<Shared> shared_;  // memory of the processor's
 };
 
 // n elements of T in a device's memory, uninitialised.

@@ -82,6 +82,7 @@ class Attention {
 
   const ReadCounts& counts() const { return counts_; }
   const Comparison& comparison() const { return comparison_; }  // of the steps whose plan asks for it
+  void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of what was attended elsewhere
   void reset_counts() { counts_ = {}, comparison_.reset(); }
 
  private:

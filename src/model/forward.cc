@@ -43,9 +43,22 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   for (uint32_t i = 0; i < n; ++i)
     kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
 
+  const Stage::Attending attending{*store, step.plan, pool_};
   for (const std::unique_ptr<Stage>& stage : stages_) {
+    const char* why_not = "everything is read";
+    if (step.selector && !step.probe && !step.asked)
+      if (Status s = stage->can_attend(attending, n, &why_not); !s.ok()) return s;
+    const bool attends = !why_not;
+    if (stage->first_layer() == 0) left_to_processor_ = why_not;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel}); !s.ok()) return s;
-    for (uint32_t l = stage->first_layer(); l < stage->end_layer(); ++l) {
+    if (attends) {
+      ReadCounts counts;
+      if (Status s = stage->attend(attending, &counts); !s.ok()) return s;
+      if (cancel.fired()) return cancelled();
+      attention_.add_counts(counts);
+      for (uint32_t l = stage->first_layer(); l < stage->end_layer(); ++l) keep(step, l, stage->attended(l), store);
+    }
+    for (uint32_t l = stage->first_layer(); !attends && l < stage->end_layer(); ++l) {
       Stage::Projected of;
       if (Status s = stage->project(l, &of); !s.ok()) return s;
       store->write(l, n, of.k, of.v);
@@ -61,8 +74,17 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   if (step.queries) step.queries->commit(store->tokens(), n);
   const bool was_centred = !store->centre().empty();
   store->commit(n, kernels_, pool_);
+  for (const std::unique_ptr<Stage>& stage : stages_) stage->committed(*store);
   if (step.queries && !was_centred && !store->centre().empty()) step.queries->centre(store->centre(), c.kv_heads, store->shape().page.dim);
   return {};
+}
+
+// What a stage that attends has found.
+void Forward::keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store) {
+  const auto n = static_cast<uint32_t>(step.tokens.size());
+  store->write(layer, n, of.k, of.v);
+  store->observe(layer, n, of.q, model_->config().heads);
+  if (step.queries) step.queries->write(layer, n, of.q, of.totals);
 }
 
 // Attention of a layer, and what strategies learn from it.

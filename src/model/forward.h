@@ -49,11 +49,14 @@ class Forward {
   Status run(const ForwardStep& step, KvStore* store);
 
   Attention& attention() { return attention_; }
+  // Whether a device attended the last step of its layers: null, or why the processor did.
+  const char* left_to_processor() const { return left_to_processor_; }
 
  private:
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
   Status attend(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
+  void keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store);
   Status probe(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const KvStore& store);
   Status write_logits(const ForwardStep& step, uint32_t n, const CancelLatch& cancel);
 
@@ -64,6 +67,7 @@ class Forward {
   std::vector<std::unique_ptr<Stage>> stages_;  // every layer is in one, in order
 
   uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
+  const char* left_to_processor_ = "nothing was asked yet";
   Buffer<float> x_;                 // [n][width] residual stream, between stages
   Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]

@@ -1,8 +1,10 @@
 // A part of the forward pass that one processor or device computes: some consecutive layers without their attention and, in the last stage, the
-// output. Stages hand the residual stream on through host memory; attention and the store stay with the processor.
+// output. Stages hand the residual stream on through host memory. The store stays with the processor; so does attention, but for what a stage takes
+// over itself.
 //
 //   begin                                        the residual stream comes in
 //     project(l) ... attention ... complete(l)   for every layer of the stage, in order
+//     or attend, which does all of that          where can_attend() has said so
 //   end                                          it goes out
 //   logits                                       of the last stage
 //
@@ -18,8 +20,11 @@
 #include "base/status.h"
 #include "compute/kernels.h"
 #include "compute/thread_pool.h"
+#include "model/attention.h"
 #include "model/device_weights.h"
 #include "model/model.h"
+#include "select/plan.h"
+#include "store/kv_store.h"
 
 namespace kvasir {
 
@@ -46,6 +51,21 @@ class Stage {
   virtual Status project(uint32_t layer, Projected* out) = 0;
   virtual Status complete(uint32_t layer) = 0;
   virtual Status end() = 0;
+
+  // A step's attention, for a stage that may compute it itself.
+  struct Attending {
+    const KvStore& store;
+    const Plan& plan;
+    ThreadPool* pool;
+  };
+  // Before begin(). *why_not null: attend() can take the place of project() to complete(). Code::corrupt, Code::device.
+  virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
+  virtual Status attend(const Attending&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
+  struct Attended {
+    const float *q, *k, *v, *totals;  // as Projected; [n][heads] as Attention::run() has them
+  };
+  virtual Attended attended(uint32_t layer) const { return (void)layer, Attended{}; }  // after attend()
+  virtual void committed(const KvStore&) {}  // the store has what attended() gave
   // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "model/attention_device.h"
 #include "model/stage.h"
 
 namespace kvasir {
@@ -53,7 +54,8 @@ class DeviceStage final : public Stage {
         size_(widths_of(config_, model.rope().dim())),
         weights_(weights),
         device_(weights.device()),
-        ops_(device_->kernels()) {}
+        ops_(device_->kernels()),
+        attention_(device_, config_, model.store_shape(), end_layer()) {}
 
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
@@ -62,7 +64,7 @@ class DeviceStage final : public Stage {
   }
 
   Status open() {
-    graphs_.resize(end_layer() + 1);
+    graphs_.resize(end_layer() + 2);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
     return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
   }
@@ -70,6 +72,7 @@ class DeviceStage final : public Stage {
   Status begin(const Step& step) override {
     step_ = step;
     error_ = 0;
+    has_attended_ = false;
     if (Status s = resize(step.n); !s.ok()) return s;
     *bad_layer_.get() = none;
     do_(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
@@ -83,7 +86,7 @@ class DeviceStage final : public Stage {
     const std::size_t n = step_.n, floats = n * (size_.q + 2 * size_.kv);
     together(layer, [&] {
       if (layer > 0) complete_before(layer);
-      give_projection(layer);
+      give_projection(layer, work_.qkv);
       do_(ops_.download(stream_, host_qkv_.get(), work_.qkv, floats * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     });
@@ -96,11 +99,58 @@ class DeviceStage final : public Stage {
   // What there is to do is given together with what comes next.
   Status complete(uint32_t) override { return {}; }
 
-  Status end() override {
-    together(end_layer(), [&] {
-      complete_before(end_layer());
+  Status can_attend(const Attending& of, uint32_t n, const char** why_not) override {
+    if ((*why_not = attention_.refuses(of.store, of.plan, n))) return {};
+    const uint32_t size = of.store.pages().extents() + 1;
+    if (refused_size_ == size) return *why_not = refused_, Status();
+    Status s = attention_.prepare(of.store, of.plan, n, of.pool, stream_);
+    if (s.ok()) s = resize_attended(n);
+    if (s.code() == Code::no_memory || s.code() == Code::unsupported) {  // it is tried again when the text has grown
+      *why_not = refused_ = s.code() == Code::no_memory ? "the GPU has no room for what its attention needs" : "the GPU cannot read the processor's memory";
+      refused_size_ = size;
+      return {};
+    }
+    refused_size_ = 0;
+    return s;
+  }
+
+  Status attend(const Attending& of, ReadCounts* counts) override {
+    const auto give = [&] {
+      for (uint32_t l = 0; l < end_layer(); ++l) {
+        if (step_.n > 1 && step_.cancel->fired()) return;
+        if (l > 0) give_rest(l - 1);
+        float* qkv = attended_.get() + l * attended_floats();
+        give_projection(l, qkv);
+        do_(attention_.give(stream_, l, qkv, qkv + step_.n * size_.q, qkv + step_.n * (size_.q + size_.kv), work_.a));
+      }
+      give_rest(end_layer() - 1);
+      do_(attention_.give_results(stream_));
+      do_(ops_.download(stream_, attended_host_.get(), attended_.get(), end_layer() * attended_floats() * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
-    });
+    };
+    if (graph_generation_ != attention_.generation()) forget_graphs();  // it has the attention's memory in it
+    graph_generation_ = attention_.generation();
+    together(end_layer() + 1, give);
+    has_attended_ = true;
+    if (Status s = wait("a step"); !s.ok()) return s;
+    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
+  }
+
+  Attended attended(uint32_t layer) const override {
+    const float* host = attended_host_.get() + layer * attended_floats();
+    return {host, host + step_.n * size_.q, host + step_.n * (size_.q + size_.kv), attention_.totals(layer)};
+  }
+
+  void committed(const KvStore& store) override {
+    if (has_attended_) attention_.committed(store);
+  }
+
+  Status end() override {
+    if (!has_attended_)
+      together(end_layer(), [&] {
+        complete_before(end_layer());
+        do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+      });
     if (!weights_.has_output()) do_(ops_.download(stream_, step_.x, work_.x, step_.n * size_.width * sizeof(float)));
     return wait("a step");
   }
@@ -161,10 +211,11 @@ class DeviceStage final : public Stage {
       if (DeviceGraph* old = std::exchange(graph, nullptr)) (void)ops_.release_graph(stream_, old);
   }
 
-  void give_projection(uint32_t layer) {
+  // q, k and v go to qkv, one behind the other.
+  void give_projection(uint32_t layer, float* qkv) {
     const DeviceWeights::Layer& w = weights_.layers()[layer];
     const std::size_t n = step_.n;
-    float *q = work_.qkv, *k = q + n * size_.q, *v = k + n * size_.kv;
+    float *q = qkv, *k = q + n * size_.q, *v = k + n * size_.kv;
     norm(work_.x, w.attention_norm.get(), work_.h);
     multiply(work_.h, size_.width, {{&w.q, q}, {&w.k, k}, {&w.v, v}});
     rotate(q, config_.heads, w.q_norm.get());
@@ -174,20 +225,25 @@ class DeviceStage final : public Stage {
 
   // The rest of the layer before this one, whose attention is in host_a_.
   void complete_before(uint32_t layer) {
-    const DeviceWeights::Layer& w = weights_.layers()[layer - 1];
+    do_(ops_.upload(stream_, work_.a, host_a_.get(), step_.n * size_.q * sizeof(float)));
+    give_rest(layer - 1);
+  }
+
+  // What comes after a layer's attention, whose output is in work_.a.
+  void give_rest(uint32_t layer) {
+    const DeviceWeights::Layer& w = weights_.layers()[layer];
     const std::size_t n = step_.n;
-    do_(ops_.upload(stream_, work_.a, host_a_.get(), n * size_.q * sizeof(float)));
-    check(layer - 1, work_.a, n * size_.q);
+    check(layer, work_.a, n * size_.q);
     multiply(work_.a, size_.q, {{&w.o, work_.h}});
     do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
 
     norm(work_.x, w.ffn_norm.get(), work_.h);
     multiply(work_.h, size_.width, {{&w.gate, work_.gate}, {&w.up, work_.up}});
     do_(ops_.swiglu(stream_, work_.gate, work_.up, n * size_.feed_forward));
-    check(layer - 1, work_.gate, n * size_.feed_forward);
+    check(layer, work_.gate, n * size_.feed_forward);
     multiply(work_.gate, size_.feed_forward, {{&w.down, work_.h}});
     do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
-    check(layer - 1, work_.x, n * size_.width);
+    check(layer, work_.x, n * size_.width);
   }
 
   DeviceActivations activations(const float* x, uint32_t n, std::size_t cols) const {
@@ -230,6 +286,19 @@ class DeviceStage final : public Stage {
     return {};
   }
 
+  std::size_t attended_floats() const { return step_.n * (size_.q + 2 * size_.kv); }  // of a layer
+
+  Status resize_attended(uint32_t n) {
+    const std::size_t floats = end_layer() * std::size_t{n} * (size_.q + 2 * size_.kv);
+    if (floats * sizeof(float) <= attended_.bytes()) return {};
+    forget_graphs();
+    attended_ = {};
+    Status s = attended_.allocate(device_, floats, "a step's queries, keys and values");
+    if (s.ok()) s = attended_host_.allocate(device_, floats);
+    if (!s.ok()) attended_ = {};
+    return s;
+  }
+
   const ModelConfig& config_;
   const Widths size_;
   const DeviceWeights& weights_;
@@ -238,13 +307,21 @@ class DeviceStage final : public Stage {
   DeviceStream* stream_ = nullptr;
   int error_ = 0;
   Step step_;
-  std::vector<DeviceGraph*> graphs_;  // [layers + 1] what comes before and with the projection of each, and after the last
+  std::vector<DeviceGraph*> graphs_;  // [layers + 2] what comes before and with the projection of each, after the last, and attend()
 
   uint32_t capacity_ = 0;  // tokens
   DeviceBuffer<std::byte> memory_;
   Workspace work_{};
   PinnedBuffer<uint32_t> bad_layer_;         // the host's copy
   PinnedBuffer<float> host_qkv_, host_a_;
+
+  AttentionDevice attention_;
+  uint64_t graph_generation_ = 0;
+  bool has_attended_ = false;
+  const char* refused_ = nullptr;     // why attention could not be prepared,
+  uint32_t refused_size_ = 0;         // and how long the text was then, in extents from 1 on; 0: it could
+  DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
+  PinnedBuffer<float> attended_host_;
 };
 
 }  // namespace

@@ -174,6 +174,7 @@ struct StrategyInfo {
   static constexpr uint32_t takes_coverage = 512;  // SelectorQuery::coverage
   static constexpr uint32_t reads_keys = 1024;   // of more pages than it chooses, where they lie
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
+  static constexpr uint32_t on_device = 4096;    // a GPU has it too: model/attention_device.h
   static constexpr uint32_t scans = 2048;        // by Selector::scan(), once for the queries of several tokens
   std::optional<IndexKind> index = {};  // that it searches
   bool has(uint32_t trait) const { return (traits & trait) != 0; }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/stamp.h"
 
 namespace kvasir {
 
@@ -117,7 +118,7 @@ KeySketch::Extent KeySketch::new_extent() const {
   auto* memory = static_cast<int8_t*>(allocate_zeroed(extent_bytes()));
   if (!memory) throw std::bad_alloc();
   std::shared_ptr<int8_t> owner(memory, [](int8_t* p) { deallocate(p); });
-  return {memory, std::move(owner)};
+  return {memory, std::move(owner), new_stamp()};
 }
 
 void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const {
@@ -171,6 +172,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   });
   if (!intact) return pages.damaged();
   bases_ = std::move(bases);
+  basis_stamp_ = new_stamp();
   extents_ = std::move(extents);
   file_.reset();
   pages_ = built_pages_ = count;
@@ -200,6 +202,7 @@ void KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPoo
   pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
     for (uint32_t p = pages_; p < pages.pages(); ++p) seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
   });
+  for (uint32_t e = pages_ / extent_pages; e < pages.extents(); ++e) extents_[e].stamp = new_stamp();
   pages_ = pages.pages();
 }
 
@@ -294,10 +297,11 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   std::memcpy(counts, floats + size, sizeof counts);
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
   sketch.bases_ = std::move(bases);
+  sketch.basis_stamp_ = new_stamp();
   sketch.built_pages_ = counts[0];
   sketch.pages_ = pages;
   const auto* data = reinterpret_cast<const int8_t*>(at + head);
-  for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr});
+  for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr, new_stamp()});
   sketch.file_ = std::move(file);
   sketch.extents_at_ = head;
   *out = std::move(sketch);

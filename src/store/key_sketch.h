@@ -56,6 +56,8 @@ class KeySketch {
   const int8_t* extent(uint32_t layer, uint32_t head, uint32_t e) const;       // PageShape::sketch_bytes()
   const float* query_basis(uint32_t layer, uint32_t head) const;               // B, [dim][sketch_dim]
   bool intact(uint32_t layer, uint32_t head, uint32_t e) const;                // as PageStore::intact_bounds
+  uint64_t stamp(uint32_t e) const { return extents_[e].stamp; }               // as PageStore::stamp
+  uint64_t basis_stamp() const { return basis_stamp_; }                        // changes with the bases
   Status damaged() const;
 
   uint64_t private_bytes() const;
@@ -73,6 +75,7 @@ class KeySketch {
   struct Extent {
     const int8_t* data = nullptr;          // [layers][kv_heads][sketch_bytes]
     std::shared_ptr<int8_t> memory;        // where it is private
+    uint64_t stamp = 0;
   };
   using Bases = Array<float>;  // A [layers][kv_heads][dim][sketch_dim], then B
   std::size_t extent_bytes() const { return shape_.page.sketch_bytes() * shape_.heads_total(); }
@@ -84,6 +87,7 @@ class KeySketch {
   StoreShape shape_;
   uint32_t pages_ = 0, built_pages_ = 0;
   std::shared_ptr<const Bases> bases_;
+  uint64_t basis_stamp_ = 0;
   std::vector<Extent> extents_;
   std::shared_ptr<const CacheFile> file_;  // of extents that are mapped,
   uint64_t extents_at_ = 0;                // which begin here in its section

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/stamp.h"
 
 namespace kvasir {
 
@@ -25,6 +26,8 @@ KvStore::KvStore(const KvStore& other)
       let_go_(other.let_go_),
       window_tokens_(other.window_tokens_),
       window_count_(other.window_count_),
+      window_stamp_(other.window_stamp_),
+      sinks_stamp_(other.sinks_stamp_),
       sinks_(other.sinks_),
       centre_(other.centre_) {
   const uint32_t count = std::exchange(window_count_, 0);
@@ -174,6 +177,7 @@ void KvStore::pop() {
   representatives_.reserve_rewind();
   representatives_.rewind(tokens() - 1);
   --window_count_;
+  window_stamp_ = new_stamp();
 }
 
 // The mean key of the window without the sinks, which are outliers; subtracted from every row that the window holds.
@@ -201,10 +205,12 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t count = window_count_ + n;
   const uint32_t sealed = pages_after(count);
   window_count_ = count;
+  window_stamp_ = new_stamp();
   if (sealed == 0) return representatives_.commit(n, pages_);
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
   if (centre_.empty()) fix_centre(count);
   if (first == 0) {
+    sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
       std::copy_n(window_.data() + std::size_t{i} * capacity_ * dim, size, sinks_.data() + i * size);
@@ -230,6 +236,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   representatives_.reserve_rewind();
+  window_stamp_ = new_stamp();
   if (tokens == 0) {
     cut(0);
     return {};
@@ -297,7 +304,9 @@ void KvStore::cut(uint32_t pages) {
   representatives_.rewind(sealed_tokens());
   indexes_.truncate(sealed_tokens());
   window_count_ = 0;
+  window_stamp_ = new_stamp();
   if (pages > 0) return;
+  sinks_stamp_ = new_stamp();
   centre_.clear();  // the next text is another one: it gets its own
   sinks_.clear();
 }
@@ -324,6 +333,8 @@ Array<float> KvStore::window_floats() const {
 KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
                          std::span<const float> centre, std::span<const float> sinks, std::span<const float> window) {
   KvStore store(pages.shape(), window_tokens);
+  store.window_stamp_ = new_stamp();
+  store.sinks_stamp_ = new_stamp();
   store.pages_ = std::move(pages);
   store.sketch_ = std::move(sketch);
   store.representatives_ = std::move(representatives);

@@ -56,6 +56,8 @@ class KvStore {
   uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
   uint32_t window_count() const { return window_count_; }
   uint32_t window_tokens() const { return window_tokens_; }
+  uint64_t window_stamp() const { return window_stamp_; }  // changes with the window's committed rows; a fork has the same
+  uint64_t sinks_stamp() const { return sinks_stamp_; }    // with the sinks and the centre
   uint32_t sink_count() const { return pages_.pages() ? shape().page.page_tokens : 0; }
 
   // Full-precision rows, [count][dim], centred when the store is; the window's are followed by those written and not committed.
@@ -160,6 +162,7 @@ class KvStore {
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window
+  uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   Array<float> window_;      // [layers][kv_heads][2][capacity][dim]
   Array<float> sinks_;       // [layers][kv_heads][2][page_tokens][dim]
   Array<float> centre_;      // [layers][kv_heads][dim]

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/stamp.h"
 
 namespace kvasir {
 
@@ -27,9 +28,10 @@ struct PageStore::Slab {
   std::shared_ptr<SpillFile> spill;       // when spilled, with
   os::Mapping mapping;                    // its pages
   uint32_t index = 0;                     // its extent in either file
+  uint64_t stamp = new_stamp();           // PageStore::stamp()
 
   ~Slab() {
-    deallocate(memory);
+    deallocate_pages(memory);
     if (spill) spill->discard(index);
   }
   const void* array(SectionKind kind) const {
@@ -63,6 +65,7 @@ class PageStore::SlabRef {
     slab_->pages = reinterpret_cast<const int8_t*>(slab_->mapping.data());
     return {};
   }
+  void touch() { slab_->stamp = new_stamp(); }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
   bool is_private() const { return slab_->memory && !slab_->spill; }
@@ -329,7 +332,7 @@ Status PageStore::damaged() const {
 PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::whole ? pages_bytes() : 0;
   auto slab = std::make_unique<Slab>();
-  slab->memory = allocate_zeroed(shape_.slab_bytes() - pages_bytes() + pages);
+  slab->memory = allocate_pages(shape_.slab_bytes() - pages_bytes() + pages);
   if (!slab->memory) throw std::bad_alloc();
   auto* at = static_cast<int8_t*>(slab->memory);
   if (pages) slab->pages = at;
@@ -378,7 +381,22 @@ void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint
                     const_cast<int8_t*>(view.means));
 }
 
-void PageStore::commit(uint32_t pages) { pages_ = pages; }
+void PageStore::commit(uint32_t pages) {
+  for (uint32_t e = pages_ / extent_pages; e * extent_pages < pages; ++e) slabs_[e].touch();
+  pages_ = pages;
+}
+
+uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }
+
+PageStore::Lasting PageStore::lasting(uint32_t e) const {
+  const SlabRef& slab = slabs_[e];
+  if (slab->spill || (!slab->file && (e + 1) * extent_pages > pages_)) return {};
+  auto keep = std::make_shared<const SlabRef>(slab);
+  if (slab->file)
+    return {slab->pages, slab->scales, {slab->file->bytes(SectionKind::pages), slab->file->bytes(SectionKind::scales)}, std::move(keep)};
+  const std::size_t size = pages_bytes() + shape_.page.scales_bytes() * shape_.heads_total();
+  return {slab->pages, slab->scales, {{static_cast<const std::byte*>(slab->memory), size}, {}}, std::move(keep)};
+}
 
 void PageStore::truncate(uint32_t pages) {
   pages_ = pages;

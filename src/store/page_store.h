@@ -86,6 +86,17 @@ class PageStore {
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
   bool intact_means(uint32_t layer, uint32_t head, uint32_t e) const;
+  // Changes with what an extent holds; equal in stores that share it.
+  uint64_t stamp(uint32_t e) const;
+  // An extent's pages and scales of all layers and heads, where they stay what they are as long as `keep` is held: in a mapped file, or in a slab
+  // that is full. Of others keep is null.
+  struct Lasting {
+    const int8_t* pages = nullptr;
+    const uint16_t* scales = nullptr;
+    std::span<const std::byte> memory[2];  // that they lie in: of a file all of its pages, and all of its scales; of a slab one, the other is empty
+    std::shared_ptr<const void> keep;
+  };
+  Lasting lasting(uint32_t e) const;
   Status damaged() const;  // the error for a check that failed
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.

@@ -2,9 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "helpers.h"
+#include "store/cache_file.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -179,4 +182,177 @@ TEST_CASE("sessions of one device answer as each alone, and cancelling one is ov
   CHECK(a->prefill_tokens(tokens, nullptr, &cancel, {}, &done).code() == Code::cancelled);
   cancel.reset();
   CHECK(continue_with(b.get(), 5) == continue_with(c.get(), 5));
+}
+
+// ---- attention on the device -------------------------------------------------------------------------------------------------
+
+namespace {
+
+SessionOptions bounded_options(uint64_t budget) {
+  SessionOptions o;
+  o.threads = 2;
+  o.select.strategy = "bounded";
+  o.select.budget_tokens = budget;
+  return o;
+}
+
+// A text of 3,000 tokens that was read by the processor, saved.
+const std::string& read_file() {
+  static const TempFolder folder;
+  static const std::string path = [] {
+    auto session = open_session(mini_model(), bounded_options(256));
+    read(session.get(), book_tokens(3000));
+    const std::string file = folder.file("read.kv");
+    REQUIRE(session->save(file, nullptr, {}).ok());
+    return file;
+  }();
+  return path;
+}
+
+std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, const std::string& path, const SessionOptions& options) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::load(model, path, options, false, nullptr, {}, &session);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
+std::vector<float> score(Session* session, std::span<const Token> tokens) {
+  std::vector<float> out(tokens.size());
+  const Status s = session->score(tokens, out.data(), nullptr, {});
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return out;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  return worst;
+}
+
+double mean_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+  return sum / static_cast<double>(a.size());
+}
+
+bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("a device attends what it chooses as the processor does, of a mapped file and of what was read into memory, while pages are sealed") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 150);
+  for (const uint64_t budget : {64u, 256u, 3000u}) {
+    CAPTURE(budget);
+    auto expected = load(mini_model(), read_file(), bounded_options(budget)), mapped = load(device_model(), read_file(), bounded_options(budget));
+    auto memory = open_session(device_model(), bounded_options(budget));
+    read(memory.get(), {tokens.data(), 3000});
+    const std::vector<float> wanted = score(expected.get(), next), of_file = score(mapped.get(), next), of_memory = score(memory.get(), next);
+    CHECK(attends(*mapped));
+    CHECK(attends(*memory));
+    CHECK_FALSE(attends(*expected));
+    // What the rounding of weights' inputs does, as above, where the processor attends everything for both.
+    SessionOptions everything = bounded_options(0);
+    everything.select.strategy = "full";
+    const double by_weights = mean_difference(score(load(device_model(), read_file(), everything).get(), next),
+                                              score(load(mini_model(), read_file(), everything).get(), next));
+    MESSAGE("budget ", budget, ": ", mean_difference(of_file, wanted), " and ", mean_difference(of_memory, wanted), ", by weights ", by_weights);
+    CHECK(mean_difference(of_file, wanted) < 2 * by_weights + 0.02);
+    CHECK(mean_difference(of_memory, wanted) < 2 * by_weights + 0.05);
+    CHECK(score(mapped.get(), next) == of_file);  // the same bits again, after going back
+  }
+}
+
+TEST_CASE("forks, steps back and other texts in one session attend on the device what each has") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3400);
+  auto a = load(device_model(), read_file(), bounded_options(200));
+  std::unique_ptr<Session> b, c;
+  REQUIRE(a->fork(&b).ok());
+  const std::vector<Token> first = continue_with(a.get(), 60);
+  CHECK(continue_with(b.get(), 60) == first);
+  CHECK(attends(*a));
+  REQUIRE(b->fork(&c).ok());
+  const std::vector<Token> then = continue_with(b.get(), 20);
+  CHECK(continue_with(c.get(), 20) == then);
+  CHECK(attends(*c));
+  // Other tokens in the places of those that were taken back.
+  REQUIRE(a->rewind(2900).ok());
+  read(a.get(), {tokens.data() + 3000, 400});
+  std::vector<Token> other(tokens.begin(), tokens.begin() + 2900);
+  other.insert(other.end(), tokens.begin() + 3000, tokens.begin() + 3400);
+  const std::vector<float> went_back = score(a.get(), {tokens.data(), 40});
+  REQUIRE(a->rewind(0).ok());
+  read(a.get(), other);
+  const std::vector<float> anew = score(a.get(), {tokens.data(), 40});
+  CHECK(attends(*a));
+  CHECK(mean_difference(anew, went_back) < 0.2);  // a step back takes the window's rows from pages
+  auto processor = open_session(mini_model(), bounded_options(200));
+  read(processor.get(), other);
+  CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.2);
+}
+
+TEST_CASE("a page of a file that is damaged is an error where the device has read it, and the timeline is as before") {
+  if (!device_model()) return;
+  TempFolder folder;
+  const std::string path = folder.file("damaged.kv");
+  std::filesystem::copy_file(read_file(), path);
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const uint64_t at = file->find(format::SectionKind::pages)->offset + 5 * page_bytes + 100;  // of layer 0, head 0
+  file.reset();
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
+  auto session = load(device_model(), path, bounded_options(100000));  // everything
+  Token token = -1;
+  bool end = false;
+  for (int i = 0; i < 2; ++i) {
+    const Status s = session->next({}, nullptr, &token, &end);
+    CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
+    CHECK(std::string(s.message()).find("damaged.kv") != std::string::npos);
+    CHECK(session->tokens().size() == 3000);
+  }
+}
+
+TEST_CASE("what a device does not attend the processor does, and says why") {
+  if (!device_model()) return;
+  const auto because = [](const Session& s, const char* why) { return s.stats_json().find(why) != std::string::npos; };
+  const auto tokens = book_tokens(40);
+  SessionOptions o = bounded_options(200);
+  o.select.strategy = "quest";
+  auto quest = load(device_model(), read_file(), o);
+  score(quest.get(), tokens);
+  CHECK_FALSE(attends(*quest));
+  CHECK(because(*quest, "the strategy is not one of the device's"));
+  o = bounded_options(200);
+  o.select.share_heads = false;
+  auto separate = load(device_model(), read_file(), o);
+  score(separate.get(), tokens);
+  CHECK(because(*separate, "the heads choose each for itself"));
+  // A device with room for some layers, and one that other sessions fill.
+  auto on_processor = load(mini_model(), read_file(), bounded_options(200));
+  const std::vector<float> expected = score(on_processor.get(), tokens);
+  const DeviceWeights& weights = *device_model()->device_weights();
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", weights.bytes() / 2 + (uint64_t{60} << 20), &model).ok());
+  CHECK(model->device_weights()->layers().size() < model->config().layers);
+  auto part = load(model, read_file(), bounded_options(200));
+  CHECK(mean_difference(score(part.get(), tokens), expected) < 0.2);
+  CHECK(attends(*part));
+  REQUIRE(open_on("cuda", weights.device()->used() + (uint64_t{80} << 20), &model).ok());
+  std::vector<std::unique_ptr<Session>> sessions;
+  bool full = false;
+  for (int i = 0; i < 64 && !full; ++i) {
+    sessions.push_back(load(model, read_file(), bounded_options(200)));
+    std::vector<float> out(tokens.size());
+    const Status s = sessions.back()->score(tokens, out.data(), nullptr, {});
+    if (s.code() == Code::no_memory) break;  // not even a step
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    CHECK(mean_difference(out, expected) < 0.2);
+    full = !attends(*sessions.back());
+    CHECK((!full || because(*sessions.back(), "the GPU has no room for what its attention needs")));
+  }
+  CHECK(full);
+  CHECK(model->device_weights()->device()->used() <= model->device_weights()->device()->budget());
 }

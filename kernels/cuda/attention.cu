@@ -1,0 +1,639 @@
+// Attention of new tokens, by the names in launch.cc: sinks and window; the sketch's estimates; the choice; the chosen pages, which are read where they
+// lie in the processor's memory, and the means of the others; the merged output. What each computes is what the processor does for `bounded`
+// (select/bounded.cc, model/attention.cc), with scores of pages, means and sketch from the same integers.
+#include <cmath>
+
+#include "compute/device_attention.h"
+#include "dependent.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr unsigned warp = 32, all_lanes = ~0u;
+constexpr uint32_t extent_pages = 16, page_size = 4096;
+constexpr float like_the_best = 4;  // select/bounded.cc
+
+__device__ float warp_sum(float x, unsigned below = warp) {
+  for (unsigned step = 1; step < below; step *= 2) x += __shfl_xor_sync(all_lanes, x, step);
+  return x;
+}
+__device__ float warp_max(float x, unsigned below = warp) {
+  for (unsigned step = 1; step < below; step *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, step));
+  return x;
+}
+
+__device__ float from_bf16(uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
+
+// Byte i of a word.
+__device__ float signed_byte(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> 8 * i)); }
+
+__device__ std::size_t state_at(const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token, uint32_t part, uint32_t row) {
+  return (((std::size_t{head} * a.n + token) * attention_parts + part) * kv.group + row) * (kv.dim + 2);
+}
+
+// e^(m - most), 0 for an empty part.
+__device__ float relative(float m, float most) { return m == -INFINITY ? 0.0f : __expf(m - most); }
+
+constexpr unsigned begin_threads = 256;
+
+// The largest |x| of a block of begin_threads; all get it.
+__device__ float block_largest(float x, float* parts) {
+  x = warp_max(fabsf(x));
+  __syncthreads();
+  if (threadIdx.x % warp == 0) parts[threadIdx.x / warp] = x;
+  __syncthreads();
+  return warp_max(parts[threadIdx.x % (begin_threads / warp)]);
+}
+
+}  // namespace
+
+extern "C" {
+
+// A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and value, which go to the window.
+__global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
+  after_previous();
+  const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
+  if (blockIdx.x >= rows) {
+    const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
+    float* to = kv.window + (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
+    const std::size_t from = (std::size_t{token} * kv.kv_heads + head) * kv.head_dim, value = std::size_t{kv.window_rows} * kv.dim;
+    for (uint32_t d = thread; d < kv.dim; d += begin_threads) {
+      const bool inside = d < kv.head_dim;
+      to[d] = inside ? k[from + d] - kv.centre[head * kv.dim + d] : 0.0f;
+      to[value + d] = inside ? v[from + d] : 0.0f;
+    }
+    return;
+  }
+  __shared__ float x[begin_threads], sums[begin_threads], parts[begin_threads / warp];
+  const uint32_t row = blockIdx.x, head = row / (a.n * kv.group), token = row / kv.group % a.n, of_group = row % kv.group;
+  const std::size_t from = (std::size_t{token} * kv.kv_heads * kv.group + head * kv.group + of_group) * kv.head_dim;
+  const float scale = 1.0f / sqrtf(static_cast<float>(kv.head_dim));
+  const float own = thread < kv.head_dim ? q[from + thread] * scale : 0.0f;
+  x[thread] = own;
+  const float finite = isfinite(own) ? own : 0.0f, largest = block_largest(finite, parts);
+  if (thread < kv.dim) {
+    const std::size_t at = std::size_t{row} * kv.dim + thread;
+    a.q[at] = own;
+    a.q8[at] = static_cast<int8_t>(largest > 0 ? __float2int_rn(finite * (127 / largest)) : 0);
+    if (thread == 0) a.q_scale[row] = largest / 127;
+  }
+  // Some threads share a coordinate's sum.
+  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
+  const float* basis = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
+  float sum = 0;
+  if (share < shares) {
+#pragma unroll 8
+    for (uint32_t d = share; d < kv.dim; d += shares) sum += x[d] * basis[std::size_t{d} * n];
+  }
+  sums[thread] = sum;
+  __syncthreads();
+  if (thread < n) {
+    for (uint32_t s = 1; s < shares; ++s) sum += sums[s * n + thread];
+  } else {
+    sum = 0;
+  }
+  const float most = block_largest(sum, parts);
+  const bool none = !(most > 1e-30f && most < 1e30f);
+  if (thread < n) a.projected[std::size_t{row} * n + thread] = static_cast<int8_t>(none ? 0 : __float2int_rn(sum * (127 / most)));
+  if (thread == 0) a.projected_scale[row] = none ? 0 : most / 127;
+}
+
+}  // extern "C"
+
+namespace {
+
+constexpr unsigned near_warps = 16;
+constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
+
+// Sinks and window of one query row. A lane has `each` neighbouring dimensions.
+template <uint32_t each>
+__device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
+  after_previous();
+  constexpr uint32_t dim = each * warp;
+  __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
+  const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0, all = sinks + kv.counts->window + token + 1;
+  const float* sink = kv.sinks + std::size_t{head} * 2 * kv.page_tokens * dim;
+  const float* window = kv.window + std::size_t{head} * 2 * kv.window_rows * dim;
+  float q[each], o[each] = {}, m = -INFINITY, l = 0;
+  for (uint32_t i = 0; i < each; ++i) q[i] = a.q[((std::size_t{head} * a.n + token) * kv.group + row) * dim + lane * each + i];
+  for (uint32_t at = w * near_together; at < all; at += near_warps * near_together) {
+    float k[near_together][each], v[near_together][each], s[near_together];
+#pragma unroll
+    for (uint32_t t = 0; t < near_together; ++t) {
+      const uint32_t i = at + t;
+      const bool is_sink = i < sinks;
+      const float* from = is_sink ? sink + std::size_t{i} * dim : window + std::size_t{i < all ? i - sinks : 0} * dim;
+      const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
+#pragma unroll
+      for (uint32_t d = 0; d < each; ++d) k[t][d] = from[lane * each + d], v[t][d] = value[lane * each + d];
+    }
+    float most = m;
+#pragma unroll
+    for (uint32_t t = 0; t < near_together; ++t) {
+      float sum = 0;
+      for (uint32_t d = 0; d < each; ++d) sum += q[d] * k[t][d];
+      s[t] = at + t < all ? warp_sum(sum) : -INFINITY;
+      most = fmaxf(most, s[t]);
+    }
+    const float keep = relative(m, most);
+    l *= keep;
+    for (uint32_t d = 0; d < each; ++d) o[d] *= keep;
+#pragma unroll
+    for (uint32_t t = 0; t < near_together; ++t) {
+      const float weight = relative(s[t], most);
+      l += weight;
+      for (uint32_t d = 0; d < each; ++d) o[d] += weight > 0 ? weight * v[t][d] : 0.0f;
+    }
+    m = most;
+  }
+  if (lane == 0) part_m[w] = m, part_l[w] = l;
+  for (uint32_t d = 0; d < each; ++d) part_o[w][lane * each + d] = o[d];
+  __syncthreads();
+  if (threadIdx.x >= dim) return;
+  float most = -INFINITY, sum = 0, out = 0;
+  for (uint32_t i = 0; i < near_warps; ++i) most = fmaxf(most, part_m[i]);
+  for (uint32_t i = 0; i < near_warps; ++i) {
+    const float weight = relative(part_m[i], most);
+    sum += weight * part_l[i];
+    out += weight * part_o[i][threadIdx.x];
+  }
+  float* state = a.states + state_at(kv, a, head, token, 0, row);
+  state[threadIdx.x] = out;
+  if (threadIdx.x == 0) state[dim] = most, state[dim + 1] = sum;
+}
+
+constexpr unsigned scan_threads = 256;
+constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
+
+// A warp a tile of 16 blocks: half of the lanes take every other token.
+template <uint32_t groups>
+__device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
+  after_previous();
+  constexpr uint32_t n = groups * 8, tile_blocks = 16;
+  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, block = lane % tile_blocks, half = lane / tile_blocks;
+  const uint32_t extents = (kv.counts->pages + extent_pages - 1) / extent_pages;
+  const uint32_t tiles_of = extent_pages * kv.page_tokens / kv.block_tokens / tile_blocks, tiles = extents * tiles_of;
+  const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_blocks;
+  for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
+    int32_t q[scan_rows][groups * 2], offset[scan_rows];
+    float scale[scan_rows];
+#pragma unroll
+    for (uint32_t r = 0; r < scan_rows; ++r) {
+      const bool there = begin + r < kv.group;
+      offset[r] = 0;
+      scale[r] = there ? a.projected_scale[first_row + begin + r] : 0.0f;
+#pragma unroll
+      for (uint32_t i = 0; i < groups * 2; ++i) {
+        q[r][i] = there ? reinterpret_cast<const int32_t*>(a.projected + (first_row + begin + r) * n)[i] : 0;
+        offset[r] = __dp4a(0x08080808, q[r][i], offset[r]);  // the sketch's values are larger by 8
+      }
+    }
+    for (uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; tile < tiles; tile += gridDim.x * (scan_threads / warp)) {
+      const int8_t* sketch = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size;
+      const uint32_t* lines = reinterpret_cast<const uint32_t*>(sketch) + std::size_t{tile % tiles_of} * kv.block_tokens * groups * tile_blocks + block;
+      const float* scales = reinterpret_cast<const float*>(sketch + std::size_t{tiles_of} * kv.block_tokens * groups * tile_blocks * 4);
+      int32_t best[scan_rows];
+      for (int32_t& b : best) b = INT32_MIN;
+#pragma unroll 2
+      for (uint32_t t = half; t < kv.block_tokens; t += 2) {
+        uint32_t words[groups];
+#pragma unroll
+        for (uint32_t g = 0; g < groups; ++g) words[g] = __ldcs(lines + (t * groups + g) * tile_blocks);
+#pragma unroll
+        for (uint32_t r = 0; r < scan_rows; ++r) {
+          int32_t sum = 0;
+#pragma unroll
+          for (uint32_t g = 0; g < groups; ++g) {
+            sum = __dp4a(static_cast<int32_t>(words[g] & 0x0f0f0f0f), q[r][2 * g], sum);
+            sum = __dp4a(static_cast<int32_t>(words[g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sum);
+          }
+          best[r] = max(best[r], sum);
+        }
+      }
+      const float step = scales[tile % tiles_of * tile_blocks + block];
+#pragma unroll
+      for (uint32_t r = 0; r < scan_rows; ++r) {
+        const int32_t largest = max(best[r], __shfl_xor_sync(all_lanes, best[r], tile_blocks));
+        if (half == 0 && begin + r < kv.group)
+          a.scores[(first_row + begin + r) * stride + tile * tile_blocks + block] = static_cast<float>(largest - offset[r]) * step * scale[r];
+      }
+    }
+  }
+}
+
+// ---- the choice -----------------------------------------------------------------------------------------------------------
+
+constexpr unsigned choose_threads = 1024;
+constexpr uint32_t bins = 2048;
+constexpr float one_share = 1099511627776.0f;  // 2^40: shares are summed in whole numbers, whose sum does not depend on the order
+
+struct Found {
+  uint32_t count;
+  long long sum;
+};
+__device__ Found operator+(const Found& x, const Found& y) { return {x.count + y.count, x.sum + y.sum}; }
+
+// Of all threads before this one; *all gets the sum of all.
+__device__ Found before_this(Found own, Found* parts, Found* all) {
+  const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  Found upto = own;
+  for (unsigned step = 1; step < warp; step *= 2) {
+    const Found other{__shfl_up_sync(all_lanes, upto.count, step), __shfl_up_sync(all_lanes, upto.sum, step)};
+    if (lane >= step) upto = upto + other;
+  }
+  __syncthreads();
+  if (lane == warp - 1) parts[w] = upto;
+  __syncthreads();
+  Found before{upto.count - own.count, upto.sum - own.sum}, total{};
+  for (unsigned i = 0; i < choose_threads / warp; ++i) {
+    if (i < w) before = before + parts[i];
+    total = total + parts[i];
+  }
+  *all = total;
+  return before;
+}
+
+struct Want {
+  uint32_t least, most;
+  long long sum;
+  __device__ bool met(const Found& f) const { return f.count >= most || (f.count >= least && f.sum >= sum); }
+};
+
+__device__ long long fixed(float share) { return static_cast<long long>(fminf(fmaxf(share, 0.0f), 4096.0f) * one_share); }
+
+}  // namespace
+
+extern "C" {
+
+// A block a KV head and token. The blocks of the largest shares are found by three histograms of parts of their bits, which are in the order of shares.
+__global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
+  after_previous();
+  __shared__ unsigned long long bin_sums[bins];
+  __shared__ uint32_t bin_counts[bins];
+  __shared__ Found parts[choose_threads / warp];
+  __shared__ float row_m[choose_threads / warp], row_l[choose_threads / warp];
+  __shared__ uint32_t stop_bin;
+  __shared__ Found stop_before;
+  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x;
+  const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
+  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
+  uint32_t* list = a.lists + at * a.most;
+  uint32_t* read = a.read + at * a.extents;
+  for (uint32_t e = thread; e < a.extents; e += choose_threads) read[e] = 0;
+  if (thread < 2) a.list_counts[2 * at + thread] = 0;
+  if (pages <= 1) return;
+  const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
+  float* shares = a.scores + at * kv.group * stride;
+
+  // Each row's shares; their sums take the place of the first row's scores.
+  for (uint32_t r = 0; r < kv.group; ++r) {
+    const float* scores = shares + r * stride;
+    float m = -INFINITY, l = 0;
+    for (uint32_t b = first + thread; b < end; b += choose_threads) m = fmaxf(m, scores[b]);
+    for (uint32_t b = first + thread; b < end; b += choose_threads) l += __expf(scores[b] - m);
+    const float warp_m = warp_max(m);
+    l = warp_sum(l * relative(m, warp_m));
+    __syncthreads();
+    if (thread % warp == 0) row_m[thread / warp] = warp_m, row_l[thread / warp] = l;
+    __syncthreads();
+    const float* state = a.states + state_at(kv, a, head, token, 0, r);
+    const float near_m = state[kv.dim] - __logf(like_the_best);
+    float most = near_m, total = 0;
+    for (unsigned i = 0; i < choose_threads / warp; ++i) most = fmaxf(most, row_m[i]);
+    for (unsigned i = 0; i < choose_threads / warp; ++i) total += relative(row_m[i], most) * row_l[i];
+    total += relative(near_m, most) * state[kv.dim + 1];
+    for (uint32_t b = first + thread; b < end; b += choose_threads) {
+      const float share = __expf(scores[b] - most) / total;
+      shares[b] = r == 0 ? share : shares[b] + share;
+    }
+  }
+
+  const DeviceBudget budget = *kv.budget;
+  Want want{budget.least, min(budget.most, end - first), 0};
+  Found base{};              // what ranks above the bits that are known
+  uint32_t prefix = 0;       // the known bits of the last share that is taken
+  bool none = false, everything = false;
+  for (uint32_t pass = 0; pass < 3; ++pass) {
+    const uint32_t low = pass == 0 ? 20 : pass == 1 ? 9 : 0, width = pass == 2 ? 9 : 11;
+    for (uint32_t i = thread; i < bins; i += choose_threads) bin_counts[i] = 0, bin_sums[i] = 0;
+    __syncthreads();
+    for (uint32_t b = first + thread; b < end; b += choose_threads) {
+      const float share = shares[b];
+      const uint32_t bits = __float_as_uint(share) & 0x7fffffff;
+      if (pass > 0 && bits >> (low + width) != prefix) continue;
+      const uint32_t bin = bits >> low & ((1u << width) - 1);
+      atomicAdd(&bin_counts[bin], 1u);
+      atomicAdd(&bin_sums[bin], static_cast<unsigned long long>(fixed(share)));
+    }
+    __syncthreads();
+    // The largest bins first, two a thread.
+    Found pair[2], all;
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t bin = bins - 1 - (2 * thread + i);
+      pair[i] = {bin_counts[bin], static_cast<long long>(bin_sums[bin])};
+    }
+    Found before = base + before_this(pair[0] + pair[1], parts, &all);
+    if (pass == 0) {
+      want.sum = all.sum - static_cast<long long>((1 - budget.coverage) * static_cast<float>(kv.group) * one_share);
+      none = want.met({});
+      everything = !want.met(all);
+    }
+    if (thread == 0) stop_bin = bins;
+    __syncthreads();
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (pair[i].count > 0 && !want.met(before) && want.met(before + pair[i])) stop_bin = bins - 1 - (2 * thread + i), stop_before = before;
+      before = before + pair[i];
+    }
+    __syncthreads();
+    if (none || everything || stop_bin == bins) break;
+    prefix = prefix << width | stop_bin;
+    base = stop_before;
+    __syncthreads();
+  }
+  if (none) return;
+  // Of those that rank alike the first ones.
+  uint32_t ties = 0;
+  if (!everything) {
+    const long long each = fixed(__uint_as_float(prefix));
+    const long long missing = want.sum > base.sum ? want.sum - base.sum : 0;
+    const long long by_sum = each > 0 ? (missing + each - 1) / each : missing > 0 ? static_cast<long long>(want.most) : 0;
+    const uint32_t by_count = want.least > base.count ? want.least - base.count : 0;
+    const long long wanted = max(by_sum, static_cast<long long>(by_count));
+    ties = static_cast<uint32_t>(min(max(wanted, 1ll), static_cast<long long>(want.most - base.count)));
+  }
+  const auto rank_of = [&](uint32_t b) { return __float_as_uint(shares[b]) & 0x7fffffff; };
+  const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
+  const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
+  Found alike{}, all;
+  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) alike.count += rank_of(b) == prefix;
+  const uint32_t alike_before = before_this(alike, parts, &all).count;
+  // Twice: to count, and to write where the count says.
+  uint32_t place = 0;
+  for (uint32_t pass = 0; pass < 2; ++pass) {
+    uint32_t met = alike_before, taken = 0, tokens = 0;
+    for (uint32_t p = run_begin; p < run_end; ++p) {
+      uint32_t mask = 0;
+      for (uint32_t i = 0; i < page_blocks; ++i) {
+        const uint32_t rank = rank_of(p * page_blocks + i);
+        const bool is_taken = everything || rank > prefix || (rank == prefix && met++ < ties);
+        mask |= is_taken ? 1u << i : 0u;
+      }
+      if (mask == 0) continue;
+      if (pass == 1) {
+        list[place + taken] = p << 4 | mask;
+        atomicOr(&read[p / extent_pages], 1u << p % extent_pages);
+      }
+      ++taken;
+      tokens += __popc(mask) * kv.block_tokens;
+    }
+    if (pass == 1) break;
+    const Found taken_before = before_this({taken, static_cast<long long>(tokens)}, parts, &all);
+    place = taken_before.count;
+    if (thread == 0) a.list_counts[2 * at] = all.count, a.list_counts[2 * at + 1] = static_cast<uint32_t>(all.sum);
+  }
+}
+
+}  // extern "C"
+
+namespace {
+
+// ---- chosen pages, and the means of the others --------------------------------------------------------------------------------
+
+constexpr unsigned attend_warps = 8;
+
+// A warp's part of the attention of `rows` query rows: o is of four neighbouring dimensions a lane, twice where there are more.
+template <uint32_t dim, uint32_t rows>
+struct Part {
+  static constexpr uint32_t lanes_across = dim / 4 < warp ? dim / 4 : warp;  // lanes that share a token's values
+  static constexpr uint32_t tokens_at_once = warp / lanes_across, sets = dim / 4 / lanes_across;
+  float o[rows][sets * 4], m[rows], l[rows];
+
+  __device__ Part() {
+    for (uint32_t r = 0; r < rows; ++r) {
+      m[r] = -INFINITY, l[r] = 0;
+      for (uint32_t d = 0; d < sets * 4; ++d) o[r][d] = 0;
+    }
+  }
+
+  // Of tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over all lanes: writes the values' weights to
+  // weights[row][token].
+  template <uint32_t lanes>
+  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4], const float (&v_scale)[4], float more, uint32_t present,
+                        float (*weights)[64]) {
+    const uint32_t lane = threadIdx.x % warp;
+#pragma unroll
+    for (uint32_t r = 0; r < rows; ++r) {
+      float x[4], most = m[r];
+#pragma unroll
+      for (uint32_t t = 0; t < 4; ++t) {
+        int32_t sum = s[r][t];
+        for (uint32_t step = lanes; step < warp; step *= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
+        x[t] = present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + more : -INFINITY;
+        most = fmaxf(most, x[t]);
+      }
+      most = warp_max(most, lanes);
+      const float keep = relative(m[r], most);
+      float sum = 0;
+#pragma unroll
+      for (uint32_t t = 0; t < 4; ++t) {
+        x[t] = relative(x[t], most);
+        sum += x[t];
+      }
+      l[r] = l[r] * keep + warp_sum(sum, lanes);
+      m[r] = most;
+#pragma unroll
+      for (uint32_t d = 0; d < sets * 4; ++d) o[r][d] *= keep;
+      if (lane < lanes) *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1], x[2] * v_scale[2], x[3] * v_scale[3]};
+    }
+    __syncwarp();
+  }
+};
+
+// Merges the warps' parts into the state of the block's rows.
+template <uint32_t dim, uint32_t rows>
+__device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part, uint32_t head, uint32_t token, uint32_t first_row,
+                            float (*part_o)[dim], float* part_m, float* part_l) {
+  using P = Part<dim, rows>;
+  const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
+#pragma unroll
+  for (uint32_t r = 0; r < rows; ++r) {
+    __syncthreads();
+    if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r];
+#pragma unroll
+    for (uint32_t i = 0; i < P::sets * 4; ++i) {
+      float x = part.o[r][i];
+      for (uint32_t step = P::lanes_across; step < warp; step *= 2) x += __shfl_xor_sync(all_lanes, x, step);
+      if (lane < P::lanes_across) part_o[w][i / 4 * 128 + lane * 4 + i % 4] = x;
+    }
+    __syncthreads();
+    if (first_row + r >= kv.group) continue;
+    float* state = a.states + state_at(kv, a, head, token, near_parts + blockIdx.x, first_row + r);
+    for (uint32_t d = threadIdx.x; d < dim; d += attend_warps * warp) {
+      float most = -INFINITY, sum = 0, out = 0;
+      for (uint32_t i = 0; i < attend_warps; ++i) most = fmaxf(most, part_m[i]);
+      for (uint32_t i = 0; i < attend_warps; ++i) {
+        const float weight = relative(part_m[i], most);
+        sum += weight * part_l[i];
+        out += weight * part_o[i][d];
+      }
+      state[d] = out;
+      if (d == 0) state[dim] = most, state[dim + 1] = sum;
+    }
+  }
+}
+
+template <uint32_t dim, uint32_t rows>
+__device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
+  after_previous();
+  using P = Part<dim, rows>;
+  constexpr uint32_t page_tokens = page_size / 2 / dim;
+  __shared__ int32_t q[rows][dim / 4];
+  __shared__ __align__(16) float weights[attend_warps][rows][64];
+  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps];
+  const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks, first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
+  const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const std::size_t at = std::size_t{head} * a.n + token, row = at * kv.group + first_row;
+  float q_scale[rows];
+  for (uint32_t i = threadIdx.x; i < rows * dim / 4; i += attend_warps * warp)
+    q[i / (dim / 4)][i % (dim / 4)] = first_row + i / (dim / 4) < kv.group ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[i] : 0;
+  for (uint32_t r = 0; r < rows; ++r) q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
+  __syncthreads();
+  P part;
+
+  if (blockIdx.x < chosen_parts) {
+    constexpr uint32_t lanes = page_tokens / 4, group_step = warp / lanes;  // lanes across tokens; of them so many are at different dimensions
+    const uint32_t* list = a.lists + at * a.most;
+    const uint32_t count = a.list_counts[2 * at];
+    for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
+      const uint32_t page = list[i] >> 4, blocks = list[i] & 15, in_extent = head * extent_pages + page % extent_pages;
+      const uint4* data = reinterpret_cast<const uint4*>(kv.pages_at[page / extent_pages] + kv.pages_offset + std::size_t{in_extent} * page_size);
+      const uint16_t* scales =
+          reinterpret_cast<const uint16_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + std::size_t{in_extent} * 2 * page_tokens;
+      uint4 k[4], v[4];
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) k[j] = __ldcs(data + j * warp + lane);
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
+      const uint32_t first = lane % lanes * 4;
+      const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first)), v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
+      const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
+      const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
+      int32_t s[rows][4] = {};
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+#pragma unroll
+        for (uint32_t r = 0; r < rows; ++r) {
+          const int32_t x = q[r][j * group_step + lane / lanes];
+          s[r][0] = __dp4a(static_cast<int32_t>(k[j].x), x, s[r][0]);
+          s[r][1] = __dp4a(static_cast<int32_t>(k[j].y), x, s[r][1]);
+          s[r][2] = __dp4a(static_cast<int32_t>(k[j].z), x, s[r][2]);
+          s[r][3] = __dp4a(static_cast<int32_t>(k[j].w), x, s[r][3]);
+        }
+      }
+      const uint32_t present = blocks >> first / kv.block_tokens & 1 ? 15 : 0;  // blocks have a multiple of four tokens
+      part.template weigh<lanes>(s, q_scale, k_scale, v_scale, 0, present, weights[w]);
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+        const uint32_t four = dim <= 128 ? j * P::tokens_at_once + lane / P::lanes_across : j / 2, set = dim <= 128 ? 0 : j % 2;
+        const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+        for (uint32_t r = 0; r < rows; ++r) {
+          const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
+#pragma unroll
+          for (uint32_t d = 0; d < 4; ++d)
+            part.o[r][set * 4 + d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
+        }
+      }
+      __syncwarp();
+    }
+  } else {
+    constexpr uint32_t lanes = extent_pages / 4, group_step = warp / lanes;
+    const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages;
+    const uint32_t* read = a.read + at * a.extents;
+    const float log_tokens = __logf(static_cast<float>(page_tokens));
+    for (uint32_t e = (blockIdx.x - chosen_parts) * attend_warps + w; e < extents; e += mean_parts * attend_warps) {
+      const uint32_t there = min(extent_pages, pages - e * extent_pages);
+      const uint32_t unread = ((1u << there) - 1) & ~read[e] & (e == 0 ? ~1u : ~0u);
+      if (unread == 0) continue;
+      const int8_t* means = kv.means + e * kv.means_stride + head * kv.means_size;
+      const float* mean_scales = reinterpret_cast<const float*>(means + dim * 2 * extent_pages);
+      const uint32_t first = lane % lanes * 4;
+      const float4 ks = *reinterpret_cast<const float4*>(mean_scales + first), vs = *reinterpret_cast<const float4*>(mean_scales + extent_pages + first);
+      const float k_scale[4] = {ks.x, ks.y, ks.z, ks.w}, v_scale[4] = {vs.x, vs.y, vs.z, vs.w};
+      uint4 k[dim / 32];
+#pragma unroll
+      for (uint32_t j = 0; j < dim / 32; ++j) k[j] = reinterpret_cast<const uint4*>(means)[j * warp + lane];
+      uint32_t v[extent_pages / P::tokens_at_once][P::sets];
+#pragma unroll
+      for (uint32_t i = 0; i < extent_pages / P::tokens_at_once; ++i)
+#pragma unroll
+        for (uint32_t set = 0; set < P::sets; ++set)
+          v[i][set] = reinterpret_cast<const uint32_t*>(means + dim * extent_pages + (i * P::tokens_at_once + lane / P::lanes_across) * dim)[set * warp + lane % P::lanes_across];
+      int32_t s[rows][4] = {};
+#pragma unroll
+      for (uint32_t j = 0; j < dim / 32; ++j) {
+#pragma unroll
+        for (uint32_t r = 0; r < rows; ++r) {
+          const int32_t x = q[r][j * group_step + lane / lanes];
+          s[r][0] = __dp4a(static_cast<int32_t>(k[j].x), x, s[r][0]);
+          s[r][1] = __dp4a(static_cast<int32_t>(k[j].y), x, s[r][1]);
+          s[r][2] = __dp4a(static_cast<int32_t>(k[j].z), x, s[r][2]);
+          s[r][3] = __dp4a(static_cast<int32_t>(k[j].w), x, s[r][3]);
+        }
+      }
+      part.template weigh<lanes>(s, q_scale, k_scale, v_scale, log_tokens, unread >> first, weights[w]);
+#pragma unroll
+      for (uint32_t i = 0; i < extent_pages / P::tokens_at_once; ++i) {
+#pragma unroll
+        for (uint32_t r = 0; r < rows; ++r) {
+          const float x = weights[w][r][i * P::tokens_at_once + lane / P::lanes_across];
+#pragma unroll
+          for (uint32_t d = 0; d < P::sets * 4; ++d) part.o[r][d] += x * signed_byte(v[i][d / 4], static_cast<int>(d % 4));
+        }
+      }
+      __syncwarp();
+    }
+  }
+  write_state<dim, rows>(kv, a, part, head, token, first_row, part_o, part_m, part_l);
+}
+
+}  // namespace
+
+extern "C" {
+
+// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read.
+__global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, float* totals, float* mass) {
+  after_previous();
+  const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
+  const auto part = [&](uint32_t i) { return a.states + state_at(kv, a, head, token, i, row); };
+  float most = -INFINITY, read = 0, sum = 0;
+  for (uint32_t i = 0; i < attention_parts; ++i) most = fmaxf(most, part(i)[kv.dim]);
+  for (uint32_t i = 0; i < attention_parts; ++i) {
+    sum += relative(part(i)[kv.dim], most) * part(i)[kv.dim + 1];
+    if (i == near_parts + chosen_parts - 1) read = sum;
+  }
+  for (uint32_t d = threadIdx.x; d < kv.head_dim; d += blockDim.x) {
+    float x = 0;
+    for (uint32_t i = 0; i < attention_parts; ++i) x += relative(part(i)[kv.dim], most) * part(i)[d];
+    out[std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + d] = x / sum;
+  }
+  if (threadIdx.x > 0) return;
+  totals[token * heads + blockIdx.x] = most + __logf(sum);
+  mass[token * heads + blockIdx.x] = read / sum;
+}
+
+#define KVASIR_OF_DIM(dim, groups)                                                                                                              \
+  __global__ void __launch_bounds__(near_warps* warp) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp>(kv, a); }   \
+  __global__ void __launch_bounds__(scan_threads) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }          \
+  KVASIR_OF_ROWS(dim, 1) KVASIR_OF_ROWS(dim, 2) KVASIR_OF_ROWS(dim, 4) KVASIR_OF_ROWS(dim, 8)
+#define KVASIR_OF_ROWS(dim, rows) \
+  __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim##_##rows(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, rows>(kv, a); }
+
+KVASIR_OF_DIM(32, 2)
+KVASIR_OF_DIM(64, 3)
+KVASIR_OF_DIM(128, 6)
+KVASIR_OF_DIM(256, 12)
+
+}  // extern "C"
+}  // namespace kvasir::cuda

@@ -1,0 +1,146 @@
+#include "model/attention_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+constexpr const char* what = "attention";
+
+AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
+    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers), timeline_(device, shape, layers, heads.heads) {}
+
+const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uint32_t n) const {
+  if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
+  if (n > DeviceTimeline::most_tokens || plan.by_blocks) return "a text is read";
+  if (!plan.share_heads) return "the heads choose each for itself";
+  if (plan.dense_layers > 0) return "some layers read everything";
+  if (plan.certify || plan.compare != CompareLevel::none) return "what is read is compared with everything";
+  if (store.budget().bytes > 0) return "memory_budget is set";
+  if (store.window_tokens() == KvStore::keep_all) return "keys and values are kept in full precision";
+  if (heads_.group() > most_attended_group) return "too many query heads share a KV head";
+  if (store.pages().pages() > 0 && store.sketch().pages() != store.pages().pages()) return "the keys have no sketch yet";
+  return nullptr;
+}
+
+static DeviceBudget budget_of(const Plan& plan, uint32_t layer, uint32_t block_tokens) {
+  const uint64_t tokens = plan.budget(layer);
+  const auto blocks = [&](uint64_t of) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(of, block_tokens), UINT32_MAX / 64)); };
+  if (plan.coverage == 0) return {blocks(tokens), blocks(tokens), 0};
+  return {blocks(tokens / 4), blocks(tokens * 4), plan.coverage};  // as select/blocks.h has it
+}
+
+Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
+  uint32_t most = 1;
+  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l, shape_.page.block_tokens).most);
+  most = std::min(most, extents * extent_pages);
+  if (n <= room_ && extents == extents_ && most <= most_) return {};
+  const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
+  most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
+  room_ = extents_ = most_ = 0;
+  ++generation_;
+  scores_ = {}, states_ = {}, lists_ = {};
+  const PageShape& page = shape_.page;
+  const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
+  Status s = scores_.allocate(device_, rows * extents * page.extent_blocks(), what);
+  if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + 2), what);
+  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
+  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
+  if (s.ok()) s = read_.allocate(device_, of_heads * extents, what);
+  if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
+  if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
+  if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
+  if (s.ok()) s = q_scale_.allocate(device_, rows, what);
+  if (s.ok()) s = projected_scale_.allocate(device_, rows, what);
+  if (s.ok()) s = totals_.allocate(device_, layers * rows, what);
+  if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
+  if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
+  if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
+  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
+  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
+  if (s.ok()) s = budgets_host_.allocate(device_, layers);
+  if (!s.ok()) {
+    scores_ = {}, states_ = {}, lists_ = {};
+    return s;
+  }
+  room_ = tokens, extents_ = extents, most_ = most;
+  return {};
+}
+
+Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream) {
+  if (Status s = timeline_.update(store, pool, stream); !s.ok()) return s;
+  if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
+  n_ = n;
+  for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l, shape_.page.block_tokens);
+  return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
+}
+
+DeviceAttention AttentionDevice::work(uint32_t layer) const {
+  const std::size_t lists = std::size_t{n_} * shape_.kv_heads;
+  return {n_,
+          extents_,
+          most_,
+          q_.get(),
+          q8_.get(),
+          q_scale_.get(),
+          projected_.get(),
+          projected_scale_.get(),
+          scores_.get(),
+          read_.get(),
+          lists_.get() + layer * lists * most_,
+          list_counts_.get() + layer * lists * 2,
+          states_.get()};
+}
+
+int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out) {
+  const DeviceKv kv = timeline_.layer(layer);
+  const DeviceAttention a = work(layer);
+  const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
+  int error = ops_.begin_attention(stream, kv, a, q, k, v);
+  if (!error) error = ops_.attend_near(stream, kv, a);
+  if (!error) error = ops_.score_sketch(stream, kv, a);
+  if (!error) error = ops_.choose_blocks(stream, kv, a);
+  if (!error) error = ops_.attend_chosen(stream, kv, a);
+  return error ? error : ops_.finish_attention(stream, kv, a, out, totals_.get() + rows, mass_.get() + rows);
+}
+
+int AttentionDevice::give_results(DeviceStream* stream) {
+  const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, lists = std::size_t{layers_} * n_ * shape_.kv_heads;
+  int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
+  if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
+  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 2 * sizeof(uint32_t));
+  return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
+}
+
+Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const {
+  const PageStore& pages = store.pages();
+  const std::size_t of_layer = std::size_t{n_} * shape_.kv_heads, lists = layers_ * of_layer;
+  std::atomic<bool> intact{true};
+  if (pages.mapped_bytes() > 0)
+    pool->run(layers_, [&](uint32_t layer, uint32_t) {
+      for (std::size_t i = layer * of_layer; i < (layer + 1) * of_layer; ++i) {
+        const auto head = static_cast<uint32_t>(i % of_layer / n_);
+        const uint32_t* list = lists_host_.get() + i * most_;
+        for (uint32_t p = 0; p < list_counts_host_.get()[2 * i]; ++p)
+          if (!pages.intact_page(layer, head, list[p] >> 4)) intact = false;
+      }
+    });
+  if (!intact) return pages.damaged();
+  for (std::size_t i = 0; i < lists; ++i) {
+    counts->pages_touched += list_counts_host_.get()[2 * i];
+    counts->tokens_read += list_counts_host_.get()[2 * i + 1];
+  }
+  const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
+  if (sealed == 0) return {};
+  counts->summary_bytes += lists * pages.extents() * (shape_.page.sketch_bytes() + shape_.page.means_bytes());
+  counts->tokens_present += (sealed - sinks) * lists;
+  counts->queries += lists * heads_.group();
+  for (std::size_t i = 0; i < lists * heads_.group(); ++i) counts->mass += static_cast<double>(mass_host_.get()[i]);
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,60 @@
+// Attention of new tokens on a device, by the strategy `bounded`: what the processor does in model/attention.cc, for the layers that the device has, in
+// one stream of work without a wait between the layers. The device reads the chosen pages where they lie in the processor's memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "compute/device.h"
+#include "compute/thread_pool.h"
+#include "model/attention.h"
+#include "model/device_timeline.h"
+#include "select/plan.h"
+
+namespace kvasir {
+
+class AttentionDevice {
+ public:
+  AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers);
+
+  // Why a step of n tokens is left to the processor; null: it is not.
+  const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
+  // Brings what the device has up to date. Errors as DeviceTimeline::update().
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
+
+  // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q. An error of
+  // the table.
+  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  // What collect() looks at, after the last layer.
+  int give_results(DeviceStream* stream);
+  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped.
+  Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
+  const float* totals(uint32_t layer) const { return totals_host_.get() + std::size_t{layer} * n_ * heads_.heads; }  // [n][heads]
+
+  void committed(const KvStore& store) { timeline_.committed(store, n_); }
+
+  // What was given stays valid as long as this does.
+  uint64_t generation() const { return timeline_.generation() + generation_; }
+
+ private:
+  Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
+  DeviceAttention work(uint32_t layer) const;
+
+  const std::shared_ptr<Device> device_;
+  const DeviceKernels& ops_;
+  const HeadShape heads_;
+  const StoreShape shape_;
+  const uint32_t layers_;
+  DeviceTimeline timeline_;
+  uint64_t generation_ = 0;
+  uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
+  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, states_, totals_, mass_;
+  DeviceBuffer<int8_t> q8_, projected_;
+  DeviceBuffer<uint32_t> read_, lists_, list_counts_;  // the last two of all layers
+  PinnedBuffer<float> totals_host_, mass_host_;
+  PinnedBuffer<uint32_t> lists_host_, list_counts_host_;
+  PinnedBuffer<DeviceBudget> budgets_host_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,259 @@
+#include "model/device_timeline.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace kvasir {
+namespace {
+
+constexpr const char* what = "a timeline's summaries";
+constexpr std::size_t piece_bytes = std::size_t{64} << 20;  // of what is on its way
+constexpr uint32_t spare_extents = 32;                      // room for what is read and answered next
+
+uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
+
+}  // namespace
+
+DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads)
+    : device_(device), ops_(device->kernels()), shape_(shape), layers_(layers), heads_(heads) {}
+
+DeviceTimeline::~DeviceTimeline() {
+  for (const Region& r : regions_) device_->unshare(r.begin);
+}
+
+Status DeviceTimeline::send(DeviceStream* stream, void* to, const void* from, std::size_t size) {
+  int error = ops_.upload(stream, to, from, size);
+  if (!error) error = ops_.wait(stream);
+  return device_->status(error, what);
+}
+
+// Everything that depends on how long the timeline is. What was there is gone when it moves.
+Status DeviceTimeline::make_room(const KvStore& store) {
+  const PageShape& page = shape_.page;
+  const uint32_t rows = static_cast<uint32_t>(round_up(std::max(store.window_count(), store.window_tokens() + 2 * page.page_tokens) + most_tokens, 32));
+  if (store.pages().extents() <= extents_ && rows <= window_rows_) return {};
+  const uint32_t extents = std::max(extents_, store.pages().extents() + store.pages().extents() / 8 + spare_extents);
+  const std::size_t heads = heads_total();
+  extents_ = window_rows_ = 0;
+  ++generation_;
+  sketch_ = {}, means_ = {}, window_ = {};  // never old and new together
+  sketch_stamps_.clear(), means_stamps_.clear(), addresses_.clear();
+  basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
+  Status s = sketch_.allocate(device_, extents * heads * page.sketch_bytes(), what);
+  if (s.ok()) s = means_.allocate(device_, extents * heads * page.means_bytes(), what);
+  if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, what);
+  if (s.ok()) s = pages_at_.allocate(device_, extents, what);
+  if (s.ok()) s = scales_at_.allocate(device_, extents, what);
+  if (s.ok()) s = basis_.allocate(device_, heads * page.dim * page.sketch_dim(), what);
+  if (s.ok()) s = sinks_.allocate(device_, heads * 2 * page.page_tokens * page.dim, what);
+  if (s.ok()) s = centre_.allocate(device_, heads * page.dim, what);
+  if (s.ok()) s = counts_.allocate(device_, 1, what);
+  if (s.ok()) s = budgets_.allocate(device_, layers_, what);
+  if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
+  const std::size_t window_bytes = heads * 2 * rows * page.dim * sizeof(float);
+  const std::size_t staging = std::max({piece_bytes, window_bytes, basis_.bytes(), sinks_.bytes()});
+  if (s.ok() && staging > staging_bytes_) {
+    staging_bytes_ = 0;
+    if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
+  }
+  if (!s.ok()) {
+    sketch_ = {}, means_ = {}, window_ = {};
+    return s;
+  }
+  extents_ = extents;
+  window_rows_ = rows;
+  sketch_stamps_.assign(extents, 0);
+  means_stamps_.assign(extents, 0);
+  return {};
+}
+
+// The extents whose sketch or means are others than what the device has, as many at a time as the staging memory holds.
+Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* pages_changed) {
+  const PageStore& pages = store.pages();
+  const KeySketch& sketch = store.sketch();
+  struct Piece {
+    uint32_t extent;
+    bool is_sketch;
+  };
+  std::vector<Piece> wanted;
+  for (uint32_t e = 0; e < pages.extents(); ++e) {
+    if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back({e, true});
+    if (means_stamps_[e] != pages.stamp(e)) wanted.push_back({e, false}), *pages_changed = true;
+  }
+  std::stable_partition(wanted.begin(), wanted.end(), [](const Piece& p) { return p.is_sketch; });
+  const std::size_t sketch_size = heads_total() * shape_.page.sketch_bytes(), means_size = heads_total() * shape_.page.means_bytes();
+  const std::size_t size = std::max(sketch_size, means_size);
+  const auto together = static_cast<uint32_t>(std::max<std::size_t>(1, staging_bytes_ / size));
+  if (size > staging_bytes_) return Status::error(Code::unsupported, "a page group's summaries have %zu bytes", size);
+  for (std::size_t at = 0; at < wanted.size(); at += together) {
+    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
+    std::atomic<int> damaged{0};
+    pool->run(count, [&](uint32_t i, uint32_t) {
+      const Piece& p = wanted[at + i];
+      for (uint32_t h = 0; h < heads_total(); ++h) {
+        const uint32_t layer = h / shape_.kv_heads, head = h % shape_.kv_heads;
+        if (p.is_sketch ? !sketch.intact(layer, head, p.extent) : !pages.intact_means(layer, head, p.extent)) damaged |= p.is_sketch ? 1 : 2;
+      }
+      std::memcpy(staging_.get() + i * size, p.is_sketch ? sketch.extent(0, 0, p.extent) : pages.extent(0, 0, p.extent).means,
+                  p.is_sketch ? sketch_size : means_size);
+    });
+    if (damaged) return damaged & 1 ? sketch.damaged() : pages.damaged();
+    int error = 0;
+    for (uint32_t i = 0; i < count && !error; ++i) {
+      const Piece& p = wanted[at + i];
+      error = p.is_sketch ? ops_.upload(stream, sketch_.get() + p.extent * sketch_size, staging_.get() + i * size, sketch_size)
+                          : ops_.upload(stream, means_.get() + p.extent * means_size, staging_.get() + i * size, means_size);
+    }
+    if (!error) error = ops_.wait(stream);
+    if (error) return device_->status(error, what);
+    for (uint32_t i = 0; i < count; ++i) {
+      const Piece& p = wanted[at + i];
+      (p.is_sketch ? sketch_stamps_ : means_stamps_)[p.extent] = p.is_sketch ? sketch.stamp(p.extent) : pages.stamp(p.extent);
+    }
+  }
+  return {};
+}
+
+Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+  const std::size_t dim = shape_.page.dim, heads = heads_total();
+  auto* staged = reinterpret_cast<float*>(staging_.get());
+  if (store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp()) {
+    const std::size_t size = dim * shape_.page.sketch_dim();
+    for (uint32_t h = 0; h < heads; ++h) std::copy_n(store.sketch().query_basis(h / shape_.kv_heads, h % shape_.kv_heads), size, staged + h * size);
+    if (Status s = send(stream, basis_.get(), staged, heads * size * sizeof(float)); !s.ok()) return s;
+    basis_stamp_ = store.sketch().basis_stamp();
+  }
+  if (sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0) {
+    std::fill_n(staged, heads * dim, 0.0f);
+    if (!store.centre().empty()) std::copy_n(store.centre().data(), heads * dim, staged);  // the first layers' come first
+    if (Status s = send(stream, centre_.get(), staged, heads * dim * sizeof(float)); !s.ok()) return s;
+    if (!store.sink_floats().empty()) {
+      const std::size_t size = heads * 2 * shape_.page.page_tokens * dim;
+      std::copy_n(store.sink_floats().data(), size, staged);
+      if (Status s = send(stream, sinks_.get(), staged, size * sizeof(float)); !s.ok()) return s;
+    }
+    sinks_stamp_ = store.sinks_stamp();
+  }
+  if (window_stamp_ != store.window_stamp() || window_stamp_ == 0) {
+    const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim;
+    pool->run(static_cast<uint32_t>(heads), [&](uint32_t h, uint32_t) {
+      const KvStore::Rows rows = store.window(h / shape_.kv_heads, h % shape_.kv_heads);
+      std::copy_n(rows.k, filled, staged + h * 2 * size);
+      std::copy_n(rows.v, filled, staged + (h * 2 + 1) * size);
+    });
+    if (Status s = send(stream, window_.get(), staged, heads * 2 * size * sizeof(float)); !s.ok()) return s;
+    window_stamp_ = store.window_stamp();
+  }
+  return {};
+}
+
+uint64_t DeviceTimeline::seen(uint64_t address) {
+  for (Region& r : regions_)
+    if (address >= r.begin && address < r.end) {
+      r.used = true;
+      return r.seen + (address - r.begin);
+    }
+  return 0;
+}
+
+Status DeviceTimeline::share(std::span<const std::byte> memory, std::shared_ptr<const void> keep) {
+  Region r{address_of(memory.data()), address_of(memory.data() + memory.size()), 0, true, std::move(keep)};
+  regions_.reserve(regions_.size() + 1);
+  if (Status s = device_->share(&r.begin, &r.end, &r.seen); !s.ok()) return s;
+  regions_.push_back(std::move(r));
+  return {};
+}
+
+Status DeviceTimeline::put_addresses(const KvStore& store, DeviceStream* stream) {
+  const PageStore& pages = store.pages();
+  const uint32_t extents = pages.extents();
+  const std::size_t scale_bytes = shape_.page.scales_bytes();
+  std::vector<uint64_t> addresses(std::size_t{2} * extents_, 0);
+  for (Region& r : regions_) r.used = false;
+  for (uint32_t e = 0; e < extents; ++e) {
+    const PageStore::Lasting at = pages.lasting(e);
+    if (!at.keep) {
+      if (e + 1 < extents) return Status::error(Code::unsupported, "a part of the pages is in a spill file");
+      // What is being filled: its own copy, of the layers' heads alone.
+      const std::size_t its_pages = heads_total() * PageShape::pages_bytes(), its_scales = heads_total() * scale_bytes;
+      if (!last_.get())
+        if (Status s = last_.allocate(device_, its_pages + its_scales); !s.ok()) return s;
+      if (last_stamp_ != pages.stamp(e)) {
+        const ExtentView view = pages.extent(0, 0, e);
+        std::memcpy(last_.get(), view.pages, its_pages);
+        std::memcpy(last_.get() + its_pages, view.scales, its_scales);
+        last_stamp_ = pages.stamp(e);
+      }
+      addresses[e] = address_of(last_.get());
+      addresses[extents_ + e] = address_of(last_.get() + its_pages);
+      continue;
+    }
+    if (!seen(address_of(at.pages)) || !seen(address_of(at.scales)))
+      for (const std::span<const std::byte> memory : at.memory)
+        if (!memory.empty())
+          if (Status s = share(memory, at.keep); !s.ok()) return s;
+    addresses[e] = seen(address_of(at.pages));
+    addresses[extents_ + e] = seen(address_of(at.scales));
+  }
+  std::erase_if(regions_, [&](const Region& r) {
+    if (!r.used) device_->unshare(r.begin);
+    return !r.used;
+  });
+  if (addresses == addresses_) return {};
+  std::memcpy(staging_.get(), addresses.data(), addresses.size() * sizeof(uint64_t));
+  if (Status s = send(stream, pages_at_.get(), staging_.get(), extents_ * sizeof(uint64_t)); !s.ok()) return s;
+  if (Status s = send(stream, scales_at_.get(), staging_.get() + extents_ * sizeof(uint64_t), extents_ * sizeof(uint64_t)); !s.ok()) return s;
+  addresses_ = std::move(addresses);
+  return {};
+}
+
+Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+  Status s = device_->status(ops_.wait(stream), what);
+  if (s.ok()) s = make_room(store);
+  bool pages_changed = addresses_.empty();
+  if (s.ok()) s = put_summaries(store, pool, stream, &pages_changed);
+  if (s.ok()) s = put_window(store, pool, stream);
+  if (s.ok() && pages_changed && !(s = put_addresses(store, stream)).ok()) addresses_.clear();  // they are looked at again
+  if (!s.ok()) return s;
+  *known_.get() = {store.pages().pages(), store.window_count()};
+  return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)), what);
+}
+
+void DeviceTimeline::committed(const KvStore& store, uint32_t n) {
+  if (store.pages().pages() == known_.get()->pages && store.window_count() == known_.get()->window + n) window_stamp_ = store.window_stamp();
+}
+
+DeviceKv DeviceTimeline::layer(uint32_t layer) const {
+  const PageShape& page = shape_.page;
+  const std::size_t heads = shape_.kv_heads, first = layer * heads;
+  return {shape_.kv_heads,
+          heads_ / shape_.kv_heads,
+          page.head_dim,
+          page.dim,
+          page.page_tokens,
+          page.block_tokens,
+          page.sketch_dim(),
+          counts_.get(),
+          budgets_.get() + layer,
+          sketch_.get() + first * page.sketch_bytes(),
+          means_.get() + first * page.means_bytes(),
+          heads_total() * page.sketch_bytes(),
+          heads_total() * page.means_bytes(),
+          page.sketch_bytes(),
+          page.means_bytes(),
+          pages_at_.get(),
+          scales_at_.get(),
+          first * PageShape::pages_bytes(),
+          first * page.scales_bytes(),
+          basis_.get() + first * page.dim * page.sketch_dim(),
+          sinks_.get() + first * 2 * page.page_tokens * page.dim,
+          centre_.get() + first * page.dim,
+          window_.get() + first * 2 * window_rows_ * page.dim,
+          window_rows_};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,82 @@
+// What a device has of a timeline, so that it can attend it: the window, the sinks, the sketch and the pages' means of its layers in its own memory, and
+// where in the processor's memory it reads the pages. A session has its own.
+//
+// update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
+// here: who reads them asks the store afterwards whether they were intact.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "compute/device.h"
+#include "compute/thread_pool.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+class DeviceTimeline {
+ public:
+  // Of the first `layers` layers; heads: query heads.
+  DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads);
+  ~DeviceTimeline();
+
+  static constexpr uint32_t most_tokens = 64;  // of a step
+
+  // For the next step. Waits for the stream. Code::no_memory: the device has no room for it, and nothing has changed for the worse;
+  // Code::unsupported: it cannot read the processor's memory; Code::corrupt (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
+  Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  // After the step: the store has committed the very keys and values that the device has written to its window.
+  void committed(const KvStore& store, uint32_t n);
+
+  // As of the last update(). Where its memory is changes with generation().
+  DeviceKv layer(uint32_t layer) const;
+  DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
+  uint32_t extents() const { return extents_; }  // that there is room for
+  uint64_t generation() const { return generation_; }
+
+ private:
+  // Memory of the processor's that the device reads.
+  struct Region {
+    uint64_t begin = 0, end = 0;  // addresses
+    uint64_t seen = 0;            // where the device has the first byte
+    bool used = false;
+    std::shared_ptr<const void> keep;
+  };
+  Status make_room(const KvStore& store);
+  Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* pages_changed);
+  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  Status put_addresses(const KvStore& store, DeviceStream* stream);
+  Status share(std::span<const std::byte> memory, std::shared_ptr<const void> keep);
+  uint64_t seen(uint64_t address);  // 0: in no region
+  Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
+  std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
+
+  const std::shared_ptr<Device> device_;
+  const DeviceKernels& ops_;
+  const StoreShape shape_;
+  const uint32_t layers_, heads_;
+  uint32_t extents_ = 0, window_rows_ = 0;  // room
+  uint64_t generation_ = 0;
+  DeviceBuffer<int8_t> sketch_, means_;     // [extents][layers][kv_heads]
+  DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [extents]
+  DeviceBuffer<float> basis_, sinks_, centre_, window_;
+  DeviceBuffer<DeviceCounts> counts_;
+  DeviceBuffer<DeviceBudget> budgets_;
+  PinnedBuffer<DeviceCounts> known_;        // what counts_ gets
+  PinnedBuffer<std::byte> staging_;
+  std::size_t staging_bytes_ = 0;
+  PinnedBuffer<int8_t> last_;               // a copy of the extent that is being filled: pages, then scales, of the layers
+  uint64_t last_stamp_ = 0;
+
+  std::vector<uint64_t> sketch_stamps_, means_stamps_;  // of what was uploaded
+  uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
+  std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales
+  std::vector<Region> regions_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,390 @@
+// A GPU's attention against the reference, on random timelines: keys that are sealed by the processor, pages in its memory, outputs poisoned. The choice
+// is checked against the definition, by the shares that the device found.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "device_support.h"
+#include "reference/reference.h"
+
+using namespace kvasir;
+using test::gpu;
+using test::Guarded;
+using test::Memory;
+using test::ops;
+using test::Random;
+using test::stream;
+
+namespace {
+
+// n elements of the processor's memory that the device reads.
+template <class T>
+class Shared {
+ public:
+  explicit Shared(std::size_t n) : n_(n) {
+    OK(ops().allocate_host(gpu()->context, n * sizeof(T), &memory_));
+    std::fill_n(data(), n, T());
+  }
+  ~Shared() { (void)ops().release_host(gpu()->context, memory_); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T* data() { return static_cast<T*>(memory_); }
+  const T* data() const { return static_cast<const T*>(memory_); }
+  std::size_t size() const { return n_; }
+
+ private:
+  std::size_t n_;
+  void* memory_ = nullptr;
+};
+
+struct Shape {
+  uint32_t head_dim, kv_heads, group, pages, window, n;
+  uint32_t least, most;
+  float coverage;
+};
+
+// One layer of a timeline as the store has it, and as the device is told of it.
+struct Timeline {
+  Timeline(const Shape& s, Random& random)
+      : shape(s),
+        page(PageShape::of(s.head_dim)),
+        extents(s.pages / extent_pages + 2),
+        pages(std::size_t{extents} * s.kv_heads * PageShape::pages_bytes()),
+        scales(std::size_t{extents} * s.kv_heads * page.scales_bytes() / 2),
+        sketch(std::size_t{extents} * s.kv_heads * page.sketch_bytes()),
+        means(std::size_t{extents} * s.kv_heads * page.means_bytes()),
+        basis(std::size_t{s.kv_heads} * page.dim * page.sketch_dim()),
+        sinks(std::size_t{s.kv_heads} * 2 * page.page_tokens * page.dim),
+        centre(std::size_t{s.kv_heads} * page.dim),
+        window(std::size_t{s.kv_heads} * 2 * (s.window + s.n) * page.dim),
+        q(std::size_t{s.n} * s.kv_heads * s.group * s.head_dim),
+        k(std::size_t{s.n} * s.kv_heads * s.head_dim),
+        v(k.size()) {
+    for (std::vector<float>* x : {&q, &k, &v})
+      for (float& f : *x) f = random.normal();
+    const auto fill = [&](std::vector<float>& rows) {
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = i % page.dim < s.head_dim ? random.normal() : 0.0f;
+    };
+    fill(sinks), fill(centre), fill(window);
+    for (float& f : basis) f = random.normal() / 8;
+    const Kernels& cpu = cpu_kernels();
+    Guarded<int8_t> bounds(page.bounds_bytes());
+    Guarded<float> rows(std::size_t{2} * page.page_tokens * page.dim), a(std::size_t{page.dim} * page.sketch_dim());
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = random.normal() / 8;
+    for (uint32_t p = 0; p < s.pages; ++p) {
+      for (uint32_t h = 0; h < s.kv_heads; ++h) {
+        const float size = p % 7 == 3 ? 2.5f : 1;  // some pages stand out
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = i % page.dim < s.head_dim ? size * random.normal() : 0.0f;
+        const std::size_t at = std::size_t{p / extent_pages} * s.kv_heads + h;
+        int8_t* to = pages.data() + at * PageShape::pages_bytes();
+        uint16_t* its_scales = scales.data() + at * page.scales_bytes() / 2;
+        cpu.seal_page(page, rows.data(), rows.data() + std::size_t{page.page_tokens} * page.dim, p % extent_pages, to, its_scales, bounds.data(),
+                      means.data() + at * page.means_bytes());
+        cpu.seal_sketch(page, a.data(), to + p % extent_pages * std::size_t{page_bytes}, its_scales + p % extent_pages * std::size_t{2} * page.page_tokens,
+                        p % extent_pages, sketch.data() + at * page.sketch_bytes());
+      }
+    }
+  }
+
+  const Shape shape;
+  const PageShape page;
+  const uint32_t extents;
+  Shared<int8_t> pages;
+  Shared<uint16_t> scales;
+  Shared<int8_t> sketch, means;
+  std::vector<float> basis, sinks, centre, window, q, k, v;
+};
+
+struct OnDevice {
+  explicit OnDevice(const Timeline& t)
+      : counts(1),
+        budget(1),
+        sketch(t.sketch.data(), t.sketch.size()),
+        means(t.means.data(), t.means.size()),
+        pages_at(t.extents),
+        scales_at(t.extents),
+        basis(t.basis.data(), t.basis.size()),
+        sinks(t.sinks.data(), t.sinks.size()),
+        centre(t.centre.data(), t.centre.size()),
+        window(t.window.data(), t.window.size()),
+        q(t.q.data(), t.q.size()),
+        k(t.k.data(), t.k.size()),
+        v(t.v.data(), t.v.size()) {
+    const Shape& s = t.shape;
+    const DeviceCounts c{s.pages, s.window};
+    const DeviceBudget b{s.least, s.most, s.coverage};
+    counts.put(&c), budget.put(&b);
+    std::vector<uint64_t> at(t.extents), scales(t.extents);
+    for (uint32_t e = 0; e < t.extents; ++e) {
+      at[e] = reinterpret_cast<uint64_t>(t.pages.data() + std::size_t{e} * s.kv_heads * PageShape::pages_bytes());
+      scales[e] = reinterpret_cast<uint64_t>(t.scales.data() + std::size_t{e} * s.kv_heads * t.page.scales_bytes() / 2);
+    }
+    pages_at.put(at.data()), scales_at.put(scales.data());
+    kv = {s.kv_heads,           s.group,          t.page.head_dim,     t.page.dim,         t.page.page_tokens, t.page.block_tokens, t.page.sketch_dim(),
+          counts.data(),        budget.data(),    sketch.data(),       means.data(),       s.kv_heads * t.page.sketch_bytes(),
+          s.kv_heads * t.page.means_bytes(),      t.page.sketch_bytes(), t.page.means_bytes(), pages_at.data(),  scales_at.data(),    0,
+          0,                    basis.data(),     sinks.data(),        centre.data(),      window.data(),      s.window + s.n};
+  }
+  Memory<DeviceCounts> counts;
+  Memory<DeviceBudget> budget;
+  Memory<int8_t> sketch, means;
+  Memory<uint64_t> pages_at, scales_at;
+  Memory<float> basis, sinks, centre, window, q, k, v;
+  DeviceKv kv;
+};
+
+struct Work {
+  explicit Work(const Timeline& t)
+      : rows(std::size_t{t.shape.kv_heads} * t.shape.n * t.shape.group),
+        lists(std::size_t{t.shape.kv_heads} * t.shape.n),
+        stride(std::size_t{t.extents} * t.page.extent_blocks()),
+        most(std::max(1u, std::min(t.shape.most, t.shape.pages))),
+        q(rows * t.page.dim),
+        q8(rows * t.page.dim),
+        q_scale(rows),
+        projected(rows * t.page.sketch_dim()),
+        projected_scale(rows),
+        scores(rows * stride),
+        read(lists * t.extents),
+        chosen(lists * most),
+        counts(lists * 2),
+        states(lists * attention_parts * t.shape.group * (t.page.dim + 2)),
+        out(t.q.size()),
+        totals(rows),
+        mass(rows),
+        a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
+          scores.data(),   read.data(), chosen.data(), counts.data(), states.data()} {}
+  std::size_t rows, lists, stride;
+  uint32_t most;
+  Memory<float> q;
+  Memory<int8_t> q8;
+  Memory<float> q_scale;
+  Memory<int8_t> projected;
+  Memory<float> projected_scale, scores;
+  Memory<uint32_t> read, chosen, counts;
+  Memory<float> states, out, totals, mass;
+  DeviceAttention a;
+};
+
+struct State {
+  std::vector<double> o;
+  double m = -HUGE_VAL, l = 0;
+};
+
+void merge(State* a, const State& b) {
+  const double most = std::max(a->m, b.m), x = a->m == -HUGE_VAL ? 0 : std::exp(a->m - most), y = b.m == -HUGE_VAL ? 0 : std::exp(b.m - most);
+  for (std::size_t d = 0; d < a->o.size(); ++d) a->o[d] = a->o[d] * x + b.o[d] * y;
+  a->l = a->l * x + b.l * y;
+  a->m = most;
+}
+
+void check_timeline(const Shape& s, Random& random) {
+  CAPTURE(s.head_dim);
+  CAPTURE(s.group);
+  CAPTURE(s.pages);
+  CAPTURE(s.window);
+  CAPTURE(s.n);
+  CAPTURE(s.most);
+  Timeline t(s, random);
+  OnDevice d(t);
+  Work w(t);
+  const PageShape& page = t.page;
+  const uint32_t dim = page.dim, n = page.sketch_dim(), blocks = s.pages * page.page_blocks(), first = page.page_blocks();
+  OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
+  OK(ops().attend_near(stream(), d.kv, w.a));
+  OK(ops().score_sketch(stream(), d.kv, w.a));
+  const Guarded<float>& scores = w.scores.get();
+  std::vector<float> scored(scores.data(), scores.data() + scores.size());
+  OK(ops().choose_blocks(stream(), d.kv, w.a));
+  OK(ops().attend_chosen(stream(), d.kv, w.a));
+  OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
+  const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
+  const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
+  const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get(), &read = w.read.get();
+  const Guarded<float>& projected_scale = w.projected_scale.get();
+  const Guarded<float>& shares = w.scores.get();
+  w.states.get();
+
+  Guarded<float> x(dim), its_scale(1);
+  Guarded<int8_t> its8(dim);
+  uint32_t wrong = 0;
+  double worst_score = 0, worst_out = 0, worst_total = 0, worst_mass = 0;
+  for (uint32_t h = 0; h < s.kv_heads; ++h) {
+    for (uint32_t token = 0; token < s.n; ++token) {
+      const std::size_t at = std::size_t{h} * s.n + token, first_row = at * s.group;
+      const float* k = window.data() + std::size_t{h} * 2 * (s.window + s.n) * dim;
+      const float* v = k + std::size_t{s.window + s.n} * dim;
+      for (uint32_t i = 0; i < s.head_dim; ++i) {
+        const std::size_t from = (std::size_t{token} * s.kv_heads + h) * s.head_dim + i;
+        wrong += k[(s.window + token) * dim + i] != t.k[from] - t.centre[h * dim + i];
+        wrong += v[(s.window + token) * dim + i] != t.v[from];
+      }
+      // The list: ascending, of whole blocks, and as its bits say.
+      const uint32_t count = counts[2 * at], most = std::min(s.most, blocks > first ? blocks - first : 0), least = std::min(s.least, most);
+      std::vector<uint32_t> bits(t.extents), chosen_blocks;
+      std::vector<PageRef> refs;
+      REQUIRE(count <= w.most);
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t p = lists[at * w.most + i] >> 4, mask = lists[at * w.most + i] & 15;
+        REQUIRE((p >= 1 && p < s.pages && mask > 0 && mask < 1u << page.page_blocks()));
+        REQUIRE((i == 0 || p > lists[at * w.most + i - 1] >> 4));
+        bits[p / extent_pages] |= 1u << p % extent_pages;
+        const std::size_t e = std::size_t{p / extent_pages} * s.kv_heads + h;
+        uint64_t tokens = 0;
+        for (uint32_t b = 0; b < page.page_blocks(); ++b)
+          if (mask >> b & 1) {
+            tokens |= (~uint64_t{0} >> (64 - page.block_tokens)) << b * page.block_tokens;
+            chosen_blocks.push_back(p * page.page_blocks() + b);
+          }
+        refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
+                        t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens, tokens});
+      }
+      CHECK(counts[2 * at + 1] == chosen_blocks.size() * page.block_tokens);
+      for (uint32_t e = 0; e < t.extents; ++e) CHECK(read[at * t.extents + e] == bits[e]);
+
+      // Its shares, and that it is the fewest of the best.
+      std::vector<State> states(s.group);
+      std::vector<double> expected(blocks > first ? blocks - first : 0);
+      for (uint32_t r = 0; r < s.group; ++r) {
+        const std::size_t row = first_row + r, from = (std::size_t{token} * s.kv_heads * s.group + h * s.group + r) * s.head_dim;
+        const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+        for (uint32_t i = 0; i < dim; ++i) x[i] = i < s.head_dim ? t.q[from + i] * scale : 0.0f;
+        cpu_kernels().quantize_queries(x.data(), 1, dim, its8.data(), nullptr, its_scale.data());
+        wrong += std::fabs(q_scale[row] - its_scale[0]) > 1e-6f * its_scale[0];
+        std::vector<double> coordinates(n);
+        for (uint32_t i = 0; i < dim; ++i) {
+          wrong += std::fabs(q[row * dim + i] - x[i]) > 1e-6f || std::abs(q8[row * dim + i] - its8[i]) > 1;
+          for (uint32_t c = 0; c < n; ++c) coordinates[c] += double{x[i]} * double{t.basis[(std::size_t{h} * dim + i) * n + c]};
+        }
+        double largest = 0;
+        for (double c : coordinates) largest = std::max(largest, std::fabs(c));
+        for (uint32_t c = 0; c < n; ++c) wrong += std::fabs(projected[row * n + c] - coordinates[c] * 127 / largest) > 0.51;
+        wrong += std::fabs(double{projected_scale[row]} - largest / 127) > 1e-5 * largest;
+
+        State& near = states[r];
+        near.o.resize(dim);
+        const QueryRows query{1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
+        reference::attend_rows(query, k, v, s.window + token + 1, nullptr, near.o.data(), &near.m, &near.l);
+        if (s.pages > 0) {
+          State sinks{std::vector<double>(dim)};
+          const float* its = t.sinks.data() + std::size_t{h} * 2 * page.page_tokens * dim;
+          reference::attend_rows(query, its, its + std::size_t{page.page_tokens} * dim, page.page_tokens, nullptr, sinks.o.data(), &sinks.m, &sinks.l);
+          merge(&near, sinks);
+        }
+        std::vector<double> sketched(page.extent_blocks());
+        for (uint32_t e = 0; e * extent_pages < s.pages; ++e) {
+          reference::score_sketch(page, 1, projected.data() + row * n, projected_scale.data() + row,
+                                  t.sketch.data() + (std::size_t{e} * s.kv_heads + h) * page.sketch_bytes(), sketched.data(), page.extent_blocks());
+          for (uint32_t b = 0; b < page.extent_blocks(); ++b)
+            worst_score = std::max(worst_score, std::fabs(double{scored[row * w.stride + e * page.extent_blocks() + b]} - sketched[b]));
+        }
+        std::vector<double> its_shares(expected.size());
+        reference::attention_shares(scored.data() + row * w.stride + first, static_cast<uint32_t>(expected.size()),
+                                    static_cast<float>(near.m - std::log(4.0)), static_cast<float>(near.l), its_shares.data());
+        for (std::size_t b = 0; b < expected.size(); ++b) expected[b] += its_shares[b];
+      }
+      double unread = 0;
+      const float* its_shares = shares.data() + first_row * w.stride;
+      for (std::size_t b = 0; b < expected.size(); ++b) {
+        wrong += std::fabs(double{its_shares[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
+        unread += double{its_shares[first + b]};
+      }
+      std::vector<uint32_t> order(expected.size());
+      for (uint32_t i = 0; i < order.size(); ++i) order[i] = first + i;
+      std::stable_sort(order.begin(), order.end(), [&](uint32_t i, uint32_t j) { return its_shares[i] > its_shares[j]; });
+      const double allowed = (1 - double{s.coverage}) * s.group, rounding = 1e-5;
+      std::size_t fewest = 0, largest = 0;  // within the rounding of sums
+      double left = unread;
+      for (std::size_t i = 0; i < most; ++i) {
+        if (i < least || left > allowed + rounding) fewest = i + 1;
+        if (i < least || left > allowed - rounding) largest = i + 1;
+        left -= double{its_shares[order[i]]};
+      }
+      CHECK(chosen_blocks.size() >= fewest);
+      CHECK(chosen_blocks.size() <= largest);
+      std::vector<uint32_t> best(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(chosen_blocks.size(), order.size())));
+      std::sort(best.begin(), best.end());
+      CHECK(best == chosen_blocks);
+
+      // The output, of what was chosen.
+      for (uint32_t r = 0; r < s.group; ++r) {
+        const std::size_t row = first_row + r, head = h * s.group + r;
+        const QueryRows query{1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
+        State& state = states[r];
+        if (!refs.empty()) {
+          State pages{std::vector<double>(dim)};
+          reference::attend_pages(query, refs.data(), static_cast<uint32_t>(refs.size()), pages.o.data(), &pages.m, &pages.l);
+          merge(&state, pages);
+        }
+        const double read_l = state.l, read_m = state.m;
+        const uint32_t extents = (s.pages + extent_pages - 1) / extent_pages;
+        std::vector<const int8_t*> means(extents);
+        std::vector<uint32_t> unread_pages(extents);
+        for (uint32_t e = 0; e < extents; ++e) {
+          means[e] = t.means.data() + (std::size_t{e} * s.kv_heads + h) * page.means_bytes();
+          unread_pages[e] = ((1u << std::min(extent_pages, s.pages - e * extent_pages)) - 1) & ~bits[e] & (e == 0 ? ~1u : ~0u);
+        }
+        if (extents > 0) reference::attend_means(page, query, means, unread_pages.data(), 1, state.o.data(), &state.m, &state.l);
+        const float* its_out = out.data() + (std::size_t{token} * s.kv_heads * s.group + head) * s.head_dim;
+        double norm = 0, difference = 0;
+        for (uint32_t i = 0; i < s.head_dim; ++i) {
+          const double e = state.o[i] / state.l;
+          norm += e * e, difference += (double{its_out[i]} - e) * (double{its_out[i]} - e);
+        }
+        worst_out = std::max(worst_out, std::sqrt(difference / norm));
+        const std::size_t place = std::size_t{token} * s.kv_heads * s.group + head;
+        worst_total = std::max(worst_total, std::fabs(double{totals[place]} - (state.m + std::log(state.l))));
+        worst_mass = std::max(worst_mass, std::fabs(double{mass[place]} - read_l / state.l * std::exp(read_m - state.m)));
+      }
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(worst_score < 1e-4);
+  CHECK(worst_out < 1e-4);
+  CHECK(worst_total < 1e-4);
+  CHECK(worst_mass < 1e-4);
+}
+
+}  // namespace
+
+TEST_CASE("a device's attention agrees with the reference on odd timelines") {
+  if (!stream()) return;
+  Random random(11);
+  for (const uint32_t head_dim : {32u, 48u, 64u, 80u, 128u, 256u}) {
+    for (const uint32_t group : {1u, 2u, 3u, 4u, 7u, 8u, 9u, 16u}) {
+      const uint32_t pages = 2 + random.below(70), most = 1 + random.below(40);
+      check_timeline({head_dim, 1 + random.below(3), group, pages, random.below(200), 1, most, most, 0}, random);
+      check_timeline({head_dim, 1 + random.below(3), group, pages, 1 + random.below(70), 1 + random.below(4), most / 4, most * 4, random.uniform(0.3f, 1)}, random);
+    }
+  }
+}
+
+TEST_CASE("a device's attention of timelines with few pages, with budgets of nothing and of everything") {
+  if (!stream()) return;
+  Random random(12);
+  for (const uint32_t pages : {0u, 1u, 2u, 15u, 16u, 17u, 33u})
+    for (const uint32_t most : {0u, 1u, 100000u})
+      for (const uint32_t head_dim : {64u, 128u}) check_timeline({head_dim, 2, 3, pages, 20, 2, most / 4, most, 0.9f}, random);
+  check_timeline({128, 2, 4, 1300, 130, 1, 30, 480, 0.7f}, random);
+}
+
+TEST_CASE("of blocks that rank alike a device takes the first ones") {
+  if (!stream()) return;
+  Random random(13);
+  Shape s{64, 1, 2, 40, 5, 1, 9, 9, 0};
+  Timeline t(s, random);
+  std::fill_n(t.sketch.data(), t.sketch.size(), int8_t{0});  // every score is 0
+  OnDevice d(t);
+  Work w(t);
+  OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
+  OK(ops().attend_near(stream(), d.kv, w.a));
+  OK(ops().score_sketch(stream(), d.kv, w.a));
+  OK(ops().choose_blocks(stream(), d.kv, w.a));
+  const Guarded<uint32_t>& lists = w.chosen.get();
+  REQUIRE(w.counts.get()[0] == 5);  // nine blocks, two a page
+  for (uint32_t i = 0; i < 4; ++i) CHECK(lists[i] == ((i + 1) << 4 | 3));
+  CHECK(lists[4] == (5 << 4 | 1));
+}
