@@ -224,58 +224,67 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
-constexpr unsigned choose_threads = 1024;
-constexpr uint32_t bins = 2048;
-constexpr float one_share = 1099511627776.0f;  // 2^40: shares are summed in whole numbers, whose sum does not depend on the order
+constexpr unsigned choose_threads = 1024, choose_warps = choose_threads / warp;
+constexpr uint32_t near_shares = 8192;  // blocks whose shares are kept where they are read fast
 
+// So many blocks, and the sum of their shares.
 struct Found {
   uint32_t count;
-  long long sum;
+  float sum;
 };
-__device__ Found operator+(const Found& x, const Found& y) { return {x.count + y.count, x.sum + y.sum}; }
-
-// Of all threads before this one; *all gets the sum of all.
-__device__ Found before_this(Found own, Found* parts, Found* all) {
-  const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  Found upto = own;
-  for (unsigned step = 1; step < warp; step *= 2) {
-    const Found other{__shfl_up_sync(all_lanes, upto.count, step), __shfl_up_sync(all_lanes, upto.sum, step)};
-    if (lane >= step) upto = upto + other;
-  }
-  __syncthreads();
-  if (lane == warp - 1) parts[w] = upto;
-  __syncthreads();
-  Found before{upto.count - own.count, upto.sum - own.sum}, total{};
-  for (unsigned i = 0; i < choose_threads / warp; ++i) {
-    if (i < w) before = before + parts[i];
-    total = total + parts[i];
-  }
-  *all = total;
-  return before;
-}
 
 struct Want {
   uint32_t least, most;
-  long long sum;
+  float sum;
   __device__ bool met(const Found& f) const { return f.count >= most || (f.count >= least && f.sum >= sum); }
 };
 
-__device__ long long fixed(float share) { return static_cast<long long>(fminf(fmaxf(share, 0.0f), 4096.0f) * one_share); }
+// Sums over all threads, which all get; always in the same order. parts: [choose_warps][n], not used by the call before.
+template <uint32_t n>
+__device__ void sum_of_all(Found (&x)[n], Found* parts) {
+  const unsigned lane = threadIdx.x % warp;
+#pragma unroll
+  for (uint32_t i = 0; i < n; ++i) {
+    x[i].count = __reduce_add_sync(all_lanes, x[i].count);
+    x[i].sum = warp_sum(x[i].sum);
+    if (lane == 0) parts[threadIdx.x / warp * n + i] = x[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (uint32_t i = 0; i < n; ++i) {
+    const Found part = parts[lane * n + i];
+    x[i] = {__reduce_add_sync(all_lanes, part.count), warp_sum(part.sum)};
+  }
+}
+
+// The sum of x of the threads before this one; *all gets that of all. parts: [choose_warps], not used by the call before.
+__device__ uint32_t before_this(uint32_t x, uint32_t* parts, uint32_t* all) {
+  const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  uint32_t upto = x;
+  for (unsigned step = 1; step < warp; step *= 2) {
+    const uint32_t other = __shfl_up_sync(all_lanes, upto, step);
+    upto += lane >= step ? other : 0;
+  }
+  if (lane == warp - 1) parts[w] = upto;
+  __syncthreads();
+  const uint32_t part = parts[lane];
+  *all = __reduce_add_sync(all_lanes, part);
+  return upto - x + __reduce_add_sync(all_lanes, lane < w ? part : 0);
+}
 
 }  // namespace
 
 extern "C" {
 
-// A block a KV head and token. The blocks of the largest shares are found by three histograms of parts of their bits, which are in the order of shares.
+// A block a KV head and token. Shares are not negative, so their bits are in their order: the least share that is taken is found by its bits, two at a
+// time, by what three thresholds would take.
 __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
   after_previous();
-  __shared__ unsigned long long bin_sums[bins];
-  __shared__ uint32_t bin_counts[bins];
-  __shared__ Found parts[choose_threads / warp];
-  __shared__ float row_m[choose_threads / warp], row_l[choose_threads / warp];
-  __shared__ uint32_t stop_bin;
-  __shared__ Found stop_before;
-  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x;
+  __shared__ float near_by[near_shares];
+  __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
+  __shared__ float most_of[most_attended_group], total_of[most_attended_group];
+  __shared__ Found parts[2][choose_warps * 3];
+  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
   uint32_t* list = a.lists + at * a.most;
@@ -284,99 +293,98 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   if (thread < 2) a.list_counts[2 * at + thread] = 0;
   if (pages <= 1) return;
   const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
-  float* shares = a.scores + at * kv.group * stride;
 
-  // Each row's shares; their sums take the place of the first row's scores.
+  // Each row's largest score and sum of exponentials.
+  float* scores = a.scores + at * kv.group * stride;
   for (uint32_t r = 0; r < kv.group; ++r) {
-    const float* scores = shares + r * stride;
+    const float* its = scores + r * stride;
     float m = -INFINITY, l = 0;
-    for (uint32_t b = first + thread; b < end; b += choose_threads) m = fmaxf(m, scores[b]);
-    for (uint32_t b = first + thread; b < end; b += choose_threads) l += __expf(scores[b] - m);
-    const float warp_m = warp_max(m);
-    l = warp_sum(l * relative(m, warp_m));
-    __syncthreads();
-    if (thread % warp == 0) row_m[thread / warp] = warp_m, row_l[thread / warp] = l;
-    __syncthreads();
-    const float* state = a.states + state_at(kv, a, head, token, 0, r);
-    const float near_m = state[kv.dim] - __logf(like_the_best);
-    float most = near_m, total = 0;
-    for (unsigned i = 0; i < choose_threads / warp; ++i) most = fmaxf(most, row_m[i]);
-    for (unsigned i = 0; i < choose_threads / warp; ++i) total += relative(row_m[i], most) * row_l[i];
-    total += relative(near_m, most) * state[kv.dim + 1];
-    for (uint32_t b = first + thread; b < end; b += choose_threads) {
-      const float share = __expf(scores[b] - most) / total;
-      shares[b] = r == 0 ? share : shares[b] + share;
-    }
+#pragma unroll 4
+    for (uint32_t b = first + thread; b < end; b += choose_threads) m = fmaxf(m, its[b]);
+    m = warp_max(m);
+#pragma unroll 4
+    for (uint32_t b = first + thread; b < end; b += choose_threads) l += relative(its[b], m);
+    l = warp_sum(l);
+    if (lane == 0) row_m[r][w] = m, row_l[r][w] = l;
   }
+  __syncthreads();
+  if (w < kv.group) {
+    const float* state = a.states + state_at(kv, a, head, token, 0, w);
+    const float near_m = state[kv.dim] - __logf(like_the_best), m = row_m[w][lane], most = fmaxf(near_m, warp_max(m));
+    const float total = warp_sum(relative(m, most) * row_l[w][lane]) + relative(near_m, most) * state[kv.dim + 1];
+    if (lane == 0) most_of[w] = most, total_of[w] = total;
+  }
+  __syncthreads();
+  // The rows' shares, summed, in the place of the first row's scores.
+  const bool is_near = end <= near_shares;
+  Found all[1] = {};
+  for (uint32_t b = first + thread; b < end; b += choose_threads) {
+    float share = 0;
+    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) / total_of[r];
+    share = share >= 0 ? share : 0;  // a not-a-number is none
+    scores[b] = share;
+    if (is_near) near_by[b] = share;
+    all[0] = {all[0].count + 1, all[0].sum + share};
+  }
+  sum_of_all(all, parts[0]);
+  const float* shares = is_near ? near_by : scores;
 
   const DeviceBudget budget = *kv.budget;
-  Want want{budget.least, min(budget.most, end - first), 0};
-  Found base{};              // what ranks above the bits that are known
-  uint32_t prefix = 0;       // the known bits of the last share that is taken
-  bool none = false, everything = false;
-  for (uint32_t pass = 0; pass < 3; ++pass) {
-    const uint32_t low = pass == 0 ? 20 : pass == 1 ? 9 : 0, width = pass == 2 ? 9 : 11;
-    for (uint32_t i = thread; i < bins; i += choose_threads) bin_counts[i] = 0, bin_sums[i] = 0;
-    __syncthreads();
+  const Want want{budget.least, min(budget.most, end - first), all[0].sum - (1 - budget.coverage) * static_cast<float>(kv.group)};
+  if (want.met({0, 0})) return;
+  // What is taken are the shares whose bits are `low` or more, and of those that are just `low` the first ones; those from `high` on do not do.
+  uint32_t low = 0, high = 0x7f800000;
+  Found above{};
+  const bool everything = !want.met(all[0]);
+  for (uint32_t turn = 1; high - low > 1 && !everything; ++turn) {
+    const uint32_t step = (high - low + 3) / 4;
+    const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
+    Found found[3] = {};
+#pragma unroll 4
     for (uint32_t b = first + thread; b < end; b += choose_threads) {
       const float share = shares[b];
-      const uint32_t bits = __float_as_uint(share) & 0x7fffffff;
-      if (pass > 0 && bits >> (low + width) != prefix) continue;
-      const uint32_t bin = bits >> low & ((1u << width) - 1);
-      atomicAdd(&bin_counts[bin], 1u);
-      atomicAdd(&bin_sums[bin], static_cast<unsigned long long>(fixed(share)));
+#pragma unroll
+      for (uint32_t i = 0; i < 3; ++i) {
+        const bool is_in = __float_as_uint(share) >= t[i];
+        found[i].count += is_in;
+        found[i].sum += is_in ? share : 0.0f;
+      }
     }
-    __syncthreads();
-    // The largest bins first, two a thread.
-    Found pair[2], all;
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t bin = bins - 1 - (2 * thread + i);
-      pair[i] = {bin_counts[bin], static_cast<long long>(bin_sums[bin])};
+    sum_of_all(found, parts[turn % 2]);
+#pragma unroll
+    for (uint32_t i = 0; i < 3; ++i) {
+      if (t[i] >= high) continue;
+      if (want.met(found[i])) {
+        low = t[i];
+      } else {
+        high = t[i], above = found[i];
+        break;
+      }
     }
-    Found before = base + before_this(pair[0] + pair[1], parts, &all);
-    if (pass == 0) {
-      want.sum = all.sum - static_cast<long long>((1 - budget.coverage) * static_cast<float>(kv.group) * one_share);
-      none = want.met({});
-      everything = !want.met(all);
-    }
-    if (thread == 0) stop_bin = bins;
-    __syncthreads();
-    for (uint32_t i = 0; i < 2; ++i) {
-      if (pair[i].count > 0 && !want.met(before) && want.met(before + pair[i])) stop_bin = bins - 1 - (2 * thread + i), stop_before = before;
-      before = before + pair[i];
-    }
-    __syncthreads();
-    if (none || everything || stop_bin == bins) break;
-    prefix = prefix << width | stop_bin;
-    base = stop_before;
-    __syncthreads();
   }
-  if (none) return;
-  // Of those that rank alike the first ones.
-  uint32_t ties = 0;
+  uint32_t alike = 0xffffffff;  // that are taken of those with just these bits
   if (!everything) {
-    const long long each = fixed(__uint_as_float(prefix));
-    const long long missing = want.sum > base.sum ? want.sum - base.sum : 0;
-    const long long by_sum = each > 0 ? (missing + each - 1) / each : missing > 0 ? static_cast<long long>(want.most) : 0;
-    const uint32_t by_count = want.least > base.count ? want.least - base.count : 0;
-    const long long wanted = max(by_sum, static_cast<long long>(by_count));
-    ties = static_cast<uint32_t>(min(max(wanted, 1ll), static_cast<long long>(want.most - base.count)));
+    const float share = __uint_as_float(low), missing = want.sum - above.sum;
+    const float by_sum = missing <= 0 ? 0.0f : share > 0 ? ceilf(missing / share) : static_cast<float>(want.most);
+    const uint32_t by_count = want.least > above.count ? want.least - above.count : 0;
+    alike = min(max(max(by_count, static_cast<uint32_t>(fminf(by_sum, 1e9f))), 1u), want.most - above.count);
   }
-  const auto rank_of = [&](uint32_t b) { return __float_as_uint(shares[b]) & 0x7fffffff; };
+  __syncthreads();
+  auto* counts = reinterpret_cast<uint32_t*>(parts);  // [3][choose_warps]
   const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
   const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
-  Found alike{}, all;
-  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) alike.count += rank_of(b) == prefix;
-  const uint32_t alike_before = before_this(alike, parts, &all).count;
+  uint32_t same = 0, ignored;
+  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) == low;
+  const uint32_t same_before = before_this(same, counts, &ignored);
   // Twice: to count, and to write where the count says.
   uint32_t place = 0;
   for (uint32_t pass = 0; pass < 2; ++pass) {
-    uint32_t met = alike_before, taken = 0, tokens = 0;
+    uint32_t met = same_before, taken = 0, tokens = 0;
     for (uint32_t p = run_begin; p < run_end; ++p) {
       uint32_t mask = 0;
       for (uint32_t i = 0; i < page_blocks; ++i) {
-        const uint32_t rank = rank_of(p * page_blocks + i);
-        const bool is_taken = everything || rank > prefix || (rank == prefix && met++ < ties);
+        const uint32_t bits = __float_as_uint(shares[p * page_blocks + i]);
+        const bool is_taken = bits > low || (bits == low && met++ < alike);
         mask |= is_taken ? 1u << i : 0u;
       }
       if (mask == 0) continue;
@@ -388,9 +396,10 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
       tokens += __popc(mask) * kv.block_tokens;
     }
     if (pass == 1) break;
-    const Found taken_before = before_this({taken, static_cast<long long>(tokens)}, parts, &all);
-    place = taken_before.count;
-    if (thread == 0) a.list_counts[2 * at] = all.count, a.list_counts[2 * at + 1] = static_cast<uint32_t>(all.sum);
+    uint32_t all_taken, all_tokens;
+    place = before_this(taken, counts + choose_warps, &all_taken);
+    before_this(tokens, counts + 2 * choose_warps, &all_tokens);
+    if (thread == 0) a.list_counts[2 * at] = all_taken, a.list_counts[2 * at + 1] = all_tokens;
   }
 }
 

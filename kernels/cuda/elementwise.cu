@@ -9,13 +9,13 @@ namespace {
 
 constexpr unsigned threads = elementwise_threads;
 
-// Sum over a block of `threads` threads; all get it.
+// Sum over a block; all threads get it.
 __device__ float block_sum(float x) {
-  __shared__ float parts[threads / 32];
+  __shared__ float parts[32];
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
-  x = threadIdx.x % 32 < threads / 32 ? parts[threadIdx.x % 32] : 0;
+  x = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0;
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
@@ -29,9 +29,11 @@ __global__ void rms_norm(const float* x, const float* weight, float epsilon, uin
   x += std::size_t{blockIdx.x} * cols;
   y += std::size_t{blockIdx.x} * cols;
   float sum = 0;
-  for (uint32_t c = threadIdx.x; c < cols; c += threads) sum += x[c] * x[c];
+#pragma unroll 4
+  for (uint32_t c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c] * x[c];
   const float factor = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(cols) + epsilon);
-  for (uint32_t c = threadIdx.x; c < cols; c += threads) y[c] = x[c] * factor * weight[c];
+#pragma unroll 4
+  for (uint32_t c = threadIdx.x; c < cols; c += blockDim.x) y[c] = x[c] * factor * weight[c];
 }
 
 // A warp a block of 32 inputs, in the arithmetic of Kernels::quantize.

@@ -108,7 +108,7 @@ int quantize(DeviceStream* s, const DeviceActivations& x) {
 }
 
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y) {
-  return launch(s, "rms_norm", Grid{n}, elementwise_threads, x, weight, epsilon, cols, y);
+  return launch(s, "rms_norm", Grid{n}, cols > 4 * elementwise_threads ? 4 * elementwise_threads : elementwise_threads, x, weight, epsilon, cols, y);
 }
 
 int rope(DeviceStream* s, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {

@@ -25,7 +25,7 @@ class DeviceTimeline {
   DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads);
   ~DeviceTimeline();
 
-  static constexpr uint32_t most_tokens = 64;  // of a step
+  static constexpr uint32_t most_tokens = Representatives::most_together;  // of a step
 
   // For the next step. Waits for the stream. Code::no_memory: the device has no room for it, and nothing has changed for the worse;
   // Code::unsupported: it cannot read the processor's memory; Code::corrupt (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.

@@ -56,7 +56,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       if (Status s = stage->attend(attending, &counts); !s.ok()) return s;
       if (cancel.fired()) return cancelled();
       attention_.add_counts(counts);
-      for (uint32_t l = stage->first_layer(); l < stage->end_layer(); ++l) keep(step, l, stage->attended(l), store);
+      pool_->run(stage->end_layer() - stage->first_layer(), [&](uint32_t i, uint32_t) {
+        const uint32_t l = stage->first_layer() + i;
+        keep(step, l, stage->attended(l), store);
+      });
     }
     for (uint32_t l = stage->first_layer(); !attends && l < stage->end_layer(); ++l) {
       Stage::Projected of;

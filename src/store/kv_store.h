@@ -95,6 +95,7 @@ class KvStore {
   // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
+  // Both of different layers may run together where n is at most Representatives::most_together.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.

@@ -53,7 +53,7 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   const uint32_t page_tokens = shape_.page.page_tokens, heads = shape_.heads_total(), block_pages = block_tokens / page_tokens;
   undecided_.reserve(round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));  // a decode grows it seldom
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
-  sums_.resize((std::size_t{n} + 1) * shape_.page.dim);
+  sums_.resize(sums_size(n));
   const uint32_t complete = pages / block_pages;
   if (complete <= blocks()) return {};
   blocks_.reserve(complete);
@@ -74,10 +74,11 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   if (!known_) return;
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim, heads = shape_.heads_total();
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
-  std::fill_n(sums_.begin(), dim, 0.0);
+  double* const sums = sums_.data() + (n <= most_together ? layer * (std::size_t{n} + 1) * dim : 0);
+  std::fill_n(sums, dim, 0.0);
   for (uint32_t j = 0; j < n; ++j) {
-    const double* sum = sums_.data() + std::size_t{j} * dim;
-    double* next = sums_.data() + (std::size_t{j} + 1) * dim;
+    const double* sum = sums + std::size_t{j} * dim;
+    double* next = sums + (std::size_t{j} + 1) * dim;
     for (uint32_t d = 0; d < head_dim; ++d) {
       float all = 0;
       for (uint32_t r = 0; r < group; ++r) all += q[j * width + r * head_dim + d];
@@ -87,7 +88,7 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   for (uint32_t row = before - std::min(before, local_); row + 1 < before + n; ++row) {
     const uint32_t first = row + 1 > before ? row + 1 - before : 0;                 // of the step's tokens, that score this one
     const uint32_t end = std::min(n, row + 1 + local_ - before);
-    const double *from = sums_.data() + std::size_t{first} * dim, *to = sums_.data() + std::size_t{end} * dim;
+    const double *from = sums + std::size_t{first} * dim, *to = sums + std::size_t{end} * dim;
     const float* key = k + std::size_t{row} * dim;
     double score = 0;
     for (uint32_t d = 0; d < head_dim; ++d) score += (to[d] - from[d]) * static_cast<double>(key[d] + (centre ? centre[d] : 0.0f));
@@ -178,7 +179,7 @@ uint64_t Representatives::most_bytes(uint64_t tokens, uint32_t step) const {
   if (!wanted_) return 0;
   const uint64_t undecided = uint64_t{window_} + step + shape_.page.page_tokens + block_tokens;
   return tokens / block_tokens * block_size() * sizeof(uint16_t) + (undecided + local_ + step) * shape_.heads_total() * sizeof(float) +
-         (uint64_t{step} + 1) * shape_.page.dim * sizeof(double);
+         std::max(sums_size(step), sums_size(std::min(step, most_together))) * sizeof(double);
 }
 
 uint64_t Representatives::file_bytes() const {

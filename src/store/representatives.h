@@ -10,7 +10,7 @@
 // the scores of those before them in proportion; a block of which tokens are taken back is scored again by what follows.
 //
 // A step is prepare(), observe() for every layer and head, commit(); until then nothing is visible. Blocks are shared by forks, or lie in a mapped
-// cache file. Threads: const functions may run together; the rest is exclusive.
+// cache file. Threads: const functions may run together, and observe() of different layers in a step of few tokens; the rest is exclusive.
 #pragma once
 
 #include <atomic>
@@ -32,6 +32,7 @@ class Representatives {
   static constexpr uint32_t block_tokens = 128;  // the paper's; a multiple of a page's
   static constexpr uint32_t per_block = 4;       // the paper's
   static constexpr uint32_t most_local = 64;     // tokens
+  static constexpr uint32_t most_together = 64;  // tokens of a step whose layers may be observed together
 
   Representatives(const StoreShape& shape, uint32_t window_tokens);
 
@@ -80,6 +81,7 @@ class Representatives {
     std::atomic<bool> verified{false};
   };
   uint64_t tokens() const { return uint64_t{blocks()} * block_tokens + undecided_.size() / shape_.heads_total(); }
+  std::size_t sums_size(uint32_t n) const { return (std::size_t{n} + 1) * shape_.page.dim * (n <= most_together ? shape_.layers : 1); }
   std::size_t block_size() const { return std::size_t{shape_.heads_total()} * shape_.page.dim; }
   void decide(const PageStore& pages);
 
@@ -92,7 +94,7 @@ class Representatives {
   std::vector<Block> room_;  // for those that the step completes
   Array<float> undecided_;   // [tokens behind the blocks][layers * kv_heads]
   Array<float> added_;       // [local + n][layers * kv_heads] by the step, to the last `local` tokens before it and to its own
-  Array<double> sums_;       // [n + 1][dim] of queries of one head
+  Array<double> sums_;       // [n + 1][dim] of queries of one head; of every layer's newest head where layers are observed together
   std::shared_ptr<Mapped> mapped_;
 };
 
