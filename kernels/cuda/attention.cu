@@ -227,33 +227,33 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 constexpr unsigned choose_threads = 1024, choose_warps = choose_threads / warp;
 constexpr uint32_t near_shares = 8192;  // blocks whose shares are kept where they are read fast
 
-// So many blocks, and the sum of their shares.
+// So many blocks, and the sum of their shares: in whole numbers of 2^-27 (shares of a group sum to at most 16), as those are summed over a warp by one
+// instruction, and in any order to the same.
 struct Found {
-  uint32_t count;
-  float sum;
+  uint32_t count, sum;
 };
+__device__ uint32_t fixed(float share) { return __float2uint_rn(share * 134217728.0f); }
 
 struct Want {
   uint32_t least, most;
-  float sum;
+  int64_t sum;
   __device__ bool met(const Found& f) const { return f.count >= most || (f.count >= least && f.sum >= sum); }
 };
 
-// Sums over all threads, which all get; always in the same order. parts: [choose_warps][n], not used by the call before.
+// Sums over all threads, which all get. parts: [choose_warps][n], not used by the call before.
 template <uint32_t n>
 __device__ void sum_of_all(Found (&x)[n], Found* parts) {
   const unsigned lane = threadIdx.x % warp;
 #pragma unroll
   for (uint32_t i = 0; i < n; ++i) {
-    x[i].count = __reduce_add_sync(all_lanes, x[i].count);
-    x[i].sum = warp_sum(x[i].sum);
-    if (lane == 0) parts[threadIdx.x / warp * n + i] = x[i];
+    const Found part{__reduce_add_sync(all_lanes, x[i].count), __reduce_add_sync(all_lanes, x[i].sum)};
+    if (lane == 0) parts[threadIdx.x / warp * n + i] = part;
   }
   __syncthreads();
 #pragma unroll
   for (uint32_t i = 0; i < n; ++i) {
     const Found part = parts[lane * n + i];
-    x[i] = {__reduce_add_sync(all_lanes, part.count), warp_sum(part.sum)};
+    x[i] = {__reduce_add_sync(all_lanes, part.count), __reduce_add_sync(all_lanes, part.sum)};
   }
 }
 
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   after_previous();
   __shared__ float near_by[near_shares];
   __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
-  __shared__ float most_of[most_attended_group], total_of[most_attended_group];
+  __shared__ float most_of[most_attended_group], part_of[most_attended_group];
   __shared__ Found parts[2][choose_warps * 3];
   const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
@@ -294,87 +294,106 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   if (pages <= 1) return;
   const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
 
-  // Each row's largest score and sum of exponentials.
+  // Each row's largest score and sum of exponentials; eight blocks are on their way to a thread at a time.
+  constexpr uint32_t together = 8;
   float* scores = a.scores + at * kv.group * stride;
   for (uint32_t r = 0; r < kv.group; ++r) {
     const float* its = scores + r * stride;
     float m = -INFINITY, l = 0;
-#pragma unroll 4
-    for (uint32_t b = first + thread; b < end; b += choose_threads) m = fmaxf(m, its[b]);
-    m = warp_max(m);
-#pragma unroll 4
-    for (uint32_t b = first + thread; b < end; b += choose_threads) l += relative(its[b], m);
-    l = warp_sum(l);
-    if (lane == 0) row_m[r][w] = m, row_l[r][w] = l;
+    for (uint32_t begin = first + thread; begin < end; begin += together * choose_threads) {
+      float score[together], most = m;
+#pragma unroll
+      for (uint32_t i = 0; i < together; ++i) {
+        const uint32_t b = begin + i * choose_threads;
+        score[i] = b < end ? its[b] : -INFINITY;
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < together; ++i) most = fmaxf(most, score[i]);
+      l *= relative(m, most);
+#pragma unroll
+      for (uint32_t i = 0; i < together; ++i) l += relative(score[i], most);
+      m = most;
+    }
+    const float most = warp_max(m);
+    l = warp_sum(l * relative(m, most));
+    if (lane == 0) row_m[r][w] = most, row_l[r][w] = l;
   }
   __syncthreads();
   if (w < kv.group) {
     const float* state = a.states + state_at(kv, a, head, token, 0, w);
     const float near_m = state[kv.dim] - __logf(like_the_best), m = row_m[w][lane], most = fmaxf(near_m, warp_max(m));
     const float total = warp_sum(relative(m, most) * row_l[w][lane]) + relative(near_m, most) * state[kv.dim + 1];
-    if (lane == 0) most_of[w] = most, total_of[w] = total;
+    if (lane == 0) most_of[w] = most, part_of[w] = 1 / total;
   }
   __syncthreads();
   // The rows' shares, summed, in the place of the first row's scores.
   const bool is_near = end <= near_shares;
+  float sum = 0;
   Found all[1] = {};
+#pragma unroll 4
   for (uint32_t b = first + thread; b < end; b += choose_threads) {
     float share = 0;
-    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) / total_of[r];
+    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) * part_of[r];
     share = share >= 0 ? share : 0;  // a not-a-number is none
     scores[b] = share;
     if (is_near) near_by[b] = share;
-    all[0] = {all[0].count + 1, all[0].sum + share};
+    sum += share;
+    ++all[0].count;
   }
+  all[0].sum = fixed(sum);
   sum_of_all(all, parts[0]);
   const float* shares = is_near ? near_by : scores;
 
   const DeviceBudget budget = *kv.budget;
-  const Want want{budget.least, min(budget.most, end - first), all[0].sum - (1 - budget.coverage) * static_cast<float>(kv.group)};
+  const Want want{budget.least, min(budget.most, end - first), int64_t{all[0].sum} - fixed((1 - budget.coverage) * static_cast<float>(kv.group))};
   if (want.met({0, 0})) return;
-  // What is taken are the shares whose bits are `low` or more, and of those that are just `low` the first ones; those from `high` on do not do.
+  // What is taken are the shares whose bits are `low` or more; but of those whose bits are between `low` and `high` the first `alike`. Those from `high` on
+  // do not do.
   uint32_t low = 0, high = 0x7f800000;
-  Found above{};
+  Found above{}, from_low = all[0];
   const bool everything = !want.met(all[0]);
-  for (uint32_t turn = 1; high - low > 1 && !everything; ++turn) {
+  for (uint32_t turn = 1; high - low > 1 && from_low.count - above.count > 1 && !everything; ++turn) {
     const uint32_t step = (high - low + 3) / 4;
     const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
     Found found[3] = {};
-#pragma unroll 4
+    float sums[3] = {};
+#pragma unroll 8
     for (uint32_t b = first + thread; b < end; b += choose_threads) {
       const float share = shares[b];
 #pragma unroll
       for (uint32_t i = 0; i < 3; ++i) {
         const bool is_in = __float_as_uint(share) >= t[i];
         found[i].count += is_in;
-        found[i].sum += is_in ? share : 0.0f;
+        sums[i] += is_in ? share : 0.0f;
       }
     }
+#pragma unroll
+    for (uint32_t i = 0; i < 3; ++i) found[i].sum = fixed(sums[i]);
     sum_of_all(found, parts[turn % 2]);
 #pragma unroll
     for (uint32_t i = 0; i < 3; ++i) {
       if (t[i] >= high) continue;
       if (want.met(found[i])) {
-        low = t[i];
+        low = t[i], from_low = found[i];
       } else {
         high = t[i], above = found[i];
         break;
       }
     }
   }
-  uint32_t alike = 0xffffffff;  // that are taken of those with just these bits
-  if (!everything) {
-    const float share = __uint_as_float(low), missing = want.sum - above.sum;
-    const float by_sum = missing <= 0 ? 0.0f : share > 0 ? ceilf(missing / share) : static_cast<float>(want.most);
-    const uint32_t by_count = want.least > above.count ? want.least - above.count : 0;
-    alike = min(max(max(by_count, static_cast<uint32_t>(fminf(by_sum, 1e9f))), 1u), want.most - above.count);
+  uint32_t alike = 0xffffffff;
+  if (!everything && high - low == 1) {
+    const int64_t each = fixed(__uint_as_float(low)), missing = max(want.sum - above.sum, int64_t{0});
+    const int64_t by_sum = missing == 0 ? 0 : each > 0 ? (missing + each - 1) / each : want.most;
+    const int64_t by_count = want.least > above.count ? want.least - above.count : 0;
+    alike = static_cast<uint32_t>(min(max(max(by_sum, by_count), int64_t{1}), int64_t{want.most - above.count}));
   }
   __syncthreads();
   auto* counts = reinterpret_cast<uint32_t*>(parts);  // [3][choose_warps]
   const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
   const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
   uint32_t same = 0, ignored;
-  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) == low;
+  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) - low < high - low;
   const uint32_t same_before = before_this(same, counts, &ignored);
   // Twice: to count, and to write where the count says.
   uint32_t place = 0;
@@ -384,7 +403,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
       uint32_t mask = 0;
       for (uint32_t i = 0; i < page_blocks; ++i) {
         const uint32_t bits = __float_as_uint(shares[p * page_blocks + i]);
-        const bool is_taken = bits > low || (bits == low && met++ < alike);
+        const bool is_taken = bits >= high || (bits >= low && met++ < alike);
         mask |= is_taken ? 1u << i : 0u;
       }
       if (mask == 0) continue;

@@ -1,11 +1,11 @@
 #include "model/device_timeline.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "base/checked.h"
+#include "model/attention_worker.h"
 
 namespace kvasir {
 namespace {
@@ -91,17 +91,14 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
   if (size > staging_bytes_) return Status::error(Code::unsupported, "a page group's summaries have %zu bytes", size);
   for (std::size_t at = 0; at < wanted.size(); at += together) {
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
-    std::atomic<int> damaged{0};
+    FirstFailure failure;
     pool->run(count, [&](uint32_t i, uint32_t) {
       const Piece& p = wanted[at + i];
-      for (uint32_t h = 0; h < heads_total(); ++h) {
-        const uint32_t layer = h / shape_.kv_heads, head = h % shape_.kv_heads;
-        if (p.is_sketch ? !sketch.intact(layer, head, p.extent) : !pages.intact_means(layer, head, p.extent)) damaged |= p.is_sketch ? 1 : 2;
-      }
-      std::memcpy(staging_.get() + i * size, p.is_sketch ? sketch.extent(0, 0, p.extent) : pages.extent(0, 0, p.extent).means,
-                  p.is_sketch ? sketch_size : means_size);
+      const auto heads = static_cast<uint32_t>(heads_total());
+      std::byte* to = staging_.get() + i * size;
+      if (Status s = p.is_sketch ? sketch.copy(p.extent, heads, to) : pages.copy_means(p.extent, heads, to); !s.ok()) failure.note(std::move(s));
     });
-    if (damaged) return damaged & 1 ? sketch.damaged() : pages.damaged();
+    if (Status s = std::move(failure).take(); !s.ok()) return s;
     int error = 0;
     for (uint32_t i = 0; i < count && !error; ++i) {
       const Piece& p = wanted[at + i];

@@ -142,6 +142,7 @@ Status CacheFile::read(const Section& section, uint64_t first, uint64_t count, s
 Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const {
   if (size == 0) return {};
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
+  if (offset % block_bytes == 0 && size % block_bytes == 0) return read(section, first, count, to);
   const auto blocks = make_buffer<std::byte>(count * block_bytes);
   if (Status s = read(section, first, count, blocks.get()); !s.ok()) return s;
   std::memcpy(to, blocks.get() + offset % block_bytes, size);

@@ -236,6 +236,13 @@ bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
   return file_->check(*file_->find(SectionKind::sketch), at, shape_.page.sketch_bytes());
 }
 
+Status KeySketch::copy(uint32_t e, uint32_t heads, std::byte* to) const {
+  const std::size_t size = heads * shape_.page.sketch_bytes();
+  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes(), size, to);
+  std::memcpy(to, extents_[e].data, size);
+  return {};
+}
+
 Status KeySketch::damaged() const {
   if (file_)
     if (Status s = file_->failure(); !s.ok()) return s;

@@ -386,6 +386,15 @@ void PageStore::commit(uint32_t pages) {
   pages_ = pages;
 }
 
+Status PageStore::copy_means(uint32_t e, uint32_t heads, std::byte* to) const {
+  const SlabRef& slab = slabs_[e];
+  const std::size_t size = heads * shape_.page.means_bytes();
+  if (slab->file)
+    return slab->file->copy(*slab->file->find(SectionKind::means), uint64_t{slab->index} * shape_.heads_total() * shape_.page.means_bytes(), size, to);
+  std::memcpy(to, slab->means, size);
+  return {};
+}
+
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }
 
 PageStore::Lasting PageStore::lasting(uint32_t e) const {

@@ -86,6 +86,8 @@ class PageStore {
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
   bool intact_means(uint32_t layer, uint32_t head, uint32_t e) const;
+  // The means of the first `heads` of all layers' heads, verified, to `to`. Code::corrupt, Code::io; throws std::bad_alloc.
+  Status copy_means(uint32_t e, uint32_t heads, std::byte* to) const;
   // Changes with what an extent holds; equal in stores that share it.
   uint64_t stamp(uint32_t e) const;
   // An extent's pages and scales of all layers and heads, where they stay what they are as long as `keep` is held: in a mapped file, or in a slab
