@@ -165,7 +165,7 @@ Status DeviceTimeline::share(std::span<const std::byte> memory, std::shared_ptr<
   return {};
 }
 
-Status DeviceTimeline::put_addresses(const KvStore& store, DeviceStream* stream) {
+Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const uint32_t extents = pages.extents();
   const std::size_t scale_bytes = shape_.page.scales_bytes();
@@ -180,9 +180,12 @@ Status DeviceTimeline::put_addresses(const KvStore& store, DeviceStream* stream)
       if (!last_.get())
         if (Status s = last_.allocate(device_, its_pages + its_scales); !s.ok()) return s;
       if (last_stamp_ != pages.stamp(e)) {
-        const ExtentView view = pages.extent(0, 0, e);
-        std::memcpy(last_.get(), view.pages, its_pages);
-        std::memcpy(last_.get() + its_pages, view.scales, its_scales);
+        const std::size_t filled = (pages.pages() - std::size_t{e} * extent_pages) * page_bytes;
+        pool->run(static_cast<uint32_t>(heads_total()), [&](uint32_t h, uint32_t) {
+          const ExtentView view = pages.extent(h / shape_.kv_heads, h % shape_.kv_heads, e);
+          std::memcpy(last_.get() + h * PageShape::pages_bytes(), view.pages, filled);
+          std::memcpy(last_.get() + its_pages + h * scale_bytes, view.scales, scale_bytes);
+        });
         last_stamp_ = pages.stamp(e);
       }
       addresses[e] = address_of(last_.get());
@@ -214,7 +217,7 @@ Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStre
   bool pages_changed = addresses_.empty();
   if (s.ok()) s = put_summaries(store, pool, stream, &pages_changed);
   if (s.ok()) s = put_window(store, pool, stream);
-  if (s.ok() && pages_changed && !(s = put_addresses(store, stream)).ok()) addresses_.clear();  // they are looked at again
+  if (s.ok() && pages_changed && !(s = put_addresses(store, pool, stream)).ok()) addresses_.clear();  // they are looked at again
   if (!s.ok()) return s;
   *known_.get() = {store.pages().pages(), store.window_count()};
   return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)), what);

@@ -50,7 +50,7 @@ class DeviceTimeline {
   Status make_room(const KvStore& store);
   Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* pages_changed);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  Status put_addresses(const KvStore& store, DeviceStream* stream);
+  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status share(std::span<const std::byte> memory, std::shared_ptr<const void> keep);
   uint64_t seen(uint64_t address);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits

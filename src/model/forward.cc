@@ -43,7 +43,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   for (uint32_t i = 0; i < n; ++i)
     kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
 
-  const Stage::Attending attending{*store, step.plan, pool_};
+  const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
   for (const std::unique_ptr<Stage>& stage : stages_) {
     const char* why_not = "everything is read";
     if (step.selector && !step.probe && !step.asked)

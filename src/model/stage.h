@@ -57,6 +57,7 @@ class Stage {
     const KvStore& store;
     const Plan& plan;
     ThreadPool* pool;
+    bool output = false;  // the last token's logits will be asked for: they may be computed along with the rest
   };
   // Before begin(). *why_not null: attend() can take the place of project() to complete(). Code::corrupt, Code::device.
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }

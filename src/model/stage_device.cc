@@ -64,7 +64,7 @@ class DeviceStage final : public Stage {
   }
 
   Status open() {
-    graphs_.resize(end_layer() + 2);
+    graphs_.resize(end_layer() + 3);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
     return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
   }
@@ -72,7 +72,7 @@ class DeviceStage final : public Stage {
   Status begin(const Step& step) override {
     step_ = step;
     error_ = 0;
-    has_attended_ = false;
+    has_attended_ = has_logits_ = false;
     if (Status s = resize(step.n); !s.ok()) return s;
     *bad_layer_.get() = none;
     do_(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
@@ -127,10 +127,17 @@ class DeviceStage final : public Stage {
       do_(attention_.give_results(stream_));
       do_(ops_.download(stream_, attended_host_.get(), attended_.get(), end_layer() * attended_floats() * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+      if (has_logits_) {
+        give_logits(step_.n - 1, 1);
+        do_(ops_.download(stream_, host_logits_.get(), work_.logits, size_.vocabulary * sizeof(float)));
+      }
     };
+    if (of.output && weights_.has_output() && !host_logits_.get())
+      if (Status s = host_logits_.allocate(device_, size_.vocabulary); !s.ok()) return s;
+    has_logits_ = of.output && weights_.has_output();
     if (graph_generation_ != attention_.generation()) forget_graphs();  // it has the attention's memory in it
     graph_generation_ = attention_.generation();
-    together(end_layer() + 1, give);
+    together(end_layer() + (has_logits_ ? 2 : 1), give);
     has_attended_ = true;
     if (Status s = wait("a step"); !s.ok()) return s;
     return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
@@ -156,12 +163,10 @@ class DeviceStage final : public Stage {
   }
 
   Status logits(uint32_t first, float* out) override {
+    if (has_logits_ && first + 1 == step_.n) return std::copy_n(host_logits_.get(), size_.vocabulary, out), Status();
     for (uint32_t at = first; at < step_.n; at += logit_rows) {
       const uint32_t n = std::min(logit_rows, step_.n - at);
-      do_(ops_.rms_norm(stream_, work_.x + at * size_.width, weights_.output_norm(), config_.rms_epsilon, n, config_.width, work_.h));
-      const DeviceActivations input = activations(work_.h, n, size_.width);
-      do_(ops_.quantize(stream_, input));
-      do_(ops_.matmul(stream_, weights_.output().w, input, weights_.output().bias.get(), work_.logits, size_.vocabulary));
+      give_logits(at, n);
       do_(ops_.download(stream_, out + (at - first) * size_.vocabulary, work_.logits, n * size_.vocabulary * sizeof(float)));
       if (Status s = wait("the output"); !s.ok()) return s;
       if (step_.cancel->fired()) break;
@@ -246,6 +251,14 @@ class DeviceStage final : public Stage {
     check(layer, work_.x, n * size_.width);
   }
 
+  // Of n tokens from `first` on.
+  void give_logits(uint32_t first, uint32_t n) {
+    do_(ops_.rms_norm(stream_, work_.x + first * size_.width, weights_.output_norm(), config_.rms_epsilon, n, config_.width, work_.h));
+    const DeviceActivations input = activations(work_.h, n, size_.width);
+    do_(ops_.quantize(stream_, input));
+    do_(ops_.matmul(stream_, weights_.output().w, input, weights_.output().bias.get(), work_.logits, size_.vocabulary));
+  }
+
   DeviceActivations activations(const float* x, uint32_t n, std::size_t cols) const {
     return {n, static_cast<uint32_t>(cols), x, work_.quants, work_.scales, work_.sums};
   }
@@ -307,7 +320,7 @@ class DeviceStage final : public Stage {
   DeviceStream* stream_ = nullptr;
   int error_ = 0;
   Step step_;
-  std::vector<DeviceGraph*> graphs_;  // [layers + 2] what comes before and with the projection of each, after the last, and attend()
+  std::vector<DeviceGraph*> graphs_;  // [layers + 3] what comes before and with the projection of each, after the last; attend(), and with the output
 
   uint32_t capacity_ = 0;  // tokens
   DeviceBuffer<std::byte> memory_;
@@ -317,11 +330,11 @@ class DeviceStage final : public Stage {
 
   AttentionDevice attention_;
   uint64_t graph_generation_ = 0;
-  bool has_attended_ = false;
+  bool has_attended_ = false, has_logits_ = false;
   const char* refused_ = nullptr;     // why attention could not be prepared,
   uint32_t refused_size_ = 0;         // and how long the text was then, in extents from 1 on; 0: it could
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
-  PinnedBuffer<float> attended_host_;
+  PinnedBuffer<float> attended_host_, host_logits_;
 };
 
 }  // namespace

@@ -150,6 +150,8 @@ uint64_t PageStore::file_bytes(const StoreShape& shape, SectionKind kind, uint32
 Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, PageStore* out) {
   PageStore store(shape);
   store.pages_ = pages;
+  store.mapped_pages_ = file->find(SectionKind::pages);
+  store.mapped_scales_ = file->find(SectionKind::scales);
   const uint32_t extents = store.extents();
   store.slabs_.reserve(extents);
   if (extents > 0)
@@ -307,9 +309,11 @@ bool PageStore::intact_extent(SectionKind kind, uint32_t e) const {
 }
 
 bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
-  const uint64_t i = p % extent_pages, scales = shape_.page.scales_bytes() / extent_pages;
-  return intact(SectionKind::pages, layer, head, p / extent_pages, i * page_bytes, page_bytes) &&
-         intact(SectionKind::scales, layer, head, p / extent_pages, i * scales, scales);
+  const SlabRef& slab = slabs_[p / extent_pages];
+  if (!slab->file) return true;
+  const uint64_t scales = shape_.page.scales_bytes() / extent_pages;
+  const uint64_t at = (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) * extent_pages + p % extent_pages;
+  return slab->file->check(*mapped_pages_, at * page_bytes, page_bytes) && slab->file->check(*mapped_scales_, at * scales, scales);
 }
 
 bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {

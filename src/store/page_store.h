@@ -128,6 +128,7 @@ class PageStore {
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;
+  const CacheFile::Section *mapped_pages_ = nullptr, *mapped_scales_ = nullptr;  // of the mapped slabs' file
   std::shared_ptr<PageCache> cache_;    // of chosen pages of the mapped slabs, which are the first ones; null without
   std::shared_ptr<SpillFile> spill_;    // of all spilled slabs; null before
   std::shared_ptr<PageCache> spilled_;  // of chosen pages in it
