@@ -22,6 +22,12 @@ __device__ float warp_max(float x, unsigned below = warp) {
   return x;
 }
 
+// By all threads of a block, of what no kernel writes or none but for its end.
+__device__ void prefetch_all(const void* from, std::size_t bytes) {
+  constexpr std::size_t line = 128;
+  for (std::size_t at = threadIdx.x * line; at < bytes; at += blockDim.x * line) prefetch(static_cast<const char*>(from) + at);
+}
+
 __device__ float from_bf16(uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
 
 // Byte i of a word.
@@ -51,8 +57,10 @@ extern "C" {
 
 // A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and value, which go to the window.
 __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
-  after_previous();
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
+  if (blockIdx.x < rows && blockIdx.x % kv.group == 0)
+    prefetch_all(kv.basis + blockIdx.x / (a.n * kv.group) * std::size_t{kv.dim} * kv.sketch_dim, kv.dim * kv.sketch_dim * sizeof(float));
+  after_previous();
   if (blockIdx.x >= rows) {
     const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
     float* to = kv.window + (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
@@ -108,8 +116,14 @@ constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
 // Sinks and window of one query row. A lane has `each` neighbouring dimensions.
 template <uint32_t each>
 __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
-  after_previous();
   constexpr uint32_t dim = each * warp;
+  if (blockIdx.x % kv.group == 0 && blockIdx.y == 0) {
+    const std::size_t values = std::size_t{kv.window_rows} * dim;
+    const float* its = kv.window + blockIdx.x / kv.group * 2 * values;
+    prefetch_all(its, values * sizeof(float));
+    prefetch_all(its + values, values * sizeof(float));
+  }
+  after_previous();
   __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0, all = sinks + kv.counts->window + token + 1;
@@ -169,11 +183,17 @@ constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
 // A warp a tile of 16 blocks: half of the lanes take every other token.
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
-  after_previous();
   constexpr uint32_t n = groups * 8, tile_blocks = 16;
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, block = lane % tile_blocks, half = lane / tile_blocks;
-  const uint32_t extents = (kv.counts->pages + extent_pages - 1) / extent_pages;
-  const uint32_t tiles_of = extent_pages * kv.page_tokens / kv.block_tokens / tile_blocks, tiles = extents * tiles_of;
+  const uint32_t tiles_of = extent_pages * kv.page_tokens / kv.block_tokens / tile_blocks;
+  // The first tile of each warp; a tile is a part of an extent's sketch.
+  if (const uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; token == 0 && tile < a.extents * tiles_of) {
+    const std::size_t bytes = kv.sketch_size / tiles_of;
+    const int8_t* its = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size + tile % tiles_of * bytes;
+    for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(its + i);
+  }
+  after_previous();
+  const uint32_t extents = (kv.counts->pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
   const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_blocks;
   for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
     int32_t q[scan_rows][groups * 2], offset[scan_rows];

@@ -251,7 +251,6 @@ TEST_CASE("a device attends what it chooses as the processor does, of a mapped f
     everything.select.strategy = "full";
     const double by_weights = mean_difference(score(load(device_model(), read_file(), everything).get(), next),
                                               score(load(mini_model(), read_file(), everything).get(), next));
-    MESSAGE("budget ", budget, ": ", mean_difference(of_file, wanted), " and ", mean_difference(of_memory, wanted), ", by weights ", by_weights);
     CHECK(mean_difference(of_file, wanted) < 2 * by_weights + 0.02);
     CHECK(mean_difference(of_memory, wanted) < 2 * by_weights + 0.15);  // its keys and values too are of other roundings
     CHECK(score(mapped.get(), next) == of_file);  // the same bits again, after going back
