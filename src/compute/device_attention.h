@@ -57,7 +57,7 @@ struct DeviceAttention {
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, chosen
 // pages, and the means of the others.
-constexpr uint32_t near_parts = 1, chosen_parts = 16, mean_parts = 8, attention_parts = near_parts + chosen_parts + mean_parts;
+constexpr uint32_t near_parts = 1, chosen_parts = 8, mean_parts = 8, attention_parts = near_parts + chosen_parts + mean_parts;
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
 
 }  // namespace kvasir
