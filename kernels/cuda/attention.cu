@@ -1,44 +1,10 @@
-// Attention of new tokens, by the names in launch.cc: sinks and window; the sketch's estimates; the choice; the chosen pages, which are read where they
-// lie in the processor's memory, and the means of the others; the merged output. What each computes is what the processor does for `bounded`
-// (select/bounded.cc, model/attention.cc), with scores of pages, means and sketch from the same integers.
-#include <cmath>
-
-#include "compute/device_attention.h"
-#include "dependent.h"
+// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory, and the
+// means of the others; the merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages and
+// means from the same integers.
+#include "attention_common.h"
 
 namespace kvasir::cuda {
 namespace {
-
-constexpr unsigned warp = 32, all_lanes = ~0u;
-constexpr uint32_t extent_pages = 16, page_size = 4096;
-constexpr float like_the_best = 4;  // select/bounded.cc
-
-__device__ float warp_sum(float x, unsigned below = warp) {
-  for (unsigned step = 1; step < below; step *= 2) x += __shfl_xor_sync(all_lanes, x, step);
-  return x;
-}
-__device__ float warp_max(float x, unsigned below = warp) {
-  for (unsigned step = 1; step < below; step *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, step));
-  return x;
-}
-
-// By all threads of a block, of what no kernel writes or none but for its end.
-__device__ void prefetch_all(const void* from, std::size_t bytes) {
-  constexpr std::size_t line = 128;
-  for (std::size_t at = threadIdx.x * line; at < bytes; at += blockDim.x * line) prefetch(static_cast<const char*>(from) + at);
-}
-
-__device__ float from_bf16(uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
-
-// Byte i of a word.
-__device__ float signed_byte(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> 8 * i)); }
-
-__device__ std::size_t state_at(const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token, uint32_t part, uint32_t row) {
-  return (((std::size_t{head} * a.n + token) * attention_parts + part) * kv.group + row) * (kv.dim + 2);
-}
-
-// e^(m - most), 0 for an empty part.
-__device__ float relative(float m, float most) { return m == -INFINITY ? 0.0f : __expf(m - most); }
 
 constexpr unsigned begin_threads = 256;
 
@@ -177,290 +143,21 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
   if (threadIdx.x == 0) state[dim] = most, state[dim + 1] = sum;
 }
 
-constexpr unsigned scan_threads = 256;
-constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
-
-// A warp a tile of 16 blocks: half of the lanes take every other token.
-template <uint32_t groups>
-__device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
-  constexpr uint32_t n = groups * 8, tile_blocks = 16;
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, block = lane % tile_blocks, half = lane / tile_blocks;
-  const uint32_t tiles_of = extent_pages * kv.page_tokens / kv.block_tokens / tile_blocks;
-  // The first tile of each warp; a tile is a part of an extent's sketch.
-  if (const uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; token == 0 && tile < a.extents * tiles_of) {
-    const std::size_t bytes = kv.sketch_size / tiles_of;
-    const int8_t* its = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size + tile % tiles_of * bytes;
-    for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(its + i);
-  }
-  after_previous();
-  const uint32_t extents = (kv.counts->pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
-  const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_blocks;
-  for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
-    int32_t q[scan_rows][groups * 2], offset[scan_rows];
-    float scale[scan_rows];
-#pragma unroll
-    for (uint32_t r = 0; r < scan_rows; ++r) {
-      const bool there = begin + r < kv.group;
-      offset[r] = 0;
-      scale[r] = there ? a.projected_scale[first_row + begin + r] : 0.0f;
-#pragma unroll
-      for (uint32_t i = 0; i < groups * 2; ++i) {
-        q[r][i] = there ? reinterpret_cast<const int32_t*>(a.projected + (first_row + begin + r) * n)[i] : 0;
-        offset[r] = __dp4a(0x08080808, q[r][i], offset[r]);  // the sketch's values are larger by 8
-      }
-    }
-    for (uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; tile < tiles; tile += gridDim.x * (scan_threads / warp)) {
-      const int8_t* sketch = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size;
-      const uint32_t* lines = reinterpret_cast<const uint32_t*>(sketch) + std::size_t{tile % tiles_of} * kv.block_tokens * groups * tile_blocks + block;
-      const float* scales = reinterpret_cast<const float*>(sketch + std::size_t{tiles_of} * kv.block_tokens * groups * tile_blocks * 4);
-      int32_t best[scan_rows];
-      for (int32_t& b : best) b = INT32_MIN;
-#pragma unroll 2
-      for (uint32_t t = half; t < kv.block_tokens; t += 2) {
-        uint32_t words[groups];
-#pragma unroll
-        for (uint32_t g = 0; g < groups; ++g) words[g] = __ldcs(lines + (t * groups + g) * tile_blocks);
-#pragma unroll
-        for (uint32_t r = 0; r < scan_rows; ++r) {
-          int32_t sum = 0;
-#pragma unroll
-          for (uint32_t g = 0; g < groups; ++g) {
-            sum = __dp4a(static_cast<int32_t>(words[g] & 0x0f0f0f0f), q[r][2 * g], sum);
-            sum = __dp4a(static_cast<int32_t>(words[g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sum);
-          }
-          best[r] = max(best[r], sum);
-        }
-      }
-      const float step = scales[tile % tiles_of * tile_blocks + block];
-#pragma unroll
-      for (uint32_t r = 0; r < scan_rows; ++r) {
-        const int32_t largest = max(best[r], __shfl_xor_sync(all_lanes, best[r], tile_blocks));
-        if (half == 0 && begin + r < kv.group)
-          a.scores[(first_row + begin + r) * stride + tile * tile_blocks + block] = static_cast<float>(largest - offset[r]) * step * scale[r];
-      }
-    }
-  }
-}
-
-// ---- the choice -----------------------------------------------------------------------------------------------------------
-
-constexpr unsigned choose_threads = 1024, choose_warps = choose_threads / warp;
-constexpr uint32_t near_shares = 8192;  // blocks whose shares are kept where they are read fast
-
-// So many blocks, and the sum of their shares: in whole numbers of 2^-27 (shares of a group sum to at most 16), as those are summed over a warp by one
-// instruction, and in any order to the same.
-struct Found {
-  uint32_t count, sum;
-};
-__device__ uint32_t fixed(float share) { return __float2uint_rn(share * 134217728.0f); }
-
-struct Want {
-  uint32_t least, most;
-  int64_t sum;
-  __device__ bool met(const Found& f) const { return f.count >= most || (f.count >= least && f.sum >= sum); }
-};
-
-// Sums over all threads, which all get. parts: [choose_warps][n], not used by the call before.
-template <uint32_t n>
-__device__ void sum_of_all(Found (&x)[n], Found* parts) {
-  const unsigned lane = threadIdx.x % warp;
-#pragma unroll
-  for (uint32_t i = 0; i < n; ++i) {
-    const Found part{__reduce_add_sync(all_lanes, x[i].count), __reduce_add_sync(all_lanes, x[i].sum)};
-    if (lane == 0) parts[threadIdx.x / warp * n + i] = part;
-  }
-  __syncthreads();
-#pragma unroll
-  for (uint32_t i = 0; i < n; ++i) {
-    const Found part = parts[lane * n + i];
-    x[i] = {__reduce_add_sync(all_lanes, part.count), __reduce_add_sync(all_lanes, part.sum)};
-  }
-}
-
-// The sum of x of the threads before this one; *all gets that of all. parts: [choose_warps], not used by the call before.
-__device__ uint32_t before_this(uint32_t x, uint32_t* parts, uint32_t* all) {
-  const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  uint32_t upto = x;
-  for (unsigned step = 1; step < warp; step *= 2) {
-    const uint32_t other = __shfl_up_sync(all_lanes, upto, step);
-    upto += lane >= step ? other : 0;
-  }
-  if (lane == warp - 1) parts[w] = upto;
-  __syncthreads();
-  const uint32_t part = parts[lane];
-  *all = __reduce_add_sync(all_lanes, part);
-  return upto - x + __reduce_add_sync(all_lanes, lane < w ? part : 0);
-}
-
-}  // namespace
-
-extern "C" {
-
-// A block a KV head and token. Shares are not negative, so their bits are in their order: the least share that is taken is found by its bits, two at a
-// time, by what three thresholds would take.
-__global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
-  after_previous();
-  __shared__ float near_by[near_shares];
-  __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
-  __shared__ float most_of[most_attended_group], part_of[most_attended_group];
-  __shared__ Found parts[2][choose_warps * 3];
-  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
-  const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
-  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
-  uint32_t* list = a.lists + at * a.most;
-  uint32_t* read = a.read + at * a.extents;
-  for (uint32_t e = thread; e < a.extents; e += choose_threads) read[e] = 0;
-  if (thread < 2) a.list_counts[2 * at + thread] = 0;
-  if (pages <= 1) return;
-  const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
-
-  // Each row's largest score and sum of exponentials; eight blocks are on their way to a thread at a time.
-  constexpr uint32_t together = 8;
-  float* scores = a.scores + at * kv.group * stride;
-  for (uint32_t r = 0; r < kv.group; ++r) {
-    const float* its = scores + r * stride;
-    float m = -INFINITY, l = 0;
-    for (uint32_t begin = first + thread; begin < end; begin += together * choose_threads) {
-      float score[together], most = m;
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) {
-        const uint32_t b = begin + i * choose_threads;
-        score[i] = b < end ? its[b] : -INFINITY;
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) most = fmaxf(most, score[i]);
-      l *= relative(m, most);
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) l += relative(score[i], most);
-      m = most;
-    }
-    const float most = warp_max(m);
-    l = warp_sum(l * relative(m, most));
-    if (lane == 0) row_m[r][w] = most, row_l[r][w] = l;
-  }
-  __syncthreads();
-  if (w < kv.group) {
-    const float* state = a.states + state_at(kv, a, head, token, 0, w);
-    const float near_m = state[kv.dim] - __logf(like_the_best), m = row_m[w][lane], most = fmaxf(near_m, warp_max(m));
-    const float total = warp_sum(relative(m, most) * row_l[w][lane]) + relative(near_m, most) * state[kv.dim + 1];
-    if (lane == 0) most_of[w] = most, part_of[w] = 1 / total;
-  }
-  __syncthreads();
-  // The rows' shares, summed, in the place of the first row's scores.
-  const bool is_near = end <= near_shares;
-  float sum = 0;
-  Found all[1] = {};
-#pragma unroll 4
-  for (uint32_t b = first + thread; b < end; b += choose_threads) {
-    float share = 0;
-    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) * part_of[r];
-    share = share >= 0 ? share : 0;  // a not-a-number is none
-    scores[b] = share;
-    if (is_near) near_by[b] = share;
-    sum += share;
-    ++all[0].count;
-  }
-  all[0].sum = fixed(sum);
-  sum_of_all(all, parts[0]);
-  const float* shares = is_near ? near_by : scores;
-
-  const DeviceBudget budget = *kv.budget;
-  const Want want{budget.least, min(budget.most, end - first), int64_t{all[0].sum} - fixed((1 - budget.coverage) * static_cast<float>(kv.group))};
-  if (want.met({0, 0})) return;
-  // What is taken are the shares whose bits are `low` or more; but of those whose bits are between `low` and `high` the first `alike`. Those from `high` on
-  // do not do.
-  uint32_t low = 0, high = 0x7f800000;
-  Found above{}, from_low = all[0];
-  const bool everything = !want.met(all[0]);
-  for (uint32_t turn = 1; high - low > 1 && from_low.count - above.count > 1 && !everything; ++turn) {
-    const uint32_t step = (high - low + 3) / 4;
-    const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
-    Found found[3] = {};
-    float sums[3] = {};
-#pragma unroll 8
-    for (uint32_t b = first + thread; b < end; b += choose_threads) {
-      const float share = shares[b];
-#pragma unroll
-      for (uint32_t i = 0; i < 3; ++i) {
-        const bool is_in = __float_as_uint(share) >= t[i];
-        found[i].count += is_in;
-        sums[i] += is_in ? share : 0.0f;
-      }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) found[i].sum = fixed(sums[i]);
-    sum_of_all(found, parts[turn % 2]);
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) {
-      if (t[i] >= high) continue;
-      if (want.met(found[i])) {
-        low = t[i], from_low = found[i];
-      } else {
-        high = t[i], above = found[i];
-        break;
-      }
-    }
-  }
-  uint32_t alike = 0xffffffff;
-  if (!everything && high - low == 1) {
-    const int64_t each = fixed(__uint_as_float(low)), missing = max(want.sum - above.sum, int64_t{0});
-    const int64_t by_sum = missing == 0 ? 0 : each > 0 ? (missing + each - 1) / each : want.most;
-    const int64_t by_count = want.least > above.count ? want.least - above.count : 0;
-    alike = static_cast<uint32_t>(min(max(max(by_sum, by_count), int64_t{1}), int64_t{want.most - above.count}));
-  }
-  __syncthreads();
-  auto* counts = reinterpret_cast<uint32_t*>(parts);  // [3][choose_warps]
-  const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
-  const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
-  uint32_t same = 0, ignored;
-  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) - low < high - low;
-  const uint32_t same_before = before_this(same, counts, &ignored);
-  // Twice: to count, and to write where the count says.
-  uint32_t place = 0;
-  for (uint32_t pass = 0; pass < 2; ++pass) {
-    uint32_t met = same_before, taken = 0, tokens = 0;
-    for (uint32_t p = run_begin; p < run_end; ++p) {
-      uint32_t mask = 0;
-      for (uint32_t i = 0; i < page_blocks; ++i) {
-        const uint32_t bits = __float_as_uint(shares[p * page_blocks + i]);
-        const bool is_taken = bits >= high || (bits >= low && met++ < alike);
-        mask |= is_taken ? 1u << i : 0u;
-      }
-      if (mask == 0) continue;
-      if (pass == 1) {
-        list[place + taken] = p << 4 | mask;
-        atomicOr(&read[p / extent_pages], 1u << p % extent_pages);
-      }
-      ++taken;
-      tokens += __popc(mask) * kv.block_tokens;
-    }
-    if (pass == 1) break;
-    uint32_t all_taken, all_tokens;
-    place = before_this(taken, counts + choose_warps, &all_taken);
-    before_this(tokens, counts + 2 * choose_warps, &all_tokens);
-    if (thread == 0) a.list_counts[2 * at] = all_taken, a.list_counts[2 * at + 1] = all_tokens;
-  }
-}
-
-}  // extern "C"
-
-namespace {
-
 // ---- chosen pages, and the means of the others --------------------------------------------------------------------------------
 
 constexpr unsigned attend_warps = 8;
 
-// A warp's part of the attention of `rows` query rows: o is of four neighbouring dimensions a lane, twice where there are more.
+// A warp's part of the attention of `rows` query rows: o is of four neighbouring dimensions a lane.
 template <uint32_t dim, uint32_t rows>
 struct Part {
-  static constexpr uint32_t lanes_across = dim / 4 < warp ? dim / 4 : warp;  // lanes that share a token's values
-  static constexpr uint32_t tokens_at_once = warp / lanes_across, sets = dim / 4 / lanes_across;
-  float o[rows][sets * 4], m[rows], l[rows];
+  static constexpr uint32_t lanes_across = dim / 4;  // lanes that share a token's values
+  static constexpr uint32_t tokens_at_once = warp / lanes_across;
+  float o[rows][4], m[rows], l[rows];
 
   __device__ Part() {
     for (uint32_t r = 0; r < rows; ++r) {
       m[r] = -INFINITY, l[r] = 0;
-      for (uint32_t d = 0; d < sets * 4; ++d) o[r][d] = 0;
+      for (uint32_t d = 0; d < 4; ++d) o[r][d] = 0;
     }
   }
 
@@ -491,7 +188,7 @@ struct Part {
       l[r] = l[r] * keep + warp_sum(sum, lanes);
       m[r] = most;
 #pragma unroll
-      for (uint32_t d = 0; d < sets * 4; ++d) o[r][d] *= keep;
+      for (uint32_t d = 0; d < 4; ++d) o[r][d] *= keep;
       if (lane < lanes) *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1], x[2] * v_scale[2], x[3] * v_scale[3]};
     }
     __syncwarp();
@@ -509,10 +206,10 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
     __syncthreads();
     if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r];
 #pragma unroll
-    for (uint32_t i = 0; i < P::sets * 4; ++i) {
+    for (uint32_t i = 0; i < 4; ++i) {
       float x = part.o[r][i];
       for (uint32_t step = P::lanes_across; step < warp; step *= 2) x += __shfl_xor_sync(all_lanes, x, step);
-      if (lane < P::lanes_across) part_o[w][i / 4 * 128 + lane * 4 + i % 4] = x;
+      if (lane < P::lanes_across) part_o[w][lane * 4 + i] = x;
     }
     __syncthreads();
     if (first_row + r >= kv.group) continue;
@@ -583,14 +280,14 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       part.template weigh<lanes>(s, q_scale, k_scale, v_scale, 0, present, weights[w]);
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
-        const uint32_t four = dim <= 128 ? j * P::tokens_at_once + lane / P::lanes_across : j / 2, set = dim <= 128 ? 0 : j % 2;
+        const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
         const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
 #pragma unroll
         for (uint32_t r = 0; r < rows; ++r) {
           const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
 #pragma unroll
           for (uint32_t d = 0; d < 4; ++d)
-            part.o[r][set * 4 + d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
+            part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
         }
       }
       __syncwarp();
@@ -612,12 +309,6 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       uint4 k[dim / 32];
 #pragma unroll
       for (uint32_t j = 0; j < dim / 32; ++j) k[j] = reinterpret_cast<const uint4*>(means)[j * warp + lane];
-      uint32_t v[extent_pages / P::tokens_at_once][P::sets];
-#pragma unroll
-      for (uint32_t i = 0; i < extent_pages / P::tokens_at_once; ++i)
-#pragma unroll
-        for (uint32_t set = 0; set < P::sets; ++set)
-          v[i][set] = reinterpret_cast<const uint32_t*>(means + dim * extent_pages + (i * P::tokens_at_once + lane / P::lanes_across) * dim)[set * warp + lane % P::lanes_across];
       int32_t s[rows][4] = {};
 #pragma unroll
       for (uint32_t j = 0; j < dim / 32; ++j) {
@@ -631,13 +322,15 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
         }
       }
       part.template weigh<lanes>(s, q_scale, k_scale, v_scale, log_tokens, unread >> first, weights[w]);
-#pragma unroll
+      const auto* values = reinterpret_cast<const uint32_t*>(means + dim * extent_pages) + lane;  // a warp's lanes have neighbouring words
+#pragma unroll 4
       for (uint32_t i = 0; i < extent_pages / P::tokens_at_once; ++i) {
+        const uint32_t four = values[i * warp], page = i * P::tokens_at_once + lane / P::lanes_across;
 #pragma unroll
         for (uint32_t r = 0; r < rows; ++r) {
-          const float x = weights[w][r][i * P::tokens_at_once + lane / P::lanes_across];
+          const float x = weights[w][r][page];
 #pragma unroll
-          for (uint32_t d = 0; d < P::sets * 4; ++d) part.o[r][d] += x * signed_byte(v[i][d / 4], static_cast<int>(d % 4));
+          for (uint32_t d = 0; d < 4; ++d) part.o[r][d] += x * signed_byte(four, static_cast<int>(d));
         }
       }
       __syncwarp();
@@ -671,17 +364,14 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, flo
   mass[token * heads + blockIdx.x] = read / sum;
 }
 
-#define KVASIR_OF_DIM(dim, groups)                                                                                                              \
+#define KVASIR_OF_DIM(dim)                                                                                                              \
   __global__ void __launch_bounds__(near_warps* warp) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp>(kv, a); }   \
-  __global__ void __launch_bounds__(scan_threads) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }          \
-  KVASIR_OF_ROWS(dim, 1) KVASIR_OF_ROWS(dim, 2) KVASIR_OF_ROWS(dim, 4) KVASIR_OF_ROWS(dim, 8)
+  KVASIR_OF_ROWS(dim, 4) KVASIR_OF_ROWS(dim, 8)
 #define KVASIR_OF_ROWS(dim, rows) \
   __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim##_##rows(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, rows>(kv, a); }
 
-KVASIR_OF_DIM(32, 2)
-KVASIR_OF_DIM(64, 3)
-KVASIR_OF_DIM(128, 6)
-KVASIR_OF_DIM(256, 12)
+KVASIR_OF_DIM(64)
+KVASIR_OF_DIM(128)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

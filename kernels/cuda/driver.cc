@@ -5,7 +5,7 @@
 #include <new>
 
 // The kernels of the .cu files, for all architectures: embed.S
-extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[];
+extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[];
 
 namespace kvasir {
 namespace cuda {
@@ -78,8 +78,8 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention};
-  for (int i = 0; i < 3; ++i)
+  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice};
+  for (int i = 0; i < 4; ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);

@@ -42,7 +42,7 @@ struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
   int major = 0;  // compute capability
-  CUmodule modules[3] = {};
+  CUmodule modules[4] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };
 

@@ -134,8 +134,7 @@ int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t 
 
 constexpr unsigned begin_threads = 256, near_threads = 512, scan_threads = 256, choose_threads = 1024, attend_threads = 256;
 constexpr unsigned most_scan_blocks = 128;
-constexpr uint32_t row_counts[] = {1, 2, 4, 8};  // query rows that a kernel takes together
-constexpr uint32_t dims[] = {32, 64, 128, 256};
+constexpr uint32_t row_counts[] = {4, 8};  // query rows that a kernel takes together
 
 struct AttentionName {
   char text[40];
@@ -161,9 +160,7 @@ int choose_blocks(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  uint32_t rows = 8;
-  for (const uint32_t count : {4u, 2u, 1u})
-    if (kv.group <= count) rows = count;
+  const uint32_t rows = kv.group <= row_counts[0] ? row_counts[0] : row_counts[1];
   return launch(s, AttentionName("chosen", kv.dim, rows).text, Grid{chosen_parts + mean_parts, kv.kv_heads * blocks_for(kv.group, rows), a.n}, attend_threads, kv, a);
 }
 
@@ -186,14 +183,15 @@ int find_kernels(DeviceContext* context) {
     for (const char* kind : {"lay_out_", "row_", "tile_"})
       if (is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
-  const auto find_attention = [&](const char* name) { return find(name, context->modules[2]); };
-  for (const char* name : {"attention_begin", "attention_choose", "attention_finish"})
-    if (const int error = find_attention(name)) return error;
-  for (const uint32_t dim : dims) {
-    for (const char* what : {"near", "scan"})
-      if (const int error = find_attention(AttentionName(what, dim).text)) return error;
+  CUmodule attention = context->modules[2], choice = context->modules[3];
+  for (const char* name : {"attention_begin", "attention_finish"})
+    if (const int error = find(name, attention)) return error;
+  if (const int error = find("attention_choose", choice)) return error;
+  for (const uint32_t dim : attended_dims) {
+    if (const int error = find(AttentionName("near", dim).text, attention)) return error;
+    if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
     for (const uint32_t rows : row_counts)
-      if (const int error = find_attention(AttentionName("chosen", dim, rows).text)) return error;
+      if (const int error = find(AttentionName("chosen", dim, rows).text, attention)) return error;
   }
   return 0;
 }

@@ -59,5 +59,6 @@ struct DeviceAttention {
 // pages, and the means of the others.
 constexpr uint32_t near_parts = 1, chosen_parts = 8, mean_parts = 8, attention_parts = near_parts + chosen_parts + mean_parts;
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
+constexpr uint32_t attended_dims[] = {64, 128};  // of heads, padded: models of other sizes are few, and the code of each is large
 
 }  // namespace kvasir

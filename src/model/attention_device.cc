@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <iterator>
 
 #include "base/checked.h"
 
@@ -22,6 +23,7 @@ const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uin
   if (plan.certify || plan.compare != CompareLevel::none) return "what is read is compared with everything";
   if (store.budget().bytes > 0) return "memory_budget is set";
   if (store.window_tokens() == KvStore::keep_all) return "keys and values are kept in full precision";
+  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) == std::end(attended_dims)) return "the heads are of another size";
   if (heads_.group() > most_attended_group) return "too many query heads share a KV head";
   if (store.pages().pages() > 0 && store.sketch().pages() != store.pages().pages()) return "the keys have no sketch yet";
   return nullptr;

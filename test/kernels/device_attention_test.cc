@@ -353,7 +353,7 @@ void check_timeline(const Shape& s, Random& random) {
 TEST_CASE("a device's attention agrees with the reference on odd timelines") {
   if (!stream()) return;
   Random random(11);
-  for (const uint32_t head_dim : {32u, 48u, 64u, 80u, 128u, 256u}) {
+  for (const uint32_t head_dim : {48u, 64u, 80u, 128u}) {
     for (const uint32_t group : {1u, 2u, 3u, 4u, 7u, 8u, 9u, 16u}) {
       const uint32_t pages = 2 + random.below(70), most = 1 + random.below(40);
       check_timeline({head_dim, 1 + random.below(3), group, pages, random.below(200), 1, most, most, 0}, random);
