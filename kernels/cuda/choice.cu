@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   // do not do.
   uint32_t low = 0, high = 0x7f800000;
   Found above{}, from_low = all[0];
-  const bool everything = !want.met(all[0]);
-  for (uint32_t turn = 1; high - low > 1 && from_low.count - above.count > 1 && !everything; ++turn) {
+  for (uint32_t turn = 1; high - low > 1 && from_low.count - above.count > 1; ++turn) {
     const uint32_t step = (high - low + 3) / 4;
     const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
     Found found[3] = {};
@@ -232,7 +231,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
     }
   }
   uint32_t alike = 0xffffffff;
-  if (!everything && high - low == 1) {
+  if (high - low == 1) {
     const int64_t each = fixed(__uint_as_float(low)), missing = max(want.sum - above.sum, int64_t{0});
     const int64_t by_sum = missing == 0 ? 0 : each > 0 ? (missing + each - 1) / each : want.most;
     const int64_t by_count = want.least > above.count ? want.least - above.count : 0;

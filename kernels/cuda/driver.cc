@@ -205,11 +205,6 @@ int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
   return current.error() ? current.error() : driver().cuMemcpyDtoHAsync(to, address(from), size, s->stream);
 }
 
-int clear(DeviceStream* s, void* memory, std::size_t size) {
-  const Current current(s->context);
-  return current.error() ? current.error() : driver().cuMemsetD8Async(address(memory), 0, size, s->stream);
-}
-
 int begin_graph(DeviceStream* s) {
   const Current current(s->context);
   return current.error() ? current.error() : driver().cuStreamBeginCapture(s->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
@@ -260,7 +255,6 @@ DeviceKernels make_table() {
   k.wait = wait;
   k.upload = upload;
   k.download = download;
-  k.clear = clear;
   k.begin_graph = begin_graph;
   k.end_graph = end_graph;
   k.run_graph = run_graph;

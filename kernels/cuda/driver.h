@@ -18,7 +18,7 @@ namespace kvasir::cuda {
 #define KVASIR_DRIVER_FUNCTIONS(F)                                                                                                                 \
   F(cuInit) F(cuDriverGetVersion) F(cuGetErrorString) F(cuDeviceGetCount) F(cuDeviceGet) F(cuDeviceGetName) F(cuDeviceGetAttribute)                  \
   F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) F(cuMemAlloc) F(cuMemFree)         \
-  F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) F(cuMemsetD8Async) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
+  F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
   F(cuMemcpyDtoDAsync) F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) F(cuGraphDestroy) F(cuGraphExecDestroy)  \
   F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLaunchKernelEx)
 

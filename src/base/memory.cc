@@ -19,7 +19,7 @@ constexpr std::size_t alignment = 64;  // a cache line, and the widest vector re
 
 constexpr std::size_t page = 4096;
 
-static std::size_t whole_pages(std::size_t size) noexcept { return size > SIZE_MAX - page ? SIZE_MAX : (size + page) / page * page; }
+static std::size_t whole_pages(std::size_t size) noexcept { return size > SIZE_MAX - page ? SIZE_MAX : (size + page - 1) / page * page; }
 
 std::atomic<AllocationFault> allocation_fault{nullptr};
 
@@ -42,7 +42,7 @@ void* allocate_zeroed(std::size_t size) noexcept {
 void deallocate(void* p) noexcept { ::operator delete(p, std::align_val_t{alignment}); }
 
 void* allocate_pages(std::size_t size) noexcept {
-  void* p = must_fail(size) ? nullptr : ::operator new(whole_pages(size), std::align_val_t{page}, std::nothrow);
+  void* p = must_fail(size) ? nullptr : ::operator new(whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
   return p ? std::memset(p, 0, size) : nullptr;
 }
 
@@ -60,7 +60,7 @@ void* allocate_zeroed(std::size_t size) noexcept {
 
 void deallocate(void* p) noexcept { mi_free(p); }
 
-void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size), page); }
+void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page); }
 
 void deallocate_pages(void* p) noexcept { mi_free(p); }
 

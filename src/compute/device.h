@@ -69,7 +69,6 @@ struct DeviceKernels {
   // Memory from allocate_host() must stay as it is until wait(); of other memory what is uploaded has been read when this returns.
   int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
-  int (*clear)(DeviceStream* stream, void* memory, std::size_t size);  // device; zeros
 
   // Work that is given to a stream between the first two is not done but kept, to be done by one call as often as is wanted: with the same memory,
   // also the processor's. Where there is no memory to keep it, *out is null.

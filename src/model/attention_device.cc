@@ -36,6 +36,7 @@ static DeviceBudget budget_of(const Plan& plan, uint32_t layer, uint32_t block_t
   return {blocks(tokens / 4), blocks(tokens * 4), plan.coverage};  // as select/blocks.h has it
 }
 
+// After a failure release() comes next.
 Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
   for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l, shape_.page.block_tokens).most);
@@ -65,10 +66,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
   if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
-  if (!s.ok()) {
-    scores_ = {}, states_ = {}, lists_ = {};
-    return s;
-  }
+  if (!s.ok()) return s;
   room_ = tokens, extents_ = extents, most_ = most;
   return {};
 }
@@ -79,6 +77,15 @@ Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t
   n_ = n;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l, shape_.page.block_tokens);
   return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
+}
+
+void AttentionDevice::release() {
+  timeline_.release();
+  ++generation_;
+  room_ = extents_ = most_ = 0;
+  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &states_, &totals_, &mass_}) *b = {};
+  for (DeviceBuffer<uint32_t>* b : {&read_, &lists_, &list_counts_}) *b = {};
+  q8_ = {}, projected_ = {};
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {

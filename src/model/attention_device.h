@@ -34,6 +34,11 @@ class AttentionDevice {
 
   void committed(const KvStore& store) { timeline_.committed(store, n_); }
 
+  // The stream has been waited for. trim(): lets go of the processor's memory that the store has let go of; release(): of everything.
+  void trim() { timeline_.trim(); }
+  void release();
+  bool holds_memory() const { return timeline_.extents() > 0; }
+
   // What was given stays valid as long as this does.
   uint64_t generation() const { return timeline_.generation() + generation_; }
 

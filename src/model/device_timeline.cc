@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "model/attention_worker.h"
+#include "os/os.h"
 
 namespace kvasir {
 namespace {
@@ -21,8 +22,26 @@ uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads)
     : device_(device), ops_(device->kernels()), shape_(shape), layers_(layers), heads_(heads) {}
 
-DeviceTimeline::~DeviceTimeline() {
+DeviceTimeline::~DeviceTimeline() { release(); }
+
+void DeviceTimeline::release() {
   for (const Region& r : regions_) device_->unshare(r.begin);
+  regions_.clear();
+  ++generation_;
+  extents_ = window_rows_ = 0;
+  sketch_ = {}, means_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
+  basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
+  sketch_stamps_.clear(), means_stamps_.clear(), addresses_.clear();
+  basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
+}
+
+void DeviceTimeline::trim() {
+  const std::size_t dropped = std::erase_if(regions_, [&](const Region& r) {
+    const bool is_last = PageStore::is_last(r.keep);
+    if (is_last) device_->unshare(r.begin);
+    return is_last;
+  });
+  if (dropped > 0) addresses_.clear();
 }
 
 Status DeviceTimeline::send(DeviceStream* stream, void* to, const void* from, std::size_t size) {
@@ -60,10 +79,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
     staging_bytes_ = 0;
     if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
   }
-  if (!s.ok()) {
-    sketch_ = {}, means_ = {}, window_ = {};
-    return s;
-  }
+  if (!s.ok()) return s;
   extents_ = extents;
   window_rows_ = rows;
   sketch_stamps_.assign(extents, 0);
@@ -72,7 +88,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
 }
 
 // The extents whose sketch or means are others than what the device has, as many at a time as the staging memory holds.
-Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* pages_changed) {
+Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const KeySketch& sketch = store.sketch();
   struct Piece {
@@ -82,8 +98,9 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
   std::vector<Piece> wanted;
   for (uint32_t e = 0; e < pages.extents(); ++e) {
     if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back({e, true});
-    if (means_stamps_[e] != pages.stamp(e)) wanted.push_back({e, false}), *pages_changed = true;
+    if (means_stamps_[e] != pages.stamp(e)) wanted.push_back({e, false});
   }
+  if (std::any_of(wanted.begin(), wanted.end(), [](const Piece& p) { return !p.is_sketch; })) addresses_.clear();  // before any stamp says otherwise
   std::stable_partition(wanted.begin(), wanted.end(), [](const Piece& p) { return p.is_sketch; });
   const std::size_t sketch_size = heads_total() * shape_.page.sketch_bytes(), means_size = heads_total() * shape_.page.means_bytes();
   const std::size_t size = std::max(sketch_size, means_size);
@@ -158,6 +175,10 @@ uint64_t DeviceTimeline::seen(uint64_t address) {
 }
 
 Status DeviceTimeline::share(std::span<const std::byte> memory, std::shared_ptr<const void> keep) {
+  uint64_t pinned = memory.size();
+  for (const Region& r : regions_) pinned += r.end - r.begin;
+  if (pinned > os::physical_memory() / 4 * 3)
+    return Status::error(Code::unsupported, "the pages are more than three quarters of the memory, which would be pinned");
   Region r{address_of(memory.data()), address_of(memory.data() + memory.size()), 0, true, std::move(keep)};
   regions_.reserve(regions_.size() + 1);
   if (Status s = device_->share(&r.begin, &r.end, &r.seen); !s.ok()) return s;
@@ -179,14 +200,14 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
       const std::size_t its_pages = heads_total() * PageShape::pages_bytes(), its_scales = heads_total() * scale_bytes;
       if (!last_.get())
         if (Status s = last_.allocate(device_, its_pages + its_scales); !s.ok()) return s;
-      if (last_stamp_ != pages.stamp(e)) {
+      if (last_stamp_ != pages.stamp(e) || last_pages_ != pages.pages()) {
         const std::size_t filled = (pages.pages() - std::size_t{e} * extent_pages) * page_bytes;
         pool->run(static_cast<uint32_t>(heads_total()), [&](uint32_t h, uint32_t) {
           const ExtentView view = pages.extent(h / shape_.kv_heads, h % shape_.kv_heads, e);
           std::memcpy(last_.get() + h * PageShape::pages_bytes(), view.pages, filled);
           std::memcpy(last_.get() + its_pages + h * scale_bytes, view.scales, scale_bytes);
         });
-        last_stamp_ = pages.stamp(e);
+        last_stamp_ = pages.stamp(e), last_pages_ = pages.pages();
       }
       addresses[e] = address_of(last_.get());
       addresses[extents_ + e] = address_of(last_.get() + its_pages);
@@ -203,7 +224,6 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
     if (!r.used) device_->unshare(r.begin);
     return !r.used;
   });
-  if (addresses == addresses_) return {};
   std::memcpy(staging_.get(), addresses.data(), addresses.size() * sizeof(uint64_t));
   if (Status s = send(stream, pages_at_.get(), staging_.get(), extents_ * sizeof(uint64_t)); !s.ok()) return s;
   if (Status s = send(stream, scales_at_.get(), staging_.get() + extents_ * sizeof(uint64_t), extents_ * sizeof(uint64_t)); !s.ok()) return s;
@@ -214,10 +234,9 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
 Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
   Status s = device_->status(ops_.wait(stream), what);
   if (s.ok()) s = make_room(store);
-  bool pages_changed = addresses_.empty();
-  if (s.ok()) s = put_summaries(store, pool, stream, &pages_changed);
+  if (s.ok()) s = put_summaries(store, pool, stream);
   if (s.ok()) s = put_window(store, pool, stream);
-  if (s.ok() && pages_changed && !(s = put_addresses(store, pool, stream)).ok()) addresses_.clear();  // they are looked at again
+  if (s.ok() && addresses_.empty()) s = put_addresses(store, pool, stream);
   if (!s.ok()) return s;
   *known_.get() = {store.pages().pages(), store.window_count()};
   return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)), what);

@@ -25,13 +25,18 @@ class DeviceTimeline {
   DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads);
   ~DeviceTimeline();
 
-  static constexpr uint32_t most_tokens = Representatives::most_together;  // of a step
+  static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together by the processor
 
-  // For the next step. Waits for the stream. Code::no_memory: the device has no room for it, and nothing has changed for the worse;
-  // Code::unsupported: it cannot read the processor's memory; Code::corrupt (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
+  // For the next step. Waits for the stream. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's memory, or
+  // would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
+  // std::bad_alloc.
   Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   // After the step: the store has committed the very keys and values that the device has written to its window.
   void committed(const KvStore& store, uint32_t n);
+
+  // While no work is under way: lets go of the processor's memory that the store has let go of, or of everything.
+  void trim();
+  void release();
 
   // As of the last update(). Where its memory is changes with generation().
   DeviceKv layer(uint32_t layer) const;
@@ -48,7 +53,7 @@ class DeviceTimeline {
     std::shared_ptr<const void> keep;
   };
   Status make_room(const KvStore& store);
-  Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* pages_changed);
+  Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status share(std::span<const std::byte> memory, std::shared_ptr<const void> keep);
@@ -72,10 +77,11 @@ class DeviceTimeline {
   std::size_t staging_bytes_ = 0;
   PinnedBuffer<int8_t> last_;               // a copy of the extent that is being filled: pages, then scales, of the layers
   uint64_t last_stamp_ = 0;
+  uint32_t last_pages_ = 0;                 // pages that there were in all
 
   std::vector<uint64_t> sketch_stamps_, means_stamps_;  // of what was uploaded
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
-  std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales
+  std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
   std::vector<Region> regions_;
 };
 

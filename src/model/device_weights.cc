@@ -11,7 +11,6 @@
 namespace kvasir {
 
 constexpr std::size_t piece_bytes = std::size_t{32} << 20;  // of a matrix that is on its way; a row that is longer goes alone
-constexpr uint32_t usual_step = 512;                        // tokens that a session's workspace is kept free for
 
 // Copies weights to the device, piece by piece, through memory from which it reads at its full rate.
 class DeviceWeights::Loader {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/magnitude.h"
+#include "model/device_timeline.h"
 
 namespace kvasir {
 
@@ -36,7 +37,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   const CancelLatch cancel(step.cancel);
   resize(n);
-  if (Status s = store->prepare(n); !s.ok()) return s;
+  const bool may_attend = model_->device_weights() && step.selector && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
+  if (Status s = store->prepare(n, may_attend); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
   model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
 
@@ -46,8 +48,10 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
   for (const std::unique_ptr<Stage>& stage : stages_) {
     const char* why_not = "everything is read";
-    if (step.selector && !step.probe && !step.asked)
-      if (Status s = stage->can_attend(attending, n, &why_not); !s.ok()) return s;
+    if (!step.selector || step.probe || step.asked)
+      stage->trim();
+    else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
+      return s;
     const bool attends = !why_not;
     if (stage->first_layer() == 0) left_to_processor_ = why_not;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel}); !s.ok()) return s;

@@ -67,6 +67,7 @@ class Stage {
   };
   virtual Attended attended(uint32_t layer) const { return (void)layer, Attended{}; }  // after attend()
   virtual void committed(const KvStore&) {}  // the store has what attended() gave
+  virtual void trim() {}                     // lets go of what the store has let go of; a step that is not attended calls it
   // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
 
@@ -85,6 +86,8 @@ Status not_a_number(const std::string& where);
 std::unique_ptr<Stage> make_cpu_stage(const Model& model, uint32_t first_layer, const Kernels& kernels, ThreadPool* pool);
 // Of the layers that the device has the weights of. The model outlives it. Code::device.
 Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out);
+
+constexpr uint32_t usual_step = 512;  // tokens that a session's workspace on a device is kept free for
 
 // The device memory that a stage takes for steps of n tokens.
 uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n);

@@ -100,17 +100,29 @@ class DeviceStage final : public Stage {
   Status complete(uint32_t) override { return {}; }
 
   Status can_attend(const Attending& of, uint32_t n, const char** why_not) override {
-    if ((*why_not = attention_.refuses(of.store, of.plan, n))) return {};
-    const uint32_t size = of.store.pages().extents() + 1;
-    if (refused_size_ == size) return *why_not = refused_, Status();
-    Status s = attention_.prepare(of.store, of.plan, n, of.pool, stream_);
-    if (s.ok()) s = resize_attended(n);
-    if (s.code() == Code::no_memory || s.code() == Code::unsupported) {  // it is tried again when the text has grown
-      *why_not = refused_ = s.code() == Code::no_memory ? "the GPU has no room for what its attention needs" : "the GPU cannot read the processor's memory";
-      refused_size_ = size;
+    if ((*why_not = attention_.refuses(of.store, of.plan, n))) {
+      if (of.plan.strategy->has(StrategyInfo::on_device))
+        trim();
+      else
+        release_attention();
       return {};
     }
-    refused_size_ = 0;
+    const uint32_t size = of.store.pages().extents() + 1;
+    if (cannot_read_) return *why_not = cannot_read, Status();
+    if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
+    Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
+    if (s.ok()) s = attention_.prepare(of.store, of.plan, n, of.pool, stream_);
+    if (s.ok()) s = resize_attended(n);
+    if (s.ok()) return refused_size_ = 0, Status();
+    release_attention();
+    if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
+      refused_size_ = size, refused_n_ = n;
+      return *why_not = no_room, Status();
+    }
+    if (s.code() == Code::unsupported) {
+      cannot_read_ = true;
+      return *why_not = cannot_read, Status();
+    }
     return s;
   }
 
@@ -139,7 +151,12 @@ class DeviceStage final : public Stage {
     graph_generation_ = attention_.generation();
     together(end_layer() + (has_logits_ ? 2 : 1), give);
     has_attended_ = true;
-    if (Status s = wait("a step"); !s.ok()) return s;
+    if (Status s = wait("a step"); !s.ok()) {
+      // Numbers that are none may come from a page that is damaged.
+      if (ReadCounts unused; s.code() == Code::corrupt && !step_.cancel->fired())
+        if (Status damaged = attention_.collect(of.store, of.pool, &unused); !damaged.ok()) return damaged;
+      return s;
+    }
     return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
   }
 
@@ -151,6 +168,7 @@ class DeviceStage final : public Stage {
   void committed(const KvStore& store) override {
     if (has_attended_) attention_.committed(store);
   }
+  void trim() override { attention_.trim(); }
 
   Status end() override {
     if (!has_attended_)
@@ -282,7 +300,21 @@ class DeviceStage final : public Stage {
 
   void check(uint32_t layer, const float* x, std::size_t n) { do_(ops_.check(stream_, x, n, too_large, layer, work_.first_bad)); }
 
+  // Attention makes room where there is none.
   Status resize(uint32_t n) {
+    Status s = try_resize(n);
+    if (s.code() != Code::no_memory || !attention_.holds_memory()) return s;
+    release_attention();
+    return try_resize(n);
+  }
+
+  void release_attention() {
+    forget_graphs();
+    attention_.release();
+    attended_ = {};
+  }
+
+  Status try_resize(uint32_t n) {
     if (n <= capacity_) return {};
     capacity_ = 0;
     forget_graphs();
@@ -331,8 +363,10 @@ class DeviceStage final : public Stage {
   AttentionDevice attention_;
   uint64_t graph_generation_ = 0;
   bool has_attended_ = false, has_logits_ = false;
-  const char* refused_ = nullptr;     // why attention could not be prepared,
-  uint32_t refused_size_ = 0;         // and how long the text was then, in extents from 1 on; 0: it could
+  static constexpr const char* no_room = "the GPU has no room for what its attention needs";
+  static constexpr const char* cannot_read = "the GPU cannot read the processor's memory";
+  uint32_t refused_size_ = 0, refused_n_ = 0;  // how long the text and the step were that there was no room for, in extents from 1 on; 0: there was
+  bool cannot_read_ = false;
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
 };

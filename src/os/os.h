@@ -118,6 +118,7 @@ void prefer_huge_pages(void* data, std::size_t size);
 
 uint32_t processor_count();  // those this process may use
 uint64_t now_ns();           // monotonic
+uint64_t physical_memory();  // bytes that the machine has
 
 // A thread's name as debuggers and `top` show it.
 void name_this_thread(const char* name);

@@ -461,6 +461,11 @@ uint32_t processor_count() {
   return online > 0 ? static_cast<uint32_t>(online) : 1;
 }
 
+uint64_t physical_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+  return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size) : UINT64_MAX;
+}
+
 uint64_t now_ns() {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

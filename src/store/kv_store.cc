@@ -134,12 +134,12 @@ Status KvStore::shrink() {
   return {};
 }
 
-Status KvStore::prepare(uint32_t n) {
+Status KvStore::prepare(uint32_t n, bool together) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   grow_window(window_count_ + n);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
-  if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_); !s.ok()) return s;
+  if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_, together); !s.ok()) return s;
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);

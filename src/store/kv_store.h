@@ -90,12 +90,12 @@ class KvStore {
   }
 
   // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc or says Code::corrupt (a damaged page
-  // of a mapped file would have to be copied); the store stays as it was.
-  Status prepare(uint32_t n);
+  // of a mapped file would have to be copied); the store stays as it was. together: layers may be written by several threads at once.
+  Status prepare(uint32_t n, bool together = false);
   // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
-  // Both of different layers may run together where n is at most Representatives::most_together.
+  // Both of different layers may run together where prepare() was told so.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.

@@ -401,6 +401,10 @@ Status PageStore::copy_means(uint32_t e, uint32_t heads, std::byte* to) const {
 
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }
 
+bool PageStore::is_last(const std::shared_ptr<const void>& keep) {
+  return (*static_cast<const SlabRef*>(keep.get()))->references.load(std::memory_order_acquire) == 1;
+}
+
 PageStore::Lasting PageStore::lasting(uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   if (slab->spill || (!slab->file && (e + 1) * extent_pages > pages_)) return {};

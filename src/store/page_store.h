@@ -99,6 +99,7 @@ class PageStore {
     std::shared_ptr<const void> keep;
   };
   Lasting lasting(uint32_t e) const;
+  static bool is_last(const std::shared_ptr<const void>& keep);  // no store has what a Lasting's keep holds
   Status damaged() const;  // the error for a check that failed
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.

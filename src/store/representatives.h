@@ -10,7 +10,7 @@
 // the scores of those before them in proportion; a block of which tokens are taken back is scored again by what follows.
 //
 // A step is prepare(), observe() for every layer and head, commit(); until then nothing is visible. Blocks are shared by forks, or lie in a mapped
-// cache file. Threads: const functions may run together, and observe() of different layers in a step of few tokens; the rest is exclusive.
+// cache file. Threads: const functions may run together, and observe() of different layers where prepare() was told so; the rest is exclusive.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,6 @@ class Representatives {
   static constexpr uint32_t block_tokens = 128;  // the paper's; a multiple of a page's
   static constexpr uint32_t per_block = 4;       // the paper's
   static constexpr uint32_t most_local = 64;     // tokens
-  static constexpr uint32_t most_together = 64;  // tokens of a step whose layers may be observed together
 
   Representatives(const StoreShape& shape, uint32_t window_tokens);
 
@@ -48,7 +47,8 @@ class Representatives {
 
   // Room for n more tokens, and for the blocks that will be complete when `pages` are sealed; checks the pages that those are made from. Throws
   // std::bad_alloc; Code::corrupt.
-  Status prepare(uint32_t n, uint32_t pages, const PageStore& store);
+  // together: layers will be observed by several threads at once, which takes memory that most_bytes() does not count.
+  Status prepare(uint32_t n, uint32_t pages, const PageStore& store, bool together = false);
   // Of one layer and KV head. k: [before + n][dim] the window's keys with the step's, centre: [dim] what was subtracted from them, or null.
   // q: the step's queries, `group` rows of head_dim one after another, the next token's `width` floats on.
   void observe(uint32_t layer, uint32_t head, const float* k, uint32_t before, uint32_t n, const float* q, uint32_t group, std::size_t width,
@@ -81,7 +81,6 @@ class Representatives {
     std::atomic<bool> verified{false};
   };
   uint64_t tokens() const { return uint64_t{blocks()} * block_tokens + undecided_.size() / shape_.heads_total(); }
-  std::size_t sums_size(uint32_t n) const { return (std::size_t{n} + 1) * shape_.page.dim * (n <= most_together ? shape_.layers : 1); }
   std::size_t block_size() const { return std::size_t{shape_.heads_total()} * shape_.page.dim; }
   void decide(const PageStore& pages);
 
@@ -91,6 +90,7 @@ class Representatives {
   bool wanted_;              // not of a timeline that is never sealed
   bool known_ = wanted_;
   std::vector<Block> blocks_;
+  bool together_ = false;    // as prepare() has it
   std::vector<Block> room_;  // for those that the step completes
   Array<float> undecided_;   // [tokens behind the blocks][layers * kv_heads]
   Array<float> added_;       // [local + n][layers * kv_heads] by the step, to the last `local` tokens before it and to its own

@@ -340,7 +340,7 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
     sessions.push_back(load(model, read_file(), bounded_options(200)));
     std::vector<float> out(tokens.size());
     const Status s = sessions.back()->score(tokens, out.data(), nullptr, {});
-    if (s.code() == Code::no_memory) break;  // not even a step
+    if ((full = s.code() == Code::no_memory)) break;  // not even a step
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(mean_difference(out, expected) < 0.2);
     full = !attends(*sessions.back());

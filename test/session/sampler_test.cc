@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -101,5 +102,26 @@ TEST_CASE("damaged weights are told and wrong options are refused") {
     o = {};
     o.repetition_penalty = bad;
     CHECK(!check_sampling_options(o).ok());
+  }
+}
+
+TEST_CASE("of a vocabulary of any size the first of the likeliest tokens is taken, and a logit that is not a number is found") {
+  uint64_t state = 7;
+  const auto random = [&] { return state = state * 6364136223846793005u + 1442695040888963407u, static_cast<uint32_t>(state >> 33); };
+  for (const std::size_t n : {1u, 15u, 16u, 1023u, 1024u, 1025u, 2047u, 2048u, 3000u, 4100u}) {
+    CAPTURE(n);
+    for (int round = 0; round < 40; ++round) {
+      std::vector<float> logits(n);
+      for (float& x : logits) x = static_cast<float>(random() % 50);  // many are alike
+      if (round == 0) std::fill(logits.begin(), logits.end(), -std::numeric_limits<float>::infinity());
+      if (round == 1) logits.back() = 100;
+      if (round == 2) logits.front() = 100;
+      const auto expected = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      Token token = -1;
+      REQUIRE(Sampler({}).sample(logits, {}, &token).ok());
+      CHECK(token == expected);
+      logits[random() % n] = std::numeric_limits<float>::quiet_NaN();
+      CHECK(Sampler({}).sample(logits, {}, &token).code() == Code::corrupt);
+    }
   }
 }
