@@ -103,7 +103,7 @@ class DeviceStage final : public Stage {
     if ((*why_not = attention_.refuses(of.store, of.plan, n))) {
       if (of.plan.strategy->has(StrategyInfo::on_device))
         trim();
-      else
+      else if (attention_.holds_memory())
         release_attention();
       return {};
     }
