@@ -6,8 +6,6 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr unsigned begin_threads = 256;
-
 // The largest |x| of a block of begin_threads; all get it.
 __device__ float block_largest(float x, float* parts) {
   x = warp_max(fabsf(x));
@@ -76,7 +74,7 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
 
 namespace {
 
-constexpr unsigned near_warps = 16;
+constexpr unsigned near_warps = near_threads / warp;
 constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
 
 // Sinks and window of one query row. A lane has `each` neighbouring dimensions.
@@ -145,7 +143,7 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
 
 // ---- chosen pages, and the means of the others --------------------------------------------------------------------------------
 
-constexpr unsigned attend_warps = 8;
+constexpr unsigned attend_warps = attend_threads / warp;
 
 // A warp's part of the attention of `rows` query rows: o is of four neighbouring dimensions a lane.
 template <uint32_t dim, uint32_t rows>
@@ -366,9 +364,7 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, flo
 
 #define KVASIR_OF_DIM(dim)                                                                                                              \
   __global__ void __launch_bounds__(near_warps* warp) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp>(kv, a); }   \
-  KVASIR_OF_ROWS(dim, 4) KVASIR_OF_ROWS(dim, 8)
-#define KVASIR_OF_ROWS(dim, rows) \
-  __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim##_##rows(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, rows>(kv, a); }
+  __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, attended_rows>(kv, a); }
 
 KVASIR_OF_DIM(64)
 KVASIR_OF_DIM(128)

@@ -5,6 +5,7 @@
 
 #include "compute/device_attention.h"
 #include "dependent.h"
+#include "layout.h"
 
 namespace kvasir::cuda {
 

@@ -7,7 +7,6 @@ namespace {
 
 constexpr float like_the_best = 4;  // select/bounded.cc
 
-constexpr unsigned scan_threads = 256;
 constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
 
 // A warp a tile of 16 blocks: half of the lanes take every other token.
@@ -74,7 +73,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
-constexpr unsigned choose_threads = 1024, choose_warps = choose_threads / warp;
+constexpr unsigned choose_warps = choose_threads / warp;
 constexpr uint32_t near_shares = 8192;  // blocks whose shares are kept where they are read fast
 
 // So many blocks, and the sum of their shares: in whole numbers of 2^-27 (shares of a group sum to at most 16), as those are summed over a warp by one

@@ -132,14 +132,11 @@ int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t 
 
 // ---- attention --------------------------------------------------------------------------------------------------------------
 
-constexpr unsigned begin_threads = 256, near_threads = 512, scan_threads = 256, choose_threads = 1024, attend_threads = 256;
 constexpr unsigned most_scan_blocks = 128;
-constexpr uint32_t row_counts[] = {4, 8};  // query rows that a kernel takes together
 
 struct AttentionName {
-  char text[40];
+  char text[32];
   AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
-  AttentionName(const char* what, uint32_t dim, uint32_t rows) { std::snprintf(text, sizeof text, "attention_%s_%u_%u", what, dim, rows); }
 };
 
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
@@ -160,8 +157,8 @@ int choose_blocks(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  const uint32_t rows = kv.group <= row_counts[0] ? row_counts[0] : row_counts[1];
-  return launch(s, AttentionName("chosen", kv.dim, rows).text, Grid{chosen_parts + mean_parts, kv.kv_heads * blocks_for(kv.group, rows), a.n}, attend_threads, kv, a);
+  const unsigned chunks = blocks_for(kv.group, attended_rows);
+  return launch(s, AttentionName("chosen", kv.dim).text, Grid{chosen_parts + mean_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass) {
@@ -188,10 +185,9 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(name, attention)) return error;
   if (const int error = find("attention_choose", choice)) return error;
   for (const uint32_t dim : attended_dims) {
-    if (const int error = find(AttentionName("near", dim).text, attention)) return error;
+    for (const char* what : {"near", "chosen"})
+      if (const int error = find(AttentionName(what, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
-    for (const uint32_t rows : row_counts)
-      if (const int error = find(AttentionName("chosen", dim, rows).text, attention)) return error;
   }
   return 0;
 }

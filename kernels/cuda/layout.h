@@ -62,5 +62,7 @@ inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::s
 constexpr uint32_t row_warps = 4;                                               // rows of a block, one input
 constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, several inputs
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, most_check_blocks = 512;
+constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, choose_threads = 1024, attend_threads = 256;  // of attention
+constexpr uint32_t attended_rows = 4;  // query rows that read a page together: more make the code large, and most models have no more a KV head
 
 }  // namespace kvasir::cuda
