@@ -140,7 +140,7 @@ typedef struct kv_model_options {
   const char *chat_format;
   /* Where the weights are multiplied. NULL or "cpu": on the processor, from the mapped file. "cuda", "cuda:1", ...: the first or that NVIDIA GPU has
    * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there. Keys and values stay in the processor's
-   * memory or the mapped file, and so does the attention of texts that are read. What is asked and answered by the strategy "bounded" the GPU attends
+   * memory or the mapped file, and the processor attends the texts that are read. What is asked and answered by the strategy "bounded" the GPU attends
    * in its layers: it has a sketch of the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory
    * is pinned. Other strategies, a memory_budget, dense layers, certificates and separate heads are attended by the processor; kv_stats says who did
    * ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the library was built without

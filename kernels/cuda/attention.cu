@@ -226,6 +226,24 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
   }
 }
 
+// A lane's part of the products of a page's keys with the rows. `lanes` neighbouring lanes have four tokens each, the others further dimensions of
+// them; words: of a row, four dimensions each.
+template <uint32_t lanes, uint32_t pieces, uint32_t rows, uint32_t words>
+__device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][words], int32_t (&s)[rows][4]) {
+  const uint32_t lane = threadIdx.x % warp;
+#pragma unroll
+  for (uint32_t j = 0; j < pieces; ++j) {
+#pragma unroll
+    for (uint32_t r = 0; r < rows; ++r) {
+      const int32_t x = q[r][j * (warp / lanes) + lane / lanes];
+      s[r][0] = __dp4a(static_cast<int32_t>(k[j].x), x, s[r][0]);
+      s[r][1] = __dp4a(static_cast<int32_t>(k[j].y), x, s[r][1]);
+      s[r][2] = __dp4a(static_cast<int32_t>(k[j].z), x, s[r][2]);
+      s[r][3] = __dp4a(static_cast<int32_t>(k[j].w), x, s[r][3]);
+    }
+  }
+}
+
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   after_previous();
@@ -245,7 +263,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   P part;
 
   if (blockIdx.x < chosen_parts) {
-    constexpr uint32_t lanes = page_tokens / 4, group_step = warp / lanes;  // lanes across tokens; of them so many are at different dimensions
+    constexpr uint32_t lanes = page_tokens / 4;
     const uint32_t* list = a.lists + at * a.most;
     const uint32_t count = a.list_counts[2 * at];
     for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
@@ -263,17 +281,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
       const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
       int32_t s[rows][4] = {};
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-#pragma unroll
-        for (uint32_t r = 0; r < rows; ++r) {
-          const int32_t x = q[r][j * group_step + lane / lanes];
-          s[r][0] = __dp4a(static_cast<int32_t>(k[j].x), x, s[r][0]);
-          s[r][1] = __dp4a(static_cast<int32_t>(k[j].y), x, s[r][1]);
-          s[r][2] = __dp4a(static_cast<int32_t>(k[j].z), x, s[r][2]);
-          s[r][3] = __dp4a(static_cast<int32_t>(k[j].w), x, s[r][3]);
-        }
-      }
+      multiply<lanes>(k, q, s);
       const uint32_t present = blocks >> first / kv.block_tokens & 1 ? 15 : 0;  // blocks have a multiple of four tokens
       part.template weigh<lanes>(s, q_scale, k_scale, v_scale, 0, present, weights[w]);
 #pragma unroll
@@ -291,7 +299,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       __syncwarp();
     }
   } else {
-    constexpr uint32_t lanes = extent_pages / 4, group_step = warp / lanes;
+    constexpr uint32_t lanes = extent_pages / 4;
     const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages;
     const uint32_t* read = a.read + at * a.extents;
     const float log_tokens = __logf(static_cast<float>(page_tokens));
@@ -308,17 +316,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 #pragma unroll
       for (uint32_t j = 0; j < dim / 32; ++j) k[j] = reinterpret_cast<const uint4*>(means)[j * warp + lane];
       int32_t s[rows][4] = {};
-#pragma unroll
-      for (uint32_t j = 0; j < dim / 32; ++j) {
-#pragma unroll
-        for (uint32_t r = 0; r < rows; ++r) {
-          const int32_t x = q[r][j * group_step + lane / lanes];
-          s[r][0] = __dp4a(static_cast<int32_t>(k[j].x), x, s[r][0]);
-          s[r][1] = __dp4a(static_cast<int32_t>(k[j].y), x, s[r][1]);
-          s[r][2] = __dp4a(static_cast<int32_t>(k[j].z), x, s[r][2]);
-          s[r][3] = __dp4a(static_cast<int32_t>(k[j].w), x, s[r][3]);
-        }
-      }
+      multiply<lanes>(k, q, s);
       part.template weigh<lanes>(s, q_scale, k_scale, v_scale, log_tokens, unread >> first, weights[w]);
       const auto* values = reinterpret_cast<const uint32_t*>(means + dim * extent_pages) + lane;  // a warp's lanes have neighbouring words
 #pragma unroll 4

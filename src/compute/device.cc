@@ -73,7 +73,9 @@ Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* seen) {
     shared_.reserve(shared_.size() + 1);
     Shared fresh{first, last, 0, 0};
     if (const int error = kernels_.share_host(context_, reinterpret_cast<const void*>(first), last - first, &fresh.seen))
-      return kernels_.is_out_of_memory(error) ? status(error, "the processor's memory that it reads") : Status::error(Code::unsupported, "%s cannot read the processor's memory: %s", name_.c_str(), kernels_.error_text(error));
+      return kernels_.is_out_of_memory(error)
+                 ? status(error, "the processor's memory that it reads")
+                 : Status::error(Code::unsupported, "%s cannot read the processor's memory: %s", name_.c_str(), kernels_.error_text(error));
     at = shared_.insert(shared_.end(), fresh);
   }
   ++at->users;

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
-#include <utility>
 
 #include "base/checked.h"
+#include "compute/first_failure.h"
 #include "model/attention.h"
 
 namespace kvasir {
@@ -60,19 +59,5 @@ inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
   return {rows, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
           q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
 }
-
-// What went wrong in any of the tasks of a parallel loop.
-class FirstFailure {
- public:
-  void note(Status s) {
-    const std::lock_guard lock(mutex_);
-    if (failure_.ok()) failure_ = std::move(s);
-  }
-  Status take() && { return std::move(failure_); }
-
- private:
-  std::mutex mutex_;
-  Status failure_;
-};
 
 }  // namespace kvasir

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "model/attention_worker.h"
+#include "compute/first_failure.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -80,10 +80,10 @@ Status DeviceTimeline::make_room(const KvStore& store) {
     if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
   }
   if (!s.ok()) return s;
-  extents_ = extents;
-  window_rows_ = rows;
   sketch_stamps_.assign(extents, 0);
   means_stamps_.assign(extents, 0);
+  extents_ = extents;
+  window_rows_ = rows;
   return {};
 }
 
@@ -166,11 +166,15 @@ Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, Device
 }
 
 uint64_t DeviceTimeline::seen(uint64_t address) {
-  for (Region& r : regions_)
-    if (address >= r.begin && address < r.end) {
-      r.used = true;
-      return r.seen + (address - r.begin);
-    }
+  // Neighbouring extents lie in the same region or in the next.
+  for (std::size_t tried = 0; tried < regions_.size(); ++tried) {
+    const std::size_t at = (last_seen_ + tried) % regions_.size();
+    Region& r = regions_[at];
+    if (address < r.begin || address >= r.end) continue;
+    last_seen_ = at;
+    r.used = true;
+    return r.seen + (address - r.begin);
+  }
   return 0;
 }
 

@@ -83,6 +83,7 @@ class DeviceTimeline {
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
   std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
   std::vector<Region> regions_;
+  std::size_t last_seen_ = 0;               // of regions_; may be past its end
 };
 
 }  // namespace kvasir

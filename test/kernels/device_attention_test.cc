@@ -11,12 +11,7 @@
 #include "reference/reference.h"
 
 using namespace kvasir;
-using test::gpu;
-using test::Guarded;
-using test::Memory;
-using test::ops;
-using test::Random;
-using test::stream;
+using namespace kvasir::test;
 
 namespace {
 

@@ -9,13 +9,7 @@
 #include "weights.h"
 
 using namespace kvasir;
-using test::gpu;
-using test::Guarded;
-using test::Memory;
-using test::ops;
-using test::Random;
-using test::stream;
-using test::Weights;
+using namespace kvasir::test;
 
 namespace {
 
