@@ -116,11 +116,6 @@ Status Library::sweep() const {
   return {};
 }
 
-struct Library::Victim {
-  std::string name, path;
-  os::File lock;  // while it is chosen nobody begins to use it
-};
-
 // Chooses what was used longest ago and is not open, until `bytes` more, which take the place of the document `replaced`, fit. Where that would not do
 // none goes, Code::no_space; but with no bytes to come what can go goes. During an update.
 Status Library::choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const {

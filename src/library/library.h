@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "os/os.h"
 #include "session/session.h"
 #include "store/format.h"
 
@@ -79,7 +80,10 @@ class Library {
 
  private:
   struct Found;
-  struct Victim;
+  struct Victim {
+    std::string name, path;
+    os::File lock;  // while it is chosen nobody begins to use it
+  };
   static bool longer(const Found& a, const Found& b);
   class Update;
 
