@@ -60,24 +60,25 @@ void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t 
     totals[(std::size_t{first} + r / group) * config_.heads + kv_head * group + r % group] = state.m[r] + std::log(state.l[r]);
 }
 
-Status Attention::run(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector,
+Status Attention::run(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector* selector,
                       const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
   const bool compare = plan.compare != CompareLevel::none;
   if (compare) comparison_.begin(plan.compare, store.pages(), 1, n);
   if (!selector && totals && softcap_ != 0) {
-    if (Status s = exact(layer, n, q, store, 0, cancel, out, totals); !s.ok()) return s;
+    if (Status s = exact(layer, first, n, q, store, 0, cancel, out, totals); !s.ok()) return s;
     totals = nullptr;
     for (Worker& w : workers_) w.counts = {};  // what is read twice counts once
   }
-  Status s = !selector        ? exact(layer, n, q, store, softcap_, cancel, out, totals)
+  Status s = !selector        ? exact(layer, first, n, q, store, softcap_, cancel, out, totals)
              : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
-                              : selective(layer, n, 1, q, store, *selector, plan, memory, cancel, out, totals);
+                              : selective(layer, first, n - first, 1, q, store, *selector, plan, memory, cancel,
+                                          out + std::size_t{first} * config_.q_width(), totals ? totals + std::size_t{first} * config_.heads : nullptr);
   if (compare && s.ok() && !selector) s = compare_exact(layer, n, q, store, cancel, out);
   if (compare && s.ok() && !cancel.fired()) comparison_.end(kernels_, layer);
   for (const Worker& w : workers_) counts_ += w.counts;
-  counts_.tokens_present += behind_sinks * n * config_.kv_heads;
+  counts_.tokens_present += behind_sinks * (n - first) * config_.kv_heads;
   return s;
 }
 
@@ -109,9 +110,9 @@ void Attention::attend_near(uint32_t layer, uint32_t head, uint32_t first, uint3
   }
 }
 
-Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, float cap, const CancelLatch& cancel, float* out,
+Status Attention::exact(uint32_t layer, uint32_t first_token, uint32_t n, const float* q, const KvStore& store, float cap, const CancelLatch& cancel, float* out,
                         float* totals) {
-  const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim;
+  const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim, tokens = n - first_token;
   const uint32_t sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   std::atomic<bool> intact{true};
   pool_->run(heads, [&](uint32_t h, uint32_t) {
@@ -125,7 +126,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
   if (!intact) return store.pages().damaged();
 
   const uint32_t block_tokens = block_rows_ / group;
-  const auto blocks = static_cast<uint32_t>(ceil_div(n, block_tokens));
+  const auto blocks = static_cast<uint32_t>(ceil_div(tokens, block_tokens));
   const uint32_t part_pages = part_tokens / shape_.page_tokens;
   const uint32_t parts = blocks == 1 ? std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages))) : 1;
   const std::size_t state_size = round_up(state_floats(block_rows_, dim), 16);
@@ -136,7 +137,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads % blocks, part = task / heads / blocks;
-    const uint32_t first = block * block_tokens, count = std::min(block_tokens, n - first);
+    const uint32_t first = first_token + block * block_tokens, count = std::min(block_tokens, n - first);
     const QueryRows rows = gather(&w, q, first, count, 1, h, false);
     const AttentionState state =
         empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(), rows.rows, dim);
@@ -151,7 +152,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
     if (parts == 1) write_out(state, first, count, h, out, totals);
   });
   if (parts == 1 || cancel.fired()) return {};
-  const uint32_t rows = n * group;
+  const uint32_t rows = tokens * group;
   const auto state_at = [&](std::size_t i) {
     float* at = partials_.data() + i * state_size;
     return AttentionState{at, at + std::size_t{rows} * dim, at + std::size_t{rows} * dim + round_up(rows, 16)};
@@ -159,7 +160,7 @@ Status Attention::exact(uint32_t layer, uint32_t n, const float* q, const KvStor
   for (uint32_t h = 0; h < heads; ++h) {
     for (uint32_t part = 1; part < parts; ++part)
       kernels_.merge(state_at(std::size_t{h} * parts), state_at(std::size_t{h} * parts + part), rows, dim);
-    write_out(state_at(std::size_t{h} * parts), 0, n, h, out, totals);
+    write_out(state_at(std::size_t{h} * parts), first_token, tokens, h, out, totals);
   }
   return {};
 }
@@ -169,7 +170,7 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
   const uint32_t stride = n / count, width = config_.q_width();
   probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
-  if (Status s = selective(layer, count, stride, q, store, selector, plan, nullptr, CancelLatch(nullptr), probed_.data(), nullptr); !s.ok()) return s;
+  if (Status s = selective(layer, 0, count, stride, q, store, selector, plan, nullptr, CancelLatch(nullptr), probed_.data(), nullptr); !s.ok()) return s;
   for (std::size_t t = 0; t < count; ++t) {
     for (std::size_t i = 0; i < width; ++i) {
       const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;
@@ -183,7 +184,7 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
 // Tokens that are neighbours share the scans of the summaries, as far as there is a block for every thread all the same: a question of twenty tokens
 // reads them three times where groups have three heads, or oftener where a KV head has more threads than that. A row's sums do not depend on its
 // neighbours, so neither do they on the threads.
-Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
+Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
   const bool compare = plan.compare != CompareLevel::none, tail = softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail);
@@ -196,19 +197,20 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     const uint32_t h = task % heads, block = task / heads;
     const auto first = static_cast<uint32_t>(uint64_t{count} * block / blocks), end = static_cast<uint32_t>(uint64_t{count} * (block + 1) / blocks);
     const uint32_t tokens = end - first;
-    const QueryRows rows = gather(&w, q, first * stride, tokens, stride, h, true);
+    const uint32_t at = first_token + first * stride;
+    const QueryRows rows = gather(&w, q, at, tokens, stride, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, dim);
-    attend_near(layer, h, first * stride, tokens, stride, rows, store, softcap_, cancel, state, &w);
+    attend_near(layer, h, at, tokens, stride, rows, store, softcap_, cancel, state, &w);
     AttentionState near = state;  // by the scores as they are, which the pages are compared with
     if (softcap_ != 0) {
       w.near.resize(w.state.size());
       near = empty_state(w.near.data(), rows.rows, dim);
-      attend_near(layer, h, first * stride, tokens, stride, rows, store, 0, cancel, near, &w);
+      attend_near(layer, h, at, tokens, stride, rows, store, 0, cancel, near, &w);
     }
     w.compare.estimated.clear(), w.compare.certified.clear();
     if (compare) w.compare.keep_near(near, group, dim);
     SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
-                        plan.range, first * stride, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
+                        plan.range, at, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
                         plan.search_breadth};
     const Scanned scanned = selector.scan(query, &w.selector);
     if (!scanned.intact) return failure.note(store.pages().damaged());
@@ -217,7 +219,7 @@ Status Attention::selective(uint32_t layer, uint32_t count, uint32_t stride, con
     for (uint32_t t = 0; t < tokens; ++t) {
       if (cancel.fired()) return;
       query.first_row = t * group;
-      query.token = (first + t) * stride;
+      query.token = at + t * stride;
       query.rows = row_of(rows, query.first_row, group);
       query.near_m = near.m + query.first_row, query.near_l = near.l + query.first_row;
       selector.choose(query, &w.selector, &w.selection);

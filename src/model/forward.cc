@@ -70,8 +70,9 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       if (Status s = stage->project(l, &of); !s.ok()) return s;
       store->write(l, n, of.k, of.v);
       store->observe(l, n, of.q, c.heads);
-      if (Status s = attend(step, l, of, cancel, store); !s.ok()) return s;
-      if (Status s = stage->complete(l); !s.ok()) return s;
+      const uint32_t first = first_wanted(step, l);
+      if (Status s = attend(step, l, first, of, cancel, store); !s.ok()) return s;
+      if (Status s = stage->complete(l, first); !s.ok()) return s;
       if (cancel.fired()) return cancelled();
     }
     if (Status s = stage->end(); !s.ok()) return s;
@@ -94,11 +95,24 @@ void Forward::keep(const ForwardStep& step, uint32_t layer, const Stage::Attende
   if (step.queries) step.queries->write(layer, n, of.q, of.totals);
 }
 
-// Attention of a layer, and what strategies learn from it.
-Status Forward::attend(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store) {
+// The first token that a layer's attention, and what comes after it, is computed for. In the last layer nothing but logits and recent queries' totals
+// comes of it, the latter only where they are exact: what a strategy chose for a query is not what others choose by.
+uint32_t Forward::first_wanted(const ForwardStep& step, uint32_t layer) const {
+  const Plan& plan = step.plan;
+  if (layer + 1 < model_->config().layers || step.want == ForwardStep::Logits::all) return 0;
+  if (step.probe || plan.by_blocks || plan.is_filter(layer) || plan.compare != CompareLevel::none) return 0;
+  const bool exact = !step.selector || plan.is_dense(layer);
+  const uint32_t wanted = exact && step.queries ? RecentQueries::capacity : 1, n = static_cast<uint32_t>(step.tokens.size());
+  return n - std::min(n, wanted);
+}
+
+// Attention of a layer, of tokens `first` and later, and what strategies learn from it.
+Status Forward::attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   const Selector* selector = step.plan.is_dense(layer) ? nullptr : step.selector;
-  if (Status s = attention_.run(layer, n, of.q, *store, selector, step.plan, step.memory, cancel, of.a, totals_.get()); !s.ok()) return s;
+  std::fill_n(of.a, std::size_t{first} * model_->config().q_width(), 0.0f);
+  std::fill_n(totals_.get(), std::size_t{first} * model_->config().heads, RecentQueries::no_total);
+  if (Status s = attention_.run(layer, first, n, of.q, *store, selector, step.plan, step.memory, cancel, of.a, totals_.get()); !s.ok()) return s;
   if (step.plan.by_blocks && step.plan.is_filter(layer))
     if (Status s = attention_.filter_blocks(layer, n, of.q, *store, *step.selector, step.plan, cancel); !s.ok()) return s;
   if (step.memory && step.plan.is_filter(layer))

@@ -55,7 +55,8 @@ class Forward {
  private:
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
-  Status attend(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
+  uint32_t first_wanted(const ForwardStep& step, uint32_t layer) const;
+  Status attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
   void keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store);
   Status probe(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const KvStore& store);
   Status write_logits(const ForwardStep& step, uint32_t n, const CancelLatch& cancel);

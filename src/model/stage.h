@@ -49,7 +49,8 @@ class Stage {
     float* a;          // [n][heads * head_dim] where attention's output is to be put
   };
   virtual Status project(uint32_t layer, Projected* out) = 0;
-  virtual Status complete(uint32_t layer) = 0;
+  // Of the tokens before `first` nothing is wanted: attention has put zeros for them, and they may be left as they are.
+  virtual Status complete(uint32_t layer, uint32_t first) = 0;
   virtual Status end() = 0;
 
   // A step's attention, for a stage that may compute it itself.

@@ -25,7 +25,7 @@ class CpuStage final : public Stage {
 
   Status begin(const Step& step) override;
   Status project(uint32_t layer, Projected* out) override;
-  Status complete(uint32_t layer) override;
+  Status complete(uint32_t layer, uint32_t first) override;
   Status end() override { return {}; }
   Status logits(uint32_t first, float* out) override;
 
@@ -41,7 +41,7 @@ class CpuStage final : public Stage {
   void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
   void add(float* x, const float* y, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
-  Status check_layer(uint32_t layer);
+  Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
   void by_rows(uint32_t n, F&& f);
 
@@ -92,18 +92,20 @@ Status CpuStage::project(uint32_t layer, Projected* out) {
   return {};
 }
 
-Status CpuStage::complete(uint32_t layer) {
+Status CpuStage::complete(uint32_t layer, uint32_t first) {
   const ModelConfig& c = model_.config();
   const LayerWeights& w = model_.weights().layers[layer];
-  multiply(a_.get(), step_.n, c.q_width(), {{&w.o, h_.get()}});
-  add(step_.x, h_.get(), step_.n);
+  const uint32_t n = step_.n - first;
+  float* x = step_.x + std::size_t{first} * c.width;
+  multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
+  add(x, h_.get(), n);
 
-  norm(step_.x, w.ffn_norm, step_.n, h_.get());
-  multiply(h_.get(), step_.n, c.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
-  gate(gate_.get(), up_.get(), step_.n);
-  multiply(gate_.get(), step_.n, c.feed_forward, {{&w.down, h_.get()}});
-  add(step_.x, h_.get(), step_.n);
-  return step_.cancel->fired() ? Status() : check_layer(layer);
+  norm(x, w.ffn_norm, n, h_.get());
+  multiply(h_.get(), n, c.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+  gate(gate_.get(), up_.get(), n);
+  multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
+  add(x, h_.get(), n);
+  return step_.cancel->fired() ? Status() : check_layer(layer, first);
 }
 
 Status CpuStage::logits(uint32_t first, float* out) {
@@ -114,19 +116,21 @@ Status CpuStage::logits(uint32_t first, float* out) {
   return {};
 }
 
-Status CpuStage::check_layer(uint32_t layer) {
+Status CpuStage::check_layer(uint32_t layer, uint32_t first) {
   const ModelConfig& c = model_.config();
   std::atomic<bool> good{true};
-  by_rows(step_.n, [&](std::size_t first, uint32_t count) {
-    const auto check = [&](const float* x, std::size_t cols) {
-      if (!all_below({x + first * cols, count * cols}, too_large)) good.store(false, std::memory_order_relaxed);
-    };
-    check(q_.get(), c.q_width());
-    check(k_.get(), c.kv_width());
-    check(v_.get(), c.kv_width());
-    check(a_.get(), c.q_width());
-    check(gate_.get(), c.feed_forward);
-    check(step_.x, c.width);
+  const auto check = [&](const float* x, std::size_t at, uint32_t count, std::size_t cols) {
+    if (!all_below({x + at * cols, count * cols}, too_large)) good.store(false, std::memory_order_relaxed);
+  };
+  by_rows(step_.n, [&](std::size_t at, uint32_t count) {
+    check(q_.get(), at, count, c.q_width());
+    check(k_.get(), at, count, c.kv_width());
+    check(v_.get(), at, count, c.kv_width());
+  });
+  by_rows(step_.n - first, [&](std::size_t at, uint32_t count) {
+    check(a_.get(), first + at, count, c.q_width());
+    check(gate_.get(), at, count, c.feed_forward);
+    check(step_.x, first + at, count, c.width);
   });
   return good ? Status() : not_a_number("layer " + std::to_string(layer));
 }

@@ -97,7 +97,7 @@ class DeviceStage final : public Stage {
   }
 
   // What there is to do is given together with what comes next.
-  Status complete(uint32_t) override { return {}; }
+  Status complete(uint32_t, uint32_t) override { return {}; }
 
   Status can_attend(const Attending& of, uint32_t n, const char** why_not) override {
     if ((*why_not = attention_.refuses(of.store, of.plan, n))) {

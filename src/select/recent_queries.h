@@ -16,6 +16,7 @@ namespace kvasir {
 class RecentQueries {
  public:
   static constexpr uint32_t capacity = 32;  // tokens: the observation window of SnapKV, twice that of OmniKV
+  static constexpr float no_total = 1e30f;  // of a query that was not attended: it has a share in nothing
 
   RecentQueries() = default;
   RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim) : layers_(layers), heads_(heads), head_dim_(head_dim) {}

@@ -240,7 +240,7 @@ Status BareCache::attention(const BareQuery& query) {
   const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
   float* totals = chooses ? totals_.data() : nullptr;
   attention_->set_softcap(query.softcap);
-  if (Status e = attention_->run(layer, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals); !e.ok()) return e;
+  if (Status e = attention_->run(layer, 0, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals); !e.ok()) return e;
   if (chooses && !cancel.fired()) {
     chosen_by_ = no_layer;  // until all of it is there
     attention_->filter(layer, n, q_.data(), totals, store_, nullptr, *step_selector_, plan_, cancel, memory_.get());

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
@@ -45,17 +46,18 @@ struct Reading {
     k = numbers(asked * shape.kv_width()), v = numbers(asked * shape.kv_width()), q = numbers(asked * shape.q_width());
   }
 
-  // What the first `tokens` of them attend, so many a step. scans: bytes of summaries that were read.
-  std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr) const {
+  // What the first `tokens` of them attend, so many a step, in each step those from `first` on. scans: bytes of summaries that were read.
+  std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
+                            uint32_t first = 0) const {
     const Plan plan = make_plan(select, sealed, 1, {});
-    const auto selector = plan.strategy->make();
+    const auto selector = plan.strategy->make ? plan.strategy->make() : nullptr;
     KvStore timeline(store);
     Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
     std::vector<float> out(std::size_t{tokens} * heads.q_width());
     for (std::size_t at = 0; at < tokens; at += together) {
       REQUIRE(timeline.prepare(together).ok());
       timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
-      REQUIRE(attention.run(0, together, q.data() + at * heads.q_width(), timeline, selector.get(), plan, nullptr, CancelLatch(nullptr),
+      REQUIRE(attention.run(0, first, together, q.data() + at * heads.q_width(), timeline, selector.get(), plan, nullptr, CancelLatch(nullptr),
                             out.data() + at * heads.q_width(), nullptr).ok());
       timeline.commit(together, cpu_kernels(), &pool(1));
     }
@@ -124,4 +126,18 @@ TEST_CASE("a question shares scans of the summaries, but leaves no thread withou
   CHECK(scans(6, 6, 8) == 4 * one);
   CHECK(scans(2, 2, 8) == 2 * one);
   CHECK(scans(13, 13, 1) == 2 * one);
+}
+
+TEST_CASE("the last tokens of a step attend alone what they attend among all") {
+  const Reading reading({1, 6, 2, 64});
+  std::vector<SelectOptions> all = choices();
+  all.push_back(choosing("full", true));
+  for (const SelectOptions& select : all) {
+    CAPTURE(select.strategy);
+    for (const uint32_t first : {1u, 8u, asked - 1}) {
+      auto whole = reading.attend(select, asked, asked, 3);
+      std::fill_n(whole.begin(), first * reading.heads.q_width(), 0.0f);  // what is not wanted is not written
+      CHECK(reading.attend(select, asked, asked, 3, nullptr, first) == whole);
+    }
+  }
 }

@@ -48,7 +48,7 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   std::vector<float> q(model->config().q_width()), out(q.size());
   Cancel cancel;
   cancel.fire();
-  CHECK(attention.run(0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).ok());
+  CHECK(attention.run(0, 0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).ok());
   cancel.reset();
-  CHECK(attention.run(0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).code() == Code::corrupt);
+  CHECK(attention.run(0, 0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).code() == Code::corrupt);
 }
