@@ -244,6 +244,10 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
   }
 }
 
+__device__ inline uint8_t* hot_page(const DeviceKv& kv, const DeviceHotPages& hot, uint32_t half, uint32_t head, uint32_t i) {
+  return hot.pages + ((std::size_t{half} * kv.kv_heads + head) * hot.room + i) * hot.page_size;
+}
+
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   after_previous();
@@ -265,12 +269,19 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   if (blockIdx.x < chosen_parts) {
     constexpr uint32_t lanes = page_tokens / 4;
     const uint32_t* list = a.lists + at * a.most;
-    const uint32_t count = a.list_counts[2 * at];
+    const uint32_t turn = kv.counts->turn;
+    const uint32_t count = a.list_counts[3 * at];
     for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
       const uint32_t page = list[i] >> 4, blocks = list[i] & 15, in_extent = head * extent_pages + page % extent_pages;
       const uint4* data = reinterpret_cast<const uint4*>(kv.pages_at[page / extent_pages] + kv.pages_offset + std::size_t{in_extent} * page_size);
       const uint16_t* scales =
           reinterpret_cast<const uint16_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + std::size_t{in_extent} * 2 * page_tokens;
+      const bool stays = i < a.hot.room;
+      if (const uint32_t found = stays ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0) {
+        const uint8_t* its = hot_page(kv, a.hot, 1 - turn, head, found - 1);
+        data = reinterpret_cast<const uint4*>(its);
+        scales = reinterpret_cast<const uint16_t*>(its + page_size);
+      }
       uint4 k[4], v[4];
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) k[j] = __ldcs(data + j * warp + lane);
@@ -278,6 +289,15 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
       const uint32_t first = lane % lanes * 4;
       const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first)), v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
+      if (stays && first_row == 0) {
+        uint8_t* its = hot_page(kv, a.hot, turn, head, i);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) reinterpret_cast<uint4*>(its)[j * warp + lane] = k[j], reinterpret_cast<uint4*>(its)[(4 + j) * warp + lane] = v[j];
+        if (lane < lanes) {
+          auto* to = reinterpret_cast<uint16_t*>(its + page_size);
+          *reinterpret_cast<uint2*>(to + first) = k_scales, *reinterpret_cast<uint2*>(to + page_tokens + first) = v_scales;
+        }
+      }
       const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
       const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
       int32_t s[rows][4] = {};

@@ -121,6 +121,33 @@ __device__ uint32_t before_this(uint32_t x, uint32_t* parts, uint32_t* all) {
   return upto - x + __reduce_add_sync(all_lanes, lane < w ? part : 0);
 }
 
+// Of a head's new list: which of its pages the other half of the hot ones has. By all threads of a block; the list is written. Gives their number to all.
+__device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotPages& hot, uint32_t head, const uint32_t* list, uint32_t count, uint32_t* parts) {
+  const uint32_t turn = kv.counts->turn, mine = turn * kv.kv_heads + head, other = (1 - turn) * kv.kv_heads + head, kept = min(count, hot.room);
+  const uint32_t* before = hot.held + std::size_t{other} * hot.room;
+  const uint32_t known = kv.counts->hot ? hot.held_counts[other] : 0;
+  uint32_t found = 0;
+  for (uint32_t i = threadIdx.x; i < kept; i += choose_threads) {
+    const uint32_t page = list[i] >> 4;
+    uint32_t begin = 0, end = known;  // of the pages that are not below this one the first is in [begin, end]
+    while (begin < end) {
+      const uint32_t middle = (begin + end) / 2;
+      if (before[middle] < page)
+        begin = middle + 1;
+      else
+        end = middle;
+    }
+    const bool there = begin < known && before[begin] == page;
+    hot.found[std::size_t{head} * hot.room + i] = there ? begin + 1 : 0;
+    hot.held[std::size_t{mine} * hot.room + i] = page;
+    found += there;
+  }
+  if (threadIdx.x == 0) hot.held_counts[mine] = kept;
+  uint32_t all;
+  before_this(found, parts, &all);
+  return all;
+}
+
 }  // namespace
 
 extern "C" {
@@ -132,14 +159,15 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   __shared__ float near_by[near_shares];
   __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
-  __shared__ Found parts[2][choose_warps * 3];
+  __shared__ Found parts[2][choose_warps * 3];  // then counts, four times choose_warps
   const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
   uint32_t* list = a.lists + at * a.most;
   uint32_t* read = a.read + at * a.extents;
   for (uint32_t e = thread; e < a.extents; e += choose_threads) read[e] = 0;
-  if (thread < 2) a.list_counts[2 * at + thread] = 0;
+  if (thread < 3) a.list_counts[3 * at + thread] = 0;
+  if (a.hot.room && thread == 0) a.hot.held_counts[kv.counts->turn * kv.kv_heads + head] = 0;
   if (pages <= 1) return;
   const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
 
@@ -244,7 +272,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) - low < high - low;
   const uint32_t same_before = before_this(same, counts, &ignored);
   // Twice: to count, and to write where the count says.
-  uint32_t place = 0;
+  uint32_t place = 0, count = 0;
   for (uint32_t pass = 0; pass < 2; ++pass) {
     uint32_t met = same_before, taken = 0, tokens = 0;
     for (uint32_t p = run_begin; p < run_end; ++p) {
@@ -266,8 +294,13 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
     uint32_t all_taken, all_tokens;
     place = before_this(taken, counts + choose_warps, &all_taken);
     before_this(tokens, counts + 2 * choose_warps, &all_tokens);
-    if (thread == 0) a.list_counts[2 * at] = all_taken, a.list_counts[2 * at + 1] = all_tokens;
+    if (thread == 0) a.list_counts[3 * at] = all_taken, a.list_counts[3 * at + 1] = all_tokens;
+    count = all_taken;
   }
+  if (!a.hot.room) return;
+  __syncthreads();
+  const uint32_t found = find_hot(kv, a.hot, head, list, count, counts);
+  if (thread == 0) a.list_counts[3 * at + 2] = found;
 }
 
 }  // extern "C"

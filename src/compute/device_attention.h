@@ -13,6 +13,8 @@ namespace kvasir {
 struct DeviceCounts {
   uint32_t pages;   // sealed
   uint32_t window;  // rows before the step
+  uint32_t turn;    // 0 or 1: which half of DeviceHotPages a step of one token fills;
+  uint32_t hot;     // 1: the other half has the pages that the step before it chose, and they are what they were
 };
 
 // Blocks that a token's heads of a group may choose together: the fewest, from `least` on, that leave at most 1 - coverage of their attention beside
@@ -39,6 +41,17 @@ struct DeviceKv {
   uint32_t window_rows;
 };
 
+// Pages that stay in the device's memory from one token to the next, which chooses most of them again: those of the last choice. A step of one token copies
+// what it reads, from the other half or from the processor's memory, so that nothing has to be looked for or to make room. Of one layer.
+struct DeviceHotPages {
+  uint32_t room;          // pages of a KV head that stay, the first ones of its list; 0: none
+  std::size_t page_size;  // bytes: a page, then its tokens' scales
+  uint8_t* pages;         // [2][kv_heads][room][page_size]
+  uint32_t* held;         // [2][kv_heads][room] their numbers, ascending
+  uint32_t* held_counts;  // [2][kv_heads]
+  uint32_t* found;        // [kv_heads][room] of this step's list: 1 + where the other half has the page; 0: it has not
+};
+
 // What the operations hand on, of a step of n tokens.
 struct DeviceAttention {
   uint32_t n;
@@ -51,8 +64,9 @@ struct DeviceAttention {
   float* scores;                       // [kv_heads][n][group][blocks of `extents`] then, in the first row of a group, the sums of their shares
   uint32_t* read;                      // [kv_heads][n][extents] bit p: page p of the extent is read
   uint32_t* lists;                     // [kv_heads][n][most] page << 4 | its blocks, a bit each; ascending
-  uint32_t* list_counts;               // [kv_heads][n][2] pages in the list, tokens
+  uint32_t* list_counts;               // [kv_heads][n][3] pages in the list, tokens, pages of DeviceHotPages
   float* states;                       // [kv_heads][n][attention_parts][group][dim + 2] o, m, l
+  DeviceHotPages hot;                  // of steps of one token; room 0 in others
 };
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, chosen

@@ -5,12 +5,14 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "base/checked.h"
 
 namespace kvasir {
 
 constexpr const char* what = "attention";
+constexpr uint32_t most_hot_pages = 1024;  // of a KV head: of 32 layers with 8 heads they take 2 GB
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
     : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers), timeline_(device, shape, layers, heads.heads) {}
@@ -47,12 +49,14 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   room_ = extents_ = most_ = 0;
   ++generation_;
   scores_ = {}, states_ = {}, lists_ = {};
+  forget_hot_pages();
+  hot_tried_ = false;
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
   Status s = scores_.allocate(device_, rows * extents * page.extent_blocks(), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + 2), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
-  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
+  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 3, what);
   if (s.ok()) s = read_.allocate(device_, of_heads * extents, what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
@@ -64,17 +68,38 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
   if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
-  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
+  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 3);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
   room_ = tokens, extents_ = extents, most_ = most;
   return {};
 }
 
+void AttentionDevice::forget_hot_pages() {
+  hot_ = false;
+  hot_room_ = 0;
+  hot_pages_ = {}, held_ = {}, held_counts_ = {}, found_ = {};
+}
+
+void AttentionDevice::keep_hot_pages() {
+  if (std::exchange(hot_tried_, true)) return;
+  forget_hot_pages();
+  ++generation_;
+  const uint32_t room = std::min(most_, most_hot_pages);
+  const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
+  Status s = hot_pages_.allocate(device_, 2 * lists * room * hot_page_bytes(), what);
+  if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
+  if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);
+  if (s.ok()) s = found_.allocate(device_, lists * room, what);
+  if (!s.ok()) return forget_hot_pages();
+  hot_room_ = room;
+}
+
 Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream) {
   if (Status s = timeline_.update(store, pool, stream); !s.ok()) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
+  if (Status s = timeline_.begin_step(store, std::exchange(hot_, false), stream); !s.ok()) return s;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l, shape_.page.block_tokens);
   return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
 }
@@ -86,10 +111,12 @@ void AttentionDevice::release() {
   for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &states_, &totals_, &mass_}) *b = {};
   for (DeviceBuffer<uint32_t>* b : {&read_, &lists_, &list_counts_}) *b = {};
   q8_ = {}, projected_ = {};
+  forget_hot_pages();
+  hot_tried_ = false;
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {
-  const std::size_t lists = std::size_t{n_} * shape_.kv_heads;
+  const std::size_t lists = std::size_t{n_} * shape_.kv_heads, hot = layer * std::size_t{shape_.kv_heads} * hot_room_;
   return {n_,
           extents_,
           most_,
@@ -101,8 +128,10 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           scores_.get(),
           read_.get(),
           lists_.get() + layer * lists * most_,
-          list_counts_.get() + layer * lists * 2,
-          states_.get()};
+          list_counts_.get() + layer * lists * 3,
+          states_.get(),
+          {n_ == 1 ? hot_room_ : 0, hot_page_bytes(), hot_pages_.get() + 2 * hot * hot_page_bytes(), held_.get() + 2 * hot,
+           held_counts_.get() + std::size_t{2} * layer * shape_.kv_heads, found_.get() + hot}};
 }
 
 int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out) {
@@ -121,7 +150,7 @@ int AttentionDevice::give_results(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, lists = std::size_t{layers_} * n_ * shape_.kv_heads;
   int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
-  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 2 * sizeof(uint32_t));
+  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 3 * sizeof(uint32_t));
   return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
 }
 
@@ -134,14 +163,14 @@ Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCoun
       for (std::size_t i = layer * of_layer; i < (layer + 1) * of_layer; ++i) {
         const auto head = static_cast<uint32_t>(i % of_layer / n_);
         const uint32_t* list = lists_host_.get() + i * most_;
-        for (uint32_t p = 0; p < list_counts_host_.get()[2 * i]; ++p)
+        for (uint32_t p = 0; p < list_counts_host_.get()[3 * i]; ++p)
           if (!pages.intact_page(layer, head, list[p] >> 4)) intact = false;
       }
     });
   if (!intact) return pages.damaged();
   for (std::size_t i = 0; i < lists; ++i) {
-    counts->pages_touched += list_counts_host_.get()[2 * i];
-    counts->tokens_read += list_counts_host_.get()[2 * i + 1];
+    const uint32_t* its = list_counts_host_.get() + 3 * i;
+    counts->pages_touched += its[0], counts->tokens_read += its[1], counts->pages_hot += its[2];
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};

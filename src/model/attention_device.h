@@ -23,6 +23,11 @@ class AttentionDevice {
   // Brings what the device has up to date. Errors as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
 
+  // After prepare(): takes what the device has left for pages that stay from token to token. Where it has none for them all are read from the
+  // processor's memory.
+  void keep_hot_pages();
+  uint64_t hot_bytes() const { return hot_pages_.bytes(); }
+
   // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q. An error of
   // the table.
   int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out);
@@ -32,7 +37,10 @@ class AttentionDevice {
   Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
   const float* totals(uint32_t layer) const { return totals_host_.get() + std::size_t{layer} * n_ * heads_.heads; }  // [n][heads]
 
-  void committed(const KvStore& store) { timeline_.committed(store, n_); }
+  void committed(const KvStore& store) {
+    timeline_.committed(store, n_);
+    hot_ = n_ == 1;
+  }
 
   // The stream has been waited for. trim(): lets go of the processor's memory that the store has let go of; release(): of everything.
   void trim() { timeline_.trim(); }
@@ -44,6 +52,8 @@ class AttentionDevice {
 
  private:
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
+  void forget_hot_pages();
+  std::size_t hot_page_bytes() const { return page_bytes + shape_.page.scales_bytes() / extent_pages; }
   DeviceAttention work(uint32_t layer) const;
 
   const std::shared_ptr<Device> device_;
@@ -57,6 +67,11 @@ class AttentionDevice {
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
   DeviceBuffer<uint32_t> read_, lists_, list_counts_;  // the last two of all layers
+  bool hot_tried_ = false;    // for the room that there is
+  uint32_t hot_room_ = 0;     // pages of a KV head, as DeviceHotPages has it, of all layers
+  bool hot_ = false;          // the last step was of one token, and the store has it
+  DeviceBuffer<uint8_t> hot_pages_;
+  DeviceBuffer<uint32_t> held_, held_counts_, found_;
   PinnedBuffer<float> totals_host_, mass_host_;
   PinnedBuffer<uint32_t> lists_host_, list_counts_host_;
   PinnedBuffer<DeviceBudget> budgets_host_;

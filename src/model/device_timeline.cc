@@ -100,7 +100,8 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
     if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back({e, true});
     if (means_stamps_[e] != pages.stamp(e)) wanted.push_back({e, false});
   }
-  if (std::any_of(wanted.begin(), wanted.end(), [](const Piece& p) { return !p.is_sketch; })) addresses_.clear();  // before any stamp says otherwise
+  if (std::any_of(wanted.begin(), wanted.end(), [](const Piece& p) { return !p.is_sketch; }))  // before any stamp says otherwise
+    addresses_.clear(), pages_changed_ = true;
   std::stable_partition(wanted.begin(), wanted.end(), [](const Piece& p) { return p.is_sketch; });
   const std::size_t sketch_size = heads_total() * shape_.page.sketch_bytes(), means_size = heads_total() * shape_.page.means_bytes();
   const std::size_t size = std::max(sketch_size, means_size);
@@ -241,8 +242,13 @@ Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStre
   if (s.ok()) s = put_summaries(store, pool, stream);
   if (s.ok()) s = put_window(store, pool, stream);
   if (s.ok() && addresses_.empty()) s = put_addresses(store, pool, stream);
-  if (!s.ok()) return s;
-  *known_.get() = {store.pages().pages(), store.window_count()};
+  return s;
+}
+
+Status DeviceTimeline::begin_step(const KvStore& store, bool hot, DeviceStream* stream) {
+  turn_ = 1 - turn_;
+  const bool changed = std::exchange(pages_changed_, false);
+  *known_.get() = {store.pages().pages(), store.window_count(), turn_, hot && !changed};
   return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)), what);
 }
 

@@ -31,6 +31,8 @@ class DeviceTimeline {
   // would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
   // std::bad_alloc.
   Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  // Then: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
+  Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
   // After the step: the store has committed the very keys and values that the device has written to its window.
   void committed(const KvStore& store, uint32_t n);
 
@@ -66,6 +68,8 @@ class DeviceTimeline {
   const StoreShape shape_;
   const uint32_t layers_, heads_;
   uint32_t extents_ = 0, window_rows_ = 0;  // room
+  bool pages_changed_ = false;              // since the last begin_step()
+  uint32_t turn_ = 0;
   uint64_t generation_ = 0;
   DeviceBuffer<int8_t> sketch_, means_;     // [extents][layers][kv_heads]
   DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [extents]

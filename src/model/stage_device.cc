@@ -113,6 +113,7 @@ class DeviceStage final : public Stage {
     Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
     if (s.ok()) s = attention_.prepare(of.store, of.plan, n, of.pool, stream_);
     if (s.ok()) s = resize_attended(n);
+    if (s.ok()) attention_.keep_hot_pages();
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens

@@ -145,7 +145,7 @@ struct Work {
         scores(rows * stride),
         read(lists * t.extents),
         chosen(lists * most),
-        counts(lists * 2),
+        counts(lists * 3),
         states(lists * attention_parts * t.shape.group * (t.page.dim + 2)),
         out(t.q.size()),
         totals(rows),
@@ -218,7 +218,7 @@ void check_timeline(const Shape& s, Random& random) {
         wrong += v[(s.window + token) * dim + i] != t.v[from];
       }
       // The list: ascending, of whole blocks, and as its bits say.
-      const uint32_t count = counts[2 * at], most = std::min(s.most, blocks > first ? blocks - first : 0), least = std::min(s.least, most);
+      const uint32_t count = counts[3 * at], most = std::min(s.most, blocks > first ? blocks - first : 0), least = std::min(s.least, most);
       std::vector<uint32_t> bits(t.extents), chosen_blocks;
       std::vector<PageRef> refs;
       REQUIRE(count <= w.most);
@@ -237,7 +237,7 @@ void check_timeline(const Shape& s, Random& random) {
         refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
                         t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens, tokens});
       }
-      CHECK(counts[2 * at + 1] == chosen_blocks.size() * page.block_tokens);
+      CHECK(counts[3 * at + 1] == chosen_blocks.size() * page.block_tokens);
       for (uint32_t e = 0; e < t.extents; ++e) CHECK(read[at * t.extents + e] == bits[e]);
 
       // Its shares, and that it is the fewest of the best.
@@ -382,4 +382,87 @@ TEST_CASE("of blocks that rank alike a device takes the first ones") {
   REQUIRE(w.counts.get()[0] == 5);  // nine blocks, two a page
   for (uint32_t i = 0; i < 4; ++i) CHECK(lists[i] == ((i + 1) << 4 | 3));
   CHECK(lists[4] == (5 << 4 | 1));
+}
+
+TEST_CASE("pages that the step before has read stay in the device's memory, and what is attended stays the same bits") {
+  if (!stream()) return;
+  Random random(14);
+  for (const uint32_t head_dim : {64u, 128u}) {
+    for (const uint32_t group : {1u, 4u, 9u}) {
+      for (const uint32_t room : {6u, 40u}) {
+        CAPTURE(head_dim);
+        CAPTURE(group);
+        CAPTURE(room);
+        const Shape s{head_dim, 2, group, 60, 30, 1, 20, 20, 0};
+        Timeline t(s, random);
+        OnDevice d(t);
+        Work hot(t), plain(t);
+        const std::size_t page_size = page_bytes + t.page.scales_bytes() / extent_pages;
+        Memory<uint8_t> pages(2 * s.kv_heads * room * page_size);
+        Memory<uint32_t> held(std::size_t{2} * s.kv_heads * room), held_counts(std::size_t{2} * s.kv_heads), found(std::size_t{s.kv_heads} * room);
+        hot.a.hot = {room, page_size, pages.data(), held.data(), held_counts.data(), found.data()};
+        const auto step = [&](Work& w, uint32_t turn, uint32_t known) {
+          const DeviceCounts c{s.pages, s.window, turn, known};
+          d.counts.put(&c);
+          OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
+          OK(ops().attend_near(stream(), d.kv, w.a));
+          OK(ops().score_sketch(stream(), d.kv, w.a));
+          OK(ops().choose_blocks(stream(), d.kv, w.a));
+          OK(ops().attend_chosen(stream(), d.kv, w.a));
+          OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
+          const Guarded<float>& out = w.out.get();
+          return std::vector<float>(out.data(), out.data() + out.size());
+        };
+        const auto numbers = [&](Work& w, uint32_t head) {
+          const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
+          std::vector<uint32_t> out;
+          for (uint32_t i = 0; i < counts[3 * head]; ++i) out.push_back(lists[head * w.most + i] >> 4);
+          return out;
+        };
+        const auto found_by = [&](uint32_t head) { return hot.counts.get()[3 * head + 2]; };
+
+        const auto first = step(plain, 0, 0);
+        CHECK(step(hot, 0, 0) == first);
+        std::vector<std::vector<uint32_t>> before;
+        for (uint32_t h = 0; h < s.kv_heads; ++h) {
+          CHECK(found_by(h) == 0);
+          before.push_back(numbers(hot, h));
+          REQUIRE(before[h].size() > 6);
+        }
+        // What stays is not read again: in its place there is now something else.
+        std::vector<int8_t> kept(t.pages.data(), t.pages.data() + t.pages.size());
+        std::vector<uint16_t> kept_scales(t.scales.data(), t.scales.data() + t.scales.size());
+        for (uint32_t h = 0; h < s.kv_heads; ++h) {
+          for (std::size_t i = 0; i < std::min<std::size_t>(room, before[h].size()); ++i) {
+            const uint32_t p = before[h][i];
+            const std::size_t in_extent = (std::size_t{p / extent_pages} * s.kv_heads + h) * extent_pages + p % extent_pages;
+            std::fill_n(t.pages.data() + in_extent * page_bytes, page_bytes, int8_t{77});
+            std::fill_n(t.scales.data() + in_extent * 2 * t.page.page_tokens, 2 * t.page.page_tokens, uint16_t{0x4000});
+          }
+        }
+        CHECK(step(hot, 1, 1) == first);
+        for (uint32_t h = 0; h < s.kv_heads; ++h) CHECK(found_by(h) == std::min<std::size_t>(room, before[h].size()));
+        CHECK(step(hot, 0, 0) != first);  // all are read
+        std::copy(kept.begin(), kept.end(), t.pages.data());
+        std::copy(kept_scales.begin(), kept_scales.end(), t.scales.data());
+        CHECK(step(hot, 1, 0) == first);
+
+        // Another query chooses others, of which some were there.
+        for (float& x : t.q) x += random.normal() / 2;
+        d.q.put(t.q.data());
+        const auto second = step(plain, 0, 0);
+        CHECK(second != first);
+        CHECK(step(hot, 0, 1) == second);
+        for (uint32_t h = 0; h < s.kv_heads; ++h) {
+          const auto now = numbers(hot, h);
+          before[h].resize(std::min<std::size_t>(room, before[h].size()));
+          uint32_t again = 0;
+          for (std::size_t i = 0; i < std::min<std::size_t>(room, now.size()); ++i)
+            again += std::binary_search(before[h].begin(), before[h].end(), now[i]);
+          CHECK(found_by(h) == again);
+        }
+        CHECK(step(hot, 1, 1) == second);
+      }
+    }
+  }
 }

@@ -229,6 +229,12 @@ double mean_difference(const std::vector<float>& a, const std::vector<float>& b)
   return sum / static_cast<double>(a.size());
 }
 
+uint64_t stat_of(const Session& session, const std::string& name) {
+  const std::string json = session.stats_json(), key = "\"" + name + "\":";
+  REQUIRE(json.find(key) != std::string::npos);
+  return std::stoull(json.substr(json.find(key) + key.size()));
+}
+
 bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
 
 }  // namespace
@@ -245,6 +251,10 @@ TEST_CASE("a device attends what it chooses as the processor does, of a mapped f
     const std::vector<float> wanted = score(expected.get(), next), of_file = score(mapped.get(), next), of_memory = score(memory.get(), next);
     CHECK(attends(*mapped));
     CHECK(attends(*memory));
+    for (const Session* session : {mapped.get(), memory.get()}) {  // many are chosen again by the next token, but not all
+      CHECK(stat_of(*session, "last_pages_in_device") > 0);
+      CHECK(stat_of(*session, "last_pages_in_device") < stat_of(*session, "last_pages_touched"));
+    }
     CHECK_FALSE(attends(*expected));
     // What the rounding of weights' inputs does, as above, where the processor attends everything for both.
     SessionOptions everything = bounded_options(0);
