@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_int32, c_size_t, c_uint64
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _abi
 from ._core import Handle, Owner, Watch, address, as_bytes, as_string, as_tokens, as_uint, call, fill, json_of, lib, sized
-from .enums import Status, StopReason, known
+from .enums import Phase, Status, StopReason, known
 from .errors import Error
 from .options import CallOptions, GenerateOptions, OnText, Path, PrefillOptions, SampleOptions, Text
 from .stream import Stream
@@ -105,8 +105,15 @@ class Session(Handle):
     def stream(self, question: Text, **options: Unpack[GenerateOptions]) -> Stream:
         """The same as an iterator over the pieces of the answer. They are made in a thread of their own, which runs ahead of the iteration; until
         it is exhausted or closed the session is busy. In a `with` block it is closed, and stopped, at the end of that."""
-        owner = self._live()
-        return Stream(lambda on_text: generate(owner, question, on_text, options))
+        owner, told = self._live(), options.get("progress")
+
+        def work(on_text: OnText, is_stopped: Callable[[], bool]) -> Answer:
+            def report(phase: Phase, done: int, total: int) -> object:
+                return is_stopped() or (told is not None and told(phase, done, total))
+
+            return generate(owner, question, on_text, {**options, "progress": report})
+
+        return Stream(work)
 
     def next(self, **options: Unpack[SampleOptions]) -> Next:
         """One more token after what is in the timeline (no turn is opened), appended to it. BadState on an empty timeline; ContextFull."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Callable, Iterator, Optional, Type, Union
 if TYPE_CHECKING:
     from .session import Answer
 
-Work = Callable[[Callable[[str], object]], "Answer"]
+Work = Callable[[Callable[[str], object], Callable[[], bool]], "Answer"]
 
 
 class _Thread:
@@ -18,17 +18,13 @@ class _Thread:
     def __init__(self, work: Work) -> None:
         self.pieces: queue.SimpleQueue[Union[str, Answer, BaseException]] = queue.SimpleQueue()
         self.stopped = False
-        self.work: Optional[Work] = work
+        self.work = work
 
     def run(self) -> None:
-        work, self.work = self.work, None
-        assert work is not None
         try:
-            end: Union[Answer, BaseException] = work(self.take)
+            self.pieces.put(self.work(self.take, lambda: self.stopped))
         except BaseException as error:
-            end = error
-        del work  # the session is free before the end is told
-        self.pieces.put(end)
+            self.pieces.put(error.with_traceback(None))  # whose frames have the queue that would have them
 
     def take(self, piece: str) -> bool:
         self.pieces.put(piece)
@@ -37,7 +33,7 @@ class _Thread:
 
 class Stream(Iterator[str]):
     """The pieces of an answer, whole characters each, as they are made. What went wrong is raised after the pieces before it. `answer` is there
-    after the last piece. Closed, it stops the answer at its next token and waits for that."""
+    after the last piece. Closed, it stops the answer, or the reading of the question, within about 100 ms and waits for that."""
 
     answer: Optional[Answer] = None
 
