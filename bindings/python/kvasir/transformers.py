@@ -36,7 +36,7 @@ MOST_STEP = 4096  # tokens of one step of a cache
 _NUMBERS = {torch.float32: NumberType.F32, torch.float16: NumberType.F16, torch.bfloat16: NumberType.BF16}
 
 
-class KvasirCache(AnyCache):
+class KvasirCache(AnyCache):  # type: ignore[misc]
     """Keys and values in a kvasir.Cache, `store`. Only the attention function "kvasir" can read them: the model has to use it."""
 
     def __init__(self, model: Any, *, max_tokens: Optional[int] = None, identity: bytes = bytes(32), **options: Unpack[StoreOptions]) -> None:
@@ -194,14 +194,14 @@ class _Heads(NamedTuple):
 
     group: Any
     rank: int
-    count: int  # of processes that have parts; 1: this one has all
+    processes: int  # that have parts; 1: this one has all
 
     def gathered(self, rows: Any) -> Any:
         """All heads [tokens][kv_heads][head_dim] in the first process, from [tokens][its heads][head_dim] in each."""
-        if self.count == 1:
+        if self.processes == 1:
             return rows
         first = dist.get_global_rank(self.group, 0)
-        parts = [torch.empty_like(rows) for _ in range(self.count)] if self.rank == 0 else None
+        parts = [torch.empty_like(rows) for _ in range(self.processes)] if self.rank == 0 else None
         dist.gather(rows, parts, dst=first, group=self.group)
         return torch.cat(parts, 1) if parts else None
 
@@ -238,7 +238,7 @@ def save_cache(model: Any, past_key_values: Any, path: Path, *, identity: bytes 
                     store.save(path)
                 except Exception as error:
                     failure[0] = error
-    if heads.count > 1:
+    if heads.processes > 1:
         dist.broadcast_object_list(failure, src=dist.get_global_rank(heads.group, 0), group=heads.group)
     if failure[0] is not None:
         raise failure[0]

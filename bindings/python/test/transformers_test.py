@@ -8,6 +8,7 @@ import unittest
 import support
 
 try:
+    import accelerate  # noqa: F401, of transformers' tensor parallelism
     import torch
     import transformers
 except ImportError as error:
@@ -49,7 +50,9 @@ def ids(count):
 
 
 def answer(model, tokens, cache, count=24):
-    return model.generate(tokens, past_key_values=cache, max_new_tokens=count, do_sample=False, pad_token_id=0)[0, tokens.shape[1] :].tolist()
+    everything = torch.ones_like(tokens)
+    made = model.generate(tokens, attention_mask=everything, past_key_values=cache, max_new_tokens=count, do_sample=False)
+    return made[0, tokens.shape[1] :].tolist()
 
 
 class Transformers(unittest.TestCase):

@@ -30,13 +30,12 @@ def main():
         wheel = pathlib.Path(made.stdout.strip())
         assert "-py3-none-manylinux_" in wheel.name, wheel
         fresh = pathlib.Path(folder, "fresh")
-        venv.create(fresh, with_pip=True)
+        venv.create(fresh)  # pip and numpy are those of the interpreter that runs this, so that nothing is downloaded
         python = fresh / "bin/python"
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
-        # numpy comes from the interpreter that runs this, so that nothing is downloaded
         import numpy
 
-        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True, env=clean, cwd=folder)
+        subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel], check=True, env=clean, cwd=folder)
         site = next(fresh.glob("lib/python*/site-packages"))
         (site / "numpy.pth").write_text(str(pathlib.Path(numpy.__file__).parents[1]) + "\n", encoding="utf-8")
         told = subprocess.run([python, "-c", PROGRAM, MODEL, document(600), QUESTION], capture_output=True, text=True, check=False, env=clean,
