@@ -50,11 +50,10 @@ def needed(library):
 
 
 def platform_tag():
-    name, version = platform.libc_ver(os.path.realpath(sys.executable))
-    if sys.platform != "linux" or name != "glibc":
+    if sys.platform != "linux" or "CS_GNU_LIBC_VERSION" not in os.confstr_names:
         sys.exit("make_wheel.py: only Linux with glibc")
-    machine = platform.machine()
-    return f"manylinux_{version.split('.')[0]}_{version.split('.')[1]}_{machine}"
+    major, minor = re.fullmatch(r"glibc (\d+)\.(\d+).*", os.confstr("CS_GNU_LIBC_VERSION")).groups()
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
 def libraries(folder):

@@ -238,8 +238,8 @@ def fill(kind: Type[Struct], known: Any, options: Mapping[str, Any], watch: Opti
             _SPECIAL[name](struct, value)
         else:
             setattr(struct, name, _as_field(name, fields[name], value))
-    if "progress" in fields:
-        struct.progress = (watch or Watch()).progress(options.get("progress"))
+    if watch is not None:
+        struct.progress = watch.progress(options.get("progress"))
     return struct
 
 

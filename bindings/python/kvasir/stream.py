@@ -53,6 +53,7 @@ class Stream(Iterator[str]):
             raise
         if isinstance(piece, str):
             return piece
+        shared.pieces.put(piece)  # for another thread that waits here
         self._shared = None
         self._thread.join()
         if isinstance(piece, BaseException):
