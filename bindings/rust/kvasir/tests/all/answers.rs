@@ -52,7 +52,9 @@ fn the_command_line_gives_the_same_answer() {
     };
     let output = Command::new(tool).arg("ask").arg("-m").arg(model_path()).arg("-c").arg(saved()).arg(QUESTION).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8(output.stdout).unwrap().trim_end_matches('\n'), reader().ask(QUESTION).unwrap());
+    // A line with the question, one with the answer.
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(told.lines().last().unwrap(), reader().ask(QUESTION).unwrap());
 }
 
 #[test]
@@ -60,6 +62,7 @@ fn the_example_of_the_readme_answers() {
     let readme = include_str!("../../../README.md");
     assert!(readme.contains(include_str!("../../examples/ask.rs")), "README.md has another program than examples/ask.rs");
     let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/ask");
+    assert!(program.exists(), "`cargo test` without --test builds the examples");
     let folder = Folder::new();
     std::fs::write(folder.path("document.txt"), document()).unwrap();
     let ask = || {

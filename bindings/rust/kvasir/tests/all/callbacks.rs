@@ -1,7 +1,7 @@
 //! Callbacks, cancelling, panics, threads.
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -69,9 +69,11 @@ fn a_panic_of_a_log_callback_goes_on_in_the_caller() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("library")).unwrap();
     std::fs::write(folder.path("library/bad.kv"), "something else").unwrap();
-    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(|_, _| panic!("in the log"))).unwrap();
+    let calm = AtomicBool::new(false);
+    let log = move |_, _: &str| assert!(calm.swap(true, Ordering::SeqCst), "in the log");
+    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(log)).unwrap();
     assert_eq!(panic_of(|| library.session(&model(), document())), "in the log");
-    // The panic is gone: the next call does not meet it. The bad document is logged once.
+    // The panic is gone: the next call does not meet it.
     assert!(library.session(&model(), document()).unwrap().0.ask(QUESTION).unwrap().contains(ANSWER));
 }
 
@@ -161,9 +163,21 @@ fn a_stream_brings_errors_and_panics() {
     assert!(stream.next().is_none() && stream.answer().is_none());
     drop(stream);
     assert!(matches!(session.stream("", &GenerateOptions::new().stop("a\0b")).err(), Some(Error::BadArgument(_))));
-    let options = GenerateOptions::new().progress(|_| panic!("in the thread"));
+    let begun = Arc::new(AtomicBool::new(false));
+    let begins = begun.clone();
+    let options = GenerateOptions::new().progress(move |_| {
+        begins.store(true, Ordering::SeqCst);
+        panic!("in the thread")
+    });
     assert_eq!(panic_of(|| session.stream(QUESTION, &options).unwrap().next()), "in the thread");
-    assert_eq!(panic_of(|| drop(session.stream(QUESTION, &options).unwrap())), "in the thread");
+    begun.store(false, Ordering::SeqCst);
+    let dropped = panic_of(|| {
+        let _stream = session.stream(QUESTION, &options).unwrap();
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert_eq!(dropped, "in the thread");
 }
 
 #[test]

@@ -64,7 +64,6 @@ fn values_out_of_range_are_refused_by_name() {
     let before = session.tokens().unwrap();
     fails!(session.rewind(1_000_000), BadArgument, "1000000");
     fails!(session.prefill_tokens(&[-1], &CallOptions::new()), BadArgument, "-1");
-    fails!(session.prefill(""), BadState, "");
     fails!(model.detokenize(&[6144], false), BadArgument, "6144");
     fails!(session.generate(QUESTION, &GenerateOptions::new().temperature(f32::NAN), |_| unreachable!()), BadArgument, "temperature");
     fails!(session.generate(QUESTION, &GenerateOptions::new().stop(""), |_| unreachable!()), BadArgument, "stop");
