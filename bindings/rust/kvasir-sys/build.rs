@@ -28,6 +28,9 @@ fn main() {
         build()
     } else if let Some(folder) = env::var_os("KVASIR_LIB_DIR") {
         println!("cargo:rustc-link-search=native={}", Path::new(&folder).display());
+        if wanted("STATIC") {
+            println!("cargo:rerun-if-changed={}", Path::new(&folder).join("libkvasir.a").display());
+        }
         link(wanted("STATIC"));
         Ok(())
     } else {
@@ -69,7 +72,7 @@ fn ask_pkg_config(statically: bool) -> Result<(), String> {
         return Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "));
     }
     let flags = String::from_utf8(output.stdout).map_err(|e| format!("pkg-config: {e}"))?;
-    for folder in flags.split("-L").map(str::trim).filter(|folder| !folder.is_empty()) {
+    for folder in format!(" {flags}").split(" -L").map(str::trim).filter(|folder| !folder.is_empty()) {
         println!("cargo:rustc-link-search=native={}", folder.replace("\\ ", " "));
     }
     link(statically);

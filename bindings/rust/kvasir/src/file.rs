@@ -19,7 +19,8 @@ pub struct FileInfo {
     pub layers: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
-    pub kv_type: KvType,
+    /// `None`: one that this crate does not know.
+    pub kv_type: Option<KvType>,
     pub model_name: String,
 }
 
@@ -55,7 +56,11 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
         layers: info.layers,
         kv_heads: info.kv_heads,
         head_dim: info.head_dim,
-        kv_type: if info.kv_type == sys::KV_KV_F32 { KvType::F32 } else { KvType::Int8 },
+        kv_type: match info.kv_type {
+            sys::KV_KV_INT8 => Some(KvType::Int8),
+            sys::KV_KV_F32 => Some(KvType::F32),
+            _ => None,
+        },
         model_name: text(&info.model_name),
     })
 }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use kvasir::{CancelToken, Error, GenerateOptions, Model, SessionOptions};
+use kvasir::{CancelToken, Error, GenerateOptions, LoadOptions, Model, SessionOptions};
 
 const TEXT: &str = "The tower has a gate. The access code of the north gate is 4821907. It is closed at night.";
 
@@ -16,7 +16,8 @@ fn resident() -> u64 {
 
 fn cycle(model: &Path, document: &Path) {
     let model = Model::open(model).unwrap();
-    let mut session = model.load(document).unwrap();
+    drop(model.session().unwrap()); // with its threads
+    let mut session = model.load_with(document, &SessionOptions::new().threads(1), &LoadOptions::new()).unwrap();
     assert!(session.ask("What is the access code of the north gate?").unwrap().contains("4821907"));
     // The paths that end early.
     let cancel = CancelToken::new().unwrap();

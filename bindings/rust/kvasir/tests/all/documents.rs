@@ -22,7 +22,7 @@ fn a_packed_document_comes_back_bit_for_bit() {
     let (info, whole) = (file::inspect_packed(&packed).unwrap(), file::inspect(saved()).unwrap());
     assert_eq!((info.level, info.tokens, info.document_bytes), (3, whole.tokens, whole.file_bytes));
     assert_eq!((info.layers, info.kv_heads, info.head_dim), (10, 2, 64));
-    assert_eq!((whole.layers, whole.kv_heads, whole.head_dim, whole.kv_type), (10, 2, 64, kvasir::KvType::Int8));
+    assert_eq!((whole.layers, whole.kv_heads, whole.head_dim, whole.kv_type), (10, 2, 64, Some(kvasir::KvType::Int8)));
     assert!(info.file_bytes < whole.file_bytes && info.model_name == whole.model_name);
     file::unpack(&packed, &back, &PackOptions::new()).unwrap();
     assert_eq!(std::fs::read(saved()).unwrap(), std::fs::read(&back).unwrap());

@@ -63,7 +63,7 @@ fn sixteen_bits_are_taken() {
     cache.attention(0, &q, &mut out, &AttentionOptions::new()).unwrap();
     assert_eq!(out[..8], v[..8], "one token gets all attention");
     let mut halves = vec![F16(0); 32];
-    cache.attention(1, &vec![F16(0x3C00); 32], &mut halves, &AttentionOptions::new()).unwrap();
+    cache.attention(1, &[F16(0x3C00); 32], &mut halves, &AttentionOptions::new()).unwrap();
     assert_eq!(halves, vec![F16(0x3C00); 32]);
 }
 
