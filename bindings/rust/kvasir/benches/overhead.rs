@@ -1,4 +1,4 @@
-//! What a token of an answer costs through this crate and through C, by processor time of the calling thread: `cargo bench --bench overhead`.
+//! What a token of an answer costs through this crate and through C, by processor time of the calling thread: `cargo bench --bench overhead [-- ROUNDS]`.
 //!
 //! The C program beside this file is compiled with `cc` against the same library. C, Rust's callback and C again take turns, so that what else
 //! the machine does meets all; "C again" tells how far two equal programs are apart.
@@ -9,8 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use kvasir::{GenerateOptions, Model, Session, SessionOptions};
 
-const ROUNDS: usize = 100;
-const TOKENS: u32 = 200;
+const TOKENS: u32 = 100;
 const QUESTION: &str = "Tell me what is in the document.";
 
 /// Nanoseconds that this thread has run.
@@ -79,6 +78,7 @@ fn compile(folder: &Path) -> PathBuf {
 }
 
 fn main() {
+    let rounds = std::env::args().find_map(|value| value.parse().ok()).unwrap_or(40);
     let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/mini-reader-q8_0.gguf");
     let folder = std::env::temp_dir().join(format!("kvasir-overhead-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -92,7 +92,7 @@ fn main() {
     let mut session = model.load_with(&document, &options, &Default::default()).unwrap();
     let (mut c, mut again) = (C::new(&program, &gguf, &document), C::new(&program, &gguf, &document));
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
-    for round in 0..ROUNDS + 3 {
+    for round in 0..rounds + 3 {
         let taken = [c.round(), rust_round(&mut session), again.round()];
         if round >= 3 {
             times.iter_mut().zip(taken).for_each(|(times, time)| times.push(time));
@@ -102,6 +102,6 @@ fn main() {
     let mut ratios: Vec<f64> = rust.iter().zip(c_time.iter().zip(c_again.iter())).map(|(r, (a, b))| 2.0 * r / (a + b)).collect();
     let (ratio, same) = (median(&mut ratios), median(c_again) / median(c_time));
     println!("a token: C {:.1} us, Rust {:.1} us, C again {:.1} us", median(c_time) / 1e3, median(rust) / 1e3, median(c_again) / 1e3);
-    println!("Rust / C: {ratio:.4} (median of {ROUNDS} rounds of {TOKENS} tokens); C again / C: {same:.4}");
+    println!("Rust / C: {ratio:.4} (median of {rounds} rounds of {TOKENS} tokens); C again / C: {same:.4}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
