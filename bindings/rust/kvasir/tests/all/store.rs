@@ -1,0 +1,112 @@
+//! The store without a model: its attention is attention, its sizes are checked.
+use kvasir::{AttentionOptions, Cache, CacheOptions, CallOptions, CancelToken, Error, LoadOptions, Shape, BF16, F16};
+
+use crate::support::Folder;
+
+const SHAPE: Shape = Shape { layers: 2, heads: 4, kv_heads: 2, head_dim: 8, max_tokens: 1000, identity: [7; 32] };
+
+/// So many numbers between -1 and 1.
+fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Attention of head `head` of the last token by its definition.
+fn expected(k: &[f32], v: &[f32], q: &[f32], head: usize) -> Vec<f32> {
+    let (dim, kv_heads, group) = (8, 2, 2);
+    let q = &q[q.len() - (4 - head) * dim..][..dim];
+    let rows: Vec<usize> = (0..k.len() / (kv_heads * dim)).map(|token| (token * kv_heads + head / group) * dim).collect();
+    let dot = |row: &usize| (0..dim).map(|i| q[i] * k[row + i]).sum::<f32>() / (dim as f32).sqrt();
+    let weights: Vec<f32> = rows.iter().map(|row| dot(row).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    (0..dim).map(|i| rows.iter().zip(&weights).map(|(row, w)| w * v[row + i]).sum::<f32>() / sum).collect()
+}
+
+fn filled() -> (Cache, Vec<f32>, Vec<f32>, Vec<f32>) {
+    let mut cache = Cache::open(&SHAPE, &CacheOptions::new().threads(1).strategy("full")).unwrap();
+    let (k, v, q) = (numbers(20 * 16, 1), numbers(20 * 16, 2), numbers(20 * 32, 3));
+    for layer in 0..2 {
+        cache.update(layer, &k, &v, Some(&q)).unwrap();
+    }
+    (cache, k, v, q)
+}
+
+#[test]
+fn attention_is_attention() {
+    let (mut cache, k, v, q) = filled();
+    let mut out = vec![f32::NAN; q.len()];
+    cache.attention(1, &q, &mut out, &AttentionOptions::new()).unwrap();
+    for head in 0..4 {
+        let (got, wanted) = (&out[out.len() - (4 - head) * 8..][..8], expected(&k, &v, &q, head));
+        assert!(got.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4), "head {head}: {got:?} {wanted:?}");
+    }
+    let mut sharper = vec![0.0; q.len()];
+    cache.attention(1, &q, &mut sharper, &AttentionOptions::new().scale(10.0)).unwrap();
+    assert_ne!(out, sharper);
+    let stats = cache.stats().unwrap();
+    assert!(stats.starts_with('{') && stats.contains("\"tokens\":20"), "{stats}");
+}
+
+#[test]
+fn sixteen_bits_are_taken() {
+    let mut cache = Cache::open(&SHAPE, &CacheOptions::new().threads(1)).unwrap();
+    let bf16 = |array: Vec<f32>| -> Vec<BF16> { array.iter().map(|x| BF16((x.to_bits() >> 16) as u16)).collect() };
+    let (k, v, q) = (bf16(numbers(16, 1)), bf16(numbers(16, 2)), bf16(numbers(32, 3)));
+    let one = vec![F16(0x3C00); 16]; // 1.0
+    cache.update(0, &k, &v, None).unwrap();
+    cache.update(1, &one, &one, None).unwrap();
+    let mut out = vec![BF16(0); 32];
+    cache.attention(0, &q, &mut out, &AttentionOptions::new()).unwrap();
+    assert_eq!(out[..8], v[..8], "one token gets all attention");
+    let mut halves = vec![F16(0); 32];
+    cache.attention(1, &[F16(0x3C00); 32], &mut halves, &AttentionOptions::new()).unwrap();
+    assert_eq!(halves, vec![F16(0x3C00); 32]);
+}
+
+#[test]
+fn a_cache_is_saved_loaded_forked_and_cut() {
+    let (folder, (mut cache, _, _, q)) = (Folder::new(), filled());
+    let path = folder.path("a.kv");
+    cache.save(&path, &CallOptions::new()).unwrap();
+    let mut loaded = Cache::load(&SHAPE, &path, &CacheOptions::new().strategy("full"), &LoadOptions::new().verify(true)).unwrap();
+    assert_eq!(*loaded.shape(), SHAPE);
+    let mut fork = loaded.fork().unwrap();
+    fork.truncate(5).unwrap();
+    assert!(fork.stats().unwrap().contains("\"tokens\":5"));
+    assert!(matches!(fork.truncate(6), Err(Error::BadArgument(_))));
+    drop(loaded.fork().unwrap());
+    let other = Shape { identity: [8; 32], ..SHAPE };
+    let error = Cache::load(&other, &path, &CacheOptions::new(), &LoadOptions::new()).err().unwrap();
+    assert!(matches!(error, Error::ModelMismatch(_)) && error.is_stale(), "{error}");
+    let mut out = vec![0.0; q.len()];
+    assert!(matches!(loaded.attention(0, &q, &mut out, &AttentionOptions::new()), Err(Error::BadState(_))), "no step");
+}
+
+#[test]
+fn wrong_sizes_never_reach_the_library() {
+    let (mut cache, k, v, q) = filled();
+    let refused = |result: kvasir::Result<()>, part: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::BadArgument(_)) && error.message().contains(part), "{error}");
+    };
+    refused(cache.update(0, &k[1..], &v, None), "k has 319 numbers");
+    refused(cache.update(0, &k, &v[16..], None), "v has 19 tokens where k has 20");
+    refused(cache.update(0, &k, &v, Some(&q[..32])), "q has 1 tokens");
+    refused(cache.update::<f32>(0, &[], &[], None), "tokens");
+    refused(cache.update(2, &k, &v, None), "layer");
+    refused(cache.update(0, &[f32::NAN; 16], &[0.0; 16], None), "finite");
+    refused(cache.attention(0, &q, &mut vec![0.0; q.len() - 32], &AttentionOptions::new()), "out has");
+    let cancel = CancelToken::new().unwrap();
+    cancel.fire();
+    let mut out = vec![5.0; q.len()];
+    let result = cache.attention(0, &q, &mut out, &AttentionOptions::new().cancel(&cancel));
+    assert!(matches!(result, Err(Error::Cancelled(_))) && out.iter().all(|&x| x == 5.0), "{result:?}");
+    let shape = Shape { kv_heads: 3, ..SHAPE };
+    assert!(matches!(Cache::open(&shape, &CacheOptions::new()).err(), Some(Error::BadArgument(_))));
+    let shape = Shape { kv_heads: 0, heads: 0, ..SHAPE };
+    assert!(matches!(Cache::open(&shape, &CacheOptions::new()).err(), Some(Error::BadArgument(_))));
+}

@@ -1,0 +1,70 @@
+//! A model, a document with a fact, and folders that go away.
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use kvasir::{Model, Session};
+
+pub const QUESTION: &str = "What is the access code of the north gate?";
+pub const ANSWER: &str = "4821907";
+
+/// `KVASIR_MODEL`, or the bundled one.
+pub fn model_path() -> PathBuf {
+    env::var_os("KVASIR_MODEL").map_or_else(|| examples().join("mini-reader-q8_0.gguf"), PathBuf::from)
+}
+
+pub fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples")
+}
+
+pub fn model() -> Model {
+    Model::open(model_path()).unwrap()
+}
+
+/// About 600 tokens of a book, the fact in their middle.
+pub fn document() -> String {
+    let book = std::fs::read_to_string(examples().join("sherlock-holmes.txt")).unwrap();
+    format!("{} The access code of the north gate is {ANSWER}. {}", &book[2000..3000], &book[3000..4000])
+}
+
+/// A session that has read the document, from a file that is read once in this process.
+pub fn reader() -> Session {
+    model().load(saved()).unwrap()
+}
+
+/// The document, saved.
+pub fn saved() -> PathBuf {
+    static FILE: Mutex<Option<Folder>> = Mutex::new(None);
+    let mut file = FILE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = file.get_or_insert_with(|| {
+        let folder = Folder::new();
+        let mut session = model().session().unwrap();
+        session.prefill(document()).unwrap();
+        session.save(folder.path("document.kv")).unwrap();
+        folder
+    });
+    folder.path("document.kv")
+}
+
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Folder {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("kvasir-rust-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
