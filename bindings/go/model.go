@@ -96,7 +96,8 @@ func (m *Model) Info() (ModelInfo, error) {
 	defer m.leave()
 	info := C.kv_model_information{struct_size: C.sizeof_kv_model_information}
 	var e C.kv_error
-	return newModelInfo(&info), m.result(C.kv_model_info(m.ptr, &info, &e), &e)
+	err := m.result(C.kv_model_info(m.ptr, &info, &e), &e)
+	return newModelInfo(&info), err
 }
 
 // InspectModel tells the same of a file, without opening it for use: it reads metadata and no weights. Errors as Open.
