@@ -122,3 +122,5 @@ func expect(t testing.TB, good bool, format string, values ...any) {
 		t.Fatalf(format, values...)
 	}
 }
+
+func contains(bytes []byte, words string) bool { return strings.Contains(string(bytes), words) }
