@@ -15,7 +15,6 @@ import (
 type Phase int32
 
 const (
-	PhaseOpen    Phase = C.KV_PHASE_OPEN    // bytes of the model file checked
 	PhasePrefill Phase = C.KV_PHASE_PREFILL // tokens read
 	PhaseSave    Phase = C.KV_PHASE_SAVE    // bytes written
 	PhaseVerify  Phase = C.KV_PHASE_VERIFY  // bytes checked

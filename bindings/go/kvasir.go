@@ -40,8 +40,8 @@
 //
 // A Model, Session or Library is closed with Close, in any order: what a session needs of its model stays until the session is
 // closed. Close waits for the calls that run on the handle in other goroutines, so that what it releases is released when it
-// returns, and a deferred Close releases it in any case; to have it soon, cancel their contexts. Only where it would wait
-// for ever, called from a callback, it gives [ErrBusy] and changes nothing. Every later call gives an error, a second Close
+// returns, and a deferred Close releases it in any case; to have it soon, cancel their contexts. From a callback, where
+// it might wait for ever for its own call, it gives [ErrBusy] and changes nothing. Every later call gives an error, a second Close
 // nothing. What is not closed is closed by the garbage collector at some time: do not count on it, files and memory are large.
 package kvasir
 

@@ -20,7 +20,7 @@ const (
 	ErrBadArgument   Status = C.KV_BAD_ARGUMENT   // a value out of its range
 	ErrBusy          Status = C.KV_BUSY           // another call on this session is running
 	ErrBadState      Status = C.KV_BAD_STATE      // the call does not fit what happened before; the message says what does
-	ErrNoMemory      Status = C.KV_NO_MEMORY      //
+	ErrNoMemory      Status = C.KV_NO_MEMORY      // the handle is as it was
 	ErrLimit         Status = C.KV_LIMIT          // a limit of the system or of the options: open files, threads, sizes
 	ErrIO            Status = C.KV_IO             // reading or writing failed; Error.Errno says how
 	ErrNoSpace       Status = C.KV_NO_SPACE       // disk full, quota or file size limit
