@@ -72,7 +72,7 @@ func TestALibrarySaysWhatIsWrong(t *testing.T) {
 	_, _, err = library.Session(ctx, model, "", nil)
 	refused(t, err, kvasir.ErrBadArgument, "")
 	_, _, err = library.Session(ctx, model, "text", &kvasir.LibrarySessionOptions{Name: "a/b"})
-	refused(t, err, kvasir.ErrBadArgument, "a/b")
+	refused(t, err, kvasir.ErrBadArgument, "slash")
 	_, _, err = library.Session(ctx, model, "text", &kvasir.LibrarySessionOptions{Session: &kvasir.SessionOptions{Strategy: "no-such"}})
 	refused(t, err, kvasir.ErrBadArgument, "no-such")
 
