@@ -132,7 +132,6 @@ func TestOptionsOfASessionArrive(t *testing.T) {
 		"kv_type":                 {KVType: 7},
 		"window":                  {Window: 1 << 31},
 		"prefill_chunk":           {PrefillChunk: 5000},
-		"dense_layers":            {DenseLayers: 5000, Strategy: "quest"},
 		"no model has":            {DenseLayers: math.MaxInt},
 		"no-such":                 {Strategy: "no-such"},
 		"budget_fraction":         {Strategy: "quest", BudgetFraction: 2},
