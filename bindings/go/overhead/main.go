@@ -24,6 +24,8 @@ static int32_t count_bytes(const char *text, size_t size, void *user) {
 
 static const char question[] = "What is the access code of the north gate? Tell me all that you know of it.";
 
+static const char *question_text(void) { return question; }
+
 // Nanoseconds a token of an answer through kv_generate, with a cancel token; below 0: it failed.
 static double generate(kv_session *session, uint32_t tokens) {
   kv_generate_options options;
@@ -129,7 +131,7 @@ func main() {
 func generate(ctx context.Context, session *kvasir.Session) float64 {
 	bytes := 0
 	begin := time.Now()
-	answer, err := session.Generate(ctx, C.GoString(&C.question[0]), &kvasir.GenerateOptions{MaxTokens: tokens, Sampling: sampling}, func(text string) error {
+	answer, err := session.Generate(ctx, C.GoString(C.question_text()), &kvasir.GenerateOptions{MaxTokens: tokens, Sampling: sampling}, func(text string) error {
 		bytes += len(text)
 		return nil
 	})
