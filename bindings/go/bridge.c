@@ -1,0 +1,33 @@
+#include "bridge.h"
+
+#include <pthread.h>
+
+#include "_cgo_export.h"
+
+uintptr_t kvasir_go_thread(void) { return (uintptr_t)pthread_self(); }
+
+void *kvasir_go_user(uintptr_t handle) {
+  uintptr_t *user = malloc(sizeof *user);
+  if (user) *user = handle;
+  return user;
+}
+
+int32_t kvasir_go_text(const char *text, size_t size, void *user) {
+  return kvasirGoText((char *)text, size, *(uintptr_t *)user, kvasir_go_thread());
+}
+
+int32_t kvasir_go_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
+  return kvasirGoProgress(phase, done, total, *(uintptr_t *)user, kvasir_go_thread());
+}
+
+void kvasir_go_log(int32_t level, const char *message, void *user) {
+  kvasirGoLog(level, (char *)message, *(uintptr_t *)user, kvasir_go_thread());
+}
+
+kv_status kvasir_go_library_session(kv_library *library, kv_model *model, const char *text, size_t size,
+                                    const kv_library_session_options *options, const kv_session_options *session,
+                                    kv_session **out, kv_library_result *result, kv_error *error) {
+  kv_library_session_options with = *options;
+  with.session = session;
+  return kv_library_session(library, model, text, size, &with, out, result, error);
+}

@@ -1,0 +1,93 @@
+package kvasir_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"testing"
+
+	"kvasir"
+)
+
+// TestCyclesLeaveNothing opens, asks and closes, in every way a call can end. Run it with -cycles 1000 for the long form.
+func TestCyclesLeaveNothing(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector's own memory grows")
+	}
+	runtime.LockOSThread() // every thread that calls the library has memory of its own in the allocators, and Go changes threads
+	defer runtime.UnlockOSThread()
+	warm := max(*cycles/5, 5)
+	for range warm {
+		cycle(t)
+	}
+	before := now(t)
+	for range *cycles {
+		cycle(t)
+	}
+	after := now(t)
+	t.Logf("%d cycles: %+v, then %+v", *cycles, before, after)
+	expect(t, after.files <= before.files, "%d open files became %d", before.files, after.files)
+	expect(t, after.mappings <= before.mappings+16, "%d mappings became %d", before.mappings, after.mappings) // of Go's heap
+	expect(t, after.heap < before.heap+1<<20, "%d bytes of Go's heap became %d", before.heap, after.heap)
+	grown := after.resident - before.resident
+	expect(t, grown < 8<<20+2<<10*int64(*cycles), "resident memory grew by %d bytes", grown) // 2 KiB a cycle is less than any handle has
+}
+
+func cycle(t *testing.T) {
+	model, err := kvasir.Open(modelPath, &kvasir.ModelOptions{Log: func(kvasir.LogLevel, string) {}})
+	check(t, err)
+	options := &kvasir.SessionOptions{Strategy: "quest", FilterLayers: []uint32{1, 2}, Log: func(kvasir.LogLevel, string) {}}
+	session, err := model.Load(ctx, saved, options, nil)
+	check(t, err)
+	stopping, cancel := context.WithCancel(ctx)
+	_, err = session.Ask(stopping, question, &kvasir.GenerateOptions{MaxTokens: 2, Stop: []string{"x", "y"}})
+	check(t, err)
+	fork, err := session.Fork()
+	check(t, err)
+	_, err = fork.Generate(stopping, question, nil, func(string) error { return errEnough })
+	expect(t, errors.Is(err, errEnough), "%v", err)
+	recovered(func() { fork.Generate(stopping, question, nil, func(string) error { panic("a panic") }) })
+	_, err = fork.Generate(stopping, question, nil, func(string) error { cancel(); return nil })
+	expect(t, err == nil || errors.Is(err, context.Canceled), "%v", err)
+	_, err = model.Load(ctx, saved, options, &kvasir.LoadOptions{Verify: true, Progress: func(kvasir.Phase, uint64, uint64) error { return errEnough }})
+	expect(t, errors.Is(err, errEnough), "%v", err)
+	_, err = model.Load(stopping, saved, options, nil)
+	expect(t, errors.Is(err, context.Canceled), "%v", err)
+	_, err = model.Load(ctx, modelPath, options, nil)
+	expect(t, errors.Is(err, kvasir.ErrNotACache), "%v", err)
+	_, err = kvasir.Open(saved, &kvasir.ModelOptions{ChatFormat: "raw", Log: func(kvasir.LogLevel, string) {}})
+	expect(t, errors.Is(err, kvasir.ErrUnsupported), "%v", err)
+	check(t, model.Close())
+	check(t, fork.Close())
+	check(t, session.Close())
+}
+
+// held is what the process has.
+type held struct {
+	resident int64 // bytes
+	heap     uint64
+	files    int
+	mappings int
+}
+
+func now(t *testing.T) held {
+	runtime.GC()
+	debug.FreeOSMemory()
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skip("only Linux says what a process has")
+	}
+	pages, err := strconv.ParseInt(string(bytes.Fields(statm)[1]), 10, 64)
+	check(t, err)
+	files, err := os.ReadDir("/proc/self/fd")
+	check(t, err)
+	mappings, err := os.ReadFile("/proc/self/maps")
+	check(t, err)
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return held{pages * int64(os.Getpagesize()), memory.HeapAlloc, len(files), bytes.Count(mappings, []byte("\n"))}
+}

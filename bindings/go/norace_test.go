@@ -1,0 +1,5 @@
+//go:build !race
+
+package kvasir_test
+
+const raceDetector = false

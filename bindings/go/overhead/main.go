@@ -1,0 +1,190 @@
+// Command overhead measures what a token costs more in Go than in C: the same answers over the same saved document, in one process, by turns
+// written in C and in Go. It prints the ratio of the medians.
+//
+//	go run ./overhead MODEL.gguf DOCUMENT.kv
+package main
+
+/*
+#cgo pkg-config: kvasir
+#include <kvasir.h>
+#include <stdlib.h>
+#include <time.h>
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static int32_t count_bytes(const char *text, size_t size, void *user) {
+  (void)text;
+  *(size_t *)user += size;
+  return 0;
+}
+
+static const char question[] = "What is the access code of the north gate? Tell me all that you know of it.";
+
+static const char *question_text(void) { return question; }
+
+// Nanoseconds a token of an answer through kv_generate, with a cancel token; below 0: it failed.
+static double generate(kv_session *session, uint32_t tokens) {
+  kv_generate_options options;
+  kv_answer answer = {.struct_size = sizeof answer};
+  size_t bytes = 0;
+  kv_generate_options_init(&options);
+  options.max_tokens = tokens;
+  options.repetition_penalty = 1.3f;
+  if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
+  double begin = now();
+  kv_status status = kv_generate(session, question, sizeof question - 1, &options, count_bytes, &bytes, &answer, NULL);
+  double end = now();
+  kv_cancel_release(options.cancel);
+  return status == KV_OK && answer.answer_tokens > 0 ? (end - begin) / (double)answer.answer_tokens : -1;
+}
+
+// Nanoseconds a token through kv_next and kv_detokenize.
+static double next(kv_session *session, const kv_model *model, uint32_t tokens) {
+  kv_generate_options options;
+  kv_generate_options_init(&options);
+  options.repetition_penalty = 1.3f;
+  if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
+  kv_status status = KV_OK;
+  double begin = now();
+  for (uint32_t i = 0; i < tokens && status == KV_OK; ++i) {
+    int32_t token, end;
+    char text[64];
+    size_t size;
+    status = kv_next(session, &options, &token, &end, NULL);
+    if (status == KV_OK) status = kv_detokenize(model, &token, 1, 0, text, sizeof text, &size, NULL);
+  }
+  double end = now();
+  kv_cancel_release(options.cancel);
+  return status == KV_OK ? (end - begin) / tokens : -1;
+}
+*/
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"slices"
+	"time"
+	"unsafe"
+
+	"kvasir"
+)
+
+const (
+	tokens = 64
+	rounds = 41
+)
+
+var sampling = kvasir.Sampling{RepetitionPenalty: 1.3}
+
+func main() {
+	if len(os.Args) != 3 {
+		log.Fatal("usage: overhead MODEL.gguf DOCUMENT.kv")
+	}
+	var options C.kv_session_options
+	C.kv_session_options_init(&options)
+	options.threads = 1
+	var e C.kv_error
+	var cModel *C.kv_model
+	var cSession *C.kv_session
+	modelPath, path := C.CString(os.Args[1]), C.CString(os.Args[2])
+	defer C.free(unsafe.Pointer(modelPath))
+	defer C.free(unsafe.Pointer(path))
+	if C.kv_open(modelPath, nil, &cModel, &e) != C.KV_OK || C.kv_load(cModel, path, &options, nil, &cSession, &e) != C.KV_OK {
+		log.Fatal(C.GoString(&e.message[0]))
+	}
+	defer C.kv_close(cModel)
+	defer C.kv_session_close(cSession)
+	model, err := kvasir.Open(os.Args[1], nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	session, err := model.Load(context.Background(), os.Args[2], &kvasir.SessionOptions{Threads: 1}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+	ctx, cancel := context.WithCancel(context.Background()) // one that can end, as an application's does
+	defer cancel()
+
+	compare("Generate", func() float64 { return float64(C.generate(cSession, tokens)) }, func() float64 { return generate(ctx, session) })
+	before, err := session.Tokens()
+	if err != nil {
+		log.Fatal(err)
+	}
+	compare("Stream", func() float64 {
+		defer C.kv_rewind(cSession, C.uint64_t(len(before)), nil)
+		return float64(C.next(cSession, cModel, tokens))
+	}, func() float64 {
+		defer session.Rewind(uint64(len(before)))
+		return stream(ctx, session, len(before))
+	})
+}
+
+func generate(ctx context.Context, session *kvasir.Session) float64 {
+	bytes := 0
+	begin := time.Now()
+	answer, err := session.Generate(ctx, C.GoString(C.question_text()), &kvasir.GenerateOptions{MaxTokens: tokens, Sampling: sampling}, func(text string) error {
+		bytes += len(text)
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return float64(time.Since(begin)) / float64(answer.AnswerTokens)
+}
+
+// stream counts all tokens that it made, also those that end a turn or have no text of their own.
+func stream(ctx context.Context, session *kvasir.Session, before int) float64 {
+	count := 0
+	begin := time.Now()
+	for count < tokens {
+		for _, err := range session.Stream(ctx, &sampling) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			if count++; count == tokens {
+				break
+			}
+		}
+	}
+	taken := time.Since(begin)
+	all, err := session.Tokens()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return float64(taken) / float64(len(all)-before)
+}
+
+// compare measures both by turns, the first one changing, and prints the medians and the median of the ratios.
+func compare(name string, c, g func() float64) {
+	var cs, gs, ratios []float64
+	for i := range rounds + 1 {
+		var inC, inGo float64
+		if i%2 == 0 {
+			inC = c()
+			inGo = g()
+		} else {
+			inGo = g()
+			inC = c()
+		}
+		if inC < 0 {
+			log.Fatal("the C program failed")
+		}
+		if i > 0 {
+			cs, gs, ratios = append(cs, inC), append(gs, inGo), append(ratios, inGo/inC)
+		}
+	}
+	for _, values := range [][]float64{cs, gs, ratios} {
+		slices.Sort(values)
+	}
+	fmt.Printf("%-9s C %.1f us a token, Go %.1f us, %+.2f%% (fastest %+.2f%%)\n", name, cs[rounds/2]/1e3, gs[rounds/2]/1e3,
+		100*(ratios[rounds/2]-1), 100*(gs[0]/cs[0]-1))
+}
