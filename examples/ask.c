@@ -59,7 +59,7 @@ static kv_status read_document(kv_model *model, const char *path, const char *ca
     snprintf(error->message, sizeof error->message, "cannot read %.300s", path);
     return KV_IO;
   }
-  kv_call_options_init(&options);
+  kv_call_options_init(&options, sizeof options);
   options.progress = print_progress;
   status = kv_session_open(model, NULL, &session, error);
   if (status == KV_OK) status = kv_prefill(session, text, size, &options, NULL, NULL, error);

@@ -15,9 +15,9 @@
  *    is closed no thread and no memory of the library is left.
  *  - Text is pointer and size in bytes, UTF-8, and need not be terminated. A NULL pointer is allowed where the size is 0. Bytes
  *    that are not UTF-8 are accepted and tokenized as bytes. Paths are NUL-terminated UTF-8.
- *  - Option structs begin with struct_size. Fill them with their init function, then change what you like; NULL means all
- *    defaults. A struct of an older, shorter header is accepted (defaults for the rest); of a newer, longer one only if the
- *    extra bytes are zero (KV_BAD_ARGUMENT).
+ *  - Option structs begin with struct_size. Fill them with their init function, whose size is sizeof the struct, then change what you
+ *    like; NULL means all defaults. A struct of an older, shorter header is accepted (defaults for the rest); of a newer, longer one
+ *    only if the extra bytes are zero (KV_BAD_ARGUMENT).
  *  - Callbacks run on the calling thread and never after the call returned. Return 0 to go on, anything else to stop
  *    (the call then returns KV_CANCELLED). A callback may not call the handle that is calling it: KV_BUSY.
  *  - Handles: parents are retained by their children, so the order of closing does not matter. Closing NULL does nothing.
@@ -96,7 +96,8 @@ KV_API const char *kv_build_info(void);
 
 typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
 
-/* One line without a newline, valid during the call. May be called from any thread that calls the library. */
+/* One line without a newline, valid during the call. May be called from any thread that calls the library, by several at once. It and its user
+ * pointer stay in use until the handle that they were given to and all that came from it (sessions of a library, forks) are closed. */
 typedef void (*kv_log_fn)(int32_t level, const char *message, void *user);
 
 /* ---- cancel --------------------------------------------------------------------------------------------------------- */
@@ -113,7 +114,7 @@ KV_API void kv_cancel_reset(kv_cancel *cancel);
 KV_API void kv_cancel_release(kv_cancel *cancel);
 
 typedef enum kv_phase {
-  KV_PHASE_OPEN = 1,     /* bytes of the model file checked */
+  KV_PHASE_OPEN = 1,     /* not reported by this version */
   KV_PHASE_PREFILL = 2,  /* tokens read */
   KV_PHASE_SAVE = 3,     /* bytes written */
   KV_PHASE_VERIFY = 4,   /* bytes checked */
@@ -151,7 +152,7 @@ typedef struct kv_model_options {
   uint64_t device_memory;
 } kv_model_options;
 
-KV_API void kv_model_options_init(kv_model_options *options);
+KV_API void kv_model_options_init(kv_model_options *options, size_t size);
 
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
  * while the model is open. *out is closed with kv_close.
@@ -196,7 +197,8 @@ KV_API kv_status kv_model_inspect(const char *path, kv_model_information *info, 
 KV_API kv_status kv_tokenize(const kv_model *model, const char *text, size_t size, uint32_t flags, int32_t *tokens,
                              size_t capacity, size_t *count, kv_error *error);
 
-/* The reverse: bytes to text, their number to *size. Control tokens are left out unless KV_TOKENIZE_SPECIAL. Not terminated. */
+/* The reverse: bytes to text, their number to *size. Control tokens are left out unless KV_TOKENIZE_SPECIAL. Not terminated. Where the tokenizer begins
+ * a text with a space of its own (SentencePiece), that of the first token is left out. */
 KV_API kv_status kv_detokenize(const kv_model *model, const int32_t *tokens, size_t count, uint32_t flags, char *text,
                                size_t capacity, size_t *size, kv_error *error);
 
@@ -294,7 +296,7 @@ typedef struct kv_session_options {
   const char *spill_folder;
 } kv_session_options;
 
-KV_API void kv_session_options_init(kv_session_options *options);
+KV_API void kv_session_options_init(kv_session_options *options, size_t size);
 
 typedef struct kv_strategy_information {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
@@ -329,7 +331,7 @@ typedef struct kv_call_options {
   void *progress_user;
 } kv_call_options;
 
-KV_API void kv_call_options_init(kv_call_options *options);
+KV_API void kv_call_options_init(kv_call_options *options, size_t size);
 
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
  * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made
@@ -381,7 +383,7 @@ typedef struct kv_generate_options {
   void *progress_user;
 } kv_generate_options;
 
-KV_API void kv_generate_options_init(kv_generate_options *options);
+KV_API void kv_generate_options_init(kv_generate_options *options, size_t size);
 
 typedef enum kv_stop_reason {
   KV_STOP_END_OF_TURN = 1, KV_STOP_STRING = 2, KV_STOP_MAX_TOKENS = 3, KV_STOP_CONTEXT_FULL = 4, KV_STOP_CANCELLED = 5
@@ -400,7 +402,7 @@ typedef struct kv_answer {
 
 /* Asks: puts the question in the model's turn, answers it through on_text (may be NULL). answer (may be NULL) is filled also when
  * the call is stopped. With keep, a stopped or failed call leaves the whole tokens made so far; without, the timeline is as before.
- * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (empty timeline and empty question), KV_NO_MEMORY, KV_LIMIT
+ * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (an empty timeline, and a question without a token), KV_NO_MEMORY, KV_LIMIT
  * (memory_budget has no room for the question, or for an index that the strategy wants: nothing was read), KV_CORRUPT (a damaged page of a mapped
  * file was met), KV_BUSY. */
 KV_API kv_status kv_generate(kv_session *session, const char *question, size_t size, const kv_generate_options *options,
@@ -423,7 +425,8 @@ KV_API kv_status kv_score(kv_session *session, const int32_t *tokens, size_t cou
 KV_API kv_status kv_session_tokens(const kv_session *session, int32_t *tokens, size_t capacity, size_t *count,
                                    kv_error *error);
 
-/* Goes back to the first `tokens` tokens. Tokens that had left the window come back with the precision of their pages.
+/* Goes back to the first `tokens` tokens. Tokens that had left the window come back with the precision of their pages. What comes next is computed anew from
+ * the last token, which rounds otherwise than where many were read together: a near tie may end the other way.
  * KV_BAD_ARGUMENT when there are fewer. */
 KV_API kv_status kv_rewind(kv_session *session, uint64_t tokens, kv_error *error);
 
@@ -487,7 +490,7 @@ typedef struct kv_pack_options {
   void *progress_user;
 } kv_pack_options;
 
-KV_API void kv_pack_options_init(kv_pack_options *options);
+KV_API void kv_pack_options_init(kv_pack_options *options, size_t size);
 
 /* Makes a smaller copy of a saved timeline, for sending or keeping away: about 85% of its size. It cannot be loaded before kv_unpack has
  * restored it, bit for bit. Takes less than 10 MiB of memory whatever the file's size. packed_path is replaced atomically, as kv_save does it: after
@@ -536,7 +539,7 @@ typedef struct kv_library_options {
   void *log_user;
 } kv_library_options;
 
-KV_API void kv_library_options_init(kv_library_options *options);
+KV_API void kv_library_options_init(kv_library_options *options, size_t size);
 
 /* Makes the folder where there is none (not those above it). *out is closed with kv_library_close; sessions stay usable.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_BUSY (another process has been changing the library for 10 seconds), KV_NO_MEMORY. */
@@ -555,7 +558,8 @@ typedef struct kv_library_document {
 } kv_library_document;
 
 /* Fills *document, up to the struct_size it came with, for the document of an index, the last used first; KV_NOT_FOUND after the last. Index 0
- * looks at the folder, others go on in what index 0 found last. KV_IO, KV_PERMISSION, KV_NO_MEMORY. */
+ * looks at the folder, others go on in what index 0 found last: one thread at a time lists. KV_IO, KV_PERMISSION, KV_NOT_FOUND with sys_errno (the folder
+ * is gone), KV_NO_MEMORY. A name of 208 bytes or more comes cut. */
 KV_API kv_status kv_library_list(kv_library *library, uint32_t index, kv_library_document *document, kv_error *error);
 
 typedef struct kv_library_session_options {
@@ -570,7 +574,7 @@ typedef struct kv_library_session_options {
 
 #define KV_LIBRARY_VERIFY 16u /* check all of a document before it is used, not each part when it is first used */
 
-KV_API void kv_library_session_options_init(kv_library_session_options *options);
+KV_API void kv_library_session_options_init(kv_library_session_options *options, size_t size);
 
 typedef struct kv_library_result {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
@@ -597,7 +601,8 @@ KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const 
 
 /* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BAD_STATE (there is a document of the new name), KV_BUSY as kv_library_open. */
 KV_API kv_status kv_library_rename(kv_library *library, const char *from, const char *to, kv_error *error);
-/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BUSY (a session has it open, or as kv_library_open). */
+/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BUSY (a session has it mapped, or as kv_library_open; the session that has read and saved it has it in
+ * memory and goes on). */
 KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_error *error);
 
 /* ---- the store without a model -------------------------------------------------------------------------------------- */
@@ -649,7 +654,7 @@ typedef struct kv_cache_options {
   const char *spill_folder;
 } kv_cache_options;
 
-KV_API void kv_cache_options_init(kv_cache_options *options);
+KV_API void kv_cache_options_init(kv_cache_options *options, size_t size);
 
 typedef enum kv_number_type { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 } kv_number_type;
 
@@ -679,7 +684,7 @@ typedef struct kv_cache_attention_options {
   kv_cancel *cancel;        /* NULL: cannot be cancelled */
 } kv_cache_attention_options;
 
-KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options);
+KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options, size_t size);
 
 /* Attention of the step's queries in one layer: query i sees the tokens before the step and those of the step up to its own. The layer has had its
  * update in this step; tokens is the step's. A complete step can be attended until another begins, or kv_cache_truncate, kv_cache_fork or

@@ -102,8 +102,7 @@ func (c *call) tidy() {
 
 // options are those of most calls.
 func (c *call) options(flags C.uint32_t) *C.kv_call_options {
-	o := defaults(func(o *C.kv_call_options) { C.kv_call_options_init(o) })
-	o.struct_size = C.sizeof_kv_call_options
+	o := defaults(func(o *C.kv_call_options, size C.size_t) { C.kv_call_options_init(o, size) })
 	o.flags, o.cancel = flags, c.cancel
 	o.progress, o.progress_user = c.reports()
 	return o
@@ -147,12 +146,11 @@ func kvasirGoProgress(phase C.int32_t, done, total C.uint64_t, user, thread C.ui
 	return c.run(thread, func() error { return c.progress(Phase(phase), uint64(done), uint64(total)) })
 }
 
-// defaults is an option struct as its init function fills it. There is room behind it: a newer library's may be longer, and its init
-// function, which does not ask for the size, fills all of it. Callers then set struct_size to what they know.
-func defaults[T any](init func(*T)) *T {
-	room := make([]T, 4)
-	init(&room[0])
-	return &room[0]
+// defaults is an option struct as its init function fills it.
+func defaults[T any](init func(*T, C.size_t)) *T {
+	o := new(T)
+	init(o, C.size_t(unsafe.Sizeof(*o)))
+	return o
 }
 
 // memory is C's memory for the strings of one call.

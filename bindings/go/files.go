@@ -103,8 +103,7 @@ func Unpack(ctx context.Context, packed, path string, progress ProgressFunc) err
 }
 
 func (c *call) packing(level C.uint32_t) *C.kv_pack_options {
-	o := defaults(func(o *C.kv_pack_options) { C.kv_pack_options_init(o) })
-	o.struct_size = C.sizeof_kv_pack_options
+	o := defaults(func(o *C.kv_pack_options, size C.size_t) { C.kv_pack_options_init(o, size) })
 	o.level, o.cancel = level, c.cancel
 	o.progress, o.progress_user = c.reports()
 	return o

@@ -34,7 +34,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	expect(t, after.mappings <= before.mappings+16, "%d mappings became %d", before.mappings, after.mappings) // of Go's heap
 	expect(t, after.heap < before.heap+1<<20, "%d bytes of Go's heap became %d", before.heap, after.heap)
 	grown := after.resident - before.resident
-	expect(t, grown < 8<<20+2<<10*int64(*cycles), "resident memory grew by %d bytes", grown) // 2 KiB a cycle is less than any handle has
+	expect(t, grown < 24<<20, "resident memory grew by %d bytes", grown) // what allocators keep; a session that leaks each time has more than 2 MB
 }
 
 func cycle(t *testing.T) {

@@ -42,8 +42,7 @@ func OpenLibrary(folder string, options *LibraryOptions) (l *Library, err error)
 		return nil, memory.err
 	}
 	l = &Library{}
-	o := defaults(func(o *C.kv_library_options) { C.kv_library_options_init(o) })
-	o.struct_size = C.sizeof_kv_library_options
+	o := defaults(func(o *C.kv_library_options, size C.size_t) { C.kv_library_options_init(o, size) })
 	o.most_bytes = C.uint64_t(options.MostBytes)
 	if o.log, o.log_user, err = l.newLogger(options.Log); err != nil {
 		return nil, err
@@ -145,8 +144,7 @@ func (l *Library) Session(ctx context.Context, model *Model, text string, option
 	}
 	var memory memory
 	defer memory.free()
-	o := defaults(func(o *C.kv_library_session_options) { C.kv_library_session_options_init(o) })
-	o.struct_size = C.sizeof_kv_library_session_options
+	o := defaults(func(o *C.kv_library_session_options, size C.size_t) { C.kv_library_session_options_init(o, size) })
 	if options.Special {
 		o.flags |= C.KV_TOKENIZE_SPECIAL
 	}

@@ -61,8 +61,7 @@ func Open(path string, options *ModelOptions) (m *Model, err error) {
 	var memory memory
 	defer memory.free()
 	m = &Model{}
-	o := defaults(func(o *C.kv_model_options) { C.kv_model_options_init(o) })
-	o.struct_size = C.sizeof_kv_model_options
+	o := defaults(func(o *C.kv_model_options, size C.size_t) { C.kv_model_options_init(o, size) })
 	o.chat_format = memory.option("chat format", options.ChatFormat)
 	o.device = memory.option("device", options.Device)
 	o.device_memory = C.uint64_t(options.DeviceMemory)

@@ -89,8 +89,7 @@ func (s *Session) options(from *SessionOptions, memory *memory) (*C.kv_session_o
 	if from == nil {
 		return nil, nil
 	}
-	o := defaults(func(o *C.kv_session_options) { C.kv_session_options_init(o) })
-	o.struct_size = C.sizeof_kv_session_options
+	o := defaults(func(o *C.kv_session_options, size C.size_t) { C.kv_session_options_init(o, size) })
 	switch {
 	case int64(from.DenseLayers) >= math.MaxUint32:
 		return nil, failure(ErrBadArgument, "DenseLayers is "+strconv.Itoa(from.DenseLayers)+": no model has so many layers")
@@ -153,8 +152,7 @@ type Sampling struct {
 }
 
 func (s *Sampling) options() *C.kv_generate_options {
-	o := defaults(func(o *C.kv_generate_options) { C.kv_generate_options_init(o) })
-	o.struct_size = C.sizeof_kv_generate_options
+	o := defaults(func(o *C.kv_generate_options, size C.size_t) { C.kv_generate_options_init(o, size) })
 	o.temperature = C.float(s.Temperature)
 	o.top_k = C.uint32_t(s.TopK)
 	if s.TopP != 0 {

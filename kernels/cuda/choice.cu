@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   __shared__ float near_by[near_shares];
   __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
-  __shared__ Found parts[2][choose_warps * 3];  // then counts, four times choose_warps
+  __shared__ Found parts[2][choose_warps * 3];  // then counts, three times choose_warps
   const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;

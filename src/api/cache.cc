@@ -9,10 +9,7 @@ namespace {
 Status read_shape(const kv_cache_shape* in, BareOptions* out) {
   if (!in) return Status::error(Code::bad_argument, "shape is NULL");
   kv_cache_shape s;
-  const auto init = [](kv_cache_shape* shape) {
-    *shape = {};
-    shape->struct_size = sizeof *shape;
-  };
+  const auto init = [](kv_cache_shape* shape, std::size_t size) { api::write_defaults(kv_cache_shape{}, shape, size); };
   if (Status e = api::read_options<kv_cache_shape>(in, init, &s); !e.ok()) return e;
   if (s.reserved != 0) return Status::error(Code::bad_argument, "shape->reserved is %u: write 0", s.reserved);
   out->shape.layers = s.layers;
@@ -30,7 +27,7 @@ Status read_cache_options(const kv_cache_options* in, BareOptions* out) {
   if (Status s = api::read_options(in, kv_cache_options_init, &o); !s.ok()) return s;
   if (o.reserved != 0) return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
   kv_session_options as;
-  kv_session_options_init(&as);
+  kv_session_options_init(&as, sizeof as);
   as.threads = o.threads;
   as.kv_type = o.kv_type;
   as.window = o.window;
@@ -66,20 +63,15 @@ const Cancel* flag_of(const kv_cancel* cancel) { return cancel ? &cancel->flag :
 
 extern "C" {
 
-void kv_cache_options_init(kv_cache_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-  o->window = 64;
-  o->dense_layers = UINT32_MAX;
-  o->share_heads = 1;
+void kv_cache_options_init(kv_cache_options* options, size_t size) {
+  kv_cache_options o{};
+  o.window = 64;
+  o.dense_layers = UINT32_MAX;
+  o.share_heads = 1;
+  api::write_defaults(o, options, size);
 }
 
-void kv_cache_attention_options_init(kv_cache_attention_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_cache_attention_options_init(kv_cache_attention_options* options, size_t size) { api::write_defaults(kv_cache_attention_options{}, options, size); }
 
 kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* options, kv_cache** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {

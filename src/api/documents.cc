@@ -61,17 +61,9 @@ Status request_of(const kv_library_session_options& o, std::string_view text, Li
 
 extern "C" {
 
-void kv_library_options_init(kv_library_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_library_options_init(kv_library_options* options, size_t size) { api::write_defaults(kv_library_options{}, options, size); }
 
-void kv_library_session_options_init(kv_library_session_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_library_session_options_init(kv_library_session_options* options, size_t size) { api::write_defaults(kv_library_session_options{}, options, size); }
 
 kv_status kv_library_open(const char* folder, const kv_library_options* options, kv_library** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {

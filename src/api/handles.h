@@ -78,10 +78,21 @@ kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) noexcept {
   return one_at_a_time(cache, "cache", error, [&] { return f(*cache->cache); });
 }
 
+// Into a caller's option struct of so many bytes, which another header may have made shorter or longer.
+template <class Options>
+void write_defaults(const Options& defaults, Options* out, std::size_t size) {
+  if (!out || size < sizeof(uint32_t)) return;
+  const std::size_t known = std::min(size, sizeof(Options));
+  std::memcpy(out, &defaults, known);
+  if (size > known) std::memset(reinterpret_cast<char*>(out) + known, 0, size - known);
+  const auto struct_size = static_cast<uint32_t>(size);
+  std::memcpy(out, &struct_size, sizeof struct_size);
+}
+
 // The caller's options over the defaults: shorter structs of older headers and longer ones with zeros are accepted.
 template <class Options>
-Status read_options(const Options* in, void (*init)(Options*), Options* out) {
-  init(out);
+Status read_options(const Options* in, void (*init)(Options*, std::size_t), Options* out) {
+  init(out, sizeof *out);
   if (!in) return {};
   const std::size_t size = in->struct_size;
   if (size < sizeof(uint32_t)) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: call its init function", size);

@@ -96,10 +96,6 @@ void kv_cancel_reset(kv_cancel* cancel) {
 
 void kv_cancel_release(kv_cancel* cancel) { delete cancel; }
 
-void kv_call_options_init(kv_call_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_call_options_init(kv_call_options* options, size_t size) { api::write_defaults(kv_call_options{}, options, size); }
 
 }  // extern "C"

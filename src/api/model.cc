@@ -43,11 +43,7 @@ void tell_device(const Model& model, const kv_model_options& options) {
 
 extern "C" {
 
-void kv_model_options_init(kv_model_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_model_options_init(kv_model_options* options, size_t size) { api::write_defaults(kv_model_options{}, options, size); }
 
 kv_status kv_open(const char* path, const kv_model_options* options, kv_model** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {

@@ -82,11 +82,7 @@ kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_er
   });
 }
 
-void kv_pack_options_init(kv_pack_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-}
+void kv_pack_options_init(kv_pack_options* options, size_t size) { api::write_defaults(kv_pack_options{}, options, size); }
 
 static Status packing(const char* path, const char* packed_path, const kv_pack_options* options, kv_pack_options* o) {
   if (!path) return Status::error(Code::bad_argument, "path is NULL");

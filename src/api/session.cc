@@ -111,20 +111,18 @@ kv_status kv_strategy_info(uint32_t index, kv_strategy_information* info, kv_err
   });
 }
 
-void kv_session_options_init(kv_session_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-  o->dense_layers = UINT32_MAX;
-  o->share_heads = 1;
+void kv_session_options_init(kv_session_options* options, size_t size) {
+  kv_session_options o{};
+  o.dense_layers = UINT32_MAX;
+  o.share_heads = 1;
+  api::write_defaults(o, options, size);
 }
 
-void kv_generate_options_init(kv_generate_options* o) {
-  if (!o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-  o->top_p = 1;
-  o->repetition_penalty = 1;
+void kv_generate_options_init(kv_generate_options* options, size_t size) {
+  kv_generate_options o{};
+  o.top_p = 1;
+  o.repetition_penalty = 1;
+  api::write_defaults(o, options, size);
 }
 
 kv_status kv_session_open(kv_model* model, const kv_session_options* options, kv_session** out, kv_error* error) {

@@ -50,7 +50,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   ++generation_;
   scores_ = {}, states_ = {}, lists_ = {};
   forget_hot_pages();
-  hot_tried_ = false;
+  hot_tried_ = 0;
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
   Status s = scores_.allocate(device_, rows * extents * page.extent_blocks(), what);
@@ -81,18 +81,30 @@ void AttentionDevice::forget_hot_pages() {
   hot_pages_ = {}, held_ = {}, held_counts_ = {}, found_ = {};
 }
 
-void AttentionDevice::keep_hot_pages() {
-  if (std::exchange(hot_tried_, true)) return;
+Status AttentionDevice::keep_hot_pages(const KvStore& store, uint64_t reserve) {
+  const uint32_t pages = store.pages().pages();
+  if (std::min({most_, most_hot_pages, pages}) <= hot_tried_) return {};
   forget_hot_pages();
   ++generation_;
-  const uint32_t room = std::min(most_, most_hot_pages);
+  const uint32_t room = std::min({most_, most_hot_pages, pages + pages / 4 + extent_pages});
+  hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
-  Status s = hot_pages_.allocate(device_, 2 * lists * room * hot_page_bytes(), what);
+  const uint64_t bytes = 2 * lists * room * hot_page_bytes();
+  if (device_->left() < bytes + reserve + timeline_.bytes()) return {};
+  Status s = hot_pages_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
   if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);
   if (s.ok()) s = found_.allocate(device_, lists * room, what);
-  if (!s.ok()) return forget_hot_pages();
-  hot_room_ = room;
+  if (s.ok()) return hot_room_ = room, Status();
+  forget_hot_pages();
+  return s.code() == Code::no_memory ? Status() : std::move(s);
+}
+
+bool AttentionDevice::drop_hot_pages() {
+  if (hot_room_ == 0) return false;
+  forget_hot_pages();
+  ++generation_;
+  return true;
 }
 
 Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream) {
@@ -112,7 +124,7 @@ void AttentionDevice::release() {
   for (DeviceBuffer<uint32_t>* b : {&read_, &lists_, &list_counts_}) *b = {};
   q8_ = {}, projected_ = {};
   forget_hot_pages();
-  hot_tried_ = false;
+  hot_tried_ = 0;
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {

@@ -23,10 +23,11 @@ class AttentionDevice {
   // Brings what the device has up to date. Errors as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
 
-  // After prepare(): takes what the device has left for pages that stay from token to token. Where it has none for them all are read from the
-  // processor's memory.
-  void keep_hot_pages();
-  uint64_t hot_bytes() const { return hot_pages_.bytes(); }
+  // After prepare(): makes room for pages that stay from token to token, where so much is left then that another session could attend too and have
+  // `reserve` bytes besides. Otherwise all are read from the processor's memory. Code::device.
+  Status keep_hot_pages(const KvStore& store, uint64_t reserve);
+  // Whether there were any: there is more room then.
+  bool drop_hot_pages();
 
   // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q. An error of
   // the table.
@@ -67,7 +68,7 @@ class AttentionDevice {
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
   DeviceBuffer<uint32_t> read_, lists_, list_counts_;  // the last two of all layers
-  bool hot_tried_ = false;    // for the room that there is
+  uint32_t hot_tried_ = 0;    // pages of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // pages of a KV head, as DeviceHotPages has it, of all layers
   bool hot_ = false;          // the last step was of one token, and the store has it
   DeviceBuffer<uint8_t> hot_pages_;

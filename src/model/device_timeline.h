@@ -44,6 +44,7 @@ class DeviceTimeline {
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
+  uint64_t bytes() const { return sketch_.bytes() + means_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
   uint64_t generation() const { return generation_; }
 
  private:

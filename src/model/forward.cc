@@ -96,7 +96,8 @@ void Forward::keep(const ForwardStep& step, uint32_t layer, const Stage::Attende
 }
 
 // The first token that a layer's attention, and what comes after it, is computed for. In the last layer nothing but logits and recent queries' totals
-// comes of it, the latter only where they are exact: what a strategy chose for a query is not what others choose by.
+// comes of it. Totals by a strategy's choice are not worth the time: who asks for the last layer's later, by a change of the strategy within a kept
+// conversation, finds no_total and goes by the other queries.
 uint32_t Forward::first_wanted(const ForwardStep& step, uint32_t layer) const {
   const Plan& plan = step.plan;
   if (layer + 1 < model_->config().layers || step.want == ForwardStep::Logits::all) return 0;

@@ -111,9 +111,13 @@ class DeviceStage final : public Stage {
     if (cannot_read_) return *why_not = cannot_read, Status();
     if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
     Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
-    if (s.ok()) s = attention_.prepare(of.store, of.plan, n, of.pool, stream_);
-    if (s.ok()) s = resize_attended(n);
-    if (s.ok()) attention_.keep_hot_pages();
+    const auto prepare = [&] {
+      if (Status p = attention_.prepare(of.store, of.plan, n, of.pool, stream_); !p.ok()) return p;
+      return resize_attended(n);
+    };
+    if (s.ok()) s = prepare();
+    if (s.code() == Code::no_memory && attention_.drop_hot_pages()) s = prepare();
+    if (s.ok()) s = attention_.keep_hot_pages(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step));
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
@@ -304,6 +308,7 @@ class DeviceStage final : public Stage {
   // Attention makes room where there is none.
   Status resize(uint32_t n) {
     Status s = try_resize(n);
+    if (s.code() == Code::no_memory && attention_.drop_hot_pages()) s = try_resize(n);
     if (s.code() != Code::no_memory || !attention_.holds_memory()) return s;
     release_attention();
     return try_resize(n);

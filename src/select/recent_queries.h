@@ -26,7 +26,7 @@ class RecentQueries {
   uint64_t begin() const { return end_ - count_; }
   // Of the token at this position: [heads][head_dim] after RoPE, not scaled.
   const float* query(uint32_t layer, uint64_t position) const { return rows_.data() + at(layer, position); }
-  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share.
+  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share. Or no_total.
   const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
 
   // Room for a step. Throws std::bad_alloc.

@@ -164,7 +164,7 @@ TEST_CASE("answering without memory leaves the timeline as it was") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     kv_generate_options o;
-    kv_generate_options_init(&o);
+    kv_generate_options_init(&o, sizeof o);
     o.max_tokens = 6;
     const char* const stop[] = {"never to be seen, this string is"};
     o.stop = stop;
@@ -184,7 +184,7 @@ TEST_CASE("a kept answer without memory keeps whole tokens") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     kv_generate_options o;
-    kv_generate_options_init(&o);
+    kv_generate_options_init(&o, sizeof o);
     o.max_tokens = 70;  // seals a page
     o.keep = 1;
     o.temperature = 1;
@@ -274,7 +274,7 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
   const kv_session_options o = small_options();
   for (uint32_t flags : {0u, KV_LOAD_VERIFY}) {
     kv_call_options call;
-    kv_call_options_init(&call);
+    kv_call_options_init(&call, sizeof call);
     call.flags = flags;
     sweep([&](long n, bool once) {
       kv_session* out = nullptr;

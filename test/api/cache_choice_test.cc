@@ -92,7 +92,7 @@ TEST_CASE("a layer that reads what a filter layer chooses is refused until that 
   Floats out = untouched;
   const auto attend = [&](uint32_t layer, std::size_t token, kv_cancel* cancel = nullptr) {
     kv_cache_attention_options o;
-    kv_cache_attention_options_init(&o);
+    kv_cache_attention_options_init(&o, sizeof o);
     o.cancel = cancel;
     out = untouched;
     return kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, &o, nullptr);
@@ -170,7 +170,7 @@ TEST_CASE("what is read does not depend on a cap that no score reaches") {
   constexpr uint32_t tokens = 1200;
   const Text text(small, tokens), deep_text(shape_of(many_layers, 4, 2, 40), tokens);
   kv_cache_attention_options o;
-  kv_cache_attention_options_init(&o);
+  kv_cache_attention_options_init(&o, sizeof o);
   o.scale = 0.5f;
   kv_cache_attention_options capped = o;
   capped.softcap = 1e4f;

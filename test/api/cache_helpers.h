@@ -28,7 +28,7 @@ inline kv_cache_shape shape_of(uint32_t layers, uint32_t heads, uint32_t kv_head
 
 inline kv_cache_options options_of(const char* strategy, uint64_t budget = 0, uint32_t threads = 2) {
   kv_cache_options o;
-  kv_cache_options_init(&o);
+  kv_cache_options_init(&o, sizeof o);
   o.strategy = strategy;
   o.budget_tokens = budget;
   o.threads = threads;

@@ -58,7 +58,7 @@ TEST_CASE("scores are scaled and capped as asked, in window and pages, also by c
     CAPTURE(std::string(strategy));
     const Cache cache = open_cache(small, options_of(strategy, 4096));
     kv_cache_attention_options o;
-    kv_cache_attention_options_init(&o);
+    kv_cache_attention_options_init(&o, sizeof o);
     o.scale = 0.4f;
     o.softcap = 2;
     const auto near = step(cache.get(), text, 0, 50, &o);
@@ -173,7 +173,7 @@ TEST_CASE("a cache that is saved and loaded, packed in between or forked goes on
       REQUIRE_OK(kv_unpack(packed.c_str(), path.c_str(), nullptr, error));
       kv_cache *loaded = nullptr, *forked = nullptr;
       kv_call_options verify;
-      kv_call_options_init(&verify);
+      kv_call_options_init(&verify, sizeof verify);
       verify.flags = KV_LOAD_VERIFY;
       REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, &verify, &loaded, error));
       const Cache there(loaded);
@@ -311,7 +311,7 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   const Cancel cancel = make_cancel();
   kv_cancel_fire(cancel.get());
   kv_cache_attention_options o;
-  kv_cache_attention_options_init(&o);
+  kv_cache_attention_options_init(&o, sizeof o);
   o.cancel = cancel.get();
   CHECK(update(0, 10) == KV_OK);
   CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, &o, nullptr) == KV_CANCELLED);
@@ -380,7 +380,7 @@ TEST_CASE("a cache that is saved lets no other call in, and its save can be stop
   const Cache cache = open_cache(small, options_of("full"));
   read(cache.get(), text, 0, 200);
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress_user = cache.get();
   call.progress = [](int32_t phase, uint64_t, uint64_t, void* user) -> int32_t {
     CHECK(phase == KV_PHASE_SAVE);
@@ -407,7 +407,7 @@ TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes o
   write_file(path, bytes);
   kv_cache* made = nullptr;
   kv_call_options verify;
-  kv_call_options_init(&verify);
+  kv_call_options_init(&verify, sizeof verify);
   verify.flags = KV_LOAD_VERIFY;
   CHECK(kv_cache_load(&small, path.c_str(), &o, &verify, &made, nullptr) == KV_CORRUPT);
   REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));

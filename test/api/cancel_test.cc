@@ -41,7 +41,7 @@ std::chrono::microseconds some_time(int most) { return std::chrono::microseconds
 
 kv_call_options with_cancel(kv_cancel* cancel) {
   kv_call_options o;
-  kv_call_options_init(&o);
+  kv_call_options_init(&o, sizeof o);
   o.cancel = cancel;
   return o;
 }
@@ -119,7 +119,7 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   kv_cancel_fire(cancel.get());
   kv_call_options call = with_cancel(cancel.get());
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   o.cancel = cancel.get();
   int32_t token = -1;
   kv_session* loaded = nullptr;
@@ -152,7 +152,7 @@ TEST_CASE("an answer that is cancelled at any time leaves the timeline, or with 
   const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 10);
   const Cancel cancel = make_cancel();
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   o.max_tokens = 1'000'000;
   o.cancel = cancel.get();
   for (int round = 0; round < 16; ++round) {
@@ -214,7 +214,7 @@ TEST_CASE("a callback stops every long call") {
   const Session session = tiny_session(500);
   const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 10);
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void*) -> int32_t { return -1; };
   uint64_t done = 0;
   const Session reading = open_session(tiny_model());

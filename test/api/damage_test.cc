@@ -53,7 +53,7 @@ class Saved {
 
 kv_status try_load(const std::string& path, uint32_t flags = 0, kv_session** out = nullptr, kv_error* error = nullptr) {
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.flags = flags;
   kv_session* session = nullptr;
   const kv_session_options o = small_options();

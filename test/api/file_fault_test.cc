@@ -68,7 +68,7 @@ TEST_CASE("a load, a look and an open whose Nth file operation fails") {
   const kv_session_options o = small_options();
   for (uint32_t flags : {0u, KV_LOAD_VERIFY}) {
     kv_call_options call;
-    kv_call_options_init(&call);
+    kv_call_options_init(&call, sizeof call);
     call.flags = flags;
     sweep([&](kv_error* e) { return kv_load(tiny_model(), path.c_str(), &o, &call, &loaded, e); },
           [&](bool failed) {

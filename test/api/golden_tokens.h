@@ -25,7 +25,7 @@ inline std::vector<int32_t> tokens(std::size_t count = document_tokens, uint32_t
 
 inline kv_session_options options(const char* strategy) {
   kv_session_options o;
-  kv_session_options_init(&o);
+  kv_session_options_init(&o, sizeof o);
   o.threads = 2;
   o.strategy = strategy;
   o.budget_tokens = budget_tokens;

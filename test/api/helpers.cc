@@ -23,7 +23,7 @@ kv_model* mini_model() {
 
 kv_session_options small_options() {
   kv_session_options o;
-  kv_session_options_init(&o);
+  kv_session_options_init(&o, sizeof o);
   o.threads = 2;
   o.prefill_chunk = 64;
   o.strategy = "quest";
@@ -78,7 +78,7 @@ Session tiny_session(std::size_t n, const kv_session_options& options) {
 
 Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t keep) {
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   o.max_tokens = max_tokens;
   o.keep = keep;
   Told out{};
@@ -119,7 +119,7 @@ void save(kv_session* session, const std::string& path) { REQUIRE_OK(kv_save(ses
 
 Session load(kv_model* model, const std::string& path, uint32_t flags) {
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.flags = flags;
   const kv_session_options options = small_options();
   kv_session* out = nullptr;

@@ -32,7 +32,7 @@ std::vector<std::string> logged;  // by libraries of open_library
 
 Library open_library(const std::string& folder, uint64_t most_bytes = 0) {
   kv_library_options o;
-  kv_library_options_init(&o);
+  kv_library_options_init(&o, sizeof o);
   o.most_bytes = most_bytes;
   o.log = [](int32_t, const char* message, void*) { logged.push_back(message); };
   kv_library* library = nullptr;
@@ -69,7 +69,7 @@ struct Ask {
 
 Got get(kv_library* library, kv_model* model, const std::string& text, const Ask& ask = {}) {
   kv_library_session_options o;
-  kv_library_session_options_init(&o);
+  kv_library_session_options_init(&o, sizeof o);
   o.name = ask.name;
   o.flags = ask.flags;
   o.session = &ask.session;
@@ -595,7 +595,7 @@ TEST_CASE("what a model wrote is not taken for what was read") {
   std::string made;
   for (int i = 0; i < 400; ++i) {
     kv_generate_options sampling;
-    kv_generate_options_init(&sampling);
+    kv_generate_options_init(&sampling, sizeof sampling);
     sampling.temperature = 1;
     sampling.seed = static_cast<uint64_t>(i) + 1;
     int32_t token = 0, end = 0;
@@ -669,7 +669,7 @@ TEST_CASE("threads with handles of their own add, find, rename and remove in one
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       kv_library_options o;
-      kv_library_options_init(&o);
+      kv_library_options_init(&o, sizeof o);
       o.most_bytes = 6 << 20;
       for (int i = 0; i < 8; ++i) {
         kv_library* library = nullptr;
@@ -680,7 +680,7 @@ TEST_CASE("threads with handles of their own add, find, rename and remove in one
         const std::string text = text_of(400 + 100 * static_cast<std::size_t>(i % 3), static_cast<char>('a' + (i + t) % 4));
         const std::string name = "n" + std::to_string((i * 3 + t) % 5), other = "n" + std::to_string(i % 5);
         kv_library_session_options s;
-        kv_library_session_options_init(&s);
+        kv_library_session_options_init(&s, sizeof s);
         const kv_session_options session_options = small_options();
         s.session = &session_options;
         if (i % 2) s.name = name.c_str();
@@ -710,7 +710,7 @@ TEST_CASE("a library without memory") {
   const std::size_t descriptors = open_descriptors();
   static bool was_read;
   kv_library_session_options options;
-  kv_library_session_options_init(&options);
+  kv_library_session_options_init(&options, sizeof options);
   options.progress = [](int32_t phase, uint64_t done, uint64_t total, void*) -> int32_t {
     was_read = phase == KV_PHASE_SAVE || (phase == KV_PHASE_PREFILL && done == total);
     return 0;

@@ -119,27 +119,27 @@ void Misuses::add_model() {
   add("kv_open", "a file that is no model", [&](kv_error* e) { return kv_open(path_.c_str(), nullptr, &out_.model, e); }, KV_UNSUPPORTED);
   add("kv_open", "flags", [&](kv_error* e) {
     kv_model_options o;
-    kv_model_options_init(&o);
+    kv_model_options_init(&o, sizeof o);
     o.flags = 1;
     return kv_open(tiny_path, &o, &out_.model, e);
   });
   for (const char* format : {"chatml2", "CHATML"}) {
     add("kv_open", "chat_format", [&, format](kv_error* e) {
       kv_model_options o;
-      kv_model_options_init(&o);
+      kv_model_options_init(&o, sizeof o);
       o.chat_format = format;
       return kv_open(tiny_path, &o, &out_.model, e);
     });
   }
   add("kv_open", "device", [&](kv_error* e) {
     kv_model_options o;
-    kv_model_options_init(&o);
+    kv_model_options_init(&o, sizeof o);
     o.device = "gpu";
     return kv_open(tiny_path, &o, &out_.model, e);
   });
   add("kv_open", "device_memory without a device", [&](kv_error* e) {
     kv_model_options o;
-    kv_model_options_init(&o);
+    kv_model_options_init(&o, sizeof o);
     o.device_memory = 1;
     return kv_open(tiny_path, &o, &out_.model, e);
   });
@@ -228,7 +228,7 @@ void Misuses::add_prefill() {
   kv_session* const s = session_.get();
   static const int32_t ids[] = {5, 6};
   kv_call_options flags;
-  kv_call_options_init(&flags);
+  kv_call_options_init(&flags, sizeof flags);
   flags.flags = 8;
   add("kv_prefill", "session", [](kv_error* e) { return kv_prefill(nullptr, "a", 1, nullptr, nullptr, nullptr, e); });
   add("kv_prefill", "text", [s](kv_error* e) { return kv_prefill(s, nullptr, 1, nullptr, nullptr, nullptr, e); });
@@ -249,7 +249,7 @@ void Misuses::add_prefill() {
 void Misuses::add_generate_option(const char* how, std::function<void(kv_generate_options*)> change) {
   const auto changed = [change] {
     kv_generate_options o;
-    kv_generate_options_init(&o);
+    kv_generate_options_init(&o, sizeof o);
     o.max_tokens = 2;
     change(&o);
     return o;
@@ -272,7 +272,7 @@ void Misuses::add_generate() {
   });
   add("kv_generate", "nothing to answer", [&](kv_error* e) {
     kv_model_options o;
-    kv_model_options_init(&o);
+    kv_model_options_init(&o, sizeof o);
     o.chat_format = "raw";
     kv_model* raw = nullptr;
     REQUIRE(kv_open(FIXTURES "/models/qwen2-f16.gguf", &o, &raw, nullptr) == KV_OK);  // wants no begin-of-text token
@@ -302,7 +302,7 @@ void Misuses::add_generate() {
   });
   add("kv_score", "flags", [&](kv_error* e) {
     kv_call_options o;
-    kv_call_options_init(&o);
+    kv_call_options_init(&o, sizeof o);
     o.flags = KV_TOKENIZE_SPECIAL;
     return kv_score(session_.get(), known_tokens, 2, out_.logits, &o, e);
   });
@@ -329,7 +329,7 @@ void Misuses::add_timeline() {
 
 void Misuses::add_files() {
   kv_call_options flags;
-  kv_call_options_init(&flags);
+  kv_call_options_init(&flags, sizeof flags);
   flags.flags = 8;
   const std::string nowhere = folder_.file("none/a.kv");
   add("kv_prepare", "session", [](kv_error* e) { return kv_prepare(nullptr, nullptr, e); });
@@ -371,7 +371,7 @@ void Misuses::add_packing() {
   const std::string packed = folder_.file("b.kvz");
   const auto level = [](uint32_t of) {
     kv_pack_options o;
-    kv_pack_options_init(&o);
+    kv_pack_options_init(&o, sizeof o);
     o.level = of;
     return o;
   };
@@ -403,7 +403,7 @@ void Misuses::add_library() {
   }, KV_NOT_FOUND);
   add("kv_library_open", "flags", [&](kv_error* e) {
     kv_library_options o;
-    kv_library_options_init(&o);
+    kv_library_options_init(&o, sizeof o);
     o.flags = 1;
     return kv_library_open(folder_.path().c_str(), &o, &out_.library, e);
   });
@@ -432,7 +432,7 @@ void Misuses::add_library() {
   const auto option = [&, l](const char* how, std::function<void(kv_library_session_options*, kv_session_options*)> change) {
     add("kv_library_session", how, [&, l, change](kv_error* e) {
       kv_library_session_options o;
-      kv_library_session_options_init(&o);
+      kv_library_session_options_init(&o, sizeof o);
       kv_session_options s = small_options();
       o.session = &s;
       change(&o, &s);
@@ -496,7 +496,7 @@ void Misuses::add_caches() {
     add("kv_cache_open", how, [=, this](kv_error* e) {
       const kv_cache_shape s = cache_shape();
       kv_cache_options o;
-      kv_cache_options_init(&o);
+      kv_cache_options_init(&o, sizeof o);
       change(&o);
       return kv_cache_open(&s, &o, &out_.cache, e);
     });
@@ -524,7 +524,7 @@ void Misuses::add_caches() {
   const auto attend = [&](const char* how, std::function<void(kv_cache_attention_options*)> change) {
     add("kv_cache_attention", how, [=, this](kv_error* e) {
       kv_cache_attention_options o;
-      kv_cache_attention_options_init(&o);
+      kv_cache_attention_options_init(&o, sizeof o);
       change(&o);
       return kv_cache_attention(made, 0, KV_F32, rows, out_.logits, 1, &o, e);
     });
@@ -590,17 +590,17 @@ TEST_CASE("NULL where nothing can go wrong is nothing") {
   kv_cancel_fire(nullptr);
   kv_cancel_reset(nullptr);
   CHECK(kv_retain(nullptr) == nullptr);
-  kv_model_options_init(nullptr);
-  kv_session_options_init(nullptr);
-  kv_call_options_init(nullptr);
-  kv_generate_options_init(nullptr);
-  kv_pack_options_init(nullptr);
+  kv_model_options_init(nullptr, 64);
+  kv_session_options_init(nullptr, 64);
+  kv_call_options_init(nullptr, 64);
+  kv_generate_options_init(nullptr, 64);
+  kv_pack_options_init(nullptr, 64);
   kv_library_close(nullptr);
-  kv_library_options_init(nullptr);
-  kv_library_session_options_init(nullptr);
+  kv_library_options_init(nullptr, 64);
+  kv_library_session_options_init(nullptr, 64);
   kv_cache_close(nullptr);
-  kv_cache_options_init(nullptr);
-  kv_cache_attention_options_init(nullptr);
+  kv_cache_options_init(nullptr, 64);
+  kv_cache_attention_options_init(nullptr, 64);
 }
 
 TEST_CASE("every function of the header is misused here") {

@@ -11,9 +11,9 @@ namespace {
 // Calls `use` with a struct that says it has `size` bytes, in memory of exactly that size where that is possible (so that a sanitizer sees
 // reads beyond it), its bytes beyond the known ones set to `rest`.
 template <class Options, class Use>
-kv_status with_size(void (*init)(Options*), std::size_t size, unsigned char rest, Use use) {
+kv_status with_size(void (*init)(Options*, std::size_t), std::size_t size, unsigned char rest, Use use) {
   Options known;
-  init(&known);
+  init(&known, sizeof known);
   const std::size_t bytes = std::max<std::size_t>(std::min<std::size_t>(size, 100'000), sizeof(uint32_t));
   const std::unique_ptr<uint64_t[]> memory(new uint64_t[(bytes + 7) / 8]);
   std::memset(memory.get(), rest, bytes);
@@ -23,9 +23,31 @@ kv_status with_size(void (*init)(Options*), std::size_t size, unsigned char rest
   return use(reinterpret_cast<const Options*>(memory.get()));
 }
 
+// Of a struct of any length that a header may have the init function writes what there is, no more, and nothing beyond what the library knows.
+template <class Options>
+void check_init(void (*init)(Options*, std::size_t)) {
+  Options known;
+  init(&known, sizeof known);
+  CHECK(known.struct_size == sizeof known);
+  unsigned char bytes[sizeof(Options) + 64];
+  for (std::size_t size = 0; size <= sizeof(Options) + 32; ++size) {
+    CAPTURE(size);
+    std::memset(bytes, 0xa5, sizeof bytes);
+    init(reinterpret_cast<Options*>(bytes), size);
+    const auto stated = static_cast<uint32_t>(size);
+    const bool written = size >= sizeof stated;
+    if (written) CHECK(std::memcmp(bytes, &stated, sizeof stated) == 0);
+    for (std::size_t i = written ? sizeof stated : 0; i < sizeof bytes; ++i) {
+      const auto* its = reinterpret_cast<const unsigned char*>(&known);
+      REQUIRE(bytes[i] == (!written || i >= size ? 0xa5 : i < sizeof known ? its[i] : 0));
+    }
+  }
+}
+
 template <class Options, class Use>
-void check_sizes(const char* name, void (*init)(Options*), Use use) {
+void check_sizes(const char* name, void (*init)(Options*, std::size_t), Use use) {
   CAPTURE(std::string(name));
+  check_init(init);
   CHECK(use(nullptr) == KV_OK);
   for (std::size_t size : {std::size_t{0}, std::size_t{3}, std::size_t{65537}, std::size_t{UINT32_MAX}}) {
     CAPTURE(size);

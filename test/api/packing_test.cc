@@ -32,7 +32,7 @@ TEST_CASE("a timeline of any length is packed, comes back bit for bit and goes o
     for (uint32_t level : {0u, 1u, 19u}) {
       if (level == 19 && tokens > 1000) continue;
       kv_pack_options o;
-      kv_pack_options_init(&o);
+      kv_pack_options_init(&o, sizeof o);
       o.level = level;
       REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), &o, error));
       REQUIRE_OK(kv_unpack(files.packed.c_str(), files.back.c_str(), nullptr, error));
@@ -72,7 +72,7 @@ TEST_CASE("packing at the slowest level stops soon after it is cancelled, and sa
     uint64_t done = 0, total = 0;
   } seen;
   kv_pack_options o;
-  kv_pack_options_init(&o);
+  kv_pack_options_init(&o, sizeof o);
   o.level = 19;
   o.cancel = cancel.get();
   o.progress = [](int32_t phase, uint64_t done, uint64_t total, void* user) -> int32_t {

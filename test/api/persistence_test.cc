@@ -207,7 +207,7 @@ TEST_CASE("progress is told in order, with the phase and up to the end") {
   const std::vector<int32_t> tokens = some_tokens(1000);
   Progress progress;
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress = Progress::call;
   call.progress_user = &progress;
   const auto check = [&](int32_t phase) {

@@ -152,7 +152,7 @@ using Library = std::unique_ptr<kv_library, CloseLibrary>;
 
 Library open_library(const std::string& folder, uint64_t most_bytes = 0) {
   kv_library_options o;
-  kv_library_options_init(&o);
+  kv_library_options_init(&o, sizeof o);
   o.most_bytes = most_bytes;
   kv_library* library = nullptr;
   REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
@@ -163,7 +163,7 @@ void add(kv_library* library, const char* name, std::size_t bytes) {
   kv_session_options session = small_options();
   session.threads = 1;
   kv_library_session_options o;
-  kv_library_session_options_init(&o);
+  kv_library_session_options_init(&o, sizeof o);
   o.name = name;
   o.session = &session;
   kv_session* out = nullptr;

@@ -40,7 +40,7 @@ class Documents {
  public:
   explicit Documents(kv_model* model) {
     kv_session_options o;
-    kv_session_options_init(&o);
+    kv_session_options_init(&o, sizeof o);
     o.threads = 1;  // children are copies of this process, which a pool's threads would not be in
     for (uint64_t v = 0; v < versions; ++v) {
       std::vector<int32_t> tokens;

@@ -116,7 +116,7 @@ TEST_CASE("a continuation that does not fit is refused before any work, and a ca
   std::vector<float> scores(tokens.size(), 7);
   CHECK(kv_score(session.get(), tokens.data(), 11, scores.data(), nullptr, nullptr) == KV_CONTEXT_FULL);
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void*) -> int32_t { return 1; };
   CHECK(kv_score(session.get(), tokens.data(), 10, scores.data(), &call, nullptr) == KV_CANCELLED);
   CHECK(scores == std::vector<float>(tokens.size(), 7));

@@ -54,7 +54,7 @@ TEST_CASE("a session called from its own callbacks is busy, and goes on undistur
   Inside inside{session.get(), folder.file("inside.kv")};
 
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   o.max_tokens = 8;
   o.progress = progress_callback;
   o.progress_user = &inside;
@@ -62,7 +62,7 @@ TEST_CASE("a session called from its own callbacks is busy, and goes on undistur
   CHECK(inside.calls > 1);
 
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress = progress_callback;
   call.progress_user = &inside;
   const std::vector<int32_t> tokens = some_tokens(150);
@@ -97,7 +97,7 @@ TEST_CASE("a second thread's calls are refused while a call runs, and change not
     int others = 0;
   } shared{session.get(), folder.file("b.kv")};
   kv_call_options call;
-  kv_call_options_init(&call);
+  kv_call_options_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void* user) -> int32_t {
     auto& s = *static_cast<Shared*>(user);
     std::thread([&] {

@@ -68,7 +68,7 @@ struct Stage {
 
 inline kv_session_options options_of(const Choice& choice, uint64_t tokens, uint64_t memory, const char* spill) {
   kv_session_options o;
-  kv_session_options_init(&o);
+  kv_session_options_init(&o, sizeof o);
   o.threads = 1;
   o.context = tokens;
   o.strategy = choice.strategy, o.budget_tokens = choice.budget, o.window = choice.window, o.prefill_chunk = choice.chunk, o.kv_type = choice.kv_type;
@@ -152,7 +152,7 @@ class Play {
 
   kv_call_options call_options() {
     kv_call_options o;
-    kv_call_options_init(&o);
+    kv_call_options_init(&o, sizeof o);
     o.cancel = armed_.fired ? stage_.fired : nullptr;
     o.progress = on_progress, o.progress_user = this;
     return o;

@@ -62,7 +62,7 @@ void Play::prefill(bool as_text) {
 void Play::generate() {
   Line& on = line();
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   const uint8_t how = recipe_.byte();
   const std::string question = text();
   const char* stops[] = {"ab", "\xC3"};
@@ -91,7 +91,7 @@ void Play::generate() {
 void Play::next() {
   Line& on = line();
   kv_generate_options o;
-  kv_generate_options_init(&o);
+  kv_generate_options_init(&o, sizeof o);
   const uint8_t how = recipe_.byte();
   o.temperature = how % 2 ? 0.7f : 0;
   o.repetition_penalty = how / 2 % 2 ? 1.3f : 1;
@@ -305,7 +305,7 @@ void Play::use_files() {
   } else if (from != files) {
     const std::string packed = stage_.folder.file("packed");
     kv_pack_options p;
-    kv_pack_options_init(&p);
+    kv_pack_options_init(&p, sizeof p);
     p.cancel = o.cancel, p.progress = o.progress, p.progress_user = o.progress_user;
     kv_status status = guarded("kv_pack", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_pack(path(from).c_str(), packed.c_str(), &p, e); });
     refuse(status);
@@ -339,7 +339,7 @@ void Play::use_library() {
   const uint8_t what = recipe_.byte();
   if (!library_) {
     kv_library_options o;
-    kv_library_options_init(&o);
+    kv_library_options_init(&o, sizeof o);
     o.most_bytes = what / 8 % 4 == 3 ? 600'000 : 0;
     (void)guarded("kv_library_open", nullptr, {}, [&](kv_error* e) { return kv_library_open(stage_.library_path.c_str(), &o, &library_, e); });
     if (!library_) return;
@@ -351,7 +351,7 @@ void Play::use_library() {
     Line like;
     like.options = options_of(choices[recipe_.byte() % std::size(choices)], context, 0, stage_.spill.c_str());
     kv_library_session_options o;
-    kv_library_session_options_init(&o);
+    kv_library_session_options_init(&o, sizeof o);
     o.session = &like.options, o.name = name;
     o.cancel = armed_.fired ? stage_.fired : nullptr;
     o.progress = on_progress, o.progress_user = this;

@@ -25,8 +25,8 @@ class Struct {
  public:
   T value;
 
-  Struct(Recipe* recipe, void (*init)(T*)) {
-    init(&value);
+  Struct(Recipe* recipe, void (*init)(T*, std::size_t)) {
+    init(&value, sizeof value);
     const std::string_view over = recipe->text();
     auto* bytes = reinterpret_cast<unsigned char*>(&value);
     for (std::size_t i = sizeof(uint32_t), n = 0; i < sizeof value && n < over.size(); ++i, ++n) bytes[i] ^= static_cast<unsigned char>(over[n]);
@@ -76,7 +76,7 @@ struct Stage {
     require(kv_open(model_path.c_str(), nullptr, &model, nullptr) == KV_OK, "the tiny model");
     for (int i = 0; i < 150; ++i) tokens.push_back(i * 7 % 256);
     kv_session_options o;
-    kv_session_options_init(&o);
+    kv_session_options_init(&o, sizeof o);
     o.threads = 1, o.context = 200, o.window = 8;
     require(kv_session_open(model, &o, &session, nullptr) == KV_OK, "a session");
     require(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) == KV_OK, "a timeline");
@@ -143,7 +143,7 @@ void use(Stage* stage, kv_session* session) {
   status = check_status("kv_next", kv_next(session, nullptr, &token, &end, &error), error, {KV_CONTEXT_FULL, KV_LIMIT, KV_BAD_STATE});
   require(count_of(session) == count + (status == KV_OK), "one token more");
   kv_generate_options ask;
-  kv_generate_options_init(&ask);
+  kv_generate_options_init(&ask, sizeof ask);
   ask.max_tokens = 2;
   status = kv_generate(session, "a", 1, &ask, take_text, nullptr, nullptr, &error);
   check_status("kv_generate", status, error, {KV_CONTEXT_FULL, KV_LIMIT});
@@ -325,7 +325,7 @@ void use_cache(Recipe* recipe, const kv_cache_shape& shape, kv_cache* cache, Sta
 }
 
 void cache(Stage* stage, Recipe* recipe) {
-  const auto init = [](kv_cache_shape* s) {
+  const auto init = [](kv_cache_shape* s, std::size_t) {
     *s = {};
     s->struct_size = sizeof *s;
     s->layers = 2, s->heads = 4, s->kv_heads = 2, s->head_dim = 8, s->max_tokens = 300;
@@ -352,7 +352,7 @@ void cache(Stage* stage, Recipe* recipe) {
 // Result structs are written as far as they say, and no byte more.
 template <class T, class Call>
 void result(Recipe* recipe, const char* name, std::initializer_list<kv_status> allowed, Call ask) {
-  Struct<T> asked(recipe, [](T* r) { *r = {}, r->struct_size = sizeof *r; });
+  Struct<T> asked(recipe, [](T* r, std::size_t size) { *r = {}, r->struct_size = static_cast<uint32_t>(size); });
   T* given = const_cast<T*>(asked.given());
   kv_error error{};
   check_status(name, ask(given, &error), error, allowed);

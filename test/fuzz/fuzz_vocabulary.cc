@@ -162,7 +162,7 @@ void check_text(const kv_model* loaded, const Changed& c, const std::string& tex
 
 void read(kv_model* loaded, const std::string& text) {
   kv_session_options options;
-  kv_session_options_init(&options);
+  kv_session_options_init(&options, sizeof options);
   options.threads = 1;
   kv_error error{};
   kv_session* session = nullptr;
@@ -171,7 +171,7 @@ void read(kv_model* loaded, const std::string& text) {
   check_status("kv_prefill", kv_prefill(session, text.data(), text.size(), nullptr, &done, nullptr, &error), error,
                {KV_UNSUPPORTED, KV_CONTEXT_FULL, KV_CORRUPT});
   kv_generate_options ask;
-  kv_generate_options_init(&ask);
+  kv_generate_options_init(&ask, sizeof ask);
   ask.max_tokens = 3;
   check_status("kv_generate", kv_generate(session, text.data(), text.size(), &ask, nullptr, nullptr, nullptr, &error), error,
                {KV_UNSUPPORTED, KV_CONTEXT_FULL, KV_BAD_STATE, KV_CORRUPT});

@@ -40,7 +40,7 @@ int main(int count, char** values) {
   check(kv_file_inspect(plain.c_str(), &info, &error));
   const std::string packed = values[2] + std::string("/format-") + std::to_string(info.format_version) + ".kvz";
   kv_pack_options pack;
-  kv_pack_options_init(&pack);
+  kv_pack_options_init(&pack, sizeof pack);
   pack.level = 19;
   check(kv_pack(plain.c_str(), packed.c_str(), &pack, &error));
   std::remove(plain.c_str());

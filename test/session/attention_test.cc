@@ -48,17 +48,19 @@ struct Reading {
 
   // What the first `tokens` of them attend, so many a step, in each step those from `first` on. scans: bytes of summaries that were read.
   std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
-                            uint32_t first = 0) const {
+                            uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
     const Plan plan = make_plan(select, sealed, 1, {});
     const auto selector = plan.strategy->make ? plan.strategy->make() : nullptr;
     KvStore timeline(store);
     Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
+    attention.set_softcap(cap);
     std::vector<float> out(std::size_t{tokens} * heads.q_width());
+    if (totals) totals->assign(std::size_t{tokens} * heads.heads, 0);
     for (std::size_t at = 0; at < tokens; at += together) {
       REQUIRE(timeline.prepare(together).ok());
       timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
       REQUIRE(attention.run(0, first, together, q.data() + at * heads.q_width(), timeline, selector.get(), plan, nullptr, CancelLatch(nullptr),
-                            out.data() + at * heads.q_width(), nullptr).ok());
+                            out.data() + at * heads.q_width(), totals ? totals->data() + at * heads.heads : nullptr).ok());
       timeline.commit(together, cpu_kernels(), &pool(1));
     }
     REQUIRE(timeline.sealed_tokens() == sealed);
@@ -135,9 +137,15 @@ TEST_CASE("the last tokens of a step attend alone what they attend among all") {
   for (const SelectOptions& select : all) {
     CAPTURE(select.strategy);
     for (const uint32_t first : {1u, 8u, asked - 1}) {
-      auto whole = reading.attend(select, asked, asked, 3);
-      std::fill_n(whole.begin(), first * reading.heads.q_width(), 0.0f);  // what is not wanted is not written
-      CHECK(reading.attend(select, asked, asked, 3, nullptr, first) == whole);
+      for (const float cap : {0.0f, 2.0f}) {
+        CAPTURE(cap);
+        std::vector<float> totals, whole_totals;
+        auto whole = reading.attend(select, asked, asked, 3, nullptr, 0, &whole_totals, cap);
+        std::fill_n(whole.begin(), first * reading.heads.q_width(), 0.0f);  // what is not wanted is not written
+        std::fill_n(whole_totals.begin(), first * reading.heads.heads, 0.0f);
+        CHECK(reading.attend(select, asked, asked, 3, nullptr, first, &totals, cap) == whole);
+        CHECK(totals == whole_totals);
+      }
     }
   }
 }

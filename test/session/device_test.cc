@@ -251,10 +251,7 @@ TEST_CASE("a device attends what it chooses as the processor does, of a mapped f
     const std::vector<float> wanted = score(expected.get(), next), of_file = score(mapped.get(), next), of_memory = score(memory.get(), next);
     CHECK(attends(*mapped));
     CHECK(attends(*memory));
-    for (const Session* session : {mapped.get(), memory.get()}) {  // many are chosen again by the next token, but not all
-      CHECK(stat_of(*session, "last_pages_in_device") > 0);
-      CHECK(stat_of(*session, "last_pages_in_device") < stat_of(*session, "last_pages_touched"));
-    }
+    for (const Session* session : {mapped.get(), memory.get()}) CHECK(stat_of(*session, "last_pages_in_device") > 0);
     CHECK_FALSE(attends(*expected));
     // What the rounding of weights' inputs does, as above, where the processor attends everything for both.
     SessionOptions everything = bounded_options(0);
@@ -286,6 +283,9 @@ TEST_CASE("forks, steps back and other texts in one session attend on the device
   std::vector<Token> other(tokens.begin(), tokens.begin() + 2900);
   other.insert(other.end(), tokens.begin() + 3000, tokens.begin() + 3400);
   const std::vector<float> went_back = score(a.get(), {tokens.data(), 40});
+  std::unique_ptr<Session> cold;  // has nothing on the device yet
+  REQUIRE(a->fork(&cold).ok());
+  CHECK(score(cold.get(), {tokens.data(), 40}) == went_back);
   REQUIRE(a->rewind(0).ok());
   read(a.get(), other);
   const std::vector<float> anew = score(a.get(), {tokens.data(), 40});

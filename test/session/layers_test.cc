@@ -95,16 +95,18 @@ TEST_CASE("filter layers: with a budget of everything it is full attention") {
 }
 
 TEST_CASE("filter layers: the layers after one read what it chose, for all of their heads") {
-  const auto tokens = book_tokens(1500);
-  auto session = open_session(mini_model(), filtering(FilterWindow::last, {1, 6}, 60));
+  const auto tokens = book_tokens(1510);
+  auto session = open_session(mini_model(), filtering(FilterWindow::last, {1, 6}, 60));  // neither question nor answer seals a page
   read(session.get(), tokens);
   GenerateOptions o;
   o.max_tokens = 2;
   Answer answer;
   REQUIRE(session->generate("Why?", o, {}, &answer).ok());
-  // Attention over everything in layers 0, 1, 2, 6 and 7, over 60 tokens in the five others.
+  // Attention over everything in layers 0, 1, 2, 6 and 7, over 60 tokens in the five others, the last of which attends for the last token of a step.
   const uint64_t steps = answer.question_tokens + answer.answer_tokens - 1, heads = mini_model()->config().kv_heads;
-  CHECK(answer.read.tokens_read == answer.read.tokens_present / 2 + steps * heads * 5 * 60);
+  const uint64_t stored = session->store().sealed_tokens() - session->store().shape().page.page_tokens, spared = answer.question_tokens - 1;
+  CHECK(answer.read.tokens_read == heads * (steps * 5 * stored + (steps * 5 - spared) * 60));
+  CHECK(answer.read.tokens_present == heads * (steps * 10 - spared) * stored);
   const std::string stats = session->stats_json();
   CHECK(stats.find("\"filter_layers\":[1,6]") != std::string::npos);
   CHECK(stats.find("\"dense_layers\":[0,1,2,6,7]") != std::string::npos);
@@ -192,7 +194,7 @@ TEST_CASE("the totals of attention are the logarithms of its sums, before and af
     RecentQueries queries(c.layers, c.heads, c.head_dim);
     queries.restore({floats(format::SectionKind::queries), file->find(format::SectionKind::queries)->bytes / sizeof(float)}, n);
     REQUIRE(queries.count() == 32);
-    for (uint32_t l : {0u, 6u})
+    for (uint32_t l : {0u, 6u, c.layers - 1})
       for (uint32_t h : {0u, c.heads - 1}) {
         const uint32_t kv = h / c.group();
         const float* window = floats(format::SectionKind::window) + (std::size_t{l} * c.kv_heads + kv) * 2 * saved.window_count * page.dim;

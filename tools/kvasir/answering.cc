@@ -33,7 +33,7 @@ int32_t on_text(const char* text, size_t size, void* user) {
 kv_generate_options generate_options(Context& context, const SamplingFlags& flags, Keep keep,
                                      const std::vector<const char*>& stop) {
   kv_generate_options options;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.max_tokens = flags.max_tokens;
   options.temperature = flags.temperature;
   options.top_k = flags.top_k;

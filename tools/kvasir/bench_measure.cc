@@ -100,7 +100,7 @@ void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* 
 // Greedy; returns seconds for `count` forward passes.
 double Bench::decode(kv_session* session, uint64_t count) {
   kv_generate_options options;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.cancel = context_.interrupt.token();
   kv_error error{};
   int32_t token = 0;
@@ -203,7 +203,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   const Session session(loaded);
 
   kv_generate_options generate;
-  kv_generate_options_init(&generate);
+  kv_generate_options_init(&generate, sizeof generate);
   generate.max_tokens = static_cast<uint32_t>(std::max<uint64_t>(arguments_.generate, 1));
   generate.cancel = context_.interrupt.token();
   kv_answer answer{};

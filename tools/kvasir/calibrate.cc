@@ -111,7 +111,7 @@ class Calibration {
 
   void ask(kv_session* session, const Turn& turn) {
     kv_generate_options options;
-    kv_generate_options_init(&options);
+    kv_generate_options_init(&options, sizeof options);
     options.max_tokens = answer_tokens;
     options.cancel = context_.interrupt.token();
     kv_error error{};

@@ -21,7 +21,7 @@ void on_log(int32_t level, const char* message, void* user) {
 
 Model open_model(Context& context, const ModelFlags& flags) {
   kv_model_options options;
-  kv_model_options_init(&options);
+  kv_model_options_init(&options, sizeof options);
   options.log = on_log;
   options.log_user = &context.terminal;
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
@@ -35,7 +35,7 @@ Model open_model(Context& context, const ModelFlags& flags) {
 
 kv_session_options session_options(Context& context, const SessionFlags& flags) {
   kv_session_options options;
-  kv_session_options_init(&options);
+  kv_session_options_init(&options, sizeof options);
   options.threads = flags.threads;
   options.context = flags.context;
   options.kv_type = flags.full_precision ? KV_KV_F32 : KV_KV_INT8;
@@ -75,7 +75,7 @@ Session open_session(Context& context, kv_model* model, const SessionFlags& flag
 
 kv_call_options call_options(Context& context, Progress* progress) {
   kv_call_options options;
-  kv_call_options_init(&options);
+  kv_call_options_init(&options, sizeof options);
   options.cancel = context.interrupt.token();
   if (progress != nullptr) {
     options.progress = Progress::callback;

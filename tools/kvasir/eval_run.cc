@@ -230,7 +230,7 @@ Session Evaluation::load(const Job& job, const Method& method) {
 
 void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep, Result* result) {
   kv_generate_options options;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.max_tokens = max_tokens;
   options.keep = keep ? 1 : 0;
   options.cancel = context_.interrupt.token();

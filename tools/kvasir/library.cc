@@ -18,7 +18,7 @@ void on_log(int32_t level, const char* message, void* user) {
 
 Library open_library(Context& context, const LibraryFlags& flags) {
   kv_library_options options;
-  kv_library_options_init(&options);
+  kv_library_options_init(&options, sizeof options);
   options.most_bytes = flags.most_bytes;
   options.log = on_log;
   options.log_user = &context.terminal;
@@ -61,7 +61,7 @@ Session add(Context& context, kv_model* model, const LibraryAddArguments& argume
   const kv_session_options session_flags = session_options(context, flags);
   Progress progress(context.terminal, "Reading " + (name.empty() ? "standard input" : name), Unit::tokens);
   kv_library_session_options options;
-  kv_library_session_options_init(&options);
+  kv_library_session_options_init(&options, sizeof options);
   options.flags = arguments.verify ? KV_LIBRARY_VERIFY : 0;
   options.name = name.empty() ? nullptr : name.c_str();
   options.session = &session_flags;

@@ -35,7 +35,7 @@ std::string file_name(const std::string& path) { return fs::path(path).filename(
 void run(Context& context, const PackArguments& arguments, const char* doing, decltype(kv_pack)* call) {
   Progress progress(context.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
   kv_pack_options options;
-  kv_pack_options_init(&options);
+  kv_pack_options_init(&options, sizeof options);
   options.level = arguments.level;
   options.cancel = context.interrupt.token();
   options.progress = Progress::callback;

@@ -128,7 +128,7 @@ class Recall {
   void ask(kv_session* session, const std::string& question, Measured* measured) {
     progress_.begin(label_ + ": questions");
     kv_generate_options options;
-    kv_generate_options_init(&options);
+    kv_generate_options_init(&options, sizeof options);
     options.max_tokens = answer_tokens;
     options.cancel = context_.interrupt.token();
     kv_error error{};

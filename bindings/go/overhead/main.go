@@ -31,7 +31,7 @@ static double generate(kv_session *session, uint32_t tokens) {
   kv_generate_options options;
   kv_answer answer = {.struct_size = sizeof answer};
   size_t bytes = 0;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.max_tokens = tokens;
   options.repetition_penalty = 1.3f;
   if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
@@ -45,7 +45,7 @@ static double generate(kv_session *session, uint32_t tokens) {
 // Nanoseconds a token through kv_next and kv_detokenize.
 static double next(kv_session *session, const kv_model *model, uint32_t tokens) {
   kv_generate_options options;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.repetition_penalty = 1.3f;
   if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
   kv_status status = KV_OK;
@@ -88,7 +88,7 @@ func main() {
 		log.Fatal("usage: overhead MODEL.gguf DOCUMENT.kv")
 	}
 	var options C.kv_session_options
-	C.kv_session_options_init(&options)
+	C.kv_session_options_init(&options, C.size_t(unsafe.Sizeof(options)))
 	options.threads = 1
 	var e C.kv_error
 	var cModel *C.kv_model

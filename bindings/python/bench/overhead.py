@@ -24,11 +24,11 @@ PROGRAM = r"""
 static int32_t take(const char *text, size_t size, void *user) { (void)text; *(size_t *)user += size; return 0; }
 int main(int count, char **values) {
   kv_model *model = NULL; kv_session *session = NULL; kv_error error; char line[512]; (void)count;
-  kv_session_options so; kv_session_options_init(&so); so.threads = 1;
+  kv_session_options so; kv_session_options_init(&so, sizeof so); so.threads = 1;
   if (kv_open(values[1], NULL, &model, &error) || kv_load(model, values[2], &so, NULL, &session, &error)) return puts(error.message), 1;
   while (fgets(line, sizeof line, stdin)) {
     kv_generate_options go; kv_answer answer = {sizeof answer}; size_t bytes = 0; struct timespec begin, end;
-    kv_generate_options_init(&go); go.max_tokens = 256; go.temperature = 3; go.seed = 5;
+    kv_generate_options_init(&go, sizeof go); go.max_tokens = 256; go.temperature = 3; go.seed = 5;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
     if (kv_generate(session, line, strcspn(line, "\n"), &go, take, &bytes, &answer, &error)) return puts(error.message), 1;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);

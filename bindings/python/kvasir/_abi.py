@@ -199,7 +199,7 @@ def _load() -> ctypes.CDLL:
         function.restype, function.argtypes = result, parameters
     for struct in WITH_INIT:
         function = getattr(library, struct.__name__ + "_init")
-        function.restype, function.argtypes = None, [_P]
+        function.restype, function.argtypes = None, [_P, c_size_t]
     return library
 
 

@@ -213,10 +213,10 @@ def address(array: npt.NDArray[Any]) -> int:
 
 @functools.lru_cache(maxsize=None)
 def _defaults(kind: Type[Structure]) -> bytes:
-    """What the struct's init function writes. It writes as much as the library's struct has, which may be longer than ours."""
-    room = (ctypes.c_uint64 * 8192)()
-    getattr(lib, kind.__name__ + "_init")(ctypes.addressof(room))
-    return bytes(room)[: ctypes.sizeof(kind)]
+    """What the struct's init function writes."""
+    struct = kind()
+    getattr(lib, kind.__name__ + "_init")(byref(struct), ctypes.sizeof(kind))
+    return bytes(struct)
 
 
 def sized(kind: Type[Struct]) -> Struct:

@@ -1,8 +1,8 @@
 """The store without a model: numpy arrays in and out, against attention in numpy."""
 import unittest
 
+from support import Case  # first: skips where there is no numpy
 import numpy as np
-from support import Case
 
 import kvasir
 from kvasir import CacheShape, KvType, NumberType, Status

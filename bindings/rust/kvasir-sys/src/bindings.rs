@@ -350,7 +350,7 @@ extern "C" {
     pub fn kv_cancel_fire(cancel: *mut kv_cancel);
     pub fn kv_cancel_reset(cancel: *mut kv_cancel);
     pub fn kv_cancel_release(cancel: *mut kv_cancel);
-    pub fn kv_model_options_init(options: *mut kv_model_options);
+    pub fn kv_model_options_init(options: *mut kv_model_options, size: usize);
     pub fn kv_open(
         path: *const ::std::os::raw::c_char,
         options: *const kv_model_options,
@@ -381,7 +381,7 @@ extern "C" {
         size: *mut usize,
         error: *mut kv_error,
     ) -> kv_status;
-    pub fn kv_session_options_init(options: *mut kv_session_options);
+    pub fn kv_session_options_init(options: *mut kv_session_options, size: usize);
     pub fn kv_strategy_info(index: u32, info: *mut kv_strategy_information, error: *mut kv_error) -> kv_status;
     pub fn kv_session_open(
         model: *mut kv_model,
@@ -397,7 +397,7 @@ extern "C" {
         budget_fraction: f64,
         error: *mut kv_error,
     ) -> kv_status;
-    pub fn kv_call_options_init(options: *mut kv_call_options);
+    pub fn kv_call_options_init(options: *mut kv_call_options, size: usize);
     pub fn kv_prepare(session: *mut kv_session, options: *const kv_call_options, error: *mut kv_error) -> kv_status;
     pub fn kv_prefill(
         session: *mut kv_session,
@@ -424,7 +424,7 @@ extern "C" {
         options: *const kv_call_options,
         error: *mut kv_error,
     ) -> kv_status;
-    pub fn kv_generate_options_init(options: *mut kv_generate_options);
+    pub fn kv_generate_options_init(options: *mut kv_generate_options, size: usize);
     pub fn kv_generate(
         session: *mut kv_session,
         question: *const ::std::os::raw::c_char,
@@ -491,7 +491,7 @@ extern "C" {
     ) -> kv_status;
     pub fn kv_file_inspect(path: *const ::std::os::raw::c_char, info: *mut kv_file_information, error: *mut kv_error) -> kv_status;
     pub fn kv_file_verify(path: *const ::std::os::raw::c_char, options: *const kv_call_options, error: *mut kv_error) -> kv_status;
-    pub fn kv_pack_options_init(options: *mut kv_pack_options);
+    pub fn kv_pack_options_init(options: *mut kv_pack_options, size: usize);
     pub fn kv_pack(
         path: *const ::std::os::raw::c_char,
         packed_path: *const ::std::os::raw::c_char,
@@ -505,7 +505,7 @@ extern "C" {
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_packed_inspect(path: *const ::std::os::raw::c_char, info: *mut kv_packed_information, error: *mut kv_error) -> kv_status;
-    pub fn kv_library_options_init(options: *mut kv_library_options);
+    pub fn kv_library_options_init(options: *mut kv_library_options, size: usize);
     pub fn kv_library_open(
         folder: *const ::std::os::raw::c_char,
         options: *const kv_library_options,
@@ -514,7 +514,7 @@ extern "C" {
     ) -> kv_status;
     pub fn kv_library_close(library: *mut kv_library);
     pub fn kv_library_list(library: *mut kv_library, index: u32, document: *mut kv_library_document, error: *mut kv_error) -> kv_status;
-    pub fn kv_library_session_options_init(options: *mut kv_library_session_options);
+    pub fn kv_library_session_options_init(options: *mut kv_library_session_options, size: usize);
     pub fn kv_library_session(
         library: *mut kv_library,
         model: *mut kv_model,
@@ -532,7 +532,7 @@ extern "C" {
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_library_remove(library: *mut kv_library, name: *const ::std::os::raw::c_char, error: *mut kv_error) -> kv_status;
-    pub fn kv_cache_options_init(options: *mut kv_cache_options);
+    pub fn kv_cache_options_init(options: *mut kv_cache_options, size: usize);
     pub fn kv_cache_open(
         shape: *const kv_cache_shape,
         options: *const kv_cache_options,
@@ -550,7 +550,7 @@ extern "C" {
         tokens: u32,
         error: *mut kv_error,
     ) -> kv_status;
-    pub fn kv_cache_attention_options_init(options: *mut kv_cache_attention_options);
+    pub fn kv_cache_attention_options_init(options: *mut kv_cache_attention_options, size: usize);
     pub fn kv_cache_attention(
         cache: *mut kv_cache,
         layer: u32,

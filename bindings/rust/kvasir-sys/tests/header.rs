@@ -91,9 +91,10 @@ fn layouts_are_those_of_the_header() {
 fn the_library_has_the_structs_of_the_header() {
     // SAFETY: init functions fill the struct, for which there is room.
     unsafe {
-        let mut options = std::mem::MaybeUninit::<[kv_session_options; 4]>::zeroed();
-        kv_session_options_init(options.as_mut_ptr().cast());
-        assert_eq!((*options.as_ptr())[0].struct_size as usize, size_of::<kv_session_options>());
+        let mut options = std::mem::MaybeUninit::<kv_session_options>::zeroed();
+        kv_session_options_init(options.as_mut_ptr(), size_of::<kv_session_options>());
+        assert_eq!((*options.as_ptr()).struct_size as usize, size_of::<kv_session_options>());
+        assert_eq!((*options.as_ptr()).dense_layers, u32::MAX);
         assert_eq!(kv_version(), KV_VERSION_NUMBER);
     }
 }

@@ -30,9 +30,9 @@ int main(int count, char **values) {
   kv_status status;
   char line[16];
   if (count != 5) return 2;
-  kv_session_options_init(&session_options);
+  kv_session_options_init(&session_options, sizeof session_options);
   session_options.threads = 1;
-  kv_generate_options_init(&options);
+  kv_generate_options_init(&options, sizeof options);
   options.max_tokens = (uint32_t)atoi(values[4]);
   options.temperature = 4.0f;
   options.seed = 1;

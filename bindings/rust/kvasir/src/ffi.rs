@@ -174,17 +174,13 @@ pub(crate) fn sized<T: Sized32>() -> T {
     }
 }
 
-/// The library's defaults. A newer library's struct may be longer than the one that this crate knows, and its init function writes all of
-/// it: so there is room behind, and the size is set back to what is known here, which the library accepts.
-pub(crate) fn defaults<T: Sized32>(init: unsafe extern "C" fn(*mut T)) -> T {
-    #[repr(C)]
-    struct Roomy<T>(T, [u64; 256]);
-    let mut out = MaybeUninit::<Roomy<T>>::zeroed();
+/// The library's defaults.
+pub(crate) fn defaults<T: Sized32>(init: unsafe extern "C" fn(*mut T, usize)) -> T {
+    let mut out = MaybeUninit::<T>::zeroed();
     // SAFETY: as the trait says; init fills the struct.
     unsafe {
-        init(out.as_mut_ptr().cast());
-        out.as_mut_ptr().cast::<u32>().write(size_of::<T>() as u32);
-        out.assume_init().0
+        init(out.as_mut_ptr(), size_of::<T>());
+        out.assume_init()
     }
 }
 

