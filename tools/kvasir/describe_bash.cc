@@ -102,7 +102,8 @@ std::string bash_completion(const CommandForm& grammar) {
   std::string text = "# Completion of kvasir's command line for bash, made from its grammar.\n\n"
                      "# Sets options, commands and positionals of a command.\n_kvasir_command() {\n  case $1 in\n";
   for (const CommandForm* command : flat(grammar)) text += command_case(*command);
-  text += "  esac\n}\n\n# Sets wanted to what follows an option of a command; empty where nothing does.\n_kvasir_option() {\n  wanted=\n  case $1 in\n";
+  text += "  esac\n}\n\n# Sets wanted to what follows an option of a command; empty where nothing does.\n"
+          "_kvasir_option() {\n  wanted=\n  case $1 in\n";
   for (const CommandForm* command : flat(grammar)) text += option_cases(*command);
   return text + "  esac\n}\n" + complete_one;
 }

@@ -110,7 +110,8 @@ std::string manual_page(const CommandForm& grammar) {
   text += ".SH COMMANDS\n";
   for (const CommandForm* command : flat(grammar)) {
     if (command == &grammar) continue;
-    text += ".SS " + escaped(command->name) + "\n" + filled(command->help + ".") + ".PP\n" + synopsis(*command) + items(*command) + footer_text(command->footer);
+    text += ".SS " + escaped(command->name) + "\n" + filled(command->help + ".") + ".PP\n" + synopsis(*command);
+    text += items(*command) + footer_text(command->footer);
   }
   return text;
 }

@@ -49,11 +49,13 @@ std::string option_spec(const ArgumentForm& form) {
     if (!flag) names += name.starts_with("--") ? "=" : "+";
   }
   spec += form.names.size() > 1 ? "{" + names + "}" : names;
-  return spec + "'[" + escaped(form.help) + "]" + action(form, last_word(form.names.back().substr(form.names.back().rfind('-') + 1))) + "'";
+  const std::string& name = form.names.back();
+  return spec + "'[" + escaped(form.help) + "]" + action(form, name.substr(name.find_first_not_of('-'))) + "'";
 }
 
 std::string function_text(const CommandForm& command) {
-  std::string text = "\n" + function_of(command.name) + "() {\n  local curcontext=$curcontext state line\n  typeset -A opt_args\n  _arguments -C -s -S";
+  std::string text = "\n" + function_of(command.name) + "() {\n  local curcontext=$curcontext state line\n  typeset -A opt_args\n"
+                     "  _arguments -C -s -S";
   for (const ArgumentForm& form : command.options) text += " \\\n    " + option_spec(form);
   int place = 1;
   for (const ArgumentForm& form : command.positionals) {

@@ -52,7 +52,8 @@ void add_global(CLI::App* app, GlobalFlags* flags) {
 void add_model(CLI::App* app, ModelFlags* flags) {
   text(app, "-m,--model", &flags->path, "FILE", "The model's weights, a GGUF file")->required();
   choice(app, "--chat-format", "NAME", "Instead of the one recognised in the model: %s",
-         {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2", "zephyr"},
+         {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2",
+          "zephyr"},
          [=](const std::string& given) { flags->chat_format = given; });
   choice(app, "--device", "NAME", "Where weights are multiplied: %s, cuda:1 [cpu]", {"cpu", "cuda"},
          [=](const std::string& given) { flags->device = given; });
