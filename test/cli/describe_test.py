@@ -78,29 +78,40 @@ class Describe(tool.InFolder):
         self.assertEqual([(words, options.split()) for words, options in offered], [
             ("", ["default"]), ("", ["default"]), ("", ["default"]), ("", []), ("", ["dirnames"]), ("", []), ("", ["dirnames"]), ("", [])])
 
-    def test_bash_completes_a_line_that_is_typed(self):
-        self.described("bash")
-        self.file("long name.kv", "x")
+    def typed(self, shell, *lines):
+        """What a shell on a terminal shows after each line; kvasir is there a function that shows its arguments."""
         pid, master = pty.fork()
         if pid == 0:
             os.chdir(self.folder)
             os.environ.update(PS1="", TERM="dumb", INPUTRC="/dev/null", HISTFILE="")
-            os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
-        seen = b""
-        kvasir = b"source ./bash; kvasir() { printf '<%s>' \"$@\"; echo '!'; }\n"
-        os.write(master, kvasir + b"kvasir inspect lo\t\n" + b"kvasir ask --strat\tinfl\t\n" + b"exit\n")
-        end = time.monotonic() + 60
-        while seen.count(b">!") < 2 and time.monotonic() < end:
-            if not select.select([master], [], [], 1)[0]:
-                continue
-            try:
-                seen += os.read(master, 4096)
-            except OSError:
-                break
+            os.execvp(shell[0], shell)
+        seen, end = b"", time.monotonic() + 120
+        for number, line in enumerate(["kvasir() { printf '<%s>' \"$@\"; echo '!'; }; kvasir ready", *lines], 1):
+            os.write(master, line.encode() + b"\n")
+            while seen.count(b">!") < number and time.monotonic() < end:
+                if select.select([master], [], [], 1)[0]:
+                    seen += os.read(master, 4096)
         os.close(master)
         os.waitpid(pid, 0)
-        self.assertIn(b"<inspect><long name.kv>!", seen)
-        self.assertIn(b"<ask><--strategy><infllm>!", seen)
+        return seen.decode(errors="replace")
+
+    def test_bash_completes_a_line_that_is_typed(self):
+        self.described("bash")
+        self.file("long name.kv", "x")
+        seen = self.typed(["bash", "--norc", "--noprofile", "-i"], "source ./bash; kvasir sourced", "kvasir inspect lo\t",
+                          "kvasir ask --strat\tinfl\t")
+        self.assertIn("<inspect><long name.kv>!", seen)
+        self.assertIn("<ask><--strategy><infllm>!", seen)
+
+    @unittest.skipUnless(shutil.which("zsh"), "zsh is missing: its completions were compared, not tried")
+    def test_zsh_completes_a_line_that_is_typed(self):
+        self.described("zsh").rename(self.folder / "_kvasir")
+        self.file("long name.kv", "x")
+        seen = self.typed(["zsh", "-f", "-i"], "autoload -Uz compinit; fpath=($PWD $fpath); compinit -u -D; kvasir loaded", "kvasir inspect lo\t",
+                          "kvasir library rena\t", "kvasir ask --chat-form\tllama2", "kvasir ask --strategy infl\t", "kvasir eval --strategy quest,infl\t")
+        for shown in ["<inspect><long name.kv>", "<library><rename>", "<ask><--chat-format=llama2>", "<ask><--strategy><infllm>",
+                      "<eval><--strategy><quest,infllm"]:
+            self.assertIn(shown, seen)
 
     def test_zsh_has_every_option_and_command(self):
         path = self.described("zsh")

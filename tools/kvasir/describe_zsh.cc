@@ -28,15 +28,14 @@ std::string words(const std::vector<std::string>& all) {
   return text;
 }
 
-// ":MESSAGE:ACTION" of _arguments.
-std::string action(const ArgumentForm& form, const std::string& message) {
-  std::string does;
+// ":MESSAGE:ACTION" of _arguments; `free` is the action where anything may be said.
+std::string action(const ArgumentForm& form, const std::string& message, const char* free) {
+  std::string does = free;
   if (form.kind == ValueKind::nothing) return "";
   if (form.kind == ValueKind::file) does = "_files";
   if (form.kind == ValueKind::folder) does = "_files -/";
   if (form.kind == ValueKind::choice) does = "(" + words(form.choices) + ")";
   if (form.kind == ValueKind::choices) does = "_values -s , " + message + " " + words(form.choices);
-  if (form.kind == ValueKind::free) does = " ";
   return ":" + escaped(message) + ":" + does;
 }
 
@@ -50,20 +49,20 @@ std::string option_spec(const ArgumentForm& form) {
   }
   spec += form.names.size() > 1 ? "{" + names + "}" : names;
   const std::string& name = form.names.back();
-  return spec + "'[" + escaped(form.help) + "]" + action(form, name.substr(name.find_first_not_of('-'))) + "'";
+  return spec + "'[" + escaped(form.help) + "]" + action(form, name.substr(name.find_first_not_of('-')), " ") + "'";
 }
 
 std::string function_text(const CommandForm& command) {
   std::string text = "\n" + function_of(command.name) + "() {\n  local curcontext=$curcontext state line\n  typeset -A opt_args\n"
-                     "  _arguments -C -s -S";
+                     "  _arguments -C -S";
   for (const ArgumentForm& form : command.options) text += " \\\n    " + option_spec(form);
-  int place = 1;
+  int place = 1;  // a message in place of a positional would keep options from being completed there: "()"
   for (const ArgumentForm& form : command.positionals) {
-    text += " \\\n    '" + (form.repeated ? "*" : std::to_string(place)) + action(form, form.names[0]) + "'";
+    text += " \\\n    '" + (form.repeated ? "*" : std::to_string(place)) + action(form, form.names[0], "()") + "'";
     ++place;
   }
   if (command.commands.empty()) return text + "\n}\n";
-  text += " \\\n    '1:command:->command' \\\n    '*::argument:->argument'\n  case $state in\n    command)\n      local -a commands=(";
+  text += " \\\n    '(-)1:command:->command' \\\n    '(-)*::argument:->argument'\n  case $state in\n    command)\n      local -a commands=(";
   for (const CommandForm& inner : command.commands) text += "\n        '" + last_word(inner.name) + ":" + escaped(inner.help) + "'";
   text += "\n      )\n      _describe command commands ;;\n    argument)\n      case $line[1] in";
   for (const CommandForm& inner : command.commands) text += "\n        " + last_word(inner.name) + ") " + function_of(inner.name) + " ;;";
