@@ -108,7 +108,8 @@ class Describe(tool.InFolder):
         self.described("zsh").rename(self.folder / "_kvasir")
         self.file("long name.kv", "x")
         seen = self.typed(["zsh", "-f", "-i"], "autoload -Uz compinit; fpath=($PWD $fpath); compinit -u -D; kvasir loaded", "kvasir inspect lo\t",
-                          "kvasir library rena\t", "kvasir ask --chat-form\tllama2", "kvasir ask --strategy infl\t", "kvasir eval --strategy quest,infl\t")
+                          "kvasir library rena\t", "kvasir ask --chat-form\tllama2", "kvasir ask --strategy infl\t",
+                          "kvasir eval --strategy quest,infl\t")
         for shown in ["<inspect><long name.kv>", "<library><rename>", "<ask><--chat-format=llama2>", "<ask><--strategy><infllm>",
                       "<eval><--strategy><quest,infllm"]:
             self.assertIn(shown, seen)
