@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kvasir.h"
+#include "read_file.h"
 
 static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
   (void)user;
@@ -21,30 +22,6 @@ static int32_t print_text(const char *text, size_t size, void *user) {
   fwrite(text, 1, size, stdout);
   fflush(stdout);
   return 0;
-}
-
-/* The whole file, to be freed by the caller; NULL if it cannot be read. */
-static char *read_file(const char *path, size_t *size) {
-  FILE *file = fopen(path, "rb");
-  char *text = NULL;
-  size_t capacity = 0, used = 0, got;
-  if (!file) return NULL;
-  do {
-    char *larger;
-    capacity = capacity ? 2 * capacity : 65536;
-    larger = realloc(text, capacity);
-    if (!larger) break;
-    text = larger;
-    got = fread(text + used, 1, capacity - used, file);
-    used += got;
-  } while (used == capacity);
-  if (ferror(file) || used == capacity) {
-    free(text);
-    text = NULL;
-  }
-  fclose(file);
-  *size = used;
-  return text;
 }
 
 /* Reads the document into a new session and saves that. */

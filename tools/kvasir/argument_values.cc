@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvasir.h"
+#include "words.h"
 
 namespace tool {
 
@@ -67,7 +68,7 @@ std::vector<Task> tasks_of(const std::string& list) {
   std::vector<Task> tasks;
   for (const std::string& part : parts_of(list)) {
     const std::optional<Task> task = task_named(part);
-    if (!task && part != "all") throw CLI::ValidationError("there is no task '" + part + "'; there are all, " + task_names());
+    if (!task && part != "all") throw CLI::ValidationError("there is no task '" + part + "'; there are " + listed(task_choices()));
     if (task) tasks.push_back(*task);
     if (!task) tasks.assign(std::begin(all_tasks), std::end(all_tasks));
   }

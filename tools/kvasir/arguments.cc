@@ -1,7 +1,9 @@
 // The command line's grammar and all of its help.
 #include "commands.h"
+#include "describe.h"
 #include "failure.h"
 #include "grammar.h"
+#include "strategies.h"
 
 namespace tool {
 namespace {
@@ -31,7 +33,8 @@ void add_prefill(Grammar& grammar) {
   command->get_option("--file")->required();
   command->get_option("--output")->required();
   add_reading(command, &arguments->session);
-  text(command, "--strategy", &arguments->session.strategy, "NAME", "Also keep the index that this strategy searches");
+  choice(command, "--strategy", "NAME", "Also keep the index that this strategy searches: %s", strategy_choices("auto"),
+         [held = arguments](const std::string& given) { held->session.strategy = given; });
   command->footer(
       "The first Ctrl-C stops and keeps what was read; the same command goes on where it stopped. A document that has grown\n"
       "at its end is read from there.\n\n"
@@ -98,7 +101,7 @@ void add_tokenize_and_logits(Grammar& grammar) {
   add_model(logits, &measured->model);
   text(logits, "--tokens", &measured->tokens, "FILE", "A JSON array of token ids; - is standard input")->required();
   text(logits, "-o,--output", &measured->output, "FILE", "float32 [tokens][vocabulary], little endian")->required();
-  value(logits, "--kv", "f32|int8", "Precision of keys and values [int8]", [held = measured](const std::string& given) {
+  choice(logits, "--kv", "f32|int8", "Precision of keys and values: %s [int8]", {"f32", "int8"}, [held = measured](const std::string& given) {
     if (given != "f32" && given != "int8") throw CLI::ValidationError("'" + given + "' is neither f32 nor int8");
     held->session.full_precision = given == "f32";
   });
@@ -134,6 +137,14 @@ void describe(CLI::App& app) {
       "  141  nobody reads the output any more");
 }
 
+// For the build, not for people: help does not list it, and it does not list itself.
+void add_describe(CLI::App& app, std::string* out) {
+  CLI::App* command = app.add_subcommand("describe", "Print this grammar as another program wants it")->group("");
+  value(command, "as", "bash|zsh|fish|man", "Completions for a shell, or the manual's page",
+        [=, whole = &app](const std::string& given) { *out = described_as(given, grammar_of(*whole)); })
+      ->required();
+}
+
 }  // namespace
 
 Invocation parse_arguments(int argument_count, const char* const* values) {
@@ -155,6 +166,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   add_recall(grammar);
   add_calibrate(grammar);
   add_tokenize_and_logits(grammar);
+  add_describe(app, &invocation.text);
   try {
     app.parse(argument_count, values);
   } catch (const CLI::CallForHelp&) {
@@ -171,6 +183,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
     }
     throw Failure(exit_usage, std::string(error.what()) + "; `" + which + " --help` tells what can be said");
   }
+  if (!invocation.text.empty()) return invocation;
   if (!chosen) throw Failure(exit_usage, "no command; `kvasir --help` lists them");
   invocation.command = chosen;
   return invocation;

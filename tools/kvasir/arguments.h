@@ -216,7 +216,7 @@ struct LogitsArguments {
 struct Invocation {
   GlobalFlags global;
   std::function<void(Context&)> command;  // empty: print `text` and be done
-  std::string text;                       // --help, --version
+  std::string text;                       // --help, --version, describe
 };
 
 // Throws Failure(exit_usage).

@@ -13,8 +13,8 @@ void add_bench(Grammar& grammar) {
         [=](const std::string& given) { a->depths = numbers_of(given); });
   count<uint64_t>(command, "--prompt", &a->prompt, 0, most_tokens, "Tokens to read at each depth; 0: none [512]");
   count<uint64_t>(command, "--generate", &a->generate, 0, 1u << 20, "Tokens to decode at each depth; 0: none [32]");
-  value(command, "--strategy", "NAME,...", "Strategies to decode with [full,quest]",
-        [=](const std::string& given) { a->strategies = parts_of(given); });
+  choice(command, "--strategy", "NAME,...", "Strategies to decode with: %s [full,quest]", strategy_choices("auto"),
+         [=](const std::string& given) { a->strategies = parts_of(given); }, true);
   add_budget(command, &a->session);
   count<uint32_t>(command, "--repetitions", &a->repetitions, 1, 1000, "Measurements of which the median is told [3]");
   add_reading(command, &a->session);
@@ -40,11 +40,11 @@ void add_eval(Grammar& grammar) {
       ->type_name("FILE")
       ->allow_extra_args(false)
       ->required();
-  value(command, "--task", "NAME,...", "all, " + task_names() + " [all]", [=](const std::string& given) { a->tasks = tasks_of(given); });
+  choice(command, "--task", "NAME,...", "Any of: %s [all]", task_choices(), [=](const std::string& given) { a->tasks = tasks_of(given); }, true);
   value(command, "--length", "N,N,...", "Tokens of a document; 8K is 8192 [8K]",
         [=](const std::string& given) { a->lengths = lengths_of(given); });
-  value(command, "--strategy", "NAME,...", "What answers read: all, or some of " + strategy_names() + " [all]",
-        [=](const std::string& given) { a->strategies = parts_of(given); });
+  choice(command, "--strategy", "NAME,...", "What answers read, any of: %s [all]", strategy_choices("all"),
+         [=](const std::string& given) { a->strategies = parts_of(given); }, true);
   value(command, "--budget", "B,B,...", "Of each strategy that takes one: tokens, or shares of the document [1%,2%,5%]",
         [=](const std::string& given) { a->budgets = budgets_of(given); });
   add_choosing(command, &a->session);
@@ -75,8 +75,8 @@ void add_recall(Grammar& grammar) {
   a->budgets = budgets_of("0.5%,1%,2%,5%");
   add_model(command, &a->model);
   add_source(command, &a->source);
-  value(command, "--strategy", "NAME,...", "all, or some of " + strategy_names() + " [all]",
-        [=](const std::string& given) { a->strategies = parts_of(given); });
+  choice(command, "--strategy", "NAME,...", "Any of: %s [all]", strategy_choices("all"),
+         [=](const std::string& given) { a->strategies = parts_of(given); }, true);
   value(command, "--budget", "B,B,...", "Of each strategy that takes one: tokens, or shares of the document [0.5%,1%,2%,5%]",
         [=](const std::string& given) { a->budgets = budgets_of(given); });
   add_choosing(command, &a->session);

@@ -57,7 +57,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies, const
       for (const NamedBudget& budget : budgets)
         if (info.takes_budget != 0) add_once({info.name, budget, info.takes_select_tokens != 0 ? select_tokens : 0});
     }
-    if (!found) throw Failure(exit_usage, "--strategy: there is no '" + name + "'; there are all, " + strategy_names());
+    if (!found) throw Failure(exit_usage, "--strategy: there is no '" + name + "'; there are " + listed(strategy_choices("all")));
   }
   if (select_tokens != 0 && std::all_of(methods.begin(), methods.end(), [](const Method& m) { return m.select_tokens == 0; }))
     throw Failure(exit_usage, "--select-tokens: none of the strategies takes it");

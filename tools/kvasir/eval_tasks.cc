@@ -296,9 +296,9 @@ std::optional<Task> task_named(std::string_view name) {
   return {};
 }
 
-std::string task_names() {
-  std::string names;
-  for (const Task task : all_tasks) names.append(names.empty() ? "" : ", ").append(name_of(task));
+std::vector<std::string> task_choices() {
+  std::vector<std::string> names = {"all"};
+  for (const Task task : all_tasks) names.emplace_back(name_of(task));
   return names;
 }
 

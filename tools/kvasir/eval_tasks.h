@@ -30,7 +30,7 @@ constexpr Task all_tasks[] = {Task::single,   Task::many_keys,     Task::many_va
 
 const char* name_of(Task task);                            // "many-keys"
 std::optional<Task> task_named(std::string_view name);
-std::string task_names();                                  // "single, many-keys, ..."
+std::vector<std::string> task_choices();                   // "all", and the names of all
 
 struct Turn {
   std::string question;

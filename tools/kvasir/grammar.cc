@@ -2,6 +2,7 @@
 
 #include "failure.h"
 #include "strategies.h"
+#include "words.h"
 
 namespace tool {
 
@@ -31,6 +32,18 @@ CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, 
   return value(app, names, kind, help, [=](const std::string& given) { *target = given; });
 }
 
+CLI::Option* described_choice(CLI::Option* option, const char* kind, const Choices& choices, bool several) {
+  std::string names;
+  for (const std::string& choice : choices) names.append(names.empty() ? "" : "|").append(choice.substr(0, choice.find(' ')));
+  if (several) names += ",...";
+  return option->type_name(names)->option_text(kind);
+}
+
+std::string with_choices(const std::string& help, const Choices& choices) {
+  std::string filled = help;
+  return filled.replace(help.find("%s"), 2, listed(choices));
+}
+
 void add_global(CLI::App* app, GlobalFlags* flags) {
   flag(app, "--json", &flags->json, "One JSON document on standard output, errors included");
   flag(app, "-q,--quiet", &flags->quiet, "Only results and errors");
@@ -38,9 +51,12 @@ void add_global(CLI::App* app, GlobalFlags* flags) {
 
 void add_model(CLI::App* app, ModelFlags* flags) {
   text(app, "-m,--model", &flags->path, "FILE", "The model's weights, a GGUF file")->required();
-  text(app, "--chat-format", &flags->chat_format, "NAME",
-       "Instead of the one recognised in the model: raw, chatml, llama3, llama2, mistral, gemma, phi, deepseek");
-  text(app, "--device", &flags->device, "NAME", "Where weights are multiplied: cpu, cuda, cuda:1 [cpu]");
+  choice(app, "--chat-format", "NAME", "Instead of the one recognised in the model: %s",
+         {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2",
+          "zephyr"},
+         [=](const std::string& given) { flags->chat_format = given; });
+  choice(app, "--device", "NAME", "Where weights are multiplied: %s, cuda:1 [cpu]", {"cpu", "cuda"},
+         [=](const std::string& given) { flags->device = given; });
   value(app, "--device-memory", "SIZE", "What the model may take of the GPU's, as 4G; layers that do not fit stay on the processor. Without it what is free",
         [=](const std::string& given) { flags->device_memory = size_of(given); });
 }
@@ -64,8 +80,8 @@ void add_choosing(CLI::App* app, SessionFlags* flags) {
           for (const std::string& part : parts_of(given)) number<uint32_t>(part, 0, 1023);
           flags->filter_layers = given;
         });
-  value(app, "--filter-window", "NAME", "Of which queries they take the attention: last, exponential, uniform (of 16) [last]",
-        [=](const std::string& given) { flags->filter_window = filter_window_of(given); });
+  choice(app, "--filter-window", "NAME", "Of which queries they take the attention: %s [last]", {"last", "exponential", "uniform (of 16)"},
+         [=](const std::string& given) { flags->filter_window = filter_window_of(given); });
   flag(app, "--separate-heads", &flags->separate_heads, "Query heads of a group choose each for itself");
   flag(app, "--head-graphs", &flags->head_graphs, "Of ood and dipr-graph: a graph for each query head, made from its own queries, not one for the group");
 }
@@ -75,9 +91,9 @@ void add_select_tokens(CLI::App* app, uint32_t* target) {
 }
 
 static void add_spreading(CLI::App* app, SessionFlags* flags) {
-  value(app, "--budget-schedule", "NAME",
-        "How the budget is spread over layers: uniform, linear (less from layer to layer), pyramid (much less) [uniform]",
-        [=](const std::string& given) { flags->schedule = schedule_of(given); });
+  choice(app, "--budget-schedule", "NAME", "How the budget is spread over layers: %s [uniform]",
+         {"uniform", "linear (less from layer to layer)", "pyramid (much less)"},
+         [=](const std::string& given) { flags->schedule = schedule_of(given); });
   count<uint32_t>(app, "--search-breadth", &flags->search_breadth, 1, 1u << 30,
                   "How far an index is searched: tokens kept at a time, or clusters read; without it as the budget needs");
 }
@@ -90,8 +106,9 @@ void add_budget(CLI::App* app, SessionFlags* flags) {
 }
 
 void add_sparse_reading(CLI::App* app, SessionFlags* flags) {
-  text(app, "--prefill", &flags->prefill, "NAME",
-       "Read a long document sparsely, which is several times faster: quest, or to compare flat, filter-layers, window; without it exactly");
+  choice(app, "--prefill", "NAME", "Read a long document sparsely, which is several times faster: %s; without it exactly",
+         {"quest", "flat (to compare, as those that follow)", "filter-layers", "window"},
+         [=](const std::string& given) { flags->prefill = given; });
   value(app, "--prefill-budget", "P%", "What sparse reading chooses of the text before [5%]", [=](const std::string& given) {
     const Budget budget = budget_of(given);
     if (budget.tokens != 0) throw Failure(exit_usage, "'" + given + "' is a number of tokens: write a share, as 5%");
@@ -113,7 +130,8 @@ void add_reading(CLI::App* app, SessionFlags* flags) {
 }
 
 void add_strategy(CLI::App* app, SessionFlags* flags) {
-  text(app, "--strategy", &flags->strategy, "NAME", "What an answer reads of the document: auto, " + strategy_names());
+  choice(app, "--strategy", "NAME", "What an answer reads of the document: %s", strategy_choices("auto"),
+         [=](const std::string& given) { flags->strategy = given; });
   add_budget(app, flags);
   add_select_tokens(app, &flags->select_tokens);
 }

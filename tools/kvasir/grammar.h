@@ -23,7 +23,7 @@ CLI::Option* value(CLI::App* app, const std::string& names, const char* kind, co
     try {
       take(given);
     } catch (const CLI::ValidationError& error) {
-      throw CLI::ValidationError(names.substr(names.find("--")) + ": " + error.what());
+      throw CLI::ValidationError(names.substr(names.find(',') + 1) + ": " + error.what());
     }
   };
   return app->add_option_function<std::string>(names, named, wrapped(help))->type_name(kind);
@@ -37,6 +37,20 @@ CLI::Option* count(CLI::App* app, const std::string& names, Number* target, Numb
 }
 
 CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, const char* kind, const std::string& help);
+
+// Names that a value may have, as help lists them; what follows a space in one explains it: "linear (less from layer to layer)".
+using Choices = std::vector<std::string>;
+
+// One option whose value is one of these, or several with commas between them where `several` is set. The option keeps them as its type,
+// "full|quest", or "full|quest,..." for several; help shows `kind` and, in place of %s, the choices.
+CLI::Option* described_choice(CLI::Option* option, const char* kind, const Choices& choices, bool several);
+std::string with_choices(const std::string& help, const Choices& choices);
+
+template <typename Take>
+CLI::Option* choice(CLI::App* app, const std::string& names, const char* kind, const std::string& help, const Choices& choices, Take take,
+                    bool several = false) {
+  return described_choice(value(app, names, kind, with_choices(help, choices), take), kind, choices, several);
+}
 
 // Options that commands share.
 void add_global(CLI::App* app, GlobalFlags* flags);

@@ -26,9 +26,9 @@ void keep_what_it_takes(SessionFlags* flags) {
 
 bool takes_head_graphs(const std::string& strategy) { return about(strategy).takes_head_graphs != 0; }
 
-std::string strategy_names() {
-  std::string names;
-  for (const kv_strategy_information& strategy : known_strategies()) names.append(names.empty() ? "" : ", ").append(strategy.name);
+std::vector<std::string> strategy_choices(const std::string& first) {
+  std::vector<std::string> names = {first};
+  for (const kv_strategy_information& strategy : known_strategies()) names.emplace_back(strategy.name);
   return names;
 }
 

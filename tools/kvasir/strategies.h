@@ -13,6 +13,6 @@ std::vector<kv_strategy_information> known_strategies();
 // Takes back the flags that are not for flags->strategy: where several are measured, each is with what is for it.
 void keep_what_it_takes(SessionFlags* flags);
 bool takes_head_graphs(const std::string& strategy);
-std::string strategy_names();  // "full, window, ..."
+std::vector<std::string> strategy_choices(const std::string& first);  // that name, and those of all strategies
 
 }  // namespace tool

@@ -58,4 +58,10 @@ std::string percent(double part, double whole) {
   return printed(value < 9.95 && value > 0 ? "%.1f%%" : "%.0f%%", value);
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list.append(list.empty() ? "" : ", ").append(name);
+  return list;
+}
+
 }  // namespace tool

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace tool {
 
@@ -14,5 +15,6 @@ std::string duration(double seconds);       // 3 ms, 4.2 s, 1:05 min, 2:10:07 h
 std::string clock_time(double seconds);     // 1:05, 2:10:07
 std::string rate(double per_second);        // 2,362 from 100 on, else 35.2
 std::string percent(double part, double whole);  // 2.1%
+std::string listed(const std::vector<std::string>& names);  // full, quest, window
 
 }  // namespace tool

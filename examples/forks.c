@@ -1,0 +1,104 @@
+/* Several questions about one document, from two threads: each has a fork of the mapped document, and pages are shared.
+ *
+ *     forks MODEL.gguf CACHE.kv "Question?" "Question?" ...
+ *
+ * The cache is what `ask` or `kvasir prefill` saved. Answers are printed in the order of the questions. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvasir.h"
+
+enum { THREADS = 2, ANSWER_BYTES = 4096 };
+
+typedef struct answer {
+  char text[ANSWER_BYTES]; /* terminated */
+  size_t size;
+} answer;
+
+/* What one thread works on: a session serves one call at a time, so that each has its own. */
+typedef struct work {
+  kv_session *fork;
+  char **questions;
+  answer *answers;
+  int first, count; /* questions first, first + THREADS, ... below count */
+  kv_status status;
+  kv_error error;
+} work;
+
+static int32_t keep_text(const char *text, size_t size, void *user) {
+  answer *to = user;
+  if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */
+  memcpy(to->text + to->size, text, size);
+  to->text[to->size += size] = '\0';
+  return 0;
+}
+
+static void *answer_some(void *of) {
+  work *mine = of;
+  int i;
+  /* An answer leaves nothing in the timeline (keep is 0), so that one fork does for all questions of a thread. */
+  for (i = mine->first; i < mine->count && mine->status == KV_OK; i += THREADS)
+    mine->status = kv_generate(mine->fork, mine->questions[i], strlen(mine->questions[i]), NULL, keep_text, &mine->answers[i], NULL,
+                               &mine->error);
+  return NULL;
+}
+
+/* Loads the document, forks it for each thread, and waits for all of them. */
+static kv_status answer_all(kv_model *model, const char *cache, char **questions, answer *answers, int count, kv_error *error) {
+  kv_session_options options;
+  kv_session *document = NULL;
+  pthread_t threads[THREADS];
+  work works[THREADS];
+  int i, started = 0;
+  kv_status status;
+  memset(works, 0, sizeof works);
+  kv_session_options_init(&options, sizeof options);
+  options.threads = 1; /* a fork computes in the thread that calls it, and forks have the options of what they came from */
+  status = kv_load(model, cache, &options, NULL, &document, error);
+  for (i = 0; i < THREADS && status == KV_OK; ++i) status = kv_fork(document, &works[i].fork, error);
+  kv_session_close(document); /* the forks keep what they share */
+  for (i = 0; i < THREADS && status == KV_OK; ++i) {
+    works[i].questions = questions;
+    works[i].answers = answers;
+    works[i].first = i;
+    works[i].count = count;
+    if (pthread_create(&threads[i], NULL, answer_some, &works[i]) != 0) {
+      error->status = status = KV_LIMIT;
+      snprintf(error->message, sizeof error->message, "thread %d cannot be started", i + 1);
+    } else {
+      ++started;
+    }
+  }
+  for (i = 0; i < THREADS; ++i) {
+    if (i < started) pthread_join(threads[i], NULL);
+    if (status == KV_OK && works[i].status != KV_OK) {
+      status = works[i].status;
+      *error = works[i].error;
+    }
+    kv_session_close(works[i].fork);
+  }
+  return status;
+}
+
+int main(int count, char **values) {
+  kv_model *model = NULL;
+  kv_error error;
+  kv_status status;
+  answer *answers;
+  int i;
+  if (count < 4) {
+    fprintf(stderr, "usage: %s MODEL.gguf CACHE.kv QUESTION...\n", values[0]);
+    return 2;
+  }
+  answers = calloc((size_t)(count - 3), sizeof *answers);
+  if (!answers) return 1;
+  status = kv_open(values[1], NULL, &model, &error);
+  if (status == KV_OK) status = answer_all(model, values[2], values + 3, answers, count - 3, &error);
+  for (i = 0; i < count - 3 && status == KV_OK; ++i) puts(answers[i].text);
+  if (status != KV_OK) fprintf(stderr, "%s: %s\n", kv_status_text(status), error.message);
+  kv_close(model);
+  free(answers);
+  return status == KV_OK ? 0 : 1;
+}

@@ -1,0 +1,109 @@
+/* Reading is stopped, saved, and goes on in another session; the answer is that of a document read at once.
+ *
+ *     resume MODEL.gguf DOCUMENT.txt CACHE.kv "Question?"
+ *
+ * An application would save when its window is closed, and go on when it is opened again: beside the cache it keeps the number of
+ * bytes that were read. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvasir.h"
+#include "read_file.h"
+
+enum { ANSWER_BYTES = 4096 };
+
+typedef struct answer {
+  char text[ANSWER_BYTES]; /* terminated */
+  size_t size;
+} answer;
+
+/* Stops as soon as something was read, as if somebody closed the window. */
+static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void *user) {
+  (void)total;
+  (void)user;
+  return phase == KV_PHASE_PREFILL && done > 0;
+}
+
+static int32_t keep_text(const char *text, size_t size, void *user) {
+  answer *to = user;
+  if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */
+  memcpy(to->text + to->size, text, size);
+  to->text[to->size += size] = '\0';
+  return 0;
+}
+
+static kv_status ask(kv_session *session, const char *question, answer *to, kv_error *error) {
+  to->text[to->size = 0] = '\0';
+  return kv_generate(session, question, strlen(question), NULL, keep_text, to, NULL, error);
+}
+
+static kv_status read_at_once(kv_model *model, const char *text, size_t size, const char *question, answer *to, kv_error *error) {
+  kv_session *session = NULL;
+  kv_status status = kv_session_open(model, NULL, &session, error);
+  if (status == KV_OK) status = kv_prefill(session, text, size, NULL, NULL, NULL, error);
+  if (status == KV_OK) status = ask(session, question, to, error);
+  kv_session_close(session);
+  return status;
+}
+
+/* Reads until it is stopped, and saves that. *bytes of the text are read then. */
+static kv_status read_a_part(kv_model *model, const char *text, size_t size, const char *cache, uint64_t *bytes, kv_error *error) {
+  kv_call_options options;
+  kv_session *session = NULL;
+  uint64_t tokens = 0;
+  kv_status status = kv_session_open(model, NULL, &session, error);
+  kv_call_options_init(&options, sizeof options);
+  options.progress = stop_early;
+  if (status == KV_OK) status = kv_prefill(session, text, size, &options, &tokens, bytes, error);
+  if (status == KV_OK || status == KV_CANCELLED) { /* KV_OK: it was over before it could be stopped */
+    fprintf(stderr, "%s: %llu tokens, %llu of %llu bytes\n", kv_status_text(status), (unsigned long long)tokens,
+            (unsigned long long)*bytes, (unsigned long long)size);
+    status = kv_save(session, cache, NULL, error);
+  }
+  kv_session_close(session);
+  return status;
+}
+
+/* Maps what was saved, and reads the text from there. */
+static kv_status read_the_rest(kv_model *model, const char *text, size_t size, const char *cache, const char *question, answer *to,
+                               kv_error *error) {
+  kv_session *session = NULL;
+  uint64_t tokens = 0;
+  kv_status status = kv_load(model, cache, NULL, NULL, &session, error);
+  if (status == KV_OK) status = kv_prefill(session, text, size, NULL, &tokens, NULL, error);
+  if (status == KV_OK) fprintf(stderr, "went on: %llu tokens\n", (unsigned long long)tokens);
+  if (status == KV_OK) status = ask(session, question, to, error);
+  kv_session_close(session);
+  return status;
+}
+
+int main(int count, char **values) {
+  static answer at_once, resumed;
+  kv_model *model = NULL;
+  kv_error error;
+  kv_status status;
+  uint64_t bytes = 0;
+  size_t size = 0;
+  char *text;
+  if (count != 5) {
+    fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt CACHE.kv QUESTION\n", values[0]);
+    return 2;
+  }
+  text = read_file(values[2], &size);
+  if (!text) return 1;
+  status = kv_open(values[1], NULL, &model, &error);
+  if (status == KV_OK) status = read_at_once(model, text, size, values[4], &at_once, &error);
+  if (status == KV_OK) status = read_a_part(model, text, size, values[3], &bytes, &error);
+  if (status == KV_OK) status = read_the_rest(model, text + bytes, size - bytes, values[3], values[4], &resumed, &error);
+  kv_close(model);
+  free(text);
+  if (status != KV_OK) {
+    fprintf(stderr, "%s: %s\n", kv_status_text(status), error.message);
+    return 1;
+  }
+  puts(resumed.text);
+  if (strcmp(at_once.text, resumed.text) == 0) return 0;
+  fprintf(stderr, "read at once, the answer is another: %s\n", at_once.text);
+  return 1;
+}
