@@ -143,8 +143,8 @@ typedef struct kv_model_options {
    * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there. Keys and values stay in the processor's
    * memory or the mapped file, and the processor attends the texts that are read. What is asked and answered by the strategy "bounded" the GPU attends
    * in its layers: it has a sketch of the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory
-   * is pinned. Other strategies, a memory_budget, dense layers, certificates and separate heads are attended by the processor; kv_stats says who did
-   * ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the library was built without
+   * is pinned. Other strategies, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
+   * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the library was built without
    * CUDA: KV_UNSUPPORTED. */
   const char *device;
   /* Bytes of the GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
@@ -381,6 +381,10 @@ typedef struct kv_generate_options {
   kv_cancel *cancel;
   kv_progress_fn progress;   /* while the question is read */
   void *progress_user;
+  /* 1: what the answer attends of the document is noted, for kv_trace. The answer is the same, and later by what scoring the tokens that were read
+   * once more takes; a GPU leaves attention to the processor meanwhile. 0 (default): it is not. */
+  uint32_t trace;
+  uint32_t reserved;         /* 0 */
 } kv_generate_options;
 
 KV_API void kv_generate_options_init(kv_generate_options *options, size_t size);
@@ -409,7 +413,7 @@ KV_API kv_status kv_generate(kv_session *session, const char *question, size_t s
                              kv_text_fn on_text, void *user, kv_answer *answer, kv_error *error);
 
 /* Pull style: one more token after what is in the timeline (raw continuation; no turn is opened), sampled as the options say (max_tokens, stop,
- * keep and callbacks are not used), appended to the timeline. *token is its id; *end is 1 when it ends the turn (may be NULL).
+ * keep, trace and callbacks are not used), appended to the timeline. *token is its id; *end is 1 when it ends the turn (may be NULL).
  * KV_BAD_STATE on an empty timeline; KV_CONTEXT_FULL. */
 KV_API kv_status kv_next(kv_session *session, const kv_generate_options *options, int32_t *token, int32_t *end,
                          kv_error *error);
@@ -432,6 +436,27 @@ KV_API kv_status kv_rewind(kv_session *session, uint64_t tokens, kv_error *error
 
 /* A second timeline that begins as an exact copy: pages are shared, each session writes only its own tail. The fork has the same options. */
 KV_API kv_status kv_fork(kv_session *session, kv_session **out, kv_error *error);
+
+/* Neighbouring tokens of the timeline. */
+typedef struct kv_span {
+  uint64_t first_token;     /* kv_session_tokens numbers them; kv_detokenize of these is the passage's text */
+  uint64_t tokens;
+  float share;              /* of all that was noted, 0 to 1 */
+  uint32_t reserved;        /* 0 */
+} kv_span;
+
+/* The passages of the document that the last answer attended, the largest share first: where the model looked, which is not a proof of what it says.
+ * For an answer of kv_generate with trace = 1, also one that was stopped. Noted is the attention of the question's last token, which gives the
+ * answer's first one, and of the answer's tokens that were read, in every layer and query head: a block of 16 tokens (8 where a head is longer than
+ * 128 elements) gets the square of the share of attention that it had, so that heads that look for something count and those that look everywhere do
+ * not. Only what the strategy read counts: not what it estimated by means, nor the timeline's first 4 tokens, on which attention rests whatever they
+ * say, nor conversation behind the document. Blocks with at least a twentieth of what the largest one has are told, 64 passages at most; neighbouring
+ * ones are one passage, so it may begin and end within a word. How much of the document was read kv_answer says.
+ * Writes up to `capacity` spans (NULL if 0) and how many there are to *count, whatever the capacity; none: *count is 0. The session keeps them until
+ * kv_generate, kv_score, kv_next, kv_prefill or kv_rewind begins to change the timeline; a fork begins without, and kv_save does not save them.
+ * KV_BAD_STATE (the last answer was not traced, or the timeline has changed since), KV_LIMIT (capacity is too small: what fits has been written),
+ * KV_NO_MEMORY, KV_BUSY. */
+KV_API kv_status kv_trace(kv_session *session, kv_span *spans, size_t capacity, size_t *count, kv_error *error);
 
 /* JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read, pages
  * touched, bytes of memory and of mapped file, timings. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL;

@@ -2,6 +2,7 @@ package kvasir_test
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"os/exec"
@@ -30,6 +31,23 @@ func TestTheFactIsAnswered(t *testing.T) {
 	expect(t, answer.QuestionTokens > 5 && answer.AnswerTokens >= uint64(len(pieces)), "%+v", answer)
 	expect(t, answer.FirstToken > 0 && answer.Total > answer.FirstToken && answer.TokensPresent > 0, "%+v", answer)
 	expect(t, ask(t, session) == whole, "a second answer is another one")
+}
+
+func TestAnAnswerTellsWhereItLooked(t *testing.T) {
+	session := load(t, nil)
+	_, err := session.Trace()
+	expect(t, errors.Is(err, kvasir.ErrBadState), "%v", err)
+	_, err = session.Generate(ctx, question, &kvasir.GenerateOptions{Trace: true}, nil)
+	check(t, err)
+	spans, err := session.Trace()
+	check(t, err)
+	expect(t, len(spans) > 0 && spans[0].Share > 0, "%v", spans)
+	tokens, err := session.Tokens()
+	check(t, err)
+	model := open(t)
+	text, err := model.Detokenize(tokens[spans[0].FirstToken:spans[0].FirstToken+spans[0].Tokens], 0)
+	check(t, err)
+	expect(t, strings.Contains(text, "482"), "it looked at %q", text)
 }
 
 func TestTheCommandLineAnswersAlike(t *testing.T) {

@@ -62,6 +62,9 @@ def main():
         pathlib.Path(folder, "kvasir.pc").write_text(
             "Name: kvasir\nDescription: as it was built\nVersion: 0\n"
             f'Libs: -L"{library}" -lkvasir\nCflags: -I"{include}"\n', encoding="utf-8")
+        for name in ["CC", "CXX"]:  # of "ccache gcc" Go's linker cannot find out what it can do, and links what the race detector cannot be in
+            if " " in os.environ.get(name, ""):
+                os.environ[name] = os.environ[name].split()[-1]
         os.environ.update(PKG_CONFIG_PATH=folder, LD_LIBRARY_PATH=library, GOTOOLCHAIN="local", GOPROXY="off", GOFLAGS="-buildvcs=false",
                           GOWORK="off", CGO_ENABLED="1")
         what()

@@ -19,6 +19,7 @@ type GenerateOptions struct {
 	Keep      bool         // the turn stays in the timeline; false: afterwards it is back where it was, exactly
 	Stop      []string     // strings that end the answer and are not part of it
 	Special   bool         // text of the question that spells a control token becomes that token; false: it is text
+	Trace     bool         // what the answer attends of the document is noted, for Session.Trace, at some cost
 	Progress  ProgressFunc // while the question is read
 }
 
@@ -63,6 +64,7 @@ func (s *Session) Generate(ctx context.Context, question string, options *Genera
 	o := options.Sampling.options()
 	o.max_tokens = C.uint32_t(options.MaxTokens)
 	o.keep = flag(options.Keep)
+	o.trace = flag(options.Trace)
 	o.stop, o.stop_count = memory.array("stop string", options.Stop)
 	if options.Special {
 		o.flags = C.KV_TOKENIZE_SPECIAL

@@ -177,6 +177,30 @@ func (s *Session) Tokens() ([]int32, error) {
 	return tokens, err
 }
 
+// Span is a passage of the document; Model.Detokenize of its tokens is its text.
+type Span struct {
+	FirstToken uint64 // of Session.Tokens
+	Tokens     uint64
+	Share      float32 // of all that was noted, 0 to 1
+}
+
+// Trace tells the passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it
+// says. For answers with GenerateOptions.Trace; ErrBadState for others, and when the timeline has changed since.
+func (s *Session) Trace() ([]Span, error) {
+	var raw []C.kv_span
+	err := s.do(func(e *C.kv_error) (status C.kv_status) {
+		raw, status = all(64, func(to *C.kv_span, capacity C.size_t, count *C.size_t) C.kv_status {
+			return C.kv_trace(s.ptr, to, capacity, count, e)
+		})
+		return status
+	})
+	spans := make([]Span, len(raw))
+	for i, span := range raw {
+		spans[i] = Span{uint64(span.first_token), uint64(span.tokens), float32(span.share)}
+	}
+	return spans, err
+}
+
 // Rewind goes back to the first so many tokens. Tokens that had left the window come back with the precision of their pages.
 // ErrBadArgument when there are fewer.
 func (s *Session) Rewind(tokens uint64) error {

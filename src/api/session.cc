@@ -214,6 +214,8 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     if (Status e = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL); !e.ok()) return e;
     if (Status e = api::check_text(question, size, "question"); !e.ok()) return e;
     if (o.keep > 1) return Status::error(Code::bad_argument, "keep is %u: use 0 or 1", o.keep);
+    if (o.trace > 1) return Status::error(Code::bad_argument, "trace is %u: use 0 or 1", o.trace);
+    if (o.reserved != 0) return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
     if (!o.stop && o.stop_count) return Status::error(Code::bad_argument, "stop is NULL and stop_count is %u", o.stop_count);
     if (answer)  // a wrong size is found before the work
       if (Status e = api::check_result(answer, "answer"); !e.ok()) return e;
@@ -221,6 +223,7 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     g.max_tokens = o.max_tokens ? o.max_tokens : 512;
     g.sampling = sampling_of(o);
     g.keep = o.keep;
+    g.trace = o.trace;
     g.parse_special = o.flags & KV_TOKENIZE_SPECIAL;
     for (uint32_t i = 0; i < o.stop_count; ++i) {
       if (!o.stop[i] || !*o.stop[i]) return Status::error(Code::bad_argument, "stop string %u is NULL or empty", i);
@@ -281,6 +284,16 @@ kv_status kv_fork(kv_session* session, kv_session** out, kv_error* error) {
     std::unique_ptr<Session> fork;
     if (Status e = s.fork(&fork); !e.ok()) return e;
     return handle_for(std::move(fork), std::move(handle), out);
+  });
+}
+
+kv_status kv_trace(kv_session* session, kv_span* spans, size_t capacity, size_t* count, kv_error* error) {
+  return api::exclusive(session, error, [&](const Session& s) -> Status {
+    std::vector<Trace::Passage> passages;
+    if (Status e = s.passages(&passages); !e.ok()) return e;
+    std::vector<kv_span> out;  // [passages]
+    for (const Trace::Passage& p : passages) out.push_back({p.first, p.tokens, static_cast<float>(p.share), 0});
+    return api::write_array(out.data(), out.size(), spans, capacity, count);
   });
 }
 

@@ -65,6 +65,7 @@ Status Attention::run(uint32_t layer, uint32_t first, uint32_t n, const float* q
   const uint64_t behind_sinks = store.pages().pages() > 1 ? store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
   const bool compare = plan.compare != CompareLevel::none;
+  if (trace_) trace_->begin_layer();
   if (compare) comparison_.begin(plan.compare, store.pages(), 1, n);
   if (!selector && totals && softcap_ != 0) {
     if (Status s = exact(layer, first, n, q, store, 0, cancel, out, totals); !s.ok()) return s;
@@ -75,6 +76,10 @@ Status Attention::run(uint32_t layer, uint32_t first, uint32_t n, const float* q
              : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
                               : selective(layer, first, n - first, 1, q, store, *selector, plan, memory, cancel,
                                           out + std::size_t{first} * config_.q_width(), totals ? totals + std::size_t{first} * config_.heads : nullptr);
+  if (trace_ && s.ok() && !cancel.fired()) {
+    if (!selector) trace_exact(layer, n, q, store, totals, cancel);
+    trace_->end_layer(totals + std::size_t{n - 1} * config_.heads, pool_);
+  }
   if (compare && s.ok() && !selector) s = compare_exact(layer, n, q, store, cancel, out);
   if (compare && s.ok() && !cancel.fired()) comparison_.end(kernels_, layer);
   for (const Worker& w : workers_) counts_ += w.counts;
@@ -225,8 +230,10 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
       selector.choose(query, &w.selector, &w.selection);
       if (!w.selection.intact) return failure.note(store.pages().damaged());
       list_rows = group / static_cast<uint32_t>(w.selection.lists.size());
-      if (Status s = attend_choice(layer, h, query.rows, row_of(state, query.first_row, dim), store, plan, cancel, &w); !s.ok())
-        return failure.note(std::move(s));
+      const AttentionState its = row_of(state, query.first_row, dim);
+      const bool traced = trace_ && first + t + 1 == count;
+      if (Status s = attend_choice(layer, h, query.rows, its, store, plan, traced, cancel, &w); !s.ok()) return failure.note(std::move(s));
+      if (traced) trace_near(layer, h, query.rows, query.token, store, its.m, &w);
       for (std::size_t i = 0; tail && i < w.selection.lists.size(); ++i) mark_unread(store.pages(), i, query.first_row / list_rows + i, &w);
     }
     if (tail && !attend_tails(layer, h, rows, list_rows, store, state, &w)) return failure.note(store.pages().damaged());
@@ -239,9 +246,9 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
   return std::move(failure).take();
 }
 
-// What was chosen for one token, whose rows and state these are.
+// What was chosen for one token, whose rows and state these are. traced: for trace_, too.
 Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
-                                const Plan& plan, const CancelLatch& cancel, Worker* w) const {
+                                const Plan& plan, bool traced, const CancelLatch& cancel, Worker* w) const {
   PageStore::Hold hold;
   const std::size_t lists = w->selection.lists.size();
   for (std::size_t i = 0; i < lists; ++i) {
@@ -252,6 +259,8 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
     if (!list.empty()) {
       if (Status s = store.pages().fetch(layer, head, w->selection.page_numbers[i], list.data(), &hold); !s.ok()) return s;
       attend_pages(layer, head, some, list.data(), static_cast<uint32_t>(list.size()), store, softcap_, cancel, its, w);
+      for (std::size_t p = 0; traced && p < list.size(); ++p)
+        trace_page(head, static_cast<uint32_t>(i), some, list[p], w->selection.page_numbers[i][p], its.m, w);
     }
     if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
   }

@@ -19,6 +19,7 @@
 #include "compute/thread_pool.h"
 #include "model/compare.h"
 #include "model/config.h"
+#include "model/trace.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
 
@@ -61,6 +62,9 @@ class Attention {
   // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are. Strategies choose by the scores as they are,
   // which are in the same order, and by totals of these; what they leave out does not take part by its means.
   void set_softcap(float cap) { softcap_ = cap; }
+
+  // From now on what the last token of a step attends is added to it, by run() exact or selective with totals and no cap; null: to nothing.
+  void set_trace(Trace* trace) { trace_ = trace; }
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
   // written, uncommitted rows. Of the tokens before `first` nothing is attended or written. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null; exact ones are
@@ -105,7 +109,7 @@ class Attention {
   // After exact(): what it gave against itself, as Comparison has it.
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
   Status attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
-                       const Plan& plan, const CancelLatch& cancel, Worker* worker) const;
+                       const Plan& plan, bool traced, const CancelLatch& cancel, Worker* worker) const;
   void mark_unread(const PageStore& pages, std::size_t list, std::size_t at, Worker* worker) const;
   bool attend_tails(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t list_rows, const KvStore& store, const AttentionState& state,
                     Worker* worker) const;
@@ -115,11 +119,15 @@ class Attention {
                    const KvStore& store, float cap, const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store, float cap,
                     const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
+  void trace_near(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t token, const KvStore& store, const float* bases, Worker* worker) const;
+  void trace_page(uint32_t head, uint32_t row, const QueryRows& rows, const PageRef& page, uint32_t number, const float* bases, Worker* worker) const;
+  void trace_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const float* totals, const CancelLatch& cancel);
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;
 
   const HeadShape config_;
   float softcap_ = 0;
+  Trace* trace_ = nullptr;
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;

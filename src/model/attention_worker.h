@@ -37,6 +37,7 @@ struct Attention::Worker {
   Array<float> near;         // as state: sinks and window by the scores as they are, where a cap is set
   Array<float> shifts;       // [block_rows]
   Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
+  Array<float> traced;       // [group][tokens of a page] scores
   ReadCounts counts;
   Comparison::Scratch compare;
 };

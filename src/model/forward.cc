@@ -37,7 +37,9 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   const CancelLatch cancel(step.cancel);
   resize(n);
-  const bool may_attend = model_->device_weights() && step.selector && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
+  attention_.set_trace(step.trace);
+  if (step.trace) step.trace->begin_step();
+  const bool may_attend = model_->device_weights() && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
   if (Status s = store->prepare(n, may_attend); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
   model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
@@ -47,8 +49,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 
   const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
   for (const std::unique_ptr<Stage>& stage : stages_) {
-    const char* why_not = "everything is read";
-    if (!step.selector || step.probe || step.asked)
+    const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
+    if (!step.selector || step.probe || step.asked || step.trace)
       stage->trim();
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
@@ -79,6 +81,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   }
   if (Status s = write_logits(step, n, cancel); !s.ok()) return s;
   if (cancel.fired()) return cancelled();
+  if (step.trace) step.trace->commit();
   if (step.queries) step.queries->commit(store->tokens(), n);
   const bool was_centred = !store->centre().empty();
   store->commit(n, kernels_, pool_);

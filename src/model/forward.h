@@ -27,6 +27,7 @@ struct ForwardStep {
   RecentQueries* queries = nullptr;   // where set, the step's newest queries are added to it
   IndexQueries* asked = nullptr;      // where set, the step's queries are written to it, from this token on
   uint32_t asked_at = 0;
+  Trace* trace = nullptr;             // where set, what the last token attends is added to it
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;            // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;

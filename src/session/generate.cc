@@ -37,6 +37,20 @@ struct Session::Restore {
   uint64_t logits_at;
 };
 
+// While it lives, what the tokens attend that choose the answer's is traced. What an answer before it attended is forgotten.
+struct Session::Tracing {
+  Tracing(Session* s, bool trace) : session(s) {
+    s->trace_.reset();
+    if (!trace) return;
+    const uint64_t document = s->turn_ == Turn::answer ? s->document_tokens_ : s->tokens_.size();
+    s->trace_ = std::make_unique<Trace>(s->model_->config().heads, s->store_.shape().page.block_tokens, document);
+    s->tracing_ = true;
+  }
+  ~Tracing() { session->tracing_ = false; }
+
+  Session* session;
+};
+
 // Bytes of tokens in, whole characters out, holding back what may be the beginning of a stop string.
 class Session::AnswerStream {
  public:
@@ -120,6 +134,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   if (Status s = make_room(tokens.size(), o.max_tokens); !s.ok()) return s;
   Restore restore(this);
   forward_->attention().reset_counts();
+  const Tracing tracing(this, o.trace);
   Status s;
   if (tokens.empty()) {
     s = refresh_logits(o.cancel);
@@ -176,6 +191,13 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   return held_text_counts && !stream.finish() ? stopped() : Status();
 }
 
+Status Session::passages(std::vector<Trace::Passage>* out) const {
+  if (!trace_ || trace_->steps() == 0)
+    return Status::error(Code::bad_state, "no answer was traced, or the timeline has changed since: set trace in the options of kv_generate");
+  *out = trace_->passages();
+  return {};
+}
+
 // Of the softmax; summed in double, because a large vocabulary has many small terms.
 static double log_probability(std::span<const float> logits, Token token) {
   const float top = *std::max_element(logits.begin(), logits.end());
@@ -190,6 +212,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   if (Status s = check_tokens(tokens); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   if (tokens.empty()) return {};
+  trace_.reset();
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
   if (Status s = prepare(cancel, std::move(prepare_report)); !s.ok()) return s;

@@ -92,6 +92,7 @@ Status Session::rewind(uint64_t tokens) {
 
 // Of all but the store, which has gone back already.
 void Session::forget_behind(uint64_t tokens) {
+  trace_.reset();
   queries_.rewind(tokens);
   if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);

@@ -108,6 +108,7 @@ Status Session::check_room(uint64_t more) const {
 Status Session::append(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done) {
   *done = 0;
+  if (!tracing_) trace_.reset();  // it is of an answer that is no longer the last thing that was done
   if (Status s = store_.check_budget(tokens_.size() + tokens.size()); !s.ok()) return s;
   try {
     return append_chunks(tokens, reading, all_logits, cancel, progress, done);
@@ -129,6 +130,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
     step.queries = recorded_queries();
+    if (tracing_ && *done + n == tokens.size()) step.trace = trace_.get();
     if (by_plan) {
       if (Status s = prepare_strategy(cancel, nullptr); !s.ok()) return s;
       if (Status s = choose_once(cancel); !s.ok()) return s;
@@ -395,6 +397,7 @@ Status Session::refresh_logits(const Cancel* cancel) {
   step.tokens = {&last, 1};
   step.cancel = cancel;
   step.queries = recorded_queries();
+  if (tracing_) step.trace = trace_.get();
   step.want = ForwardStep::Logits::last;
   logits_.resize(model_->config().vocabulary);
   step.logits = logits_.data();

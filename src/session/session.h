@@ -45,6 +45,7 @@ struct GenerateOptions {
   uint32_t max_tokens = 512;
   SamplingOptions sampling;
   bool keep = false;
+  bool trace = false;         // for passages()
   bool parse_special = false;
   std::vector<std::string> stop;
   const Cancel* cancel = nullptr;
@@ -108,11 +109,14 @@ class Session {
   const Model& model() const { return *model_; }
   const KvStore& store() const { return store_; }
   std::string stats_json() const;
+  // Of the last generate(), the largest share first. Code::bad_state: it was not traced, or the timeline has changed since.
+  Status passages(std::vector<Trace::Passage>* out) const;
 
  private:
   // What the end of the timeline is, so that the next text gets the right marks. Values are persisted.
   enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
   struct Restore;      // puts the timeline back unless told to keep it
+  struct Tracing;      // notes what an answer attends
   class AnswerStream;  // tokens to whole characters, with stop strings held back
 
   Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store);
@@ -180,6 +184,9 @@ class Session {
   uint64_t probed_at_ = 0;     // sealed tokens then
   std::unique_ptr<const Selector> probe_selector_;
   std::unique_ptr<const Selector> read_selector_;  // where documents are read sparsely
+
+  std::unique_ptr<Trace> trace_;  // of the last answer, where it was traced
+  bool tracing_ = false;          // while it is made
 
   // For stats.
   Plan plan_;

@@ -166,6 +166,7 @@ TEST_CASE("answering without memory leaves the timeline as it was") {
     kv_generate_options o;
     kv_generate_options_init(&o, sizeof o);
     o.max_tokens = 6;
+    o.trace = 1;
     const char* const stop[] = {"never to be seen, this string is"};
     o.stop = stop;
     o.stop_count = 1;

@@ -32,6 +32,7 @@ struct Outputs {
   kv_library_document document;
   kv_library_result result;
   kv_cache* cache;
+  kv_span spans[4];
 
   void fill() {
     std::memset(static_cast<void*>(this), 0x5A, sizeof *this);
@@ -54,7 +55,11 @@ struct Misuse {
 
 class Misuses {
  public:
-  Misuses() : session_(tiny_session(200)), empty_(open_session(tiny_model())), path_(folder_.file("a.kv")) {
+  Misuses() : session_(tiny_session(200)), empty_(open_session(tiny_model())), traced_(tiny_session(100)), path_(folder_.file("a.kv")) {
+    kv_generate_options traced;
+    kv_generate_options_init(&traced, sizeof traced);
+    traced.trace = 1, traced.max_tokens = 2;
+    REQUIRE(kv_generate(traced_.get(), "a", 1, &traced, nullptr, nullptr, nullptr, nullptr) == KV_OK);
     save(session_.get(), path_);
     add_model();
     add_tokens();
@@ -97,7 +102,7 @@ class Misuses {
   TempFolder folder_, library_folder_;
   kv_library* library_ = nullptr;
   std::unique_ptr<kv_cache, CloseCache> cache_;
-  Session session_, empty_;
+  Session session_, empty_, traced_;
   std::string path_;
   Outputs out_;
   std::vector<Misuse> table_;
@@ -258,7 +263,8 @@ void Misuses::add_generate_option(const char* how, std::function<void(kv_generat
     const kv_generate_options o = changed();
     return kv_generate(session_.get(), "a", 1, &o, nullptr, nullptr, &out_.answer, e);
   });
-  if (std::string_view(how).substr(0, 4) == "stop" || std::string_view(how) == "keep") return;  // kv_next does not use these
+  const std::string_view option = how;
+  if (option.substr(0, 4) == "stop" || option == "keep" || option == "trace" || option == "reserved") return;  // kv_next does not use these
   add("kv_next", how, [&, changed](kv_error* e) {
     const kv_generate_options o = changed();
     return kv_next(session_.get(), &o, &out_.token, &out_.end, e);
@@ -288,6 +294,8 @@ void Misuses::add_generate() {
   for (float x : {-1.0f, 0.0f, 1000.0f, nan_f}) add_generate_option("repetition_penalty", [x](auto* o) { o->repetition_penalty = x; });
   static const char* const with_null[] = {"a", nullptr};
   static const char* const with_empty[] = {"a", ""};
+  add_generate_option("trace", [](auto* o) { o->trace = 2; });
+  add_generate_option("reserved", [](auto* o) { o->reserved = 1; });
   add_generate_option("stop: no strings", [](auto* o) { o->stop_count = 1; });
   add_generate_option("stop: a NULL string", [](auto* o) { o->stop = with_null, o->stop_count = 2; });
   add_generate_option("stop: an empty string", [](auto* o) { o->stop = with_empty, o->stop_count = 2; });
@@ -322,6 +330,10 @@ void Misuses::add_timeline() {
   add("kv_rewind", "far beyond the end", [s](kv_error* e) { return kv_rewind(s, UINT64_MAX, e); });
   add("kv_fork", "session", [&](kv_error* e) { return kv_fork(nullptr, &out_.session, e); });
   add("kv_fork", "out", [s](kv_error* e) { return kv_fork(s, nullptr, e); });
+  add("kv_trace", "session", [&](kv_error* e) { return kv_trace(nullptr, out_.spans, 4, &out_.count, e); });
+  add("kv_trace", "spans", [&](kv_error* e) { return kv_trace(traced_.get(), nullptr, 4, &out_.count, e); });
+  add("kv_trace", "count", [&](kv_error* e) { return kv_trace(traced_.get(), out_.spans, 4, nullptr, e); });
+  add("kv_trace", "nothing traced", [&, s](kv_error* e) { return kv_trace(s, out_.spans, 4, &out_.count, e); }, KV_BAD_STATE);
   add("kv_stats", "session", [&](kv_error* e) { return kv_stats(nullptr, out_.text, 64, &out_.count, e); });
   add("kv_stats", "json", [&, s](kv_error* e) { return kv_stats(s, nullptr, 64, &out_.count, e); });
   add("kv_stats", "size", [&, s](kv_error* e) { return kv_stats(s, out_.text, 64, nullptr, e); });

@@ -56,6 +56,29 @@ class Documents(tool.InFolder):
         self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "1M", QUESTION), 5, "memory_budget")
         self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "20M", "--spill-folder", spilled / "nowhere", QUESTION), 3, "nowhere")
 
+    def test_passages_that_an_answer_attended_are_quoted(self):
+        document = self.file("short.txt", SHORT)
+        result = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, "--passages", 2, QUESTION), 0)
+        answer, first, *more = result.stdout.splitlines()
+        self.assertIn(CODE, answer)
+        self.assertRegex(first, r'^  [0-9.]+% at (4|5)[0-9.]+%: ".*' + FACT.replace(".", r"\.") + '.*"$')
+        self.assertLessEqual(len(more), 1)
+        plain = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, QUESTION), 0)
+        self.assertEqual(plain.stdout, answer + "\n")
+
+    def test_passages_are_in_json_and_of_a_library_too(self):
+        document = self.file("short.txt", SHORT)
+        asked = [run("ask", "-m", MODEL, "-f", document, "--json", "--passages", 3, QUESTION),
+                 run("library", "ask", self.folder / "books", "-m", MODEL, "-f", document, "--json", "--passages", 3, QUESTION)]
+        for answer in [self.expect_json(result)["answers"][0] for result in asked]:
+            passages = answer["passages"]
+            self.assertIn(len(passages), [1, 2, 3])
+            self.assertIn(FACT, passages[0]["text"])
+            self.assertGreater(passages[0]["share"], 0.2)
+            self.assertAlmostEqual(passages[0]["at"], 0.5, delta=0.1)
+            self.assertEqual(passages, sorted(passages, key=lambda p: -p["share"]))
+        self.assertNotIn("passages", self.expect_json(run("ask", "-m", MODEL, "-f", document, "--json", QUESTION))["answers"][0])
+
     def test_json_holds_source_and_answers(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
         first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION, "And the south gate?"))

@@ -333,6 +333,15 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
   auto separate = load(device_model(), read_file(), o);
   score(separate.get(), tokens);
   CHECK(because(*separate, "the heads choose each for itself"));
+  auto traced = load(device_model(), read_file(), bounded_options(200));
+  GenerateOptions passages;
+  passages.max_tokens = 4;
+  passages.trace = true;
+  ask(traced.get(), "Who?", passages);
+  CHECK(because(*traced, "passages are traced"));
+  passages.trace = false;
+  ask(traced.get(), "Who?", passages);
+  CHECK(attends(*traced));
   // A device with room for some layers, and one that other sessions fill.
   auto on_processor = load(mini_model(), read_file(), bounded_options(200));
   const std::vector<float> expected = score(on_processor.get(), tokens);

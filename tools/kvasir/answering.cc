@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "failure.h"
+#include "passages.h"
 #include "words.h"
 
 namespace tool {
@@ -94,10 +95,11 @@ int32_t append_text(const char* text, size_t size, void* string) {
   }
 }
 
-Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep) {
+Answer answer(Context& context, kv_session* session, const std::string& question, const SamplingFlags& flags, Keep keep, bool trace) {
   std::vector<const char*> stop;
   for (const std::string& text : flags.stop) stop.push_back(text.c_str());
-  const kv_generate_options options = generate_options(context, flags, keep, stop);
+  kv_generate_options options = generate_options(context, flags, keep, stop);
+  options.trace = trace ? 1 : 0;
   Answer result;
   result.facts.struct_size = sizeof result.facts;
   Stream stream{context, {}, nullptr};
@@ -129,16 +131,22 @@ std::vector<std::string> questions_of(const std::vector<std::string>& given, con
   return questions;
 }
 
-void answer_each(Context& context, kv_session* session, const std::vector<std::string>& questions, const SamplingFlags& flags) {
+void answer_each(Context& context, const kv_model* model, kv_session* session, const std::vector<std::string>& questions, const SamplingFlags& flags,
+                 uint32_t passages) {
   Json& answers = context.result["answers"] = Json::array();
   for (const std::string& question : questions) {
     if (context.terminal.chatty()) context.terminal.print_untrusted("\n> " + question + "\n");
-    const Answer given = answer(context, session, question, flags, Keep::no);
+    const Answer given = answer(context, session, question, flags, Keep::no, passages > 0);
+    const bool stopped = given.facts.stop_reason == KV_STOP_CANCELLED;
+    std::vector<AttendedPassage> attended;
+    if (passages > 0 && !stopped) attended = passages_of(model, session, passages);
+    print_passages(context, attended);
     context.terminal.note("  " + facts_line(given));
     Json entry = {{"question", question}, {"answer", given.text}};
+    if (passages > 0) entry["passages"] = passages_json(attended);
     entry.update(facts_json(given));
     answers.push_back(std::move(entry));
-    if (given.facts.stop_reason == KV_STOP_CANCELLED) throw Failure(exit_cancelled, "stopped");
+    if (stopped) throw Failure(exit_cancelled, "stopped");
   }
 }
 

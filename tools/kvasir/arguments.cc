@@ -15,6 +15,7 @@ void add_ask(Grammar& grammar) {
   add_strategy(command, &arguments->session);
   add_reading(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
+  add_passages(command, &arguments->passages);
   command->add_option("questions", arguments->questions, "Questions; none: one a line from standard input")
       ->type_name("TEXT");
   command->footer(
@@ -22,6 +23,8 @@ void add_ask(Grammar& grammar) {
       "Examples:\n"
       "  kvasir ask -m model.gguf -f book.txt --save book.kv \"Who is Irene Adler?\"\n"
       "      reads the book and keeps it; the second time it is mapped and answers at once\n"
+      "  kvasir ask -m model.gguf -c book.kv --passages 3 \"Who is Irene Adler?\"\n"
+      "      quotes what the answer attended most, with its share of that and how far into the document it is\n"
       "  kvasir ask -m model.gguf -c book.kv --strategy quest --budget 2% \"Who came at nine?\" \"And who at ten?\"\n"
       "  pdftotext report.pdf - | kvasir ask -m model.gguf -f - --json \"What does it conclude?\"");
 }

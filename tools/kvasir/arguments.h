@@ -80,6 +80,7 @@ struct AskArguments {
   SourceFlags source;
   SessionFlags session;
   SamplingFlags sampling;
+  uint32_t passages = 0;  // to quote under an answer
   std::vector<std::string> questions;
 };
 
@@ -110,6 +111,7 @@ struct LibraryAddArguments {
 struct LibraryAskArguments {
   LibraryAddArguments add;
   SamplingFlags sampling;
+  uint32_t passages = 0;  // to quote under an answer
   std::vector<std::string> questions;
 };
 

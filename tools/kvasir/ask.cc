@@ -16,7 +16,7 @@ void run_ask(Context& context, const AskArguments& arguments) {
   const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy, arguments.session.prefill});
   const Reading reading = open_reading(context, model.get(), arguments.source, flags);
   if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-  answer_each(context, reading.session.get(), questions, arguments.sampling);
+  answer_each(context, model.get(), reading.session.get(), questions, arguments.sampling, arguments.passages);
   if (reading.save_failure) throw *reading.save_failure;
 }
 

@@ -136,6 +136,10 @@ void add_strategy(CLI::App* app, SessionFlags* flags) {
   add_select_tokens(app, &flags->select_tokens);
 }
 
+void add_passages(CLI::App* app, uint32_t* target) {
+  count<uint32_t>(app, "--passages", target, 0, 64, "Quote under an answer the N passages of the document that it attended most [0]");
+}
+
 void add_sampling(CLI::App* app, SamplingFlags* flags) {
   const std::string group = "Sampling";
   const auto real = [=](const char* name, float* target, float least, float most, const char* help) {

@@ -63,6 +63,7 @@ void add_sparse_reading(CLI::App* app, SessionFlags* flags);
 void add_reading(CLI::App* app, SessionFlags* flags);
 void add_strategy(CLI::App* app, SessionFlags* flags);
 void add_sampling(CLI::App* app, SamplingFlags* flags);
+void add_passages(CLI::App* app, uint32_t* target);
 void add_document(CLI::App* app, SourceFlags* flags, const char* save_names, const char* save_help);
 void add_source(CLI::App* app, SourceFlags* flags);
 

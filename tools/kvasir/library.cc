@@ -118,7 +118,7 @@ void run_library_ask(Context& context, const LibraryAskArguments& arguments) {
   const Model model = open_model(context, arguments.add.model);
   const SessionFlags flags = with_calibration(context, arguments.add.model, model.get(), arguments.add.session, {arguments.add.session.strategy, arguments.add.session.prefill});
   const Session session = add(context, model.get(), arguments.add, flags);
-  answer_each(context, session.get(), questions, arguments.sampling);
+  answer_each(context, model.get(), session.get(), questions, arguments.sampling, arguments.passages);
 }
 
 void run_library_rename(Context& context, const LibraryRenameArguments& arguments) {
@@ -171,6 +171,7 @@ void add_library(Grammar& grammar) {
   add_reading_of(asking, &asked->add);
   add_strategy(asking, &asked->add.session);
   add_sampling(asking, &asked->sampling);
+  add_passages(asking, &asked->passages);
   asking->add_option("questions", asked->questions, "Questions; none: one a line from standard input")->type_name("TEXT");
   const auto [renaming, renamed] = inner.add("rename", "Give a document another name", run_library_rename);
   add_folder(renaming, &renamed->library);

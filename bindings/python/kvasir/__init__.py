@@ -28,7 +28,7 @@ from .library import Document, Library, LibraryResult
 from .model import Model, ModelInformation, inspect_model
 from .options import (AttentionOptions, CallOptions, GenerateOptions, LibraryOptions, ModelOptions, PackOptions, PrefillOptions,
                       SampleOptions, SessionOptions, StoreOptions)
-from .session import Answer, Next, Read, Session
+from .session import Answer, Next, Read, Session, Span
 from .stream import Stream
 
 __version__ = "0.1.0"
@@ -77,7 +77,7 @@ __all__ = [
     "Cancelled", "ContextFull", "Corrupt", "DeviceError", "Document", "Error", "FileInformation", "FilterWindow", "GenerateOptions",
     "Internal", "IoError", "KvType", "Library", "LibraryOptions", "LibraryResult", "Limit", "LogLevel", "Model", "ModelInformation",
     "ModelMismatch", "ModelOptions", "Next", "NoMemory", "NoSpace", "NotACache", "NotFound", "NumberType", "PackOptions",
-    "PackedInformation", "Permission", "Phase", "PrefillOptions", "Read", "SampleOptions", "Session", "SessionOptions", "Status",
+    "PackedInformation", "Permission", "Phase", "PrefillOptions", "Read", "SampleOptions", "Session", "SessionOptions", "Span", "Status",
     "StopReason", "StoreOptions", "Strategy", "Stream", "Unsupported", "Version", "build_info", "inspect", "inspect_model",
     "inspect_packed", "pack", "status_text", "strategies", "unpack", "verify", "version",
 ]

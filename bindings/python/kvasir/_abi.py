@@ -58,7 +58,12 @@ class kv_call_options(Structure):
 class kv_generate_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("max_tokens", c_uint32), ("temperature", c_float), ("top_k", c_uint32), ("top_p", c_float),
                 ("min_p", c_float), ("repetition_penalty", c_float), ("keep", c_uint32), ("seed", c_uint64), ("stop", POINTER(c_char_p)),
-                ("stop_count", c_uint32), ("flags", c_uint32), ("cancel", c_void_p), ("progress", PROGRESS_FN), ("progress_user", c_void_p)]
+                ("stop_count", c_uint32), ("flags", c_uint32), ("cancel", c_void_p), ("progress", PROGRESS_FN), ("progress_user", c_void_p),
+                ("trace", c_uint32), ("reserved", c_uint32)]
+
+
+class kv_span(Structure):
+    _fields_ = [("first_token", c_uint64), ("tokens", c_uint64), ("share", c_float), ("reserved", c_uint32)]
 
 
 class kv_answer(Structure):
@@ -142,6 +147,7 @@ _CALLS: Dict[str, List[Any]] = {
     "kv_score": [_P, _P, _Z, _P, _CALL],
     "kv_session_tokens": [_P, _P, _Z, POINTER(_Z)],
     "kv_rewind": [_P, c_uint64],
+    "kv_trace": [_P, _P, _Z, POINTER(_Z)],
     "kv_fork": [_P, _OUT],
     "kv_stats": [_P, _P, _Z, POINTER(_Z)],
     "kv_save": [_P, _S, _CALL],

@@ -95,6 +95,7 @@ class GenerateOptions(SampleOptions, total=False):
     keep: bool  # the turn stays in the timeline; otherwise that is afterwards where it was
     stop: Sequence[str]  # end the answer and are not part of it
     special: bool  # of the question
+    trace: bool  # what the answer attends of the document is noted, for Session.trace, at some cost
     progress: Optional[Progress]  # while the question is read
 
 

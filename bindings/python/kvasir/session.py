@@ -39,6 +39,14 @@ class Answer(NamedTuple):
     tokens_present: int  # and how many full attention would have read
 
 
+class Span(NamedTuple):
+    """A passage of the document; Model.detokenize of its tokens is its text."""
+
+    first_token: int  # of Session.tokens
+    tokens: int
+    share: float  # of all that was noted, 0 to 1
+
+
 class Next(NamedTuple):
     token: int
     end: bool  # this token ends the turn
@@ -165,6 +173,13 @@ class Session(Handle):
             except Error as error:
                 if error.status != Status.LIMIT or count.value <= ids.size:
                     raise
+
+    def trace(self) -> List[Span]:
+        """The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it
+        says. For answers with trace=True; BadState for others, and when the timeline has changed since."""
+        owner, spans, count = self._live(), (_abi.kv_span * 64)(), c_size_t()  # the library tells no more
+        call(lib.kv_trace, owner, spans, len(spans), byref(count))
+        return [Span(span.first_token, span.tokens, span.share) for span in spans[: count.value]]
 
     def rewind(self, tokens: int) -> None:
         """Goes back to the first `tokens` tokens. BadArgument when there are fewer."""

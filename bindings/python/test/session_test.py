@@ -27,6 +27,15 @@ class Sessions(Case):
         tool = subprocess.run([os.environ["KVASIR_TOOL"], "ask", "-m", MODEL, "-c", path, QUESTION], capture_output=True, text=True, timeout=100)
         self.assertEqual(tool.stdout.splitlines()[-1:], [answer.text], tool.stderr)
 
+    def test_an_answer_tells_where_it_looked(self):
+        session = self.reader()
+        self.assertStatus(Status.BAD_STATE, "", session.trace)
+        session.generate(QUESTION, trace=True)
+        spans = session.trace()
+        at = spans[0].first_token
+        self.assertIn(b"482", self.model.detokenize(session.tokens[at : at + spans[0].tokens]))
+        self.assertEqual([span.share for span in spans], sorted((span.share for span in spans), reverse=True))
+
     def test_a_stream_has_the_pieces_of_the_answer(self):
         session, pieces = self.reader(), []
         answer = session.generate(QUESTION, lambda piece: pieces.append(piece), stop=["907"])

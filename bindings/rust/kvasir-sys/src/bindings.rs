@@ -185,6 +185,8 @@ pub struct kv_generate_options {
     pub cancel: *mut kv_cancel,
     pub progress: kv_progress_fn,
     pub progress_user: *mut ::std::os::raw::c_void,
+    pub trace: u32,
+    pub reserved: u32,
 }
 pub const KV_STOP_END_OF_TURN: kv_stop_reason = 1;
 pub const KV_STOP_STRING: kv_stop_reason = 2;
@@ -203,6 +205,14 @@ pub struct kv_answer {
     pub total_ns: u64,
     pub tokens_read: u64,
     pub tokens_present: u64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_span {
+    pub first_token: u64,
+    pub tokens: u64,
+    pub share: f32,
+    pub reserved: u32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -459,6 +469,7 @@ extern "C" {
     ) -> kv_status;
     pub fn kv_rewind(session: *mut kv_session, tokens: u64, error: *mut kv_error) -> kv_status;
     pub fn kv_fork(session: *mut kv_session, out: *mut *mut kv_session, error: *mut kv_error) -> kv_status;
+    pub fn kv_trace(session: *mut kv_session, spans: *mut kv_span, capacity: usize, count: *mut usize, error: *mut kv_error) -> kv_status;
     pub fn kv_stats(
         session: *mut kv_session,
         json: *mut ::std::os::raw::c_char,

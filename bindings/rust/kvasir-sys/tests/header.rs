@@ -61,12 +61,13 @@ fn layouts_are_those_of_the_header() {
             takes_head_graphs }
         kv_call_options { struct_size flags cancel progress progress_user }
         kv_generate_options { struct_size max_tokens temperature top_k top_p min_p repetition_penalty keep seed stop stop_count flags cancel
-            progress progress_user }
+            progress progress_user trace reserved }
         kv_answer { struct_size stop_reason question_tokens answer_tokens first_token_ns total_ns tokens_read tokens_present }
         kv_file_information { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers kv_heads head_dim kv_type model_name }
         kv_pack_options { struct_size level cancel progress progress_user }
         kv_packed_information { struct_size packed_version file_bytes document_bytes tokens format_version level layers kv_heads head_dim
             reserved model_name }
+        kv_span { first_token tokens share reserved }
         kv_library_options { struct_size flags most_bytes log log_user }
         kv_library_document { struct_size status file_bytes tokens last_used name model_name fingerprint }
         kv_library_session_options { struct_size flags name session cancel progress progress_user }
@@ -81,8 +82,17 @@ fn layouts_are_those_of_the_header() {
     }
     let source = env::temp_dir().join(format!("kvasir-layouts-{}.c", std::process::id()));
     std::fs::write(&source, c).unwrap();
-    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let run = Command::new(compiler).arg("-std=c11").arg("-fsyntax-only").arg("-I").arg(include()).arg(&source).output().unwrap();
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let mut words = compiler.split_whitespace(); // as "ccache gcc"
+    let run = Command::new(words.next().unwrap())
+        .args(words)
+        .arg("-std=c11")
+        .arg("-fsyntax-only")
+        .arg("-I")
+        .arg(include())
+        .arg(&source)
+        .output()
+        .unwrap();
     std::fs::remove_file(&source).unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }

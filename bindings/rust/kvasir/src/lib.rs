@@ -73,7 +73,7 @@ pub use error::{Error, Failure, Result};
 pub use library::{Document, Found, Library, Problem};
 pub use model::{Model, ModelInfo, Tokenize};
 pub use options::*;
-pub use session::{Answer, Next, Read, Session, StopReason};
+pub use session::{Answer, Next, Read, Session, Span, StopReason};
 pub use stream::{Continuation, Stream};
 
 /// What a strategy takes and its defaults.

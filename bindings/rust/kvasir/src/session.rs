@@ -67,6 +67,16 @@ pub struct Answer {
     pub tokens_present: u64,
 }
 
+/// A passage of the document, of [`Session::trace`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// Of [`Session::tokens`]; the model's `detokenize` gives their text.
+    pub first_token: u64,
+    pub tokens: u64,
+    /// Of all that was noted, 0 to 1.
+    pub share: f32,
+}
+
 /// One token, of [`Session::next_token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
@@ -218,6 +228,18 @@ impl Session {
         let Shared { log, model, .. } = &*self.shared;
         // SAFETY: the session is open.
         Session::over(model.clone(), log.clone(), |out, error| unsafe { sys::kv_fork(self.raw(), out, error) })
+    }
+
+    /// The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it says.
+    /// For answers with [`GenerateOptions::trace`]; `Error::BadState` for others, and when the timeline has changed since.
+    pub fn trace(&self) -> Result<Vec<Span>> {
+        let nothing = sys::kv_span { first_token: 0, tokens: 0, share: 0.0, reserved: 0 };
+        let mut spans = vec![nothing; 64]; // the library tells no more
+        let mut count = 0;
+        // SAFETY: the session is open; there is room for as many as are said.
+        call(|error| unsafe { sys::kv_trace(self.raw(), spans.as_mut_ptr(), spans.len(), &mut count, error) })?;
+        spans.truncate(count);
+        Ok(spans.iter().map(|span| Span { first_token: span.first_token, tokens: span.tokens, share: span.share }).collect())
     }
 
     /// JSON about the timeline and the last decode: tokens, pages, strategy, budget, memory, times.

@@ -130,6 +130,8 @@ options! {
             keep: bool,
             /// The same seed and input give the same answer.
             seed: u64,
+            /// `true`: what the answer attends of the document is noted, for `Session::trace`, at some cost; a GPU leaves attention to the processor.
+            trace: bool,
         }
         flags {
             /// Text of the question that spells a control token becomes that token.

@@ -23,6 +23,18 @@ fn a_fact_is_found_in_what_was_read_and_in_what_was_saved() {
 }
 
 #[test]
+fn an_answer_tells_where_it_looked() {
+    let mut session = reader();
+    assert!(matches!(session.trace().unwrap_err(), kvasir::Error::BadState(_)));
+    session.generate(QUESTION, &GenerateOptions::new().trace(true), |_| ControlFlow::Continue(())).unwrap();
+    let (spans, tokens) = (session.trace().unwrap(), session.tokens().unwrap());
+    let first = spans[0].first_token as usize;
+    let text = session.model().detokenize(&tokens[first..first + spans[0].tokens as usize], false).unwrap();
+    assert!(String::from_utf8_lossy(&text).contains("482"), "{text:?}");
+    assert!(spans.windows(2).all(|pair| pair[0].share >= pair[1].share) && spans[0].share > 0.0);
+}
+
+#[test]
 fn callback_and_stream_give_what_ask_gives() {
     let mut session = reader();
     let whole = session.ask(QUESTION).unwrap();
