@@ -8,14 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "answer.h"
 #include "kvasir.h"
 
-enum { THREADS = 2, ANSWER_BYTES = 4096 };
-
-typedef struct answer {
-  char text[ANSWER_BYTES]; /* terminated */
-  size_t size;
-} answer;
+enum { THREADS = 2 };
 
 /* What one thread works on: a session serves one call at a time, so that each has its own. */
 typedef struct work {
@@ -26,14 +22,6 @@ typedef struct work {
   kv_status status;
   kv_error error;
 } work;
-
-static int32_t keep_text(const char *text, size_t size, void *user) {
-  answer *to = user;
-  if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */
-  memcpy(to->text + to->size, text, size);
-  to->text[to->size += size] = '\0';
-  return 0;
-}
 
 static void *answer_some(void *of) {
   work *mine = of;

@@ -8,29 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "answer.h"
 #include "kvasir.h"
 #include "read_file.h"
-
-enum { ANSWER_BYTES = 4096 };
-
-typedef struct answer {
-  char text[ANSWER_BYTES]; /* terminated */
-  size_t size;
-} answer;
 
 /* Stops as soon as something was read, as if somebody closed the window. */
 static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void *user) {
   (void)total;
   (void)user;
   return phase == KV_PHASE_PREFILL && done > 0;
-}
-
-static int32_t keep_text(const char *text, size_t size, void *user) {
-  answer *to = user;
-  if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */
-  memcpy(to->text + to->size, text, size);
-  to->text[to->size += size] = '\0';
-  return 0;
 }
 
 static kv_status ask(kv_session *session, const char *question, answer *to, kv_error *error) {

@@ -144,8 +144,8 @@ typedef struct kv_model_options {
    * memory or the mapped file, and the processor attends the texts that are read. What is asked and answered by the strategy "bounded" the GPU attends
    * in its layers: it has a sketch of the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory
    * is pinned. Other strategies, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
-   * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the library was built without
-   * CUDA: KV_UNSUPPORTED. */
+   * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the
+   * library was built without CUDA: KV_UNSUPPORTED. */
   const char *device;
   /* Bytes of the GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
    * would. A session for whose attention there is no room left is attended by the processor. */
@@ -197,8 +197,8 @@ KV_API kv_status kv_model_inspect(const char *path, kv_model_information *info, 
 KV_API kv_status kv_tokenize(const kv_model *model, const char *text, size_t size, uint32_t flags, int32_t *tokens,
                              size_t capacity, size_t *count, kv_error *error);
 
-/* The reverse: bytes to text, their number to *size. Control tokens are left out unless KV_TOKENIZE_SPECIAL. Not terminated. Where the tokenizer begins
- * a text with a space of its own (SentencePiece), that of the first token is left out. */
+/* The reverse: bytes to text, their number to *size. Control tokens are left out unless KV_TOKENIZE_SPECIAL. Not terminated. Where the tokenizer
+ * begins a text with a space of its own (SentencePiece), that of the first token is left out. */
 KV_API kv_status kv_detokenize(const kv_model *model, const int32_t *tokens, size_t count, uint32_t flags, char *text,
                                size_t capacity, size_t *size, kv_error *error);
 

@@ -48,7 +48,7 @@ type Answer struct {
 // Generate asks: it puts the question in the model's turn and answers it through onText, in whole UTF-8 characters as they are made. An error of
 // onText stops the answer: ErrCancelled, and that error. options and onText may be nil. With Keep, a stopped or failed call leaves the
 // whole tokens made so far; without, the timeline is as before.
-// ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (empty timeline and empty question), ErrNoMemory, ErrLimit (MemoryBudget
+// ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (an empty timeline, and a question without a token), ErrNoMemory, ErrLimit (MemoryBudget
 // has no room for the question), ErrCorrupt (a damaged page of a mapped file was met), ErrBusy.
 func (s *Session) Generate(ctx context.Context, question string, options *GenerateOptions, onText func(text string) error) (answer Answer, err error) {
 	defer raise(&err)

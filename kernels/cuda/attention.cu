@@ -288,7 +288,8 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
       const uint32_t first = lane % lanes * 4;
-      const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first)), v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
+      const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first));
+      const uint2 v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
       if (stays && first_row == 0) {
         uint8_t* its = hot_page(kv, a.hot, turn, head, i);
 #pragma unroll

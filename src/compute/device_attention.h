@@ -41,8 +41,8 @@ struct DeviceKv {
   uint32_t window_rows;
 };
 
-// Pages that stay in the device's memory from one token to the next, which chooses a third to a half of them again: those of the last choice. A step of one token copies
-// what it reads, from the other half or from the processor's memory, so that nothing has to be looked for or to make room. Of one layer.
+// Pages that stay in the device's memory from one token to the next, which chooses a third to a half of them again: those of the last choice. A step of
+// one token copies what it reads, from the other half or from the processor's memory, so that nothing has to make room. Of one layer.
 struct DeviceHotPages {
   uint32_t room;          // pages of a KV head that stay, the first ones of its list; 0: none
   std::size_t page_size;  // bytes: a page, then its tokens' scales

@@ -67,9 +67,9 @@ class Attention {
   void set_trace(Trace* trace) { trace_ = trace; }
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
-  // written, uncommitted rows. Of the tokens before `first` nothing is attended or written. selector null: exact. totals: [n][heads] ln of the sum of e^score that each query attended, or null; exact ones are
-  // of the scores as they are also where a cap is set, which is a second pass. When cancelled both are meaningless. Code::corrupt when a page of a
-  // mapped file is damaged.
+  // written, uncommitted rows. Of the tokens before `first` nothing is attended or written. selector null: exact. totals: [n][heads] ln of the sum of
+  // e^score that each query attended, or null; exact ones are of the scores as they are also where a cap is set, which is a second pass. When
+  // cancelled both are meaningless. Code::corrupt when a page of a mapped file is damaged.
   Status run(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
              const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
 
@@ -104,8 +104,8 @@ class Attention {
   void choose_for_block(uint32_t layer, uint32_t head, uint32_t count, const QueryRows& rows, const KvStore& store, const Selector& selector,
                         uint64_t budget, const AttentionState& near, Worker* worker) const;
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
-  Status selective(uint32_t layer, uint32_t first, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
-                   const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
+  Status selective(uint32_t layer, uint32_t first, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
+                   const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
   // After exact(): what it gave against itself, as Comparison has it.
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
   Status attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
