@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/memory.h"
+#include "fault_count.h"
 
 namespace {
 
@@ -44,6 +45,7 @@ FailingAllocations::FailingAllocations(long first, bool once) {
 FailingAllocations::~FailingAllocations() {
   counting = false;
   kvasir::allocation_fault = nullptr;
+  if (reached()) count_faults(only_once ? "allocation fails, once" : "allocation fails, and all after it");
 }
 
 bool FailingAllocations::reached() const { return seen > first_failing; }

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <string_view>
 
+#include "fault_count.h"
 #include "os/os.h"
 
 namespace failing_files {
@@ -27,6 +28,7 @@ inline int planned(const char* operation, const char*) {
   if (name == "remove" || name == "lock") return 0;
   const long now = plan.seen++;
   const bool hits = plan.first >= 0 && (plan.once ? now == plan.first : now >= plan.first);
+  if (hits && now == plan.first) count_faults(plan.once ? "file operation fails, once" : "file operation fails, and all after it");
   return hits ? plan.error : 0;
 }
 

@@ -3,6 +3,7 @@
 #include <random>
 #include <thread>
 
+#include "fault_count.h"
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -20,7 +21,9 @@ class FireLater {
           std::this_thread::sleep_for(delay);
           fired_ = std::chrono::steady_clock::now();
           kv_cancel_fire(cancel);
-        }) {}
+        }) {
+    count_faults("cancelled at a random moment");
+  }
   ~FireLater() {
     if (thread_.joinable()) thread_.join();
   }

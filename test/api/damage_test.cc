@@ -3,6 +3,7 @@
 #include <fstream>
 #include <set>
 
+#include "fault_count.h"
 #include "helpers.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
@@ -84,6 +85,7 @@ TEST_CASE("a file that was cut or grew is refused wherever it happened") {
     write_file(saved.path(), {saved.bytes().begin(), saved.bytes().begin() + static_cast<std::ptrdiff_t>(n)});
     const kv_status s = try_load(saved.path());
     CHECK(s == (n == 0 ? KV_NOT_A_CACHE : KV_CORRUPT));
+    count_faults("file cut, or with something at its end");
     CHECK(inspect(saved.path()) == s);
     CHECK(kv_file_verify(saved.path().c_str(), nullptr, nullptr) == s);
   }
@@ -102,6 +104,7 @@ TEST_CASE("a changed bit of the header is found when the file is opened") {
     kv_error error{};
     const kv_status s = try_load(saved.path(), 0, nullptr, &error);
     CAPTURE(at);
+    count_faults("bits flipped");
     CHECK_MESSAGE((s == KV_CORRUPT || (at < 8 && s == KV_NOT_A_CACHE)), error.message);
     file.seekp(static_cast<std::streamoff>(at)).put(static_cast<char>(saved.bytes()[at])).flush();
   }
@@ -118,6 +121,7 @@ TEST_CASE("a changed byte of a small section is found by loading, one of the pag
     const bool lazy = kind >= SectionKind::pages && kind <= SectionKind::means;
     for (uint64_t at : {uint64_t{0}, place.size / 2, place.size - 1}) {
       saved.flip(place.offset + at);
+      count_faults("bits flipped");
       kv_error error{};
       CHECK(try_load(saved.path(), 0, nullptr, &error) == (lazy ? KV_OK : KV_CORRUPT));
       CHECK(try_load(saved.path(), KV_LOAD_VERIFY, nullptr, &error) == KV_CORRUPT);
@@ -146,6 +150,7 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
         CAPTURE(std::string(kvasir::format::name_of(kind)));
         CAPTURE(at);
         saved.flip(place.offset + at);
+        count_faults("bits flipped");
         kv_session* out = nullptr;
         REQUIRE(try_load(saved.path(), 0, &out) == KV_OK);
         const Session session(out);

@@ -98,6 +98,7 @@ TEST_CASE("interruptions and transfers in parts are no failures") {
   const Session session = tiny_session(300);
   for (kvasir::os::Fault f : {interrupt_every_second, transfer_in_parts}) {
     const WithFault fault(f);
+    count_faults("interruptions or short transfers", 2);
     save(session.get(), path);
     const Session loaded = load(tiny_model(), path, KV_LOAD_VERIFY);
     CHECK(peek(loaded.get(), 4) == peek(session.get(), 4));

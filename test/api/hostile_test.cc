@@ -5,6 +5,7 @@
 #include <random>
 
 #include "compute/kernels.h"
+#include "fault_count.h"
 #include "helpers.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
@@ -109,6 +110,7 @@ TEST_CASE("numbers that are none among scales, bounds and means") {
         CAPTURE(static_cast<int>(pattern[0]));
         File file = good_file();
         fill(&file, kind, pattern);
+        count_faults("facts that lie behind sound checksums");
         const std::string& path = scratch.hold(std::move(file));
         kv_session* session = nullptr;
         kv_session_options o = small_options();
@@ -130,6 +132,7 @@ TEST_CASE("numbers that are none in the full-precision parts are refused") {
       uint64_t size = 0;
       file.section(kind, &size);
       file.put(kind, size - 4, 4, bits);
+      count_faults("facts that lie behind sound checksums");
       CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
@@ -141,6 +144,7 @@ TEST_CASE("tokens that the model does not have are refused") {
     for (uint64_t at : {0u, 699u}) {
       File file = good_file();
       file.put(SectionKind::tokens, at * 4, 4, token);
+      count_faults("facts that lie behind sound checksums");
       CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
@@ -173,6 +177,7 @@ TEST_CASE("facts of a timeline that contradict each other are refused") {
       if (value == now(field.at, field.size)) continue;
       File file = good_file();
       file.put(SectionKind::state, field.at, field.size, value);
+      count_faults("facts that lie behind sound checksums");
       CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
@@ -201,6 +206,7 @@ TEST_CASE("a header that contradicts the model is refused") {
       if (value == samples::get(good_file().bytes, at, 4)) continue;
       File file = good_file();
       samples::put(file.bytes, at, 4, value);
+      count_faults("facts that lie behind sound checksums");
       const bool no_model = at == place_vocabulary && value == 0;  // as kv_cache_save writes it
       CHECK(try_load(scratch.hold(std::move(file))) == (no_model ? KV_MODEL_MISMATCH : KV_CORRUPT));
     }
@@ -224,6 +230,7 @@ TEST_CASE("random changes behind matching checksums") {
     const uint64_t at = file.section(kind, &size);
     for (uint64_t changes = 1 + below(30); changes > 0; --changes) file.bytes[at + below(size)] = static_cast<uint8_t>(below(256));
     if (round % 4 == 0) file.bytes[kvasir::format::place_layers + below(2200)] ^= static_cast<uint8_t>(1u << below(8));
+    count_faults("random damage behind repaired checksums");
     Session session;
     const kv_status s = try_load(scratch.hold(std::move(file)), &session);
     CHECK((allowed(s) || s == KV_MODEL_MISMATCH || s == KV_VERSION || s == KV_CONTEXT_FULL));

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "failing_allocations.h"
+#include "fault_count.h"
 #include "helpers.h"
 #include "os/os.h"
 #include "store/cache_header.h"
@@ -768,7 +769,11 @@ TEST_CASE("a library whose Nth file operation fails") {
       must_get(library.get(), tiny_model(), text, ask);
       const std::size_t descriptors = open_descriptors();
       fail_at = {n, 0, failure};
-      kvasir::os::fault = [](const char*, const char*) { return fail_at.seen++ == fail_at.at ? fail_at.error : 0; };
+      kvasir::os::fault = [](const char*, const char*) {
+        const bool hits = fail_at.seen++ == fail_at.at;
+        if (hits) count_faults("file operation fails, once");
+        return hits ? fail_at.error : 0;
+      };
       kv_library* opened = nullptr;
       (void)kv_library_open(folder.path().c_str(), nullptr, &opened, nullptr);
       Got got = get(library.get(), tiny_model(), longer, ask);

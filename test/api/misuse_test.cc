@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "fault_count.h"
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -583,6 +584,7 @@ TEST_CASE("a wrong call gets its code and a message and changes nothing") {
     std::memcpy(before.data(), &misuses.out(), sizeof(Outputs));
     kv_error error{};
     error.status = -1;
+    count_faults("wrong call");
     CHECK(m.call(&error) == m.expected);
     CHECK(error.status == m.expected);
     CHECK(std::string_view(error.message).size() > 5);

@@ -127,6 +127,7 @@ class Disk {
         CAPTURE(static_cast<int>(kind));
         check_(left.path());
         ++cuts_;
+        count_faults("power is cut");
       }
     }
   }

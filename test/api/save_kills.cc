@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "fault_count.h"
 #include "kvasir.h"
 #include "temp_folder.h"
 
@@ -96,6 +97,7 @@ bool kill_one(const Documents& documents, Work work, const std::string& path, To
   while (told->started == before && waitpid(child, nullptr, WNOHANG) == 0) usleep(50);
   usleep(time);
   kill(child, SIGKILL);
+  count_faults("process killed");
   int status = 0;
   require(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "a child writes until it is killed");
   const uint64_t started = told->started, finished = told->finished, version = documents.version_of(work, path);

@@ -125,6 +125,7 @@ class Library(tool.InFolder):
             time.sleep(chance.uniform(0, 1.1 * whole))
             process.send_signal(signal.SIGKILL)
             process.wait()
+            tool.count_faults("process killed")
             if i % 10 == 9 or i == KILLS - 1:
                 for document in self.documents():  # opens the library: what the killed have left is removed
                     self.assertEqual(document["status"], 0, document)

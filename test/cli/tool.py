@@ -24,6 +24,13 @@ CODE = "4821907"
 SHORT = BOOK[2000:5000] + " " + FACT + " " + BOOK[5000:8000]
 
 
+def count_faults(kind, cases=1):
+    """As test/fault_count.h does."""
+    if os.environ.get("KVASIR_FAULT_COUNTS"):
+        with open(os.environ["KVASIR_FAULT_COUNTS"], "a", encoding="utf-8") as out:
+            out.write(f"{cases}\t{kind}\n")
+
+
 def run(*arguments, stdin="", timeout=600, **options):
     """Without a terminal; stdin is text."""
     return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True,

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "fault_count.h"
+
 namespace fs = std::filesystem;
 
 // False when the file cannot be read.
@@ -35,6 +37,7 @@ int main(int argc, char** argv) {
         return 1;
       }
       ++count;
+      count_faults("input that fuzzing found, again");
     }
   }
   std::printf("%zu inputs\n", count);

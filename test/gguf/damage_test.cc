@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 
+#include "fault_count.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_builder.h"
 
@@ -68,6 +69,7 @@ TEST_CASE("no file that is cut short parses") {
   for (std::size_t size = 0; size < whole.size(); ++size) {
     CAPTURE(size);
     CHECK(!survives(Bytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size))));
+    count_faults("model file cut");
   }
 }
 
@@ -76,6 +78,7 @@ TEST_CASE("no flipped bit crashes the parser") {
   for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
     Bytes bytes = whole;
     bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    count_faults("model file with a bit flipped");
     survives(bytes);
   }
 }
@@ -100,6 +103,7 @@ TEST_CASE("no random damage crashes the parser") {
                       bytes.begin() + static_cast<std::ptrdiff_t>(at));
       }
     }
+    count_faults("model file with random damage");
     accepted += survives(bytes);
   }
   CHECK(accepted > 1000);  // the damage is not so heavy that nothing beyond the header is tried

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "fault_count.h"
 #include "store/cache_file.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
@@ -75,6 +76,7 @@ TEST_CASE("a flipped bit of the header is found") {
     REQUIRE(pwrite(fd, &damaged, 1, static_cast<off_t>(bit / 8)) == 1);
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
+    count_faults("bits flipped");
     const bool other_magic = bit / 8 < 4 && s.code() == Code::not_a_cache;
     if (s.code() != Code::corrupt && !other_magic) FAIL_CHECK("bit ", bit, ": ", s.message());
     REQUIRE(pwrite(fd, &specimen.sound[bit / 8], 1, static_cast<off_t>(bit / 8)) == 1);
@@ -103,6 +105,7 @@ TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only s
     REQUIRE(pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()));
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
+    count_faults("bits flipped, checksums repaired");
     // A section's size may change within its last block: the block's checksum then differs.
     if (s.ok() && file->verify_all(nullptr, nullptr).ok() != is_fact(bit / 8)) FAIL_CHECK("bit ", bit, " was missed");
   }
@@ -115,6 +118,7 @@ TEST_CASE("a file cut off anywhere is refused") {
     REQUIRE(truncate(specimen.path.c_str(), static_cast<off_t>(size)) == 0);
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
+    count_faults("file cut, or with something at its end");
     if (s.code() != code) FAIL_CHECK("cut at ", size, ": ", s.message());
   };
   for (uint64_t step = 1; step <= 64; ++step) cut(specimen.sound.size() - step, Code::corrupt);
@@ -128,6 +132,7 @@ TEST_CASE("bytes after the end are refused") {
   for (std::size_t tail : {1u, 8u, 4096u, 65536u}) {
     std::vector<uint8_t> bytes = specimen.sound;
     bytes.resize(bytes.size() + tail);
+    count_faults("file cut, or with something at its end");
     const Status s = specimen.opened(bytes);
     CHECK(s.code() == Code::corrupt);
     CHECK(s.offset() == specimen.sound.size());
@@ -156,6 +161,7 @@ TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where t
     CAPTURE(damage.name);
     std::vector<uint8_t> bytes = specimen.sound;
     damage.apply(bytes);
+    count_faults("parts swapped, doubled or zeroed");
     Status s;
     const auto file = specimen.open(bytes, &s);
     REQUIRE_MESSAGE(s.ok(), s.message());
@@ -184,6 +190,7 @@ TEST_CASE("blocks swapped together with their checksums are found by their posit
   const uint64_t table = get(bytes, entry + format::entry_table_offset, 8);
   swap_ranges(bytes, pages + 2 * 4096, pages + 5 * 4096, 4096);
   swap_ranges(bytes, table + 2 * 8, table + 5 * 8, 8);
+  count_faults("parts swapped, doubled or zeroed");
   put(bytes, entry + format::entry_table_checksum, 8, checksum(bytes.data() + table, 20 * 8, table));
   samples::repair_header(bytes);
   Status s;
@@ -206,6 +213,7 @@ TEST_CASE("every byte of the checksum tables matters") {
     REQUIRE(pwrite(fd, &damaged, 1, static_cast<off_t>(i)) == 1);
     std::shared_ptr<const CacheFile> file;
     CHECK(CacheFile::open(specimen.path, &file).code() == Code::corrupt);
+    count_faults("bits flipped");
     REQUIRE(pwrite(fd, &specimen.sound[i], 1, static_cast<off_t>(i)) == 1);
   }
   close(fd);
@@ -219,6 +227,7 @@ TEST_CASE("bytes between the sections are zero, and verify_all looks") {
     std::vector<uint8_t> bytes = specimen.sound;
     REQUIRE(bytes[place] == 0);
     bytes[place] = 1;
+    count_faults("bits flipped");
     Status s;
     const auto file = specimen.open(bytes, &s);
     REQUIRE(s.ok());
@@ -350,6 +359,7 @@ TEST_CASE("hostile section tables are refused behind sound checksums") {
     put(bytes, change.place, change.bytes, change.value);
     for (bool all : {false, true}) {
       all ? samples::repair(bytes) : samples::repair_header(bytes);
+      count_faults("facts that lie behind sound checksums");
       const Status s = specimen.opened(bytes);
       CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
     }
@@ -367,6 +377,7 @@ TEST_CASE("random damage with repaired checksums never leads a reader astray") {
     }
     if (random() % 4 == 0) bytes.resize(random() % bytes.size());
     samples::repair(bytes);
+    count_faults("random damage behind repaired checksums");
     Status s;
     if (const auto file = specimen.open(bytes, &s)) touch_everything(*file);
   }

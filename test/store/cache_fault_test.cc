@@ -10,6 +10,7 @@
 #include <new>
 #include <random>
 
+#include "fault_count.h"
 #include "failing_allocations.h"
 #include "failing_files.h"
 #include "store/cache_file.h"
@@ -97,6 +98,7 @@ TEST_CASE("interrupted calls and short transfers are continued") {
   const std::string path = folder.file("a.kv");
   for (os::Fault hook : {interrupt_every_second, transfer_in_parts}) {
     WithFault fault(hook);
+    count_faults("interruptions or short transfers");
     const Status s = samples::save(path, samples::parts(3), 3);
     CHECK_MESSAGE(s.ok(), s.message());
     CHECK(samples::holds(path, samples::parts(3), 3));
@@ -184,6 +186,7 @@ TEST_CASE("a save past the process's file size limit fails without its signal") 
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   REQUIRE(samples::save(path, samples::parts(1), 1).ok());
+  count_faults("limit of the process");
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {  // SIGXFSZ has its default action: it would end this process
@@ -216,6 +219,7 @@ TEST_CASE("a process killed while it saves leaves a whole file under the path") 
     }
     usleep(static_cast<useconds_t>(1000 + random() % 20'000));
     REQUIRE(kill(child, SIGKILL) == 0);
+    count_faults("process killed");
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child);
     CHECK(WIFSIGNALED(status));

@@ -191,11 +191,13 @@ TEST_CASE("a flipped bit of a packed header is found, also with its checksum mad
     CAPTURE(bit);
     Bytes file = specimen.packed;
     file[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    count_faults("bits flipped");
     const Status s = specimen.unpacked(file);
     CHECK((s.code() == Code::corrupt || (bit / 8 < 8 && s.code() == Code::not_a_cache)));
     CHECK(s.message()[0] != 0);
     if (bit / 8 >= packed::place_checksum) continue;
     repair_header(file);
+    count_faults("bits flipped, checksums repaired");
     const Status repaired = specimen.unpacked(file);
     if (repaired.ok()) {  // what is for people, or fewer pages than whole extents have
       const uint64_t place = bit / 8;
@@ -216,12 +218,14 @@ TEST_CASE("a flipped bit of a packed body is found at its chunk, also with the c
     CAPTURE(at);
     Bytes file = specimen.packed;
     file[at] ^= static_cast<uint8_t>(1u << at % 8);
+    count_faults("bits flipped");
     const Status s = specimen.unpacked(file);
     CHECK(s.code() == Code::corrupt);
     const uint64_t chunk = *(std::upper_bound(chunks.begin(), chunks.end(), at) - 1);
     CHECK(s.offset() == chunk);
     if (at - chunk < packed::chunk_header_bytes) continue;
     repair_chunk(file, chunk);
+    count_faults("bits flipped, checksums repaired");
     CHECK(specimen.unpacked(file).code() == Code::corrupt);
   }
 }
@@ -233,6 +237,7 @@ TEST_CASE("a packed file that is cut off or has something at its end is refused,
     Bytes file(specimen.packed.begin(), specimen.packed.begin() + static_cast<std::ptrdiff_t>(size));
     const Status s = specimen.unpacked(file);
     CHECK(s.code() == (size == 0 ? Code::not_a_cache : Code::corrupt));
+    count_faults("file cut, or with something at its end");
     if (size < packed::header_bytes) continue;
     samples::put(file, packed::place_packed_bytes, 8, size);
     repair_header(file);
@@ -241,6 +246,7 @@ TEST_CASE("a packed file that is cut off or has something at its end is refused,
   for (std::size_t more : {1u, 16u, 4096u}) {
     Bytes file = specimen.packed;
     file.resize(file.size() + more);
+    count_faults("file cut, or with something at its end");
     CHECK(specimen.unpacked(file).offset() == specimen.packed.size());
     samples::put(file, packed::place_packed_bytes, 8, file.size());
     repair_header(file);
@@ -253,6 +259,7 @@ TEST_CASE("chunks that changed places, and chunks of another document, are found
   const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
   const auto at = [](Bytes& file, uint64_t i) { return file.begin() + static_cast<std::ptrdiff_t>(i); };
   Bytes swapped = specimen.packed;
+  count_faults("parts swapped, doubled or zeroed", 2);
   std::rotate(at(swapped, chunks[0]), at(swapped, chunks[1]), at(swapped, chunks[2]));
   CHECK(specimen.unpacked(swapped).code() == Code::corrupt);
   for (uint64_t chunk : chunks_of(swapped)) repair_chunk(swapped, chunk);
@@ -266,6 +273,7 @@ TEST_CASE("a packed file that promises too little, too much or the impossible is
                        uint64_t{1} << 62, UINT64_MAX}) {
     CAPTURE(lie);
     Bytes file = specimen.packed;
+    count_faults("facts that lie behind sound checksums");
     samples::put(file, packed::place_document_bytes, 8, lie);
     repair_header(file);
     CHECK(specimen.unpacked(file).code() == Code::corrupt);
@@ -358,6 +366,7 @@ TEST_CASE("packing goes on after interruptions and short transfers") {
   Specimen specimen(document(2));
   for (os::Fault hook : {interrupt_every_second, transfer_in_parts}) {
     const WithFault fault(hook);
+    count_faults("interruptions or short transfers", 2);
     CHECK(pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr).ok());
     CHECK(unpack(specimen.packed_path, specimen.back, nullptr, nullptr).ok());
     CHECK(read_file(specimen.back) == specimen.plain);

@@ -225,6 +225,7 @@ TEST_CASE("a file that is cut while it is mapped is an error for what is gone, a
   REQUIRE(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());
   const uint64_t end = saved.offset_of(0, 0, 100) + 1000;
   REQUIRE(truncate(saved.path.c_str(), static_cast<off_t>(end)) == 0);
+  count_faults("file cut while it is mapped");
   CHECK(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());  // they were read before
   CHECK(same(refs[0], 0, 0, 99));
   CHECK(same(refs[1], 0, 0, 150));
@@ -286,6 +287,7 @@ TEST_CASE("a disk that fails is an error with the system's reason, and later rea
   REQUIRE(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());
   {
     const failing_files::WithFault fault(fail_reads);
+    count_faults("file operation fails, and all after it");
     CHECK(store.fetch(0, 1, std::vector<uint32_t>{50}, refs.data(), &hold).ok());  // is there
     const Status s = store.fetch(0, 1, numbers, refs.data(), &hold);
     CHECK(s.code() == Code::io);
@@ -295,6 +297,7 @@ TEST_CASE("a disk that fails is an error with the system's reason, and later rea
   }
   for (os::Fault f : {failing_files::transfer_in_parts, failing_files::interrupt_every_second}) {
     const failing_files::WithFault fault(f);
+    count_faults("interruptions or short transfers");
     store.set_cache_limit(PageCache::by_itself);
     REQUIRE(store.fetch(0, 1, numbers, refs.data(), &hold).ok());
     for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 0, 1, numbers[i]));
