@@ -191,6 +191,7 @@ KV_API kv_status kv_model_inspect(const char *path, kv_model_information *info, 
 
 #define KV_TOKENIZE_SPECIAL 1u  /* text that spells a control token becomes that token (otherwise it is text) */
 #define KV_TOKENIZE_BOS 2u      /* begin with the begin-of-text token, if the model wants one */
+#define KV_TOKENIZE_DOCUMENT 4u /* as kv_prefill reads the text into an empty session: that token, and the opening of the chat format's turn */
 
 /* Writes up to `capacity` ids to tokens (NULL if 0) and the number that the whole text has to *count, whatever the capacity.
  * KV_LIMIT when capacity is too small (what fits has been written). Any thread. Time is linear in the size. */
@@ -739,6 +740,20 @@ KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_
  * (KV_BAD_ARGUMENT). Otherwise errors of kv_load. options->flags: KV_LOAD_VERIFY. */
 KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
                                const kv_call_options *options, kv_cache **out, kv_error *error);
+
+/* A session over what is in the cache: a document that another engine has read, also on other machines (kv_cache_save, kv_cache_load), is asked by
+ * the model at home, and saved by kv_save like any other. tokens: the cache's, from the first on; count: as many as it holds. options->flags:
+ * KV_TOKENIZE_DOCUMENT, where they are what kv_tokenize made with it, so that questions get the chat format's turns; otherwise the session is as
+ * after kv_prefill_tokens. Keys are those of the model's own file: after RoPE, with the file's order of channels, in which files of the
+ * architecture "llama" interleave the two halves that engines of other formats rotate (channel i of half h is channel 2 i + h).
+ * Pages are shared with the cache, which stays as it is. What is not sealed, at most window and a page of tokens, is read again by the model, with
+ * progress (KV_PHASE_PREFILL) and cancel: what strategies learn from reading comes from there. It is compared with what the cache has: weights of
+ * another precision pass, keys of another model, of other positions or in another order do not (KV_MODEL_MISMATCH). window and kv_type are the cache's.
+ * KV_BAD_ARGUMENT (count), KV_BAD_STATE (a step is not complete), KV_MODEL_MISMATCH, KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT (memory_budget), KV_CORRUPT
+ * (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY: the cache is as it was. */
+KV_API kv_status kv_session_from_cache(kv_model *model, kv_cache *cache, const int32_t *tokens, size_t count,
+                                       const kv_session_options *session_options, const kv_call_options *options, kv_session **out,
+                                       kv_error *error);
 
 /* JSON, as kv_stats: tokens (of complete steps), sealed_pages, window_tokens, step_tokens, private_bytes, mapped_bytes, spilled_bytes, memory_budget,
  * strategy_planned, budget_tokens, tokens_read and tokens_present of all attention so far, and more. */

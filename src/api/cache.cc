@@ -156,6 +156,27 @@ kv_status kv_cache_load(const kv_cache_shape* shape, const char* path, const kv_
   });
 }
 
+kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens, size_t count, const kv_session_options* session_options,
+                                const kv_call_options* options, kv_session** out, kv_error* error) {
+  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    if (!tokens) return Status::error(Code::bad_argument, "tokens is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    SessionOptions so;
+    if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
+    kv_call_options o;
+    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT); !s.ok()) return s;
+    auto handle = std::make_unique<kv_session>();
+    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, o.flags & KV_TOKENIZE_DOCUMENT, flag_of(o.cancel),
+                                  api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
+        !s.ok())
+      return s;
+    *out = handle.release();
+    return {};
+  });
+}
+
 kv_status kv_cache_stats(kv_cache* cache, char* json, size_t capacity, size_t* size, kv_error* error) {
   return api::exclusive(cache, error, [&](const BareCache& c) {
     const std::string text = c.stats_json();

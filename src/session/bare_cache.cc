@@ -111,12 +111,24 @@ Status BareCache::fork(std::unique_ptr<BareCache>* out) {
   return {};
 }
 
-// Before something is done with the whole timeline, which goes on with the sketch that its next token would ask for.
-Status BareCache::settle(const char* what) {
+// Before something is done with the whole timeline.
+Status BareCache::commit_complete(const char* what) {
   if (step_tokens_ > 0 && !complete())
     return Status::error(Code::bad_state, "the step of %u tokens has %u of %u layers: update the others or truncate before the cache is %s",
                          step_tokens_, updated_, options_.shape.layers, what);
   if (step_tokens_ > 0) commit();
+  return {};
+}
+
+Status BareCache::finish(const KvStore** out) {
+  if (Status s = commit_complete("taken over"); !s.ok()) return s;
+  *out = &store_;
+  return {};
+}
+
+// The same, and it goes on with the sketch that its next token would ask for.
+Status BareCache::settle(const char* what) {
+  if (Status s = commit_complete(what); !s.ok()) return s;
   return prepare_sketch(make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {}));
 }
 

@@ -65,6 +65,9 @@ class BareCache {
   Status attention(const BareQuery& query);
   Status truncate(uint64_t tokens);
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress);
+  const HeadShape& shape() const { return options_.shape; }
+  // The whole timeline, until the next call. Code::bad_state: a step is not complete.
+  Status finish(const KvStore** out);
   uint64_t tokens() const { return store_.tokens() + (complete() ? step_tokens_ : 0); }
   std::string stats_json() const;
 
@@ -76,6 +79,7 @@ class BareCache {
   bool complete() const { return step_tokens_ > 0 && updated_ == options_.shape.layers; }
   Status begin_step(uint32_t tokens);
   Status settle(const char* what);
+  Status commit_complete(const char* what);
   void commit();
   Status prepare_sketch(const Plan& plan);
   Status plan_step(uint32_t tokens);

@@ -10,13 +10,18 @@ namespace kvasir {
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                                 Array<uint32_t>* lengths) const {
+  if (turn_ == Turn::empty) return encode_first(*model_, text, parse_special, cancel, out, lengths);
   const Tokenizer& tokenizer = model_->tokenizer();
-  const bool first = turn_ == Turn::empty;
-  const std::string_view marks = first ? chat_marks(model_->chat()).document_open : std::string_view();
-  if (first && tokenizer.add_bos()) out->push_back(tokenizer.bos()), lengths->push_back(0);
-  const Tokenizer::Part parts[] = {{marks, true}, {text, parse_special}};
-  const bool text_start = first || tokenizer.starts_text(tokens_.back());
-  return tokenizer.encode(parts, text_start, out, {lengths, cancel});
+  const Tokenizer::Part part = {text, parse_special};
+  return tokenizer.encode({&part, 1}, tokenizer.starts_text(tokens_.back()), out, {lengths, cancel});
+}
+
+Status Session::encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
+                             Array<uint32_t>* lengths) {
+  const Tokenizer& tokenizer = model.tokenizer();
+  if (tokenizer.add_bos()) out->push_back(tokenizer.bos()), lengths->push_back(0);
+  const Tokenizer::Part parts[] = {{chat_marks(model.chat()).document_open, true}, {text, parse_special}};
+  return tokenizer.encode(parts, true, out, {lengths, cancel});
 }
 
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report report,

@@ -26,6 +26,8 @@
 
 namespace kvasir {
 
+class BareCache;
+
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
 
 struct SessionOptions {
@@ -73,11 +75,18 @@ class Session {
   static Status load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
                      const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report reading = {});
+  // Over the pages of a cache that another engine has filled with these tokens, of this model; the newest ones are read again and compared.
+  // document: they are what encode_document() makes of a text. Codes as kv_session_from_cache.
+  static Status adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, bool document,
+                      const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out);
   Status fork(std::unique_ptr<Session>* out) const;
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
                  uint64_t* tokens_done, uint64_t* bytes_done);
-  // The tokens that prefill() would read, and the bytes of marks and text that each stands for.
+  // The tokens that prefill() would read into a timeline that is empty, and the bytes of marks and text that each stands for.
+  static Status encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
+                             Array<uint32_t>* lengths);
+  // The same for this timeline.
   Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out, Array<uint32_t>* lengths) const;
   // Reads tokens from encode_document(), all or those from some point on.
   Status read_document(std::span<const Token> tokens, const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
@@ -128,6 +137,7 @@ class Session {
                 uint64_t* done);
   Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
+  Status read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
   void plan_step(ForwardStep* step);

@@ -121,6 +121,9 @@ class KvStore {
   // Some queries were not there to find representatives by; from now on there are none.
   void forget_representatives() { representatives_.forget(); }
 
+  // Until it is built again.
+  void forget_sketch() { sketch_.clear(); }
+
   // Takes the representatives that another store found in the same tokens.
   void take_representatives(KvStore&& other) { representatives_ = std::move(other.representatives_); }
 

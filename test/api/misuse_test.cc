@@ -15,6 +15,8 @@ using namespace api_test;
 
 namespace {
 
+constexpr int32_t some_ids[] = {3};
+
 // Everything that a call may write, filled with a pattern that no call would.
 struct Outputs {
   kv_model* model;
@@ -161,7 +163,7 @@ void Misuses::add_tokens() {
   add("kv_tokenize", "text", [&](kv_error* e) { return kv_tokenize(tiny_model(), nullptr, 1, 0, out_.tokens, 4, &out_.count, e); });
   add("kv_tokenize", "tokens", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, nullptr, 4, &out_.count, e); });
   add("kv_tokenize", "count", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, out_.tokens, 4, nullptr, e); });
-  add("kv_tokenize", "flags", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 4, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "flags", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 8, out_.tokens, 4, &out_.count, e); });
   static const int32_t ids[] = {5, 6};
   add("kv_detokenize", "model", [&](kv_error* e) { return kv_detokenize(nullptr, ids, 2, 0, out_.text, 64, &out_.count, e); });
   add("kv_detokenize", "tokens", [&](kv_error* e) { return kv_detokenize(tiny_model(), nullptr, 2, 0, out_.text, 64, &out_.count, e); });
@@ -566,6 +568,27 @@ void Misuses::add_caches() {
   add("kv_cache_load", "out", [&, shape](kv_error* e) { return kv_cache_load(&shape, path_.c_str(), nullptr, nullptr, nullptr, e); });
   add("kv_cache_load", "a session's file", [&, shape](kv_error* e) { return kv_cache_load(&shape, path_.c_str(), nullptr, nullptr, &out_.cache, e); },
       KV_MODEL_MISMATCH);
+  add("kv_session_from_cache", "cache", [&](kv_error* e) {
+    return kv_session_from_cache(tiny_model(), nullptr, some_ids, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_from_cache", "model", [&, made](kv_error* e) {
+    return kv_session_from_cache(nullptr, made, some_ids, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_from_cache", "tokens", [&, made](kv_error* e) {
+    return kv_session_from_cache(tiny_model(), made, nullptr, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_from_cache", "out", [&, made](kv_error* e) {
+    return kv_session_from_cache(tiny_model(), made, some_ids, 1, nullptr, nullptr, nullptr, e);
+  });
+  kv_call_options flags;
+  kv_call_options_init(&flags, sizeof flags);
+  flags.flags = 8;
+  add("kv_session_from_cache", "flags", [&, made, flags](kv_error* e) {
+    return kv_session_from_cache(tiny_model(), made, some_ids, 1, nullptr, &flags, &out_.session, e);
+  });
+  add("kv_session_from_cache", "another shape", [&, made](kv_error* e) {
+    return kv_session_from_cache(tiny_model(), made, some_ids, 1, nullptr, nullptr, &out_.session, e);
+  }, KV_MODEL_MISMATCH);
   add("kv_cache_stats", "cache", [&](kv_error* e) { return kv_cache_stats(nullptr, out_.text, 64, &out_.count, e); });
   add("kv_cache_stats", "json", [&, made](kv_error* e) { return kv_cache_stats(made, nullptr, 64, &out_.count, e); });
   add("kv_cache_stats", "size", [&, made](kv_error* e) { return kv_cache_stats(made, out_.text, 64, nullptr, e); });

@@ -351,7 +351,6 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
 }
 
 TEST_CASE("attention shares sum up with the others to one, and are the softmax") {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const Kernels* k : test::all_kernels()) {
     Random random(12);
     for (uint32_t i = 0; i < 200; ++i) {
@@ -451,7 +450,6 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
 }
 
 TEST_CASE("pages attended by their means add what the reference adds") {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
       Random random(head_dim + 17);

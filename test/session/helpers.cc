@@ -8,13 +8,17 @@
 
 namespace kvasir::test {
 
-std::vector<Token> book_tokens(std::size_t n) {
+std::string book_text(std::size_t bytes) {
   static const std::string text = [] {
     std::ifstream in(EXAMPLES "/demo.txt", std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   }();
+  return text.substr(0, bytes);
+}
+
+std::vector<Token> book_tokens(std::size_t n) {
   Array<Token> ids;
-  const Status s = mini_model()->tokenizer().encode(std::string_view(text).substr(0, 8 * n), false, true, &ids);
+  const Status s = mini_model()->tokenizer().encode(book_text(8 * n), false, true, &ids);
   REQUIRE(s.ok());
   REQUIRE(ids.size() >= n);
   return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n)};

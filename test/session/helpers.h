@@ -38,6 +38,8 @@ inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model,
   return session;
 }
 
+// The first bytes of its book.
+std::string book_text(std::size_t bytes);
 // Tokens that are text to the mini model: the first `n` of its book.
 std::vector<Token> book_tokens(std::size_t n);
 
