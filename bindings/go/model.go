@@ -141,6 +141,8 @@ type TokenizeFlags uint32
 const (
 	TokenizeSpecial TokenizeFlags = C.KV_TOKENIZE_SPECIAL // text that spells a control token becomes that token (otherwise it is text), and back
 	TokenizeBOS     TokenizeFlags = C.KV_TOKENIZE_BOS     // begin with the begin-of-text token, if the model wants one. Not for Detokenize
+	// As Prefill reads the text into a new session, with the opening of the chat format's turn. Not for Detokenize
+	TokenizeDocument TokenizeFlags = C.KV_TOKENIZE_DOCUMENT
 )
 
 // Tokenize returns the ids of the text's tokens. Its time is linear in the size.

@@ -13,7 +13,7 @@ LOG_FN = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 HEADER_VERSION = 100  # KV_VERSION_NUMBER
 NO_OFFSET = 2**64 - 1
 
-TOKENIZE_SPECIAL, TOKENIZE_BOS = 1, 2
+TOKENIZE_SPECIAL, TOKENIZE_BOS, TOKENIZE_DOCUMENT = 1, 2, 4
 LOAD_VERIFY = 1
 LIBRARY_VERIFY = 16
 
@@ -170,6 +170,7 @@ _CALLS: Dict[str, List[Any]] = {
     "kv_cache_fork": [_P, _OUT],
     "kv_cache_save": [_P, _S, _CALL],
     "kv_cache_load": [POINTER(kv_cache_shape), _S, POINTER(kv_cache_options), _CALL, _OUT],
+    "kv_session_from_cache": [_P, _P, _P, _Z, POINTER(kv_session_options), _CALL, _OUT],
     "kv_cache_stats": [_P, _P, _Z, POINTER(_Z)],
 }
 

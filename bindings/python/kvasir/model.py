@@ -16,6 +16,7 @@ from .options import CallOptions, ModelOptions, Path, Progress, SessionOptions, 
 from .session import Session
 
 if TYPE_CHECKING:
+    from .cache import Cache
     from typing_extensions import Unpack
 
 
@@ -71,10 +72,12 @@ class Model(Handle):
         call(lib.kv_model_info, self._live(), byref(info))
         return ModelInformation(**values(info))
 
-    def tokenize(self, text: Text, *, special: bool = False, bos: bool = False) -> npt.NDArray[np.int32]:
-        """Ids, int32 [count]. `special`: text that spells a control token becomes that token. `bos`: begin as the model wants it."""
+    def tokenize(self, text: Text, *, special: bool = False, bos: bool = False, document: bool = False) -> npt.NDArray[np.int32]:
+        """Ids, int32 [count]. `special`: text that spells a control token becomes that token. `bos`: begin as the model wants it. `document`: as a new
+        session's prefill reads the text, with the opening of the chat format's turn."""
         owner, encoded = self._live(), as_bytes(text)
         flags = (_abi.TOKENIZE_SPECIAL if special else 0) | (_abi.TOKENIZE_BOS if bos else 0)
+        flags |= _abi.TOKENIZE_DOCUMENT if document else 0
         count = c_size_t(len(encoded) // 3 + 16)
         while True:
             tokens = np.empty(count.value, np.int32)
@@ -117,5 +120,20 @@ class Model(Handle):
         how.flags = _abi.LOAD_VERIFY if verify else 0
         begin = [as_uint("tokens", tokens, 64)] if tokens else []
         watch.run(lib.kv_load_prefix if tokens else lib.kv_load, owner, as_string("path", path), *begin, byref(filled), byref(how),
+                  session._new(owner.keep, log_of(filled)))
+        return session
+
+    def session_from_cache(self, cache: Cache, tokens: npt.ArrayLike, *, document: bool = False, cancel: Optional[Cancel] = None,
+                           progress: Optional[Progress] = None, **options: Unpack[SessionOptions]) -> Session:
+        """A session over the keys and values of `tokens` that another engine has put into a cache, whose pages it shares. Keys are those of the model's
+        file: in files of the architecture "llama" two halves that other formats rotate are interleaved. `document`: the tokens are what
+        tokenize(document=True) makes. The newest ones are read again and compared.
+
+        BadArgument (another number of tokens), BadState (a step is not complete), ModelMismatch, ContextFull, Cancelled, Limit, Corrupt, NoMemory, Busy."""
+        owner, session, watch, ids = self._live(), Session._made(self.info.vocabulary), Watch(), as_tokens(tokens)
+        filled = fill(_abi.kv_session_options, SessionOptions, options)
+        how = fill(_abi.kv_call_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
+        how.flags = _abi.TOKENIZE_DOCUMENT if document else 0
+        watch.run(lib.kv_session_from_cache, owner, cache._live(), address(ids), ids.size, byref(filled), byref(how),
                   session._new(owner.keep, log_of(filled)))
         return session

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from transformers.masking_utils import causal_mask_function
 from .cache import Cache, CacheShape
 from .enums import NumberType, Status
 from .errors import BadState, Unsupported, bad_argument
+from .model import Model
 from .options import Path, StoreOptions
 
 if TYPE_CHECKING:
@@ -210,7 +211,25 @@ def save_cache(model: Any, past_key_values: Any, path: Path, *, identity: bytes 
                **options: Unpack[StoreOptions]) -> None:
     """Writes the keys and values of a DynamicCache (one timeline) to a file for KvasirCache.load. Under torch.distributed every process of the
     group (None: all) calls it with its own part of the heads; the first one writes, and what fails there is raised in all."""
-    shape = shape_of(model, max_tokens, identity)
+    _export(shape_of(model, max_tokens, identity), past_key_values, lambda store: store.save(path), group, False, options)
+
+
+def save_session(model: Any, past_key_values: Any, input_ids: Any, at_home: Model, path: Path, *, group: Any = None,
+                 **options: Unpack[StoreOptions]) -> None:
+    """Writes a DynamicCache as a file that the library answers from, by itself: Model.load, kvasir ask. `input_ids`: [1][count], what was read, from
+    at_home.tokenize(text, document=True). `at_home`: the same weights as a GGUF file, also in another precision; ModelMismatch where they are others.
+    Under torch.distributed as save_cache."""
+    tokens = input_ids[0].cpu().numpy()
+    shape = shape_of(model, at_home.info.context)
+
+    def write(store: Cache) -> None:
+        with at_home.session_from_cache(store, tokens, document=True) as session:
+            session.save(path)
+
+    _export(shape, past_key_values, write, group, at_home.info.architecture == "llama", options)
+
+
+def _export(shape: CacheShape, past_key_values: Any, write: Callable[[Cache], None], group: Any, interleave: bool, options: Any) -> None:
     layers = [(layer.keys, layer.values) for layer in past_key_values.layers]
     tokens = past_key_values.get_seq_length()
     if len(layers) != shape.layers or any(k is None or k.shape[0] != 1 or k.shape[2] != tokens for k, _ in layers):
@@ -227,7 +246,7 @@ def save_cache(model: Any, past_key_values: Any, path: Path, *, identity: bytes 
             k, v = (heads.gathered(_tensor_rows(part[:, :, begin : begin + MOST_STEP])) for part in pair)
             if store is not None and failure[0] is None:  # after a failure the other processes still have to be met
                 try:
-                    (k, number), (v, _) = _numbers(k), _numbers(v)
+                    (k, number), (v, _) = _numbers(_interleaved(k) if interleave else k), _numbers(v)
                     store.update(layer, k, v, number_type=number)
                 except Exception as error:
                     failure[0] = error
@@ -235,13 +254,19 @@ def save_cache(model: Any, past_key_values: Any, path: Path, *, identity: bytes 
         with store:
             if failure[0] is None:
                 try:
-                    store.save(path)
+                    write(store)
                 except Exception as error:
                     failure[0] = error
     if heads.processes > 1:
         dist.broadcast_object_list(failure, src=dist.get_global_rank(heads.group, 0), group=heads.group)
     if failure[0] is not None:
         raise failure[0]
+
+
+def _interleaved(keys: Any) -> Any:
+    """Rows whose two rotated halves lie as files of the architecture "llama" have them, pair by pair."""
+    tokens, heads, dim = keys.shape
+    return keys.view(tokens, heads, 2, dim // 2).transpose(2, 3).reshape(tokens, heads, dim)
 
 
 def _heads_of(own: int, all_heads: int, group: Any) -> _Heads:

@@ -41,6 +41,26 @@ class Caches(Case):
             keys.append(k), values.append(v)
         return q, np.concatenate(keys), np.concatenate(values), out
 
+    def test_keys_that_are_not_the_model_s_make_no_session(self):
+        info = self.model.info
+        shape = CacheShape(info.layers, info.heads, info.kv_heads, info.head_dim, 4096)
+        tokens = self.model.tokenize("Some text of a document.", document=True)
+        self.assertEqual(list(tokens), list(self.read("Some text of a document.")))
+        with kvasir.Cache(shape) as cache:
+            for layer in range(info.layers):
+                rows = random(len(tokens), info.kv_heads)[:, :, : info.head_dim].copy()
+                cache.update(layer, rows, rows)
+            with self.assertRaises(kvasir.ModelMismatch) as told:
+                self.model.session_from_cache(cache, tokens, document=True)
+            self.assertIn("other weights, tokens or positions", str(told.exception))
+            with self.assertRaises(kvasir.BadArgument):
+                self.model.session_from_cache(cache, tokens[1:])
+
+    def read(self, text):
+        with self.model.session() as session:
+            session.prefill(text)
+            return session.tokens
+
     def test_attention_is_numpy_s(self):
         for number, tolerance in ((np.float32, 1e-5), (np.float16, 2e-3)):
             with kvasir.Cache(SHAPE, kv_type=KvType.F32) as cache:

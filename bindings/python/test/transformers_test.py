@@ -1,4 +1,5 @@
 """A randomly initialised Llama over Kvasir's store says what it says over its own cache, also where two processes have read."""
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -139,6 +140,26 @@ class Transformers(unittest.TestCase):
             kt.KvasirCache.load(self.model, file, identity=bytes(32))
         with kvasir.Model(support.MODEL) as reader, self.assertRaises(kvasir.ModelMismatch):
             reader.load(file)
+
+    @unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers reads GGUF files by the package gguf")
+    def test_what_transformers_has_read_is_asked_by_the_library_itself(self):
+        """The trained model, in float32 there and in Q8_0 here."""
+        there = transformers.AutoModelForCausalLM.from_pretrained(support.MODEL.parent, gguf_file=support.MODEL.name, dtype=torch.float32).eval()
+        file = self.folder / "read.kv"
+        with kvasir.Model(support.MODEL) as home:
+            tokens = torch.from_numpy(home.tokenize(support.document(4000), document=True).astype("int64"))[None]
+            cache = transformers.DynamicCache(config=there.config)
+            kt.prefill(there, tokens, cache)
+            kt.save_session(there, cache, tokens, home, file)
+            with home.load(file, verify=True) as session:
+                self.assertEqual(len(session.tokens), tokens.shape[1])
+                self.assertIn("4821907", session.ask(support.QUESTION).text)
+            with self.assertRaises(kvasir.ModelMismatch):  # other tokens
+                kt.save_session(there, cache, tokens.flip(1), home, file)
+            for layer in cache.layers:
+                layer.keys = kt._interleaved(layer.keys[0].transpose(0, 1)).transpose(0, 1)[None]
+            with self.assertRaises(kvasir.ModelMismatch):  # channels in an order that is nobody's
+                kt.save_session(there, cache, tokens, home, file)
 
 
 unittest.main()

@@ -5,6 +5,7 @@
 pub const KV_VERSION_NUMBER: u32 = 100;
 pub const KV_TOKENIZE_SPECIAL: u32 = 1;
 pub const KV_TOKENIZE_BOS: u32 = 2;
+pub const KV_TOKENIZE_DOCUMENT: u32 = 4;
 pub const KV_LOAD_VERIFY: u32 = 1;
 pub const KV_LIBRARY_VERIFY: u32 = 16;
 pub type kv_status = i32;
@@ -586,6 +587,16 @@ extern "C" {
         cache_options: *const kv_cache_options,
         options: *const kv_call_options,
         out: *mut *mut kv_cache,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_from_cache(
+        model: *mut kv_model,
+        cache: *mut kv_cache,
+        tokens: *const i32,
+        count: usize,
+        session_options: *const kv_session_options,
+        options: *const kv_call_options,
+        out: *mut *mut kv_session,
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_cache_stats(

@@ -164,7 +164,7 @@ impl Cache {
         }
     }
 
-    fn raw(&self) -> *mut sys::kv_cache {
+    pub(crate) fn raw(&self) -> *mut sys::kv_cache {
         self.raw.raw()
     }
 }

@@ -5,7 +5,7 @@ use kvasir_sys as sys;
 
 use crate::callback::OnLog;
 use crate::ffi::{self, call, fill, sized, text, Owned};
-use crate::{LoadOptions, ModelOptions, Result, Session, SessionOptions};
+use crate::{Cache, CallOptions, LoadOptions, ModelOptions, Result, Session, SessionOptions};
 
 /// A model's weights (a mapped GGUF file), tokenizer and chat format. Immutable, for any number of threads; clones are the same model. Its
 /// sessions keep it open. The file must not be changed meanwhile.
@@ -53,6 +53,8 @@ pub struct Tokenize {
     pub special: bool,
     /// Begin with the begin-of-text token, if the model wants one.
     pub bos: bool,
+    /// As [`Session::prefill`] reads the text into a new session, with the opening of the chat format's turn.
+    pub document: bool,
 }
 
 impl Model {
@@ -89,7 +91,9 @@ impl Model {
     /// Text to tokens, in time linear in its size. Bytes that are not UTF-8 are tokenized as bytes.
     pub fn tokenize(&self, text: impl AsRef<[u8]>, how: Tokenize) -> Result<Vec<i32>> {
         let text = text.as_ref();
-        let flags = if how.special { sys::KV_TOKENIZE_SPECIAL } else { 0 } | if how.bos { sys::KV_TOKENIZE_BOS } else { 0 };
+        let set = |asked, flag| if asked { flag } else { 0 };
+        let flags =
+            set(how.special, sys::KV_TOKENIZE_SPECIAL) | set(how.bos, sys::KV_TOKENIZE_BOS) | set(how.document, sys::KV_TOKENIZE_DOCUMENT);
         // SAFETY: the model is open, text and output are as long as they are said to be.
         fill(text.len() / 3 + 16, |out, capacity, count, error| unsafe {
             sys::kv_tokenize(self.raw(), text.as_ptr().cast(), text.len(), flags, out, capacity, count, error)
@@ -138,6 +142,27 @@ impl Model {
         // SAFETY: as above.
         Session::open(self, session, |out, error| unsafe {
             sys::kv_load_prefix(self.raw(), path.as_ptr(), tokens, &raw.value, &call.value, out, error)
+        })
+    }
+
+    /// A session over the keys and values of `tokens` that another engine has put into a cache, whose pages it shares. Keys are those of the model's
+    /// file: in files of the architecture "llama" two halves that other formats rotate are interleaved. `document`: the tokens are what
+    /// [`Tokenize::document`] makes. The newest ones are read again and compared. `Error::BadArgument` (another number of tokens), `Error::BadState`
+    /// (a step is not complete), `Error::ModelMismatch`, `Error::ContextFull`, `Error::Cancelled`, `Error::Limit`, `Error::Corrupt`, `Error::NoMemory`.
+    pub fn session_from_cache(
+        &self,
+        cache: &mut Cache,
+        tokens: &[i32],
+        document: bool,
+        session: &SessionOptions,
+        options: &CallOptions,
+    ) -> Result<Session> {
+        let (raw, mut how) = (session.raw()?, options.raw()?);
+        how.value.flags |= if document { sys::KV_TOKENIZE_DOCUMENT } else { 0 };
+        // SAFETY: model and cache are open, tokens are as many as is said, the options live during the call.
+        Session::open(self, session, |out, error| unsafe {
+            let (tokens, count) = (tokens.as_ptr(), tokens.len());
+            sys::kv_session_from_cache(self.raw(), cache.raw(), tokens, count, &raw.value, &how.value, out, error)
         })
     }
 

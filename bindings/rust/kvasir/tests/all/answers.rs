@@ -181,7 +181,7 @@ fn tokens_spell_text_and_back() {
     let tokens = model.tokenize(bytes, Tokenize::default()).unwrap();
     assert_eq!(model.detokenize(&tokens, false).unwrap(), bytes);
     assert!(model.tokenize("", Tokenize::default()).unwrap().is_empty());
-    let mark = Tokenize { special: true, bos: true };
+    let mark = Tokenize { special: true, bos: true, document: false };
     assert_eq!(model.tokenize("<|im_end|>", mark).unwrap(), [2]);
     assert!(model.tokenize("<|im_end|>", Tokenize::default()).unwrap().len() > 1);
     assert_eq!(model.detokenize(&[2], true).unwrap(), b"<|im_end|>");

@@ -1,5 +1,7 @@
 //! The store without a model: its attention is attention, its sizes are checked.
-use kvasir::{AttentionOptions, Cache, CacheOptions, CallOptions, CancelToken, Error, LoadOptions, Shape, BF16, F16};
+use kvasir::{
+    AttentionOptions, Cache, CacheOptions, CallOptions, CancelToken, Error, LoadOptions, SessionOptions, Shape, Tokenize, BF16, F16,
+};
 
 use crate::support::Folder;
 
@@ -33,6 +35,29 @@ fn filled() -> (Cache, Vec<f32>, Vec<f32>, Vec<f32>) {
         cache.update(layer, &k, &v, Some(&q)).unwrap();
     }
     (cache, k, v, q)
+}
+
+#[test]
+fn keys_that_are_not_the_models_make_no_session() {
+    let model = crate::support::model();
+    let info = model.info().unwrap();
+    let shape = Shape {
+        layers: info.layers,
+        heads: info.heads,
+        kv_heads: info.kv_heads,
+        head_dim: info.head_dim,
+        max_tokens: 1000,
+        identity: [0; 32],
+    };
+    let tokens = model.tokenize("Some text of a document.", Tokenize { document: true, ..Tokenize::default() }).unwrap();
+    let mut cache = Cache::open(&shape, &CacheOptions::new()).unwrap();
+    let rows = numbers(tokens.len() * (info.kv_heads * info.head_dim) as usize, 5);
+    for layer in 0..info.layers {
+        cache.update(layer, &rows, &rows, None).unwrap();
+    }
+    let mut ask = |tokens: &[i32]| model.session_from_cache(&mut cache, tokens, true, &SessionOptions::new(), &CallOptions::new());
+    assert!(matches!(ask(&tokens), Err(Error::ModelMismatch(_))));
+    assert!(matches!(ask(&tokens[1..]), Err(Error::BadArgument(_))));
 }
 
 #[test]
