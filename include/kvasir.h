@@ -44,6 +44,7 @@ extern "C" {
 
 /* ---- status --------------------------------------------------------------------------------------------------------- */
 
+/* What a call returns: one of the numbers below. */
 typedef int32_t kv_status;
 
 /* Numbers never change; new ones may be added. */
@@ -71,7 +72,7 @@ enum {
 
 /* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */
 typedef struct kv_error {
-  kv_status status;
+  kv_status status;     /* what the call returned */
   int32_t sys_errno;    /* 0 when none */
   uint64_t offset;      /* in a file, bytes; UINT64_MAX when none */
   char message[384];    /* always terminated */
@@ -94,6 +95,7 @@ KV_API uint32_t kv_version(void);
  * for ever. */
 KV_API const char *kv_build_info(void);
 
+/* How much a line of the log matters. */
 typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
 
 /* One line without a newline, valid during the call. May be called from any thread that calls the library, by several at once. It and its user
@@ -111,8 +113,10 @@ KV_API kv_status kv_cancel_create(kv_cancel **out, kv_error *error);
 KV_API void kv_cancel_fire(kv_cancel *cancel);
 /* Makes it usable again. A call that has seen it fired stays cancelled. */
 KV_API void kv_cancel_reset(kv_cancel *cancel);
+/* Of what kv_cancel_create made, once. */
 KV_API void kv_cancel_release(kv_cancel *cancel);
 
+/* What a long call is at. */
 typedef enum kv_phase {
   KV_PHASE_OPEN = 1,     /* not reported by this version */
   KV_PHASE_PREFILL = 2,  /* tokens read */
@@ -131,6 +135,7 @@ typedef int32_t (*kv_progress_fn)(int32_t phase, uint64_t done, uint64_t total, 
 /* A model's weights (a mapped GGUF file), tokenizer and chat format. Immutable; reference-counted. */
 typedef struct kv_model kv_model;
 
+/* How a model is opened. */
 typedef struct kv_model_options {
   uint32_t struct_size;
   uint32_t flags;          /* 0 */
@@ -152,6 +157,7 @@ typedef struct kv_model_options {
   uint64_t device_memory;
 } kv_model_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_model_options_init(kv_model_options *options, size_t size);
 
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
@@ -162,24 +168,28 @@ KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_m
 
 /* One more reference, to be closed as well. Returns the same pointer. */
 KV_API kv_model *kv_retain(kv_model *model);
+/* Gives one reference back; with the last one, also those that sessions have, the file is unmapped. */
 KV_API void kv_close(kv_model *model);
 
+/* What a model is. */
 typedef struct kv_model_information {
   uint32_t struct_size;        /* in: set by the caller to sizeof */
-  uint32_t layers;
+  uint32_t layers;             /* transformer blocks */
   uint32_t width;              /* of the residual stream */
-  uint32_t heads, kv_heads, head_dim;
-  uint32_t feed_forward;
+  uint32_t heads;              /* query heads of a layer */
+  uint32_t kv_heads;           /* key/value heads of a layer */
+  uint32_t head_dim;           /* elements of a head */
+  uint32_t feed_forward;       /* width of its hidden layer */
   uint32_t vocabulary;         /* tokens */
   uint64_t context;            /* tokens the model was trained for */
-  uint64_t parameters;
+  uint64_t parameters;         /* numbers in the weights */
   uint64_t weight_bytes;       /* in the file */
   uint64_t kv_bytes_per_token; /* in the store, scales and summaries included */
-  char architecture[32];
-  char name[64];
+  char architecture[32];       /* of the GGUF: "llama", "qwen3" */
+  char name[64];               /* the model's own, cut where it is longer */
   char weights[96];            /* number formats, most used first: "Q4_K Q6_K F32" */
-  char tokenizer[32];
-  char chat_format[16];
+  char tokenizer[32];          /* of the GGUF: "gpt2", "llama" */
+  char chat_format[16];        /* one of kv_model_options.chat_format */
   char fingerprint[72];        /* of the weights: 64 hexadecimal digits; caches belong to it */
 } kv_model_information;
 
@@ -208,6 +218,7 @@ KV_API kv_status kv_detokenize(const kv_model *model, const int32_t *tokens, siz
 /* One timeline of tokens with its keys and values. */
 typedef struct kv_session kv_session;
 
+/* How keys and values are kept. */
 typedef enum kv_kv_type {
   KV_KV_INT8 = 0, /* int8 pages behind a full-precision window */
   KV_KV_F32 = 1   /* everything stays in full precision and is attended in full: the reference; costs 7 times the memory */
@@ -227,6 +238,7 @@ typedef enum kv_budget_schedule {
   KV_BUDGET_PYRAMID = 2  /* the same from 39/20 to 1/20 (PyramidKV) */
 } kv_budget_schedule;
 
+/* How a timeline is kept, read and answered from. */
 typedef struct kv_session_options {
   uint32_t struct_size;
   uint32_t threads;          /* 0: as many as the process has processors; the caller's thread is one of them */
@@ -297,8 +309,10 @@ typedef struct kv_session_options {
   const char *spill_folder;
 } kv_session_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_session_options_init(kv_session_options *options, size_t size);
 
+/* What a strategy is called and takes. */
 typedef struct kv_strategy_information {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
   uint32_t dense_layers;    /* the default of that option; UINT32_MAX: all */
@@ -306,9 +320,9 @@ typedef struct kv_strategy_information {
   uint64_t budget_floor;    /* tokens that the default fraction is at least */
   uint32_t takes_budget;    /* 0: reads the same whatever the budget */
   uint32_t takes_select_tokens;  /* 1: the option of that name is for it */
-  char name[32];
+  char name[32];            /* as kv_session_options.strategy takes it */
   uint32_t takes_coverage;  /* likewise */
-  uint32_t takes_head_graphs;
+  uint32_t takes_head_graphs; /* likewise */
 } kv_strategy_information;
 
 /* Fills *info, up to the struct_size it came with, for the strategy of an index: 0, 1 and so on, KV_NOT_FOUND after the last. "auto" is
@@ -317,6 +331,7 @@ KV_API kv_status kv_strategy_info(uint32_t index, kv_strategy_information *info,
 
 /* An empty timeline. *out is closed with kv_session_close. KV_BAD_ARGUMENT (unknown strategy, ranges), KV_NO_MEMORY, KV_LIMIT. */
 KV_API kv_status kv_session_open(kv_model *model, const kv_session_options *options, kv_session **out, kv_error *error);
+/* Ends the timeline; what it shares with forks stays with them. */
 KV_API void kv_session_close(kv_session *session);
 
 /* Changes what decode reads from now on, as the options of the same names do; other options stay, select_tokens where the new strategy takes
@@ -324,6 +339,7 @@ KV_API void kv_session_close(kv_session *session);
 KV_API kv_status kv_session_set_strategy(kv_session *session, const char *strategy, uint64_t budget_tokens,
                                          double budget_fraction, kv_error *error);
 
+/* Of a call that takes long. */
 typedef struct kv_call_options {
   uint32_t struct_size;
   uint32_t flags;           /* kv_prefill: KV_TOKENIZE_SPECIAL; kv_file_verify and others: 0 */
@@ -332,6 +348,7 @@ typedef struct kv_call_options {
   void *progress_user;
 } kv_call_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_call_options_init(kv_call_options *options, size_t size);
 
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
@@ -366,6 +383,7 @@ KV_API kv_status kv_prefill_logits(kv_session *session, const int32_t *tokens, s
 /* Whole UTF-8 characters of an answer as they are made. Non-zero stops the answer: KV_CANCELLED. */
 typedef int32_t (*kv_text_fn)(const char *text, size_t size, void *user);
 
+/* How a question is answered. */
 typedef struct kv_generate_options {
   uint32_t struct_size;
   uint32_t max_tokens;       /* of the answer; 0: 512 */
@@ -377,9 +395,9 @@ typedef struct kv_generate_options {
   uint32_t keep;             /* 0 (default): afterwards the timeline is back where it was, exactly; 1: the turn stays in it */
   uint64_t seed;             /* the same seed and input give the same answer */
   const char *const *stop;   /* NUL-terminated strings that end the answer and are not part of it */
-  uint32_t stop_count;
+  uint32_t stop_count;       /* strings of stop */
   uint32_t flags;            /* KV_TOKENIZE_SPECIAL applies to the question */
-  kv_cancel *cancel;
+  kv_cancel *cancel;         /* NULL: cannot be cancelled but by the callbacks */
   kv_progress_fn progress;   /* while the question is read */
   void *progress_user;
   /* 1: what the answer attends of the document is noted, for kv_trace. The answer is the same, and later by what scoring the tokens that were read
@@ -388,19 +406,22 @@ typedef struct kv_generate_options {
   uint32_t reserved;         /* 0 */
 } kv_generate_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_generate_options_init(kv_generate_options *options, size_t size);
 
+/* Why an answer ended. */
 typedef enum kv_stop_reason {
   KV_STOP_END_OF_TURN = 1, KV_STOP_STRING = 2, KV_STOP_MAX_TOKENS = 3, KV_STOP_CONTEXT_FULL = 4, KV_STOP_CANCELLED = 5
 } kv_stop_reason;
 
+/* What an answer was and took. */
 typedef struct kv_answer {
   uint32_t struct_size;      /* in: set by the caller to sizeof */
   uint32_t stop_reason;      /* kv_stop_reason */
   uint64_t question_tokens;  /* with the marks of the turn */
-  uint64_t answer_tokens;
+  uint64_t answer_tokens;    /* made, the end of the turn not counted */
   uint64_t first_token_ns;   /* from the call to the first token */
-  uint64_t total_ns;
+  uint64_t total_ns;         /* from the call to its return */
   uint64_t tokens_read;      /* summed over the decode steps, layers and KV heads: store tokens whose K and V were read */
   uint64_t tokens_present;   /* and how many full attention would have read */
 } kv_answer;
@@ -441,7 +462,7 @@ KV_API kv_status kv_fork(kv_session *session, kv_session **out, kv_error *error)
 /* Neighbouring tokens of the timeline. */
 typedef struct kv_span {
   uint64_t first_token;     /* kv_session_tokens numbers them; kv_detokenize of these is the passage's text */
-  uint64_t tokens;
+  uint64_t tokens;          /* 1 or more */
   float share;              /* of all that was noted, 0 to 1 */
   uint32_t reserved;        /* 0 */
 } kv_span;
@@ -490,16 +511,19 @@ KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_opt
 KV_API kv_status kv_load_prefix(kv_model *model, const char *path, uint64_t tokens, const kv_session_options *session_options,
                                 const kv_call_options *options, kv_session **out, kv_error *error);
 
+/* What a cache file says of itself. */
 typedef struct kv_file_information {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
-  uint32_t format_version;
-  uint64_t file_bytes;
-  uint64_t tokens;
-  uint64_t sealed_tokens;
+  uint32_t format_version;  /* of src/store/format.md */
+  uint64_t file_bytes;      /* of the whole file */
+  uint64_t tokens;          /* of the timeline */
+  uint64_t sealed_tokens;   /* the first ones of these, which are in pages */
   uint64_t kv_bytes;        /* pages, scales and summaries */
-  uint32_t layers, kv_heads, head_dim;
-  uint32_t kv_type;
-  char model_name[64];
+  uint32_t layers;          /* of the model */
+  uint32_t kv_heads;        /* of a layer */
+  uint32_t head_dim;        /* elements of a head */
+  uint32_t kv_type;         /* kv_kv_type */
+  char model_name[64];      /* of the model that read it, cut where it is longer */
 } kv_file_information;
 
 /* What a cache file says of itself; checks header and tables only. A packed document is KV_NOT_A_CACHE: kv_packed_inspect. */
@@ -508,6 +532,7 @@ KV_API kv_status kv_file_inspect(const char *path, kv_file_information *info, kv
 /* Reads and checks every byte. KV_CORRUPT names section and offset. */
 KV_API kv_status kv_file_verify(const char *path, const kv_call_options *options, kv_error *error);
 
+/* How a saved timeline is packed. */
 typedef struct kv_pack_options {
   uint32_t struct_size;
   uint32_t level;           /* of compression, 1 to 19: slower and a little smaller; 0: 1. kv_unpack: 0 */
@@ -516,6 +541,7 @@ typedef struct kv_pack_options {
   void *progress_user;
 } kv_pack_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_pack_options_init(kv_pack_options *options, size_t size);
 
 /* Makes a smaller copy of a saved timeline, for sending or keeping away: about 85% of its size. It cannot be loaded before kv_unpack has
@@ -529,17 +555,20 @@ KV_API kv_status kv_pack(const char *path, const char *packed_path, const kv_pac
  * the file's checked header says. */
 KV_API kv_status kv_unpack(const char *packed_path, const char *path, const kv_pack_options *options, kv_error *error);
 
+/* What a packed document says of itself. */
 typedef struct kv_packed_information {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
-  uint32_t packed_version;
-  uint64_t file_bytes;
+  uint32_t packed_version;  /* of the packed format */
+  uint64_t file_bytes;      /* of the packed file */
   uint64_t document_bytes;  /* when it is unpacked */
-  uint64_t tokens;
+  uint64_t tokens;          /* of the timeline */
   uint32_t format_version;  /* of the document */
-  uint32_t level;
-  uint32_t layers, kv_heads, head_dim;
+  uint32_t level;           /* of compression */
+  uint32_t layers;          /* of the model */
+  uint32_t kv_heads;        /* of a layer */
+  uint32_t head_dim;        /* elements of a head */
   uint32_t reserved;        /* 0 */
-  char model_name[64];
+  char model_name[64];      /* of the model that read it, cut where it is longer */
 } kv_packed_information;
 
 /* What a packed document says of itself; checks its header and size only. KV_NOT_A_CACHE when it is something else. */
@@ -555,6 +584,7 @@ KV_API kv_status kv_packed_inspect(const char *path, kv_packed_information *info
  * Each document is whole by itself: what two have in common is on the disk twice. */
 typedef struct kv_library kv_library;
 
+/* How a library is kept. */
 typedef struct kv_library_options {
   uint32_t struct_size;
   uint32_t flags;           /* 0 */
@@ -565,21 +595,24 @@ typedef struct kv_library_options {
   void *log_user;
 } kv_library_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_library_options_init(kv_library_options *options, size_t size);
 
 /* Makes the folder where there is none (not those above it). *out is closed with kv_library_close; sessions stay usable.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_BUSY (another process has been changing the library for 10 seconds), KV_NO_MEMORY. */
 KV_API kv_status kv_library_open(const char *folder, const kv_library_options *options, kv_library **out, kv_error *error);
+/* The folder stays as it is. */
 KV_API void kv_library_close(kv_library *library);
 
+/* A document of a library. */
 typedef struct kv_library_document {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
   kv_status status;         /* KV_OK, or why the file cannot be used: KV_CORRUPT, KV_VERSION, KV_NOT_A_CACHE and others; then it has no tokens */
-  uint64_t file_bytes;
-  uint64_t tokens;
+  uint64_t file_bytes;      /* on the disk */
+  uint64_t tokens;          /* of the timeline */
   uint64_t last_used;       /* nanoseconds since 1970 */
-  char name[208];
-  char model_name[64];
+  char name[208];           /* without .kv */
+  char model_name[64];      /* of the model that read it, cut where it is longer */
   char fingerprint[72];     /* of the model's weights, as kv_model_information has it, in hexadecimal digits */
 } kv_library_document;
 
@@ -588,6 +621,7 @@ typedef struct kv_library_document {
  * is gone), KV_NO_MEMORY. A name of 208 bytes or more comes cut. */
 KV_API kv_status kv_library_list(kv_library *library, uint32_t index, kv_library_document *document, kv_error *error);
 
+/* How a text is looked up, read and saved. */
 typedef struct kv_library_session_options {
   uint32_t struct_size;
   uint32_t flags;                           /* KV_TOKENIZE_SPECIAL, KV_LIBRARY_VERIFY */
@@ -600,8 +634,10 @@ typedef struct kv_library_session_options {
 
 #define KV_LIBRARY_VERIFY 16u /* check all of a document before it is used, not each part when it is first used */
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_library_session_options_init(kv_library_session_options *options, size_t size);
 
+/* Where the session of a text came from. */
 typedef struct kv_library_result {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
   kv_status save_status;    /* KV_OK, or why what was read is not in the library though the session is there */
@@ -645,6 +681,7 @@ KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_err
  * h * heads / kv_heads to (h + 1) * heads / kv_heads - 1 belong to key/value head h. */
 typedef struct kv_cache kv_cache;
 
+/* The heads and the length of a cache without a model. */
 typedef struct kv_cache_shape {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
   uint32_t layers;          /* 1 to 1024 */
@@ -656,37 +693,41 @@ typedef struct kv_cache_shape {
   uint8_t identity[32];     /* the caller's name for what makes the keys, such as a hash of its weights; kv_cache_load compares it */
 } kv_cache_shape;
 
+/* How a cache without a model is kept and attended. */
 typedef struct kv_cache_options {
   uint32_t struct_size;
   uint32_t threads;          /* as in kv_session_options, and so are those of the same names below */
-  uint32_t kv_type;
-  uint32_t window;
+  uint32_t kv_type;          /* as in kv_session_options */
+  uint32_t window;           /* as in kv_session_options */
   uint32_t dense_layers;     /* the first ones: nothing measures which are served worst */
-  uint32_t share_heads;
+  uint32_t share_heads;      /* as in kv_session_options */
   /* What a step of one token reads; longer ones are exact. NULL or "auto", "full", "window", "quest", "flat", "dipr", "bounded", "filter-layers"
    * (each filter layer is then attended before the layers up to the next one, which get KV_BAD_STATE otherwise) or "infllm" (which needs the q
    * of every update). Others need a model: KV_BAD_ARGUMENT. */
   const char *strategy;
-  uint64_t budget_tokens;
-  double budget_fraction;
-  const char *filter_layers;
-  float alpha;
-  float coverage;
-  uint32_t select_tokens;
+  uint64_t budget_tokens;    /* as in kv_session_options */
+  double budget_fraction;    /* as in kv_session_options */
+  const char *filter_layers; /* as in kv_session_options */
+  float alpha;               /* as in kv_session_options */
+  float coverage;            /* as in kv_session_options */
+  uint32_t select_tokens;    /* as in kv_session_options */
   uint32_t reserved;         /* 0 */
   /* As in kv_session_options; the largest step so far is the step of which it has to hold the window and the pages. A step for which it is too small is
    * refused before anything of it is taken: kv_cache_update. The caller's arrays and workspace of about a step's q, k and v are not counted. */
   uint64_t memory_budget;
-  const char *spill_folder;
+  const char *spill_folder;  /* as in kv_session_options */
 } kv_cache_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_cache_options_init(kv_cache_options *options, size_t size);
 
+/* Of the numbers in the caller's arrays. */
 typedef enum kv_number_type { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 } kv_number_type;
 
 /* An empty cache. *out is closed with kv_cache_close. KV_BAD_ARGUMENT (a shape or option out of its range), KV_NO_MEMORY, KV_LIMIT (threads;
  * memory_budget); KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE (spill_folder). */
 KV_API kv_status kv_cache_open(const kv_cache_shape *shape, const kv_cache_options *options, kv_cache **out, kv_error *error);
+/* Ends the timeline; what it shares with forks stays with them. */
 KV_API void kv_cache_close(kv_cache *cache);
 
 /* One layer's keys (after RoPE) and values of the step's tokens. The first update after a complete step begins a step, which is complete when
@@ -701,6 +742,7 @@ KV_API void kv_cache_close(kv_cache *cache);
 KV_API kv_status kv_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const void *k, const void *v, const void *q, uint32_t tokens,
                                  kv_error *error);
 
+/* How a step is attended. */
 typedef struct kv_cache_attention_options {
   uint32_t struct_size;
   uint32_t flags;           /* 0 */
@@ -710,6 +752,7 @@ typedef struct kv_cache_attention_options {
   kv_cancel *cancel;        /* NULL: cannot be cancelled */
 } kv_cache_attention_options;
 
+/* All defaults; size is sizeof *options. */
 KV_API void kv_cache_attention_options_init(kv_cache_attention_options *options, size_t size);
 
 /* Attention of the step's queries in one layer: query i sees the tokens before the step and those of the step up to its own. The layer has had its

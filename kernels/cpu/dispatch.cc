@@ -5,7 +5,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -74,8 +74,10 @@ const Kernels* avx512_table() {
 #elif defined(__aarch64__)
 
 const Kernels* neon_table() {
+#ifndef __APPLE__  // whose first processor of this kind had both
   constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;  // HWCAP bits: half-precision arithmetic, dot products
   if ((getauxval(AT_HWCAP) & (asimdhp | asimddp)) != (asimdhp | asimddp)) return nullptr;
+#endif
   static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
   return &k;
 }

@@ -231,7 +231,7 @@ Status GgufParser::read_value(std::string_view key, GgufType type, GgufValue* ou
   if (type == GgufType::string) {
     std::string_view text;
     if (!read_text(&text)) return cut();
-    out->bytes = std::as_bytes(std::span(text));
+    out->bytes = std::as_bytes(std::span<const char>(text));
     return {};
   }
   const uint64_t size = scalar_bytes(type);

@@ -11,10 +11,10 @@ TOKENS = re.compile(
 
 
 def files(*folders, suffixes=None):
-    """Paths under folders of the tree, relative to its root. Build folders and hidden ones other than .ci are no part of it."""
+    """Paths under folders of the tree, relative to its root. Build folders and hidden ones other than .ci and .github are no part of it."""
     for folder in folders:
         for place, names, entries in os.walk(ROOT / folder):
-            names[:] = sorted(n for n in names if n == ".ci" or not n.startswith((".", "build", "__pycache__")))
+            names[:] = sorted(n for n in names if n in (".ci", ".github") or not n.startswith((".", "build", "__pycache__")))
             for entry in sorted(entries):
                 path = (pathlib.Path(place) / entry).relative_to(ROOT)
                 if suffixes is None or path.suffix in suffixes:

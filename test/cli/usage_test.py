@@ -32,6 +32,8 @@ class Usage(tool.InFolder):
         self.expect_error(run("ask", "-m", MODEL, "-c", "b"), 2, "no question")
         self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--budget", "200%", "q"), 2, "--budget", "200")
         self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--budget", "many", "q"), 2, "--budget", "many")
+        for budget in ["nan%", " 1%", "1 %", "%", "1e999%"]:
+            self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--budget", budget, "q"), 2, "is not a number from 0.001 to 100")
         self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--max-tokens", "-1", "q"), 2, "-1")
         self.expect_error(run("bench", "-m", MODEL, "--depth", "0,,5"), 2, "--depth")
         self.expect_error(run("logits", "-m", MODEL, "--tokens", "x", "-o", "y", "--kv", "f64"), 2, "f64")

@@ -4,7 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
+#include <locale>
+#include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "arguments.h"
@@ -17,8 +20,16 @@ constexpr uint64_t most_tokens = 1ull << 40;
 template <typename Number>
 Number number(const std::string& text, Number least, Number most) {
   Number value{};
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() || value < least || value > most)
+  bool whole = false;
+  if constexpr (std::is_floating_point_v<Number>) {  // libc++ has had from_chars of these for a short time only
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());
+    whole = in >> std::noskipws >> value && in.peek() == std::char_traits<char>::eof();
+  } else {
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    whole = failed == std::errc() && end == text.data() + text.size();
+  }
+  if (!whole || !(value >= least && value <= most))
     throw CLI::ValidationError("'" + text + "' is not a number from " + CLI::detail::to_string(least) + " to " +
                                CLI::detail::to_string(most));
   return value;

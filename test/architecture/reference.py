@@ -1,0 +1,46 @@
+"""The reference is drawn from the header, and everything in the header has a word said about it: reference.py DOXYGEN DOXYFILE"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from source import finish, read
+
+
+def draw(doxygen, settings, header, folder):
+    """Doxygen's exit code and what it says of a header. The last setting of a name holds."""
+    folder.mkdir()
+    (folder / "kvasir.h").write_text(header)
+    (folder / "Doxyfile").write_text(f'{settings}\nINPUT = "{folder}/kvasir.h"\nSTRIP_FROM_PATH = "{folder}"\nOUTPUT_DIRECTORY = "{folder}"\n')
+    result = subprocess.run([doxygen, folder / "Doxyfile"], capture_output=True, text=True, cwd=folder)
+    return result.returncode, result.stdout + result.stderr
+
+
+def main():
+    doxygen, settings = sys.argv[1], pathlib.Path(sys.argv[2]).read_text()
+    header = read(pathlib.Path("include/kvasir.h"))
+    problems = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = pathlib.Path(place)
+        status, said = draw(doxygen, settings, header, folder / "whole")
+        if status != 0:
+            problems.append(said)
+        pages = "".join(page.read_text() for page in (folder / "whole").glob("*.html"))
+        for name in re.findall(r"\b(kv_\w+)\(", " ".join(line for line in header.splitlines() if line.startswith("KV_API"))):
+            if f">{name}<" not in pages.replace("&#160;", "") and f"{name} " not in pages:
+                problems.append(f"{name} is not in the reference")
+        lacking = {
+            "kv_unsaid": header.replace("/* One more reference", "KV_API void kv_unsaid(void);\n\n/* One more reference"),
+            "vocabulary": re.sub(r"(uint32_t vocabulary;) */\*.*?\*/", r"\1", header),
+            "kv_span": header.replace("/* Neighbouring tokens of the timeline. */\n", ""),
+            "KV_TOKENIZE_BOS": re.sub(r"(#define KV_TOKENIZE_BOS \w+) */\*.*?\*/", r"\1", header),
+        }
+        for name, without in lacking.items():
+            status, said = draw(doxygen, settings, without, folder / name)
+            if without == header or status == 0 or name not in said:
+                problems.append(f"a header in which nothing is said of {name} passes: {said}")
+    return finish(problems)
+
+
+sys.exit(main())
