@@ -166,7 +166,10 @@ static char *sentence(const char *message) {
 static void was_opened(DeskDocument *self, DeskJob *job) {
   if (job->status != KV_OK) {
     set_notice(self, sentence(job->error.message));
-  } else if (!self->is_open && !self->ends) {
+    return;
+  }
+  self->used = g_get_real_time() / G_USEC_PER_SEC;
+  if (!self->is_open && !self->ends) {
     set_notice(self, g_steal_pointer(&job->why));
     read_first(self);
   }

@@ -38,13 +38,19 @@ static GtkWidget *passage_new(const DeskPassage *passage) {
   gtk_widget_set_size_request(bar, 72, -1);
   gtk_widget_set_valign(bar, GTK_ALIGN_CENTER);
   gtk_accessible_update_property(GTK_ACCESSIBLE(bar), GTK_ACCESSIBLE_PROPERTY_LABEL, caption, -1);
+  GtkWidget *button = gtk_button_new_from_icon_name("find-location-symbolic");
+  gtk_widget_set_tooltip_text(button, "Show It in the Document");
+  gtk_accessible_update_property(GTK_ACCESSIBLE(button), GTK_ACCESSIBLE_PROPERTY_LABEL, "Show It in the Document", -1);
+  gtk_widget_add_css_class(button, "flat");
+  gtk_widget_add_css_class(button, "circular");
+  g_signal_connect_object(button, "clicked", G_CALLBACK(gtk_widget_activate), row, G_CONNECT_SWAPPED);
   gtk_box_append(GTK_BOX(below), bar);
   gtk_box_append(GTK_BOX(below), words);
+  gtk_box_append(GTK_BOX(below), button);
   gtk_box_append(GTK_BOX(box), quote);
   gtk_box_append(GTK_BOX(box), below);
   gtk_list_box_row_set_child(GTK_LIST_BOX_ROW(row), box);
   gtk_widget_add_css_class(row, "passage");
-  gtk_widget_set_tooltip_text(row, "Show It in the Document");
   gtk_accessible_update_property(GTK_ACCESSIBLE(row), GTK_ACCESSIBLE_PROPERTY_LABEL, quoted, -1);
   return row;
 }
@@ -81,8 +87,10 @@ static void show(DeskExchange *self) {
     gtk_label_set_label(self->answer, waits ? "Waiting" : answer->state == DESK_ANSWER_STOPPED ? "Stopped" : "The model gave no answer.");
     gtk_widget_add_css_class(GTK_WIDGET(self->answer), "dim-label");
   } else {
-    g_autofree char *stopped = g_strconcat(answer->text->str, " … (stopped)", NULL);
-    gtk_label_set_label(self->answer, answer->state == DESK_ANSWER_STOPPED ? stopped : answer->text->str);
+    const char *text = answer->text->str;
+    while (*text == ' ' || *text == '\n') ++text; /* what a model begins with to be after its turn's mark */
+    g_autofree char *stopped = g_strconcat(text, " … (stopped)", NULL);
+    gtk_label_set_label(self->answer, answer->state == DESK_ANSWER_STOPPED ? stopped : text);
   }
   if (answer->state == DESK_ANSWER_WHOLE || answer->state == DESK_ANSWER_STOPPED) show_outcome(self, answer);
 }
