@@ -1,0 +1,21 @@
+/* How long a reading will still take. */
+#ifndef DESK_ETA_H
+#define DESK_ETA_H
+
+#include <glib.h>
+
+typedef struct DeskEta {
+  gint64 start_us;
+  double before, done, total; /* tokens */
+  double elapsed;             /* seconds */
+  double uu, uv, vv, ut, vt;  /* sums of the fit */
+} DeskEta;
+
+void desk_eta_start(DeskEta *eta, guint64 tokens_before);
+void desk_eta_update(DeskEta *eta, guint64 done, guint64 total);
+/* Of all there will be, what was read before included; 0 to 1. */
+double desk_eta_share(const DeskEta *eta);
+/* Less than 0 while it would only be guessed. */
+double desk_eta_seconds_left(const DeskEta *eta);
+
+#endif

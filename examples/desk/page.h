@@ -1,0 +1,18 @@
+/* An open document: the conversation about it, and its text. */
+#ifndef DESK_PAGE_H
+#define DESK_PAGE_H
+
+#include <adwaita.h>
+
+#include "document.h"
+
+#define DESK_TYPE_PAGE (desk_page_get_type())
+G_DECLARE_FINAL_TYPE(DeskPage, desk_page, DESK, PAGE, AdwBin)
+
+/* "Try Again" and a passage to be shown activate the window's actions "open-document" and "show-text". */
+GtkWidget *desk_page_new(DeskDocument *document);
+DeskDocument *desk_page_document(DeskPage *page);
+void desk_page_show_text(DeskPage *page, gboolean shown);
+void desk_page_focus_entry(DeskPage *page);
+
+#endif

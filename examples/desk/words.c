@@ -1,0 +1,41 @@
+#include "words.h"
+
+#include <string.h>
+
+char *desk_grouped(guint64 number) {
+  g_autofree char *digits = g_strdup_printf("%" G_GUINT64_FORMAT, number);
+  GString *text = g_string_new(NULL);
+  for (const char *d = digits; *d; ++d) {
+    if (d > digits && strlen(d) % 3 == 0) g_string_append_c(text, ',');
+    g_string_append_c(text, *d);
+  }
+  return g_string_free(text, FALSE);
+}
+
+char *desk_percent(double share) { return g_strdup_printf(share < 0.0995 ? "%.1f%%" : "%.0f%%", 100 * share); }
+
+static char *counted(guint64 count, const char *unit, const char *end) {
+  return g_strdup_printf("%" G_GUINT64_FORMAT " %s%s%s", count, unit, count == 1 ? "" : "s", end);
+}
+
+char *desk_time_left(double seconds) {
+  if (seconds < 0) return g_strdup("estimating the time left");
+  if (seconds < 8) return g_strdup("a few seconds left");
+  if (seconds < 55) return g_strdup_printf("about %d seconds left", ((int)seconds + 5) / 10 * 10);
+  if (seconds < 55 * 60) {
+    g_autofree char *minutes = counted((guint64)((seconds + 30) / 60), "minute", " left");
+    return g_strconcat("about ", minutes, NULL);
+  }
+  g_autofree char *hours = counted((guint64)((seconds + 1800) / 3600), "hour", " left");
+  return g_strconcat("about ", hours, NULL);
+}
+
+char *desk_ago(gint64 seconds_since_1970) {
+  const gint64 seconds = g_get_real_time() / G_USEC_PER_SEC - seconds_since_1970;
+  if (seconds < 60) return g_strdup("just now");
+  if (seconds < 3600) return counted((guint64)seconds / 60, "minute", " ago");
+  if (seconds < 24 * 3600) return counted((guint64)seconds / 3600, "hour", " ago");
+  if (seconds < 14 * 24 * 3600) return counted((guint64)seconds / (24 * 3600), "day", " ago");
+  g_autoptr(GDateTime) day = g_date_time_new_from_unix_local(seconds_since_1970);
+  return g_date_time_format(day, "%e %B %Y");
+}
