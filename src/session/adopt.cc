@@ -11,9 +11,9 @@ namespace kvasir {
 namespace {
 
 constexpr uint64_t again_tokens = 64;  // that are read again where a window has all that are not sealed
-// Keys and values of a layer that come of the same weights, relative L2. Measured where the mini model's Q8_0 weights met keys of the same in f32: 0.01;
-// keys of other weights, of positions that are off by one, or with their channels in another order, are 0.7 and more away.
-constexpr double most_difference = 0.5;
+// How far keys or values may be apart that come of the same weights, relative L2. Measured with the mini model: 0.01 and 0.02 where the other engine had
+// its weights in float32; keys of positions that are off by one 0.57, of other tokens 0.40 (values 0.72), with channels in another order 1.38.
+constexpr double most_difference = 0.35;
 
 // How far the newest rows of one store are from the other's, of all layers together: keys as they are, not centred, and values.
 struct Difference {

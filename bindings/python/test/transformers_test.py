@@ -153,7 +153,7 @@ class Transformers(unittest.TestCase):
             kt.save_session(there, cache, tokens, home, file)
             with home.load(file, verify=True) as session:
                 self.assertEqual(len(session.tokens), tokens.shape[1])
-                self.assertIn("4821907", session.ask(support.QUESTION).text)
+                self.assertIn("4821907", session.generate(support.QUESTION).text)
             with self.assertRaises(kvasir.ModelMismatch):  # other tokens
                 kt.save_session(there, cache, tokens.flip(1), home, file)
             for layer in cache.layers:
