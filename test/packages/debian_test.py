@@ -37,6 +37,7 @@ class System:
     def __init__(self, folder):
         self.folder = folder
         run("mmdebstrap", "--variant=apt", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=gcc,libc6-dev,pkg-config", codename(), folder)
+        self.run("apt-get", "update", "-q")
 
     def run(self, *command):
         return run("chroot", self.folder, *command, DEBIAN_FRONTEND="noninteractive", LC_ALL="C.UTF-8", PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/tmp")
