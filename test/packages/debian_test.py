@@ -36,7 +36,7 @@ class System:
 
     def __init__(self, folder):
         self.folder = folder
-        run("mmdebstrap", "--variant=apt", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=gcc,libc6-dev,pkg-config", codename(), folder)
+        run("mmdebstrap", "--variant=apt", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=g++,libc6-dev,pkg-config", codename(), folder)
         self.run("apt-get", "update", "-q")
 
     def run(self, *command):
