@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 namespace kvasir {
@@ -28,6 +29,7 @@ extern std::atomic<AllocationFault> allocation_fault;
 template <class T>
 struct Allocator {
   using value_type = T;
+  using propagate_on_container_move_assignment = std::true_type;  // libc++ otherwise wants to assign one by one
   Allocator() = default;
   template <class U>
   Allocator(const Allocator<U>&) noexcept {}  // NOLINT: the standard wants it implicit

@@ -36,7 +36,8 @@ class System:
 
     def __init__(self, folder):
         self.folder = folder
-        run("mmdebstrap", "--variant=apt", "--include=gcc,libc6-dev,pkg-config", codename(), folder)
+        run("mmdebstrap", "--variant=apt", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=g++,libc6-dev,pkg-config", codename(), folder)
+        self.run("apt-get", "update", "-q")
 
     def run(self, *command):
         return run("chroot", self.folder, *command, DEBIAN_FRONTEND="noninteractive", LC_ALL="C.UTF-8", PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/tmp")
@@ -60,7 +61,7 @@ def check_use(system):
     answer = system.run("kvasir", "ask", "-m", model, "-f", "/tmp/demo.txt", "--save", "/tmp/demo.kv", question)
     expect("4821907" in answer, f"kvasir ask: {answer}")
     for kind, link in [("shared", "$(pkg-config --libs kvasir)"), ("static", "$(pkg-config --static --libs kvasir | sed s/-lkvasir/-l:libkvasir.a/)")]:
-        system.run("sh", "-ec", f"cp /usr/share/doc/libkvasir-dev/examples/* /tmp; gunzip -fq /tmp/*.gz || true\n"
+        system.run("sh", "-ec", f"cp /usr/share/doc/libkvasir-dev/examples/* /tmp\n"
                                 f"cc -std=c99 /tmp/ask.c -o /tmp/ask-{kind} $(pkg-config --cflags kvasir) {link}")
         answer = system.run("sh", "-ec", f"/tmp/ask-{kind} {model} /tmp/demo.txt /tmp/demo.kv '{question}'")
         expect("4821907" in answer, f"ask, {kind}: {answer}")
@@ -79,8 +80,9 @@ def main():
         folder = pathlib.Path(place)
         packages = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "packages"
         if len(sys.argv) == 1:
-            run("tools/package-deb", packages, DEB_BUILD_OPTIONS=f"nocheck parallel={os.cpu_count()}")
-        run("lintian", "--allow-root", "--fail-on", "error,warning", next(packages.glob("*.changes")))
+            run("tools/package-deb", packages, DEB_BUILD_OPTIONS=f"nocheck noautodbgsym parallel={os.cpu_count()}")
+        # The one that is suppressed is about uploads to Debian's own archive.
+        run("lintian", "--allow-root", "--suppress-tags", "initial-upload-closes-no-bugs", "--fail-on", "error,warning", next(packages.glob("*.changes")))
         debs = sorted(path for path in packages.glob("*.deb") if "dbgsym" not in path.name)
         expect(len(debs) == 3, f"three packages, not {debs}")
         system = System(folder / "system")
