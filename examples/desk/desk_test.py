@@ -127,6 +127,8 @@ class Cases:
                 data[i] ^= 0xFF
             cache.write_bytes(data)
             with self.start(place) as desk:
+                if what == "the header":
+                    wait("the library tells it", lambda: desk.row("^letter, Not read yet: what was saved cannot be used"), 30)
                 desk.choose("^letter,")
                 desk.ask(QUESTION)
                 told = desk.says("The saved reading of “letter” was damaged, so it is read again", 60)

@@ -87,7 +87,10 @@ def nodes(node):
 class Desk:
     """One run of the program."""
 
+    slow = 30000  # ms, for an answer of a window on a busy machine
+
     def __init__(self, program, place, *arguments, model=None):
+        Atspi.set_timeout(self.slow, 2 * self.slow)
         self.place = pathlib.Path(place)
         self.data = self.place / "data" / "kvasir-desk"
         self.arguments = [program, *(["--model", model] if model else []), *arguments]
