@@ -98,7 +98,12 @@ class Desk:
                                 XDG_CACHE_HOME=str(self.place / "cache"), XDG_RUNTIME_DIR=str(self.place))
         self.log = open(self.place / "log.txt", "a+", encoding="utf-8")
         self.process = subprocess.Popen(list(map(str, self.arguments)), env=self.environment, stdout=self.log, stderr=self.log)
-        self.frame = wait("the window", self._frame, 90)
+        try:
+            self.frame = wait("the window", self._frame, 180)
+        except Failure:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def __enter__(self):
         return self
