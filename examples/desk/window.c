@@ -128,7 +128,10 @@ static void told(DeskWindow *self, const char *text) {
     return;
   }
   g_autofree char *escaped = g_markup_escape_text(text, -1); /* a toast's title is markup */
-  adw_toast_overlay_add_toast(self->toasts, adw_toast_new(escaped));
+  AdwToast *toast = adw_toast_new(escaped);
+  adw_toast_set_timeout(toast, 15);
+  adw_toast_set_priority(toast, ADW_TOAST_PRIORITY_HIGH);
+  adw_toast_overlay_add_toast(self->toasts, toast);
 }
 
 static void started(DeskWindow *self, const char *failure) {
