@@ -127,6 +127,8 @@ class Cases:
                 data[i] ^= 0xFF
             cache.write_bytes(data)
             with self.start(place) as desk:
+                if what == "the header":
+                    wait("the library tells it", lambda: desk.row("^letter, Not read yet: what was saved cannot be used"), 30)
                 desk.choose("^letter,")
                 desk.ask(QUESTION)
                 told = desk.says("The saved reading of “letter” was damaged, so it is read again", 60)
@@ -194,7 +196,7 @@ class Cases:
             desk.quit()
 
     def kinds(self, place):
-        """Markdown, PDF and old encodings are read; what is no text, empty or not there is told."""
+        """Markdown, PDF and old encodings are read; what is no text, empty, not there or too long is told."""
         (place / "notes.md").write_text(f"# Notes\n\n- {self.book[3000:4500]}\n- {FACT}\n- {self.book[4500:6000]}\n")
         (place / "old.txt").write_bytes(f"Café. {self.book[3000:4500]} {FACT} {self.book[4500:6000]}".encode("cp1252", "replace"))
         (place / "page.pdf").write_bytes(pdf(["To whom it may concern.", FACT, "With kind regards."]))
@@ -213,6 +215,8 @@ class Cases:
                 wait(f"that {name} is told", lambda why=why: any(why in label for window in desk.windows() for label in desk.labels(window)), 30)
                 desk.close_dialogs()
             expect(len(self.caches(place)) == 3, f"kept: {self.caches(place)}")
+            desk.open(self.examples / "sherlock-holmes.txt")
+            desk.says("tokens do not fit", 60)  # longer than the model's context
             desk.quit()
 
     def kept(self, place):

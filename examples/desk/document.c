@@ -14,6 +14,7 @@ struct _DeskDocument {
   guint64 file_bytes, tokens;
   gint64 used; /* seconds since 1970 */
   GBytes *text;
+  kv_status saved_status; /* of the library's list */
   gboolean is_open, is_complete;
   double part; /* of the text that was read */
 
@@ -94,12 +95,13 @@ char *desk_document_summary(DeskDocument *self) {
   }
   if (state == DESK_KEEPING) return g_strdup("Keeping what was read");
   if (state == DESK_OPENING) return g_strdup("Opening");
-  if (self->tokens == 0) return g_strdup("Not read yet");
+  if (self->tokens == 0) return g_strconcat("Not read yet", self->saved_status == KV_OK ? "" : ": what was saved cannot be used", NULL);
   g_autofree char *tokens = desk_grouped(self->tokens), *size = g_format_size(self->file_bytes), *ago = desk_ago(self->used);
   return g_strdup_printf("%s tokens · %s · %s", tokens, size, ago);
 }
 
 void desk_document_set_saved(DeskDocument *self, const kv_library_document *saved) {
+  self->saved_status = saved->status;
   self->file_bytes = saved->file_bytes;
   self->used = (gint64)(saved->last_used / 1000000000u);
   if (!desk_document_is_busy(self)) self->tokens = saved->tokens;

@@ -44,7 +44,7 @@ double desk_document_seconds_left(DeskDocument *document);
 /* What the user should know; NULL: nothing. The user, or what happens next, takes it away. */
 const char *desk_document_notice(DeskDocument *document);
 void desk_document_dismiss(DeskDocument *document);
-/* One line about it, freed with g_free: "60,677 tokens · 195 MB · used just now", "Reading 43% · about 2 minutes left". */
+/* One line about it, freed with g_free: "60,677 tokens · 195 MB · today", "Reading 43% · about 2 minutes left". */
 char *desk_document_summary(DeskDocument *document);
 
 /* What the library's list says. */

@@ -87,7 +87,10 @@ def nodes(node):
 class Desk:
     """One run of the program."""
 
+    slow = 30000  # ms, for an answer of a window on a busy machine
+
     def __init__(self, program, place, *arguments, model=None):
+        Atspi.set_timeout(self.slow, 2 * self.slow)
         self.place = pathlib.Path(place)
         self.data = self.place / "data" / "kvasir-desk"
         self.arguments = [program, *(["--model", model] if model else []), *arguments]
@@ -95,7 +98,12 @@ class Desk:
                                 XDG_CACHE_HOME=str(self.place / "cache"), XDG_RUNTIME_DIR=str(self.place))
         self.log = open(self.place / "log.txt", "a+", encoding="utf-8")
         self.process = subprocess.Popen(list(map(str, self.arguments)), env=self.environment, stdout=self.log, stderr=self.log)
-        self.frame = wait("the window", self._frame, 90)
+        try:
+            self.frame = wait("the window", self._frame, 180)
+        except Failure:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def __enter__(self):
         return self

@@ -108,7 +108,7 @@ static void start_work(gpointer pointer) {
 static void start_done(gpointer pointer) {
   Start *start = pointer;
   DeskLibrary *self = start->self;
-  if (start->status == KV_OK && !self->closing) {
+  if (start->status == KV_OK && !self->closing && !self->model) {
     self->model = g_steal_pointer(&start->model);
     self->shelf.library = g_steal_pointer(&start->library);
     for (guint i = 0; i < start->saved->len; ++i) {

@@ -13,7 +13,9 @@ static gboolean ends_sentence(const char *text, gsize at) {
 
 static gboolean inside_character(const char *text, gsize size, gsize at) { return at < size && ((guchar)text[at] & 0xC0) == 0x80; }
 
-static gboolean ends_word(const char *text, gsize size, gsize at) { return at == 0 || at >= size || g_ascii_isspace(text[at]) || g_ascii_isspace(text[at - 1]); }
+static gboolean ends_word(const char *text, gsize size, gsize at) {
+  return at == 0 || at >= size || g_ascii_isspace(text[at]) || g_ascii_isspace(text[at - 1]);
+}
 
 static gsize back_to(const char *text, gsize size, gsize at, gsize least, gboolean sentence) {
   gsize to = at;

@@ -147,6 +147,7 @@ static void take_statistics(const DeskReading *reading, DeskOutcome *outcome) {
   JsonObject *stats = json_node_get_object(json_parser_get_root(parser));
   const double present = (double)outcome->facts.tokens_present;
   outcome->strategy = g_strdup(json_object_get_string_member_with_default(stats, "strategy_planned", ""));
+  outcome->tokens_read = outcome->pages_touched = 1; /* where all is in the window, which is always read */
   if (present <= 0) return;
   outcome->tokens_read = (double)outcome->facts.tokens_read / present;
   outcome->pages_touched = json_object_get_double_member_with_default(stats, "last_pages_touched", 0) *

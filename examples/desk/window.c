@@ -63,13 +63,20 @@ static void show_document(DeskWindow *self, DeskDocument *document) {
   desk_page_show_text(page, text_is_shown(self));
   gtk_stack_set_visible_child(self->pages, GTK_WIDGET(page));
   desk_document_open(document, desk_library_model(self->library));
-  desk_page_focus_entry(page);
   update(self);
 }
 
 static void row_selected(GtkListBox *list, GtkListBoxRow *row, gpointer pointer) {
   (void)list;
   if (row) show_document(pointer, desk_row_document(DESK_ROW(row)));
+}
+
+/* Chosen by a click or Enter, not by going through the list: now a question is written. */
+static void row_activated(GtkListBox *list, GtkListBoxRow *row, gpointer pointer) {
+  DeskPage *page = current_page(pointer);
+  (void)list;
+  (void)row;
+  if (page) desk_page_focus_entry(page);
 }
 
 static void select_document(DeskWindow *self, DeskDocument *document) {
@@ -79,6 +86,7 @@ static void select_document(DeskWindow *self, DeskDocument *document) {
     if (desk_row_document(DESK_ROW(row)) != document) continue;
     gtk_list_box_select_row(self->list, row);
     show_document(self, document); /* also where it was selected before */
+    row_activated(self->list, row, self);
     return;
   }
 }
@@ -120,7 +128,10 @@ static void told(DeskWindow *self, const char *text) {
     return;
   }
   g_autofree char *escaped = g_markup_escape_text(text, -1); /* a toast's title is markup */
-  adw_toast_overlay_add_toast(self->toasts, adw_toast_new(escaped));
+  AdwToast *toast = adw_toast_new(escaped);
+  adw_toast_set_timeout(toast, 15);
+  adw_toast_set_priority(toast, ADW_TOAST_PRIORITY_HIGH);
+  adw_toast_overlay_add_toast(self->toasts, toast);
 }
 
 static void started(DeskWindow *self, const char *failure) {
@@ -362,6 +373,7 @@ static void desk_window_class_init(DeskWindowClass *class) {
   gtk_widget_class_bind_template_child(widget, DeskWindow, pages);
   gtk_widget_class_bind_template_child(widget, DeskWindow, failed);
   gtk_widget_class_bind_template_callback(widget, row_selected);
+  gtk_widget_class_bind_template_callback(widget, row_activated);
 }
 
 static void desk_window_init(DeskWindow *self) {

@@ -30,12 +30,16 @@ char *desk_time_left(double seconds) {
   return g_strconcat("about ", hours, NULL);
 }
 
+/* By days: it stays true while the window is open. */
 char *desk_ago(gint64 seconds_since_1970) {
-  const gint64 seconds = g_get_real_time() / G_USEC_PER_SEC - seconds_since_1970;
-  if (seconds < 60) return g_strdup("just now");
-  if (seconds < 3600) return counted((guint64)seconds / 60, "minute", " ago");
-  if (seconds < 24 * 3600) return counted((guint64)seconds / 3600, "hour", " ago");
-  if (seconds < 14 * 24 * 3600) return counted((guint64)seconds / (24 * 3600), "day", " ago");
-  g_autoptr(GDateTime) day = g_date_time_new_from_unix_local(seconds_since_1970);
-  return g_date_time_format(day, "%e %B %Y");
+  g_autoptr(GDateTime) then = g_date_time_new_from_unix_local(seconds_since_1970), now = g_date_time_new_now_local();
+  GDate then_day, now_day;
+  g_date_clear(&then_day, 1);
+  g_date_clear(&now_day, 1);
+  g_date_set_dmy(&then_day, (GDateDay)g_date_time_get_day_of_month(then), (GDateMonth)g_date_time_get_month(then), (GDateYear)g_date_time_get_year(then));
+  g_date_set_dmy(&now_day, (GDateDay)g_date_time_get_day_of_month(now), (GDateMonth)g_date_time_get_month(now), (GDateYear)g_date_time_get_year(now));
+  const int days = g_date_days_between(&then_day, &now_day);
+  if (days <= 0) return g_strdup("today");
+  if (days == 1) return g_strdup("yesterday");
+  return days < 14 ? g_strdup_printf("%d days ago", days) : g_date_time_format(then, "%e %B %Y");
 }

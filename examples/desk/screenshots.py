@@ -1,0 +1,49 @@
+"""Draws the pictures that README shows: screenshots.py PROGRAM EXAMPLES FOLDER [DEMO.kv]. Needs ImageMagick and the font Cantarell.
+
+Reads demo.txt, in minutes, unless it is given what tools/demo has kept of it, and then some of a longer book."""
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import drive
+from drive import Desk, wait
+
+
+def shoot(path):
+    time.sleep(3)  # what moves comes to rest
+    subprocess.run(["import", "-window", "root", "-crop", "1190x750+5+5", "+repage", "-strip", "+dither", "-colors", "96", str(path)], check=True)
+
+
+def main():
+    drive.inside()
+    program, examples, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    with tempfile.TemporaryDirectory(prefix="desk-") as name:
+        place = pathlib.Path(name)
+        settings = place / "config" / "gtk-4.0"
+        settings.mkdir(parents=True)
+        (settings / "settings.ini").write_text("[Settings]\ngtk-font-name=Cantarell 11\n")
+        book = place / "Sherlock Holmes.txt"
+        book.write_text((examples / "sherlock-holmes.txt").read_text()[:400000])  # all of it is too long for the bundled model
+        if len(sys.argv) > 4:
+            for kept, source in [("readings/demo.kv", sys.argv[4]), ("texts/demo.txt", examples / "demo.txt")]:
+                path = place / "data" / "kvasir-desk" / kept
+                path.parent.mkdir(parents=True)
+                shutil.copyfile(source, path)
+        with Desk(program, place, examples / "demo.txt") as desk:
+            desk.says("were read. Ask what it says", 1800)
+            desk.open(book)
+            desk.says(r"Reading [1-9][\d.]*% · about", 600)
+            shoot(folder / "reading.png")
+            desk.choose("^demo,")
+            desk.ask("What is the access code of the north gate?")
+            desk.says(r"4821907\.$", 120)
+            time.sleep(3)
+            desk.press_passage(wait("passages", desk.passages)[0])
+            shoot(folder / "answer.png")
+            desk.quit()
+
+
+main()
