@@ -39,7 +39,7 @@ unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>
 // The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on the kernel may begin before the one before has ended:
 // dependent.h
 struct Grid {
-  unsigned x, y = 1, z = 1;
+  unsigned x, y = 1, z = 1, shared = 0;  // shared: bytes of a block's shared memory besides what the kernel has itself
 };
 template <class... Args>
 int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args... args) {
@@ -53,6 +53,7 @@ int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args.
   CUlaunchConfig config{};
   config.gridDimX = grid.x, config.gridDimY = grid.y, config.gridDimZ = grid.z;
   config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = grid.shared;
   config.hStream = s->stream;
   config.attrs = &early;
   config.numAttrs = s->context->major >= 9 ? 1 : 0;
@@ -165,6 +166,27 @@ int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention&
   return launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, out, totals, mass);
 }
 
+// ---- reading ------------------------------------------------------------------------------------------------------------------
+
+struct ReadingName {
+  char text[32];
+  explicit ReadingName(uint32_t dim) { std::snprintf(text, sizeof text, "reading_attend_%u", dim); }
+};
+
+int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k, const float* v) {
+  constexpr unsigned largest_threads = 1024;
+  int error = launch(s, "reading_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
+  const unsigned tokens = r.pages * r.page_tokens + r.window + r.n, rows = blocks_for(tokens, reading_keys) * reading_keys;
+  if (!error) error = launch(s, "reading_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads}, reading_layout_threads, r, k, v);
+  if (error) return error;
+  return launch(s, "reading_queries", Grid{blocks_for(r.q_room, reading_layout_threads / 32), r.kv_heads}, reading_layout_threads, r, q);
+}
+
+int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
+  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, reading_rows);
+  return launch(s, ReadingName(r.dim).text, Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out, totals);
+}
+
 }  // namespace
 
 int find_kernels(DeviceContext* context) {
@@ -189,6 +211,16 @@ int find_kernels(DeviceContext* context) {
       if (const int error = find(AttentionName(what, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }
+  CUmodule reading = context->modules[4];
+  for (const char* name : {"reading_largest", "reading_lay_out", "reading_queries"})
+    if (const int error = find(name, reading)) return error;
+  for (const uint32_t dim : attended_dims) {
+    const ReadingName name(dim);
+    if (const int error = find(name.text, reading)) return error;
+    CUfunction function = context->kernels.find(name.text)->second;
+    if (const int error = driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(reading_shared_bytes(dim))))
+      return error;
+  }
   return 0;
 }
 
@@ -208,6 +240,8 @@ void fill_operations(DeviceKernels* k) {
   k->choose_blocks = choose_blocks;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
+  k->prepare_reading = prepare_reading;
+  k->attend_reading = attend_reading;
 }
 
 }  // namespace kvasir::cuda
