@@ -134,7 +134,7 @@ Status KvStore::shrink() {
   return {};
 }
 
-Status KvStore::prepare(uint32_t n, bool together) {
+Status KvStore::prepare(uint32_t n, Together together) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   grow_window(window_count_ + n);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
@@ -149,28 +149,38 @@ Status KvStore::prepare(uint32_t n, bool together) {
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {
+  for (uint32_t h = 0; h < shape().kv_heads; ++h) write_keys(layer, h, n, k), write_values(layer, h, n, v);
+}
+
+void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k) {
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  for (uint32_t h = 0; h < heads; ++h) {
-    float* to_k = window_row(layer, h, 0, window_count_);
-    float* to_v = window_row(layer, h, 1, window_count_);
-    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + h) * dim;
-    for (uint32_t i = 0; i < n; ++i, to_k += dim, to_v += dim) {
-      const std::size_t from = (std::size_t{i} * heads + h) * head_dim;
-      for (uint32_t d = 0; d < head_dim; ++d) to_k[d] = k[from + d] - (centre ? centre[d] : 0.0f);
-      std::copy_n(v + from, head_dim, to_v);
-      std::fill(to_k + head_dim, to_k + dim, 0.0f);
-      std::fill(to_v + head_dim, to_v + dim, 0.0f);
-    }
+  float* to = window_row(layer, head, 0, window_count_);
+  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
+  for (uint32_t i = 0; i < n; ++i, to += dim) {
+    const float* from = k + (std::size_t{i} * heads + head) * head_dim;
+    for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
+    std::fill(to + head_dim, to + dim, 0.0f);
+  }
+}
+
+void KvStore::write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v) {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
+  float* to = window_row(layer, head, 1, window_count_);
+  for (uint32_t i = 0; i < n; ++i, to += dim) {
+    std::copy_n(v + (std::size_t{i} * heads + head) * head_dim, head_dim, to);
+    std::fill(to + head_dim, to + dim, 0.0f);
   }
 }
 
 void KvStore::observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads) {
+  for (uint32_t h = 0; h < shape().kv_heads; ++h) observe(layer, h, n, q, heads);
+}
+
+void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads) {
   const uint32_t kv_heads = shape().kv_heads, group = heads / kv_heads, head_dim = shape().page.head_dim;
-  for (uint32_t h = 0; h < kv_heads; ++h) {
-    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + h) * shape().page.dim;
-    representatives_.observe(layer, h, window_row(layer, h, 0, 0), window_count_, n, q + std::size_t{h} * group * head_dim, group,
-                             std::size_t{heads} * head_dim, centre);
-  }
+  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + head) * shape().page.dim;
+  representatives_.observe(layer, head, window_row(layer, head, 0, 0), window_count_, n, q + std::size_t{head} * group * head_dim, group,
+                           std::size_t{heads} * head_dim, centre);
 }
 
 void KvStore::pop() {

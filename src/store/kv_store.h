@@ -90,13 +90,17 @@ class KvStore {
   }
 
   // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc or says Code::corrupt (a damaged page
-  // of a mapped file would have to be copied); the store stays as it was. together: layers may be written by several threads at once.
-  Status prepare(uint32_t n, bool together = false);
-  // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
+  // of a mapped file would have to be copied); the store stays as it was. together: what may be observed by several threads at once.
+  using Together = Representatives::Together;
+  Status prepare(uint32_t n, Together together = Together::nothing);
+  // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
+  void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
+  void write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v);
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
-  // Both of different layers may run together where prepare() was told so.
+  // Of different ones they may run together where prepare() was told so.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
+  void observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
