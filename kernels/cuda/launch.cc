@@ -97,6 +97,9 @@ int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, c
     const uint32_t units = m.cols / 32;
     const Planes w = planes_of(m);
     if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
+    if (x.n >= least_wide_inputs && has_wide(m.type))
+      return launch(s, Name("wide_", m.type).text, Grid{blocks_for(m.rows, wide_rows), blocks_for(x.n, wide_inputs)}, wide_threads, w, m.rows, units, x.n, x.q,
+                    x.scale, x.sums, bias, y, y_stride);
     return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
   }
   if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
@@ -199,8 +202,8 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"quantize", "rms_norm", "rope", "swiglu", "add", "check"})
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
-    for (const char* kind : {"lay_out_", "row_", "tile_"})
-      if (is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
+    for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
+      if (std::strcmp(kind, "wide_") == 0 ? has_wide(type) : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_finish"})

@@ -42,13 +42,14 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const bool may_attend = model_->device_weights() && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
   const bool may_read = model_->device_weights() && !step.selector && !step.trace && !step.memory && n > 1;
   const KvStore::Together together = may_attend ? KvStore::Together::layers : may_read ? KvStore::Together::heads : KvStore::Together::nothing;
-  if (Status s = store->prepare(n, together); !s.ok()) return s;
+  if (Status s = store->prepare(n, together, may_read ? pool_ : nullptr); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
-  model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
 
   constexpr uint32_t rows = 32;  // of embeddings, a task's
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
-    for (uint32_t i = task * rows; i < std::min(n, (task + 1) * rows); ++i)
+    const uint32_t first = task * rows, end = std::min(n, first + rows), half = model_->rope().dim() / 2;
+    model_->rope().angles(store->tokens() + first, end - first, cos_.get() + std::size_t{first} * half, sin_.get() + std::size_t{first} * half);
+    for (uint32_t i = first; i < end; ++i)
       kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
   });
 
@@ -112,6 +113,7 @@ Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const 
       store->write_keys(layer, head, n, read.k);
       store->observe(layer, head, n, read.q, c.heads);
     });
+    store->seal(layer, n, kernels_, pool_);
     if (step.queries) step.queries->write(layer, n, read.q, read.totals);
     if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, read.q);
     return step.probe ? probe(step, layer, read.q, read.a, *store) : Status();

@@ -11,7 +11,7 @@
 namespace kvasir {
 
 constexpr const char* what = "a text that is read";
-constexpr std::size_t least_half = std::size_t{32} << 20;  // bytes of pages that are on their way together
+constexpr std::size_t least_half = std::size_t{8} << 20;  // bytes of pages that are on their way together
 
 ReadingDevice::ReadingDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
     : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers) {}

@@ -88,6 +88,7 @@ class DeviceStage final : public Stage {
 
   Status project(uint32_t layer, Projected* out) override {
     const std::size_t n = step_.n, floats = n * (size_.q + 2 * size_.kv);
+    if (Status s = resize_host(step_.n); !s.ok()) return s;
     together(layer, [&] {
       if (layer > 0) complete_before(layer);
       give_projection(layer, work_.qkv);
@@ -214,7 +215,8 @@ class DeviceStage final : public Stage {
     };
     const auto give_copy = [&](uint32_t l) {
       do_(ops_.after(copies_, stream_));
-      do_(ops_.download(copies_, read_host_.get() + l % 2 * floats, read_.get() + l % 2 * floats, (outputs ? floats : projected + heads) * sizeof(float)));
+      do_(ops_.download(copies_, read_host_.get() + l % 2 * (projected + heads), read_.get() + l % 2 * floats, (projected + heads) * sizeof(float)));
+      if (outputs) do_(ops_.download(copies_, read_outputs_.get() + l % 2 * n * size_.q, read_.get() + l % 2 * floats + projected + heads, n * size_.q * sizeof(float)));
       do_(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     };
     const auto hand_over = [&] {
@@ -227,8 +229,8 @@ class DeviceStage final : public Stage {
           give_rest(l, read_.get() + l % 2 * floats + projected + heads);
         if (Status s = wait(copies_, "a layer"); !s.ok()) return s;
         if (step_.cancel->fired()) return Status();
-        const float* host = read_host_.get() + l % 2 * floats;
-        const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, outputs ? host + projected + heads : nullptr};
+        const float* host = read_host_.get() + l % 2 * (projected + heads);
+        const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, outputs ? read_outputs_.get() + l % 2 * n * size_.q : nullptr};
         if (Status s = take(l, its); !s.ok()) return s;
         if (l + 1 < end_layer()) give_copy(l + 1);
       }
@@ -236,6 +238,9 @@ class DeviceStage final : public Stage {
       return Status();
     };
     has_read_ = true;
+    if (outputs && outputs_room_ < n)
+      if (Status s = read_outputs_.allocate(device_, 2 * n * size_.q); !s.ok()) return s;
+    if (outputs) outputs_room_ = std::max<std::size_t>(outputs_room_, n);
     Status s = hand_over();
     Status rest = wait(stream_, "a step");  // nothing is left under way
     if (s.ok() && !step_.cancel->fired()) s = std::move(rest);
@@ -393,7 +398,8 @@ class DeviceStage final : public Stage {
   void release_reading() {
     if (!reading_.holds_memory() && !read_.get()) return;
     reading_.release();
-    read_ = {}, read_host_ = {};
+    read_ = {}, read_host_ = {}, read_outputs_ = {};
+    outputs_room_ = 0;
   }
 
   // Of one of two layers: what is handed over of n tokens.
@@ -403,7 +409,7 @@ class DeviceStage final : public Stage {
     if (2 * read_floats(n) * sizeof(float) <= read_.bytes()) return {};
     read_ = {}, read_host_ = {};
     Status s = read_.allocate(device_, 2 * read_floats(n), "two layers' queries, keys and values");
-    if (s.ok()) s = read_host_.allocate(device_, 2 * read_floats(n));
+    if (s.ok()) s = read_host_.allocate(device_, 2 * (read_floats(n) - n * size_.q));
     if (!s.ok()) read_ = {};
     return s;
   }
@@ -414,15 +420,21 @@ class DeviceStage final : public Stage {
     forget_graphs();
     memory_ = {};  // never old and new together
     Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
-    if (s.ok()) s = host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv));
-    if (s.ok()) s = host_a_.allocate(device_, n * size_.q);
-    if (!s.ok()) {
-      memory_ = {};
-      return s;
-    }
+    if (!s.ok()) return s;
     work_.place(size_, n, memory_.get());
     capacity_ = n;
     return {};
+  }
+
+  // What the processor attends comes down and goes up through.
+  Status resize_host(uint32_t n) {
+    if (n <= host_capacity_) return {};
+    host_capacity_ = 0;
+    forget_graphs();
+    Status s = host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv));
+    if (s.ok()) s = host_a_.allocate(device_, n * size_.q);
+    if (s.ok()) host_capacity_ = n;
+    return s;
   }
 
   std::size_t attended_floats() const { return step_.n * (size_.q + 2 * size_.kv); }  // of a layer
@@ -452,6 +464,7 @@ class DeviceStage final : public Stage {
   DeviceBuffer<std::byte> memory_;
   Workspace work_{};
   PinnedBuffer<uint32_t> bad_layer_;         // the host's copy
+  uint32_t host_capacity_ = 0;               // tokens that the next two have room for
   PinnedBuffer<float> host_qkv_, host_a_;
 
   AttentionDevice attention_;
@@ -467,7 +480,8 @@ class DeviceStage final : public Stage {
   ReadingDevice reading_;
   DeviceStream* copies_ = nullptr;
   DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
-  PinnedBuffer<float> read_host_;
+  PinnedBuffer<float> read_host_, read_outputs_;  // outputs: where they were asked for
+  std::size_t outputs_room_ = 0;      // tokens
   uint32_t unread_size_ = 0, unread_n_ = 0;
 };
 
