@@ -394,7 +394,7 @@ KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
                                                                  std::size_t y_stride) {                                                            \
     multiply_wide<TensorType::name>(w, rows, units, n, q, scale, sums, bias, y, y_stride);                                                          \
   }
-WIDE_KERNEL(q8_0) WIDE_KERNEL(q4_0) WIDE_KERNEL(q4_k) WIDE_KERNEL(q6_k)
+WIDE_KERNEL(q8_0)
 
 #define FLOAT_KERNELS(name, T)                                                                                                                     \
   __global__ void __launch_bounds__(row_warps * 32) row_##name(const T* w, uint32_t rows, uint32_t cols, const float* x, const float* bias, float* y) { \
