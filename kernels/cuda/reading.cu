@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(1024) reading_largest(DeviceReading r, const f
   float most = 0;
   for (uint32_t i = threadIdx.x; i < sealed; i += blockDim.x) {
     const uint32_t p = i / r.page_tokens, t = i % r.page_tokens;
-    const auto* scales = reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) + std::size_t{head} * extent_pages * 2 * r.page_tokens;
+    const auto* scales = reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) +
+                         std::size_t{head} * extent_pages * 2 * r.page_tokens;
     if (p > 0) most = fmaxf(most, 127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
   }
   const uint32_t sinks = r.pages ? r.page_tokens : 0;
@@ -108,7 +109,8 @@ __global__ void __launch_bounds__(layout_threads) reading_lay_out(DeviceReading 
     const uint32_t t = i / groups * 4;
     for (int j = 0; j < 4; ++j) {
       const float s = from_bf16(scales[tokens + t + j]) * by[1];
-      values[(t + j) * groups + i % groups] = make_uint2(halves(signed_byte(of.x, j) * s, signed_byte(of.y, j) * s), halves(signed_byte(of.z, j) * s, signed_byte(of.w, j) * s));
+      values[(t + j) * groups + i % groups] =
+          make_uint2(halves(signed_byte(of.x, j) * s, signed_byte(of.y, j) * s), halves(signed_byte(of.z, j) * s, signed_byte(of.w, j) * s));
     }
   }
 }

@@ -38,7 +38,8 @@ void ReadingDevice::release() {
 // What grows with the text. Arrays that every layer fills anew are never there old and new together.
 Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
   const PageShape& page = shape_.page;
-  const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, reading_keys)), q_rows = static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), reading_rows));
+  const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, reading_keys));
+  const auto q_rows = static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), reading_rows));
   const uint32_t window = std::max(store.window_count(), 1u), extents = store.pages().extents();
   const std::size_t kv_heads = shape_.kv_heads, dim = page.dim, heads = heads_total();
   Status s;

@@ -62,15 +62,15 @@ class DeviceStage final : public Stage {
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
     forget_graphs();
-    for (DeviceStream* stream : {stream_, copies_})
-      if (stream) (void)ops_.close_stream(stream);
+    if (stream_) (void)ops_.close_stream(stream_);
+    if (copies_) (void)ops_.close_stream(copies_);
   }
 
   Status open() {
     graphs_.resize(end_layer() + 3);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
-    const int error = ops_.open_stream(device_->context(), &stream_);
-    return device_->status(error ? error : ops_.open_stream(device_->context(), &copies_), "a stream");
+    if (const int error = ops_.open_stream(device_->context(), &copies_)) return device_->status(error, "a stream");
+    return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
   }
 
   Status begin(const Step& step) override {
@@ -215,22 +215,22 @@ class DeviceStage final : public Stage {
     };
     const auto give_copy = [&](uint32_t l) {
       do_(ops_.after(copies_, stream_));
-      do_(ops_.download(copies_, read_host_.get() + l % 2 * (projected + heads), read_.get() + l % 2 * floats, (projected + heads) * sizeof(float)));
-      if (outputs) do_(ops_.download(copies_, read_outputs_.get() + l % 2 * n * size_.q, read_.get() + l % 2 * floats + projected + heads, n * size_.q * sizeof(float)));
+      const float* from = read_.get() + l % 2 * floats;
+      const std::size_t first = projected + heads, outputs_size = n * size_.q;  // what comes down always, and where it is asked for
+      do_(ops_.download(copies_, read_host_.get() + l % 2 * first, from, first * sizeof(float)));
+      if (outputs) do_(ops_.download(copies_, read_outputs_.get() + l % 2 * outputs_size, from + first, outputs_size * sizeof(float)));
       do_(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     };
     const auto hand_over = [&] {
       give(0);
       give_copy(0);
       for (uint32_t l = 0; l < end_layer(); ++l) {
-        if (l + 1 < end_layer())
-          give(l + 1);
-        else
-          give_rest(l, read_.get() + l % 2 * floats + projected + heads);
-        if (Status s = wait(copies_, "a layer"); !s.ok()) return s;
+        l + 1 < end_layer() ? give(l + 1) : give_rest(l, read_.get() + l % 2 * floats + projected + heads);
+        if (Status s = wait("a layer", copies_); !s.ok()) return s;
         if (step_.cancel->fired()) return Status();
         const float* host = read_host_.get() + l % 2 * (projected + heads);
-        const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, outputs ? read_outputs_.get() + l % 2 * n * size_.q : nullptr};
+        const float* output = outputs ? read_outputs_.get() + l % 2 * n * size_.q : nullptr;
+        const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, output};
         if (Status s = take(l, its); !s.ok()) return s;
         if (l + 1 < end_layer()) give_copy(l + 1);
       }
@@ -242,7 +242,7 @@ class DeviceStage final : public Stage {
       if (Status s = read_outputs_.allocate(device_, 2 * n * size_.q); !s.ok()) return s;
     if (outputs) outputs_room_ = std::max<std::size_t>(outputs_room_, n);
     Status s = hand_over();
-    Status rest = wait(stream_, "a step");  // nothing is left under way
+    Status rest = wait("a step");  // nothing is left under way
     if (s.ok() && !step_.cancel->fired()) s = std::move(rest);
     return s;
   }
@@ -281,9 +281,8 @@ class DeviceStage final : public Stage {
     if (!error_) error_ = error;
   }
 
-  Status wait(const char* what) { return wait(stream_, what); }
-  Status wait(DeviceStream* stream, const char* what) {
-    do_(ops_.wait(stream));
+  Status wait(const char* what, DeviceStream* stream = nullptr) {
+    do_(ops_.wait(stream ? stream : stream_));
     if (Status s = device_->status(std::exchange(error_, 0), what); !s.ok()) return s;
     return *bad_layer_.get() == none ? Status() : not_a_number("layer " + std::to_string(*bad_layer_.get()));
   }
@@ -330,9 +329,9 @@ class DeviceStage final : public Stage {
     give_rest(layer - 1);
   }
 
-  // What comes after a layer's attention, whose output is in a.
-  void give_rest(uint32_t layer) { give_rest(layer, work_.a); }
-  void give_rest(uint32_t layer, const float* a) {
+  // What comes after a layer's attention, whose output is in a, or in work_.a.
+  void give_rest(uint32_t layer, const float* a = nullptr) {
+    if (!a) a = work_.a;
     const DeviceWeights::Layer& w = weights_.layers()[layer];
     const std::size_t n = step_.n;
     check(layer, a, n * size_.q);
@@ -478,7 +477,7 @@ class DeviceStage final : public Stage {
   PinnedBuffer<float> attended_host_, host_logits_;
 
   ReadingDevice reading_;
-  DeviceStream* copies_ = nullptr;
+  DeviceStream* copies_ = nullptr;    // of what is handed over
   DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
   PinnedBuffer<float> read_host_, read_outputs_;  // outputs: where they were asked for
   std::size_t outputs_room_ = 0;      // tokens

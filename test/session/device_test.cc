@@ -447,12 +447,12 @@ TEST_CASE("a damaged page is an error where a text is read on, and the timeline 
 
 TEST_CASE("a text for which a device has no room is attended by the processor, which says so") {
   if (!device_model()) return;
-  const auto tokens = book_tokens(2000);
+  const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
   SessionOptions o = bounded_options(200);
-  o.prefill_chunk = 256;
+  o.prefill_chunk = 2048;  // whose workspace is more than what a model leaves free
   const DeviceWeights& weights = *device_model()->device_weights();
   uint32_t by_processor = 0;
-  for (uint64_t budget = weights.bytes();; budget += uint64_t{2} << 20) {
+  for (uint64_t budget = weights.bytes();; budget += uint64_t{1} << 20) {
     REQUIRE(budget < uint64_t{1} << 30);
     std::shared_ptr<const Model> model;
     if (!open_on("cuda", budget, &model).ok()) continue;
@@ -466,7 +466,7 @@ TEST_CASE("a text for which a device has no room is attended by the processor, w
     CHECK(session->stats_json().find("the GPU has no room for what its attention needs") != std::string::npos);
     ++by_processor;
   }
-  MESSAGE(by_processor, " budgets that had no room");
+  CHECK(by_processor > 0);
 }
 
 TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") {
