@@ -111,16 +111,17 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   constexpr uint32_t kv_heads = 8, group = 4;
   constexpr PageShape page = PageShape::of(128);
   const uint32_t pages = (tokens - n) / page.page_tokens, extents = (pages + extent_pages - 1) / extent_pages, q_room = n * group;
-  const std::size_t extent_bytes = kv_heads * PageShape::pages_bytes(), scale_bytes = kv_heads * page.scales_bytes(), width = std::size_t{kv_heads} * group * page.dim;
+  const std::size_t extent_bytes = kv_heads * PageShape::pages_bytes(), scale_bytes = kv_heads * page.scales_bytes();
+  const std::size_t width = std::size_t{kv_heads} * group * page.dim, row = std::size_t{kv_heads} * page.dim;
   DeviceBuffer<std::byte> memory;
   DeviceBuffer<uint64_t> at;
   DeviceBuffer<float> q, k, out, totals, q_scale, largest, sinks;
   DeviceBuffer<uint16_t> keys, values, half_q;
   const std::shared_ptr<Device>& device = bench->device;
   const auto take = [&](auto& buffer, std::size_t size) { return buffer.allocate(device, size, "attention").ok(); };
-  if (!take(memory, extents * (extent_bytes + scale_bytes)) || !take(at, 2 * extents) || !take(q, n * width) || !take(k, n * width / group) || !take(out, n * width) ||
-      !take(totals, n * kv_heads * group) || !take(q_scale, kv_heads * q_room) || !take(largest, kv_heads * 2) || !take(sinks, 4 * kv_heads * page_bytes) ||
-      !take(keys, kv_heads * std::size_t{tokens} * page.dim) || !take(values, kv_heads * std::size_t{tokens} * page.dim) || !take(half_q, kv_heads * q_room * page.dim)) {
+  if (!take(memory, extents * (extent_bytes + scale_bytes)) || !take(at, 2 * extents) || !take(q, n * width) || !take(k, n * row) ||
+      !take(out, n * width) || !take(totals, n * kv_heads * group) || !take(q_scale, kv_heads * q_room) || !take(largest, kv_heads * 2) ||
+      !take(sinks, 4 * kv_heads * page_bytes) || !take(keys, tokens * row) || !take(values, tokens * row) || !take(half_q, q_room * row)) {
     std::printf("attention: no memory\n");
     return;
   }
@@ -139,11 +140,12 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   bench->check(ops.upload(bench->stream, memory.get(), some.data(), some.size()));
   bench->check(ops.upload(bench->stream, memory.get() + some.size(), scales.data(), extents * scale_bytes));
   bench->check(ops.upload(bench->stream, at.get(), addresses.data(), addresses.size() * sizeof(uint64_t)));
-  for (float* to : {q.get(), k.get()}) bench->check(ops.upload(bench->stream, to, x.data(), n * width / (to == k.get() ? group : 1) * sizeof(float)));
+  bench->check(ops.upload(bench->stream, q.get(), x.data(), n * width * sizeof(float)));
+  bench->check(ops.upload(bench->stream, k.get(), x.data(), n * row * sizeof(float)));
   bench->check(ops.upload(bench->stream, sinks.get(), x.data(), std::min(sinks.bytes(), x.size() * sizeof(float))));
   bench->check(ops.wait(bench->stream));
-  const DeviceReading r{kv_heads, group, 128, page.dim, page.page_tokens, n, pages, 0, at.get(), at.get() + extents, 0, 0, sinks.get(), nullptr, nullptr, 0,
-                        tokens, q_room, keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get()};
+  const DeviceReading r{kv_heads, group, 128, page.dim, page.page_tokens, n, pages, 0, at.get(), at.get() + extents, 0, 0, sinks.get(),
+                        nullptr, nullptr, 0, tokens, q_room, keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get()};
   const double prepared = bench->median_seconds([&](uint32_t) { bench->check(ops.prepare_reading(bench->stream, r, q.get(), k.get(), k.get())); });
   const double attended = bench->median_seconds([&](uint32_t) { bench->check(ops.attend_reading(bench->stream, r, out.get(), totals.get())); });
   const double scores = static_cast<double>(n) * kv_heads * group * (tokens - 0.5 * (n - 1)), operations = 4e-12 * scores * page.dim / attended;

@@ -238,9 +238,10 @@ class DeviceStage final : public Stage {
       return Status();
     };
     has_read_ = true;
-    if (outputs && outputs_room_ < n)
+    if (outputs && outputs_room_ < n) {
       if (Status s = read_outputs_.allocate(device_, 2 * n * size_.q); !s.ok()) return s;
-    if (outputs) outputs_room_ = std::max<std::size_t>(outputs_room_, n);
+      outputs_room_ = n;
+    }
     Status s = hand_over();
     Status rest = wait("a step");  // nothing is left under way
     if (s.ok() && !step_.cancel->fired()) s = std::move(rest);
@@ -421,8 +422,7 @@ class DeviceStage final : public Stage {
     Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
     if (!s.ok()) return s;
     work_.place(size_, n, memory_.get());
-    capacity_ = n;
-    return {};
+    return capacity_ = n, Status();
   }
 
   // What the processor attends comes down and goes up through.
@@ -475,7 +475,6 @@ class DeviceStage final : public Stage {
   bool cannot_read_ = false;
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
-
   ReadingDevice reading_;
   DeviceStream* copies_ = nullptr;    // of what is handed over
   DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
