@@ -146,14 +146,15 @@ typedef struct kv_model_options {
   const char *chat_format;
   /* Where the weights are multiplied. NULL or "cpu": on the processor, from the mapped file. "cuda", "cuda:1", ...: the first or that NVIDIA GPU has
    * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there. Keys and values stay in the processor's
-   * memory or the mapped file, and the processor attends the texts that are read. What is asked and answered by the strategy "bounded" the GPU attends
-   * in its layers: it has a sketch of the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory
-   * is pinned. Other strategies, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
+   * memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the sealed pages that it has as long as it reads
+   * (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy "bounded" it attends too: it has a sketch of
+   * the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory is pinned. Other strategies, sparse
+   * reading, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
    * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the
    * library was built without CUDA: KV_UNSUPPORTED. */
   const char *device;
   /* Bytes of the GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
-   * would. A session for whose attention there is no room left is attended by the processor. */
+   * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */
   uint64_t device_memory;
 } kv_model_options;
 
@@ -245,7 +246,7 @@ typedef struct kv_session_options {
   uint64_t context;          /* tokens the timeline may hold; 0: what the model was trained for. More is refused */
   uint32_t kv_type;          /* kv_kv_type */
   uint32_t window;           /* newest tokens kept in full precision and always attended; 0: 64 */
-  uint32_t prefill_chunk;    /* tokens read together, 1 to 4096; 0: chosen, 512 or less where that would take much memory */
+  uint32_t prefill_chunk;    /* tokens read together, 1 to 4096; 0: chosen, 512 (1024 on a GPU) or less where that would take much memory */
   /* Layers that attend everything; UINT32_MAX: the strategy's default (quest: 2, bounded: 0). Which: those that a choice of pages serves
    * worst, measured while the document was read; the first ones while less than 2048 tokens are sealed. kv_stats tells. */
   uint32_t dense_layers;

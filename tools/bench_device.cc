@@ -1,20 +1,23 @@
-// Speed of a GPU's matrix products.
+// Speed of a GPU's matrix products, and of the attention of a text that is read.
 //
-//   bench-device [type]      a type's name ("Q4_0"); all without it
+//   bench-device [type]            a type's name ("Q4_0"), or "attention"; all without it
+//   bench-device attention RATE    RATE: 10^12 operations a second that a library's half-precision products do, which attention is compared with
 //
 // Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of weights (as the file has them) a second, with the
 // ratio to a copy within the device's memory (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Medians of seven runs, of
-// products that follow one another in a graph, as those of a decoded token do.
+// products that follow one another in a graph, as those of a decoded token do. Attention: of 8 KV heads of 128 with 4 query heads each, over a text's
+// pages in the device's memory; two products a score.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/memory.h"
 #include "compute/device.h"
 #include "compute/kernels.h"
+#include "compute/page.h"
 
 using namespace kvasir;
 
@@ -104,6 +107,53 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
   std::printf(" T/s\n");
 }
 
+void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
+  constexpr uint32_t kv_heads = 8, group = 4;
+  constexpr PageShape page = PageShape::of(128);
+  const uint32_t pages = (tokens - n) / page.page_tokens, extents = (pages + extent_pages - 1) / extent_pages, q_room = n * group;
+  const std::size_t extent_bytes = kv_heads * PageShape::pages_bytes(), scale_bytes = kv_heads * page.scales_bytes();
+  const std::size_t width = std::size_t{kv_heads} * group * page.dim, row = std::size_t{kv_heads} * page.dim;
+  DeviceBuffer<std::byte> memory;
+  DeviceBuffer<uint64_t> at;
+  DeviceBuffer<float> q, k, out, totals, q_scale, largest, sinks;
+  DeviceBuffer<uint16_t> keys, values, half_q;
+  const std::shared_ptr<Device>& device = bench->device;
+  const auto take = [&](auto& buffer, std::size_t size) { return buffer.allocate(device, size, "attention").ok(); };
+  if (!take(memory, extents * (extent_bytes + scale_bytes)) || !take(at, 2 * extents) || !take(q, n * width) || !take(k, n * row) ||
+      !take(out, n * width) || !take(totals, n * kv_heads * group) || !take(q_scale, kv_heads * q_room) || !take(largest, kv_heads * 2) ||
+      !take(sinks, 4 * kv_heads * page_bytes) || !take(keys, tokens * row) || !take(values, tokens * row) || !take(half_q, q_room * row)) {
+    std::printf("attention: no memory\n");
+    return;
+  }
+  uint32_t seed = 1;
+  const auto random = [&] { return (seed = seed * 1664525 + 1013904223) >> 8; };
+  Array<std::byte> some(extents * extent_bytes);
+  for (std::byte& b : some) b = static_cast<std::byte>(random() % 255 - 127);
+  Array<uint16_t> scales(extents * scale_bytes / 2, 0x3c00);  // 1/128
+  Array<float> x(n * width);
+  for (float& f : x) f = static_cast<float>(random() % 2000) * 0.001f - 1;
+  Array<uint64_t> addresses;
+  const auto begin = reinterpret_cast<uint64_t>(memory.get());
+  for (uint32_t e = 0; e < extents; ++e) addresses.push_back(begin + e * extent_bytes);
+  for (uint32_t e = 0; e < extents; ++e) addresses.push_back(begin + extents * extent_bytes + e * scale_bytes);
+  const DeviceKernels& ops = bench->ops();
+  bench->check(ops.upload(bench->stream, memory.get(), some.data(), some.size()));
+  bench->check(ops.upload(bench->stream, memory.get() + some.size(), scales.data(), extents * scale_bytes));
+  bench->check(ops.upload(bench->stream, at.get(), addresses.data(), addresses.size() * sizeof(uint64_t)));
+  bench->check(ops.upload(bench->stream, q.get(), x.data(), n * width * sizeof(float)));
+  bench->check(ops.upload(bench->stream, k.get(), x.data(), n * row * sizeof(float)));
+  bench->check(ops.upload(bench->stream, sinks.get(), x.data(), std::min(sinks.bytes(), x.size() * sizeof(float))));
+  bench->check(ops.wait(bench->stream));
+  const DeviceReading r{kv_heads, group, 128, page.dim, page.page_tokens, n, pages, 0, at.get(), at.get() + extents, 0, 0, sinks.get(),
+                        nullptr, nullptr, 0, tokens, q_room, keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get()};
+  const double prepared = bench->median_seconds([&](uint32_t) { bench->check(ops.prepare_reading(bench->stream, r, q.get(), k.get(), k.get())); });
+  const double attended = bench->median_seconds([&](uint32_t) { bench->check(ops.attend_reading(bench->stream, r, out.get(), totals.get())); });
+  const double scores = static_cast<double>(n) * kv_heads * group * (tokens - 0.5 * (n - 1)), operations = 4e-12 * scores * page.dim / attended;
+  std::printf("attention of %4u tokens at the end of %6u: %7.3f ms, %.1f T/s", n, tokens, 1e3 * attended, operations);
+  if (rate > 0) std::printf(", %.2f of %.0f", operations / rate, rate);
+  std::printf("; %.3f ms to lay out what it reads\n", 1e3 * prepared);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -119,10 +169,15 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1000) * 0.001f - 0.5f;
   bench.check(bench.ops().upload(bench.stream, inputs.x.get(), x.data(), x.size() * sizeof(float)));
   bench.check(bench.ops().quantize(bench.stream, inputs.view(most_inputs)));
+  const std::string only = argc > 1 ? argv[1] : "";
+  if (only.empty() || only == "attention")
+    for (const uint32_t tokens : {8192u, 32768u, 131072u})
+      for (const uint32_t n : {256u, 512u, 1024u, 2048u})
+        if (bench.good) measure_attention(&bench, tokens, n, argc > 2 ? std::atof(argv[2]) : 0);
   const double copy = copy_speed(&bench);
   std::printf("%s: copy %.1f GB/s\n", bench.device->info().name, copy * 1e-9);
   for (TensorType type : types)
-    if (bench.good && (argc < 2 || std::strcmp(argv[1], tensor_type_info(type)->name) == 0)) measure(&bench, inputs, type, copy);
+    if (bench.good && (only.empty() || only == tensor_type_info(type)->name)) measure(&bench, inputs, type, copy);
   bench.check(bench.ops().close_stream(bench.stream));
   return bench.good ? 0 : 1;
 }

@@ -13,20 +13,27 @@ constexpr int32_t sketch_offset = 8;
 constexpr float faint = 16.0f;            // e^-16 = 1e-7
 
 // x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a block that begins at token `first` of the page.
+// Four tokens and a vector of channels at a time, whose sums stay in registers.
 template <class Isa>
 void project_keys(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t first, float* x) {
-  const uint32_t tokens = shape.page_tokens, n = shape.sketch_dim();
-  for (uint32_t t = 0; t < shape.block_tokens; ++t) {
-    float* row = x + t * n;
-    std::memset(row, 0, n * sizeof(float));
-    for (uint32_t d = 0; d < shape.dim; ++d) {
-      const auto k = static_cast<float>(data[(d / 4 * tokens + first + t) * 4 + d % 4]);
-      for (uint32_t c = 0; c < n; c += 8) {  // a constant 8: vectors without a loop's beginning and end
-        for (uint32_t i = c; i < c + 8; ++i) row[i] += k * basis[d * n + i];
+  constexpr uint32_t together = 4;
+  const uint32_t tokens = shape.page_tokens, n = shape.sketch_dim(), dim = shape.dim;
+  alignas(64) float keys[together * max_head_dim];
+  for (uint32_t at = 0; at < shape.block_tokens; at += together) {
+    for (uint32_t d = 0; d < dim; d += 4)
+      for (uint32_t t = 0; t < together; ++t)
+        for (uint32_t i = 0; i < 4; ++i) keys[t * dim + d + i] = static_cast<float>(data[(d / 4 * tokens + first + at + t) * 4 + i]);
+    for (uint32_t begin = 0; begin < n; begin += Isa::lanes) {
+      const uint32_t c = smaller(begin, n - Isa::lanes);  // the last ones may be found twice
+      typename Isa::F sums[together] = {Isa::set(0), Isa::set(0), Isa::set(0), Isa::set(0)};
+      for (uint32_t d = 0; d < dim; ++d) {
+        const auto of = Isa::load(basis + d * n + c);
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < together; ++t) sums[t] = Isa::add(sums[t], Isa::mul(Isa::set(keys[t * dim + d]), of));
       }
+#pragma GCC unroll 4
+      for (uint32_t t = 0; t < together; ++t) Isa::store(x + (at + t) * n + c, Isa::mul(sums[t], Isa::set(from_bf16(scales[first + at + t]))));
     }
-    const float scale = from_bf16(scales[first + t]);
-    for (uint32_t c = 0; c < n; ++c) row[c] *= scale;
   }
 }
 

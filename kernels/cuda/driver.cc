@@ -5,7 +5,8 @@
 #include <new>
 
 // The kernels of the .cu files, for all architectures: embed.S
-extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[];
+extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[],
+    kvasir_cuda_reading[];
 
 namespace kvasir {
 namespace cuda {
@@ -78,8 +79,8 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice};
-  for (int i = 0; i < 4; ++i)
+  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice, kvasir_cuda_reading};
+  for (int i = 0; i < 5; ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);
@@ -175,9 +176,10 @@ int unshare_host(DeviceContext* c, const void* memory) {
 int open_stream(DeviceContext* c, DeviceStream** out) {
   const Current current(c);
   if (current.error()) return current.error();
-  auto* s = new (std::nothrow) DeviceStream{c, nullptr};
+  auto* s = new (std::nothrow) DeviceStream{c, nullptr, nullptr};
   if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
   if (const int error = driver().cuStreamCreate(&s->stream, CU_STREAM_NON_BLOCKING)) return delete s, error;
+  if (const int error = driver().cuEventCreate(&s->reached, CU_EVENT_DISABLE_TIMING)) return (void)driver().cuStreamDestroy(s->stream), delete s, error;
   *out = s;
   return 0;
 }
@@ -190,9 +192,17 @@ int wait(DeviceStream* s) {
 int close_stream(DeviceStream* s) {
   const int waited = wait(s);
   const Current current(s->context);
+  if (!current.error()) (void)driver().cuEventDestroy(s->reached);
   const int closed = current.error() ? current.error() : driver().cuStreamDestroy(s->stream);
   delete s;
   return waited ? waited : closed;
+}
+
+int after(DeviceStream* s, DeviceStream* other) {
+  const Current current(s->context);
+  if (current.error()) return current.error();
+  const int error = driver().cuEventRecord(other->reached, other->stream);
+  return error ? error : driver().cuStreamWaitEvent(s->stream, other->reached, 0);
 }
 
 int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
@@ -253,6 +263,7 @@ DeviceKernels make_table() {
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;
+  k.after = after;
   k.upload = upload;
   k.download = download;
   k.begin_graph = begin_graph;

@@ -20,7 +20,8 @@ namespace kvasir::cuda {
   F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) F(cuMemAlloc) F(cuMemFree)         \
   F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
   F(cuMemcpyDtoDAsync) F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) F(cuGraphDestroy) F(cuGraphExecDestroy)  \
-  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLaunchKernelEx)
+  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuFuncSetAttribute) F(cuLaunchKernelEx)  \
+  F(cuEventCreate) F(cuEventDestroy) F(cuEventRecord) F(cuStreamWaitEvent)
 
 // Under the names by which the driver exports them: the header's macros add versions.
 struct Driver {
@@ -42,13 +43,14 @@ struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
   int major = 0;  // compute capability
-  CUmodule modules[4] = {};
+  CUmodule modules[5] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };
 
 struct DeviceStream {
   DeviceContext* context;
   CUstream stream;
+  CUevent reached;  // what other streams wait for: after()
 };
 
 namespace cuda {

@@ -39,7 +39,7 @@ unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>
 // The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on the kernel may begin before the one before has ended:
 // dependent.h
 struct Grid {
-  unsigned x, y = 1, z = 1;
+  unsigned x, y = 1, z = 1, shared = 0;  // shared: bytes of a block's shared memory besides what the kernel has itself
 };
 template <class... Args>
 int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args... args) {
@@ -53,6 +53,7 @@ int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args.
   CUlaunchConfig config{};
   config.gridDimX = grid.x, config.gridDimY = grid.y, config.gridDimZ = grid.z;
   config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = grid.shared;
   config.hStream = s->stream;
   config.attrs = &early;
   config.numAttrs = s->context->major >= 9 ? 1 : 0;
@@ -96,6 +97,9 @@ int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, c
     const uint32_t units = m.cols / 32;
     const Planes w = planes_of(m);
     if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
+    if (x.n >= least_wide_inputs && has_wide(m.type))
+      return launch(s, Name("wide_", m.type).text, Grid{blocks_for(m.rows, wide_rows), blocks_for(x.n, wide_inputs)}, wide_threads, w, m.rows, units, x.n, x.q,
+                    x.scale, x.sums, bias, y, y_stride);
     return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
   }
   if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
@@ -165,6 +169,27 @@ int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention&
   return launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, out, totals, mass);
 }
 
+// ---- reading ------------------------------------------------------------------------------------------------------------------
+
+struct ReadingName {
+  char text[32];
+  explicit ReadingName(uint32_t dim) { std::snprintf(text, sizeof text, "reading_attend_%u", dim); }
+};
+
+int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k, const float* v) {
+  constexpr unsigned largest_threads = 1024;
+  int error = launch(s, "reading_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
+  const unsigned tokens = r.pages * r.page_tokens + r.window + r.n, rows = blocks_for(tokens, reading_keys) * reading_keys;
+  if (!error) error = launch(s, "reading_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads}, reading_layout_threads, r, k, v);
+  if (error) return error;
+  return launch(s, "reading_queries", Grid{blocks_for(r.q_room, reading_layout_threads / 32), r.kv_heads}, reading_layout_threads, r, q);
+}
+
+int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
+  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, reading_rows);
+  return launch(s, ReadingName(r.dim).text, Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out, totals);
+}
+
 }  // namespace
 
 int find_kernels(DeviceContext* context) {
@@ -177,8 +202,8 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"quantize", "rms_norm", "rope", "swiglu", "add", "check"})
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
-    for (const char* kind : {"lay_out_", "row_", "tile_"})
-      if (is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
+    for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
+      if (std::strcmp(kind, "wide_") == 0 ? has_wide(type) : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_finish"})
@@ -188,6 +213,16 @@ int find_kernels(DeviceContext* context) {
     for (const char* what : {"near", "chosen"})
       if (const int error = find(AttentionName(what, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
+  }
+  CUmodule reading = context->modules[4];
+  for (const char* name : {"reading_largest", "reading_lay_out", "reading_queries"})
+    if (const int error = find(name, reading)) return error;
+  for (const uint32_t dim : attended_dims) {
+    const ReadingName name(dim);
+    if (const int error = find(name.text, reading)) return error;
+    CUfunction function = context->kernels.find(name.text)->second;
+    if (const int error = driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(reading_shared_bytes(dim))))
+      return error;
   }
   return 0;
 }
@@ -208,6 +243,8 @@ void fill_operations(DeviceKernels* k) {
   k->choose_blocks = choose_blocks;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
+  k->prepare_reading = prepare_reading;
+  k->attend_reading = attend_reading;
 }
 
 }  // namespace kvasir::cuda

@@ -42,7 +42,11 @@ void* allocate_zeroed(std::size_t size) noexcept {
 void deallocate(void* p) noexcept { ::operator delete(p, std::align_val_t{alignment}); }
 
 void* allocate_pages(std::size_t size) noexcept {
-  void* p = must_fail(size) ? nullptr : ::operator new(whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
+  return must_fail(size) ? nullptr : ::operator new(whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
+}
+
+void* allocate_zeroed_pages(std::size_t size) noexcept {
+  void* p = allocate_pages(size);
   return p ? std::memset(p, 0, size) : nullptr;
 }
 
@@ -60,7 +64,8 @@ void* allocate_zeroed(std::size_t size) noexcept {
 
 void deallocate(void* p) noexcept { mi_free(p); }
 
-void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page); }
+void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_malloc_aligned(whole_pages(size ? size : 1), page); }
+void* allocate_zeroed_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page); }
 
 void deallocate_pages(void* p) noexcept { mi_free(p); }
 

@@ -18,8 +18,9 @@ namespace kvasir {
 [[nodiscard]] void* allocate(std::size_t size) noexcept;
 [[nodiscard]] void* allocate_zeroed(std::size_t size) noexcept;
 void deallocate(void* p) noexcept;
-// The same in whole pages of the system, so that a device can be given them: zeroed, and of nothing else.
+// The same in whole pages of the system, so that a device can be given them, and of nothing else.
 [[nodiscard]] void* allocate_pages(std::size_t size) noexcept;
+[[nodiscard]] void* allocate_zeroed_pages(std::size_t size) noexcept;
 void deallocate_pages(void* p) noexcept;
 
 // Tests set this to fail chosen allocations: called with the size, returns true to fail. Null normally.

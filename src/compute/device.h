@@ -66,6 +66,7 @@ struct DeviceKernels {
   int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
+  int (*after)(DeviceStream* stream, DeviceStream* other);  // what is given to the stream from now on comes after what has been given to the other
   // Memory from allocate_host() must stay as it is until wait(); of other memory what is uploaded has been read when this returns.
   int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
@@ -104,6 +105,10 @@ struct DeviceKernels {
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // and the means of what is not: Kernels::attend_means
   // out: as q; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass);
+
+  // ---- attention of a text that is read, in this order; arguments and out as above -----------------------------------------------
+  int (*prepare_reading)(DeviceStream* stream, const DeviceReading& r, const float* q, const float* k, const float* v);
+  int (*attend_reading)(DeviceStream* stream, const DeviceReading& r, float* out, float* totals);
 };
 
 // Null when this build has none.

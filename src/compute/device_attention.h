@@ -75,4 +75,22 @@ constexpr uint32_t near_parts = 1, chosen_parts = 8, mean_parts = 8, attention_p
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
 constexpr uint32_t attended_dims[] = {64, 128};  // of heads, padded: models of other sizes are few, and the code of each is large
 
+// A step of a text that is read, in one layer: n tokens that attend all tokens before them and their own. Pages may lie in the device's memory or where it
+// reads the processor's.
+struct DeviceReading {
+  uint32_t kv_heads, group, head_dim, dim, page_tokens;
+  uint32_t n, pages, window;                // tokens of the step; sealed pages and rows of the window before it
+  const uint64_t *pages_at, *scales_at;     // as DeviceKv has them, and so are
+  std::size_t pages_offset, scales_offset;
+  const float *sinks, *centre;              // these; centre null: nothing is taken off the step's keys
+  const float* window_rows;                 // [kv_heads][2][window_room][dim]
+  uint32_t window_room;
+  uint32_t room, q_room;                    // rows of the arrays behind: all tokens in whole tiles of reading_keys, n * group in whole blocks of reading_rows
+  uint16_t *keys, *values;                  // half precision [kv_heads][room][dim]
+  uint16_t* q;                              // half precision [kv_heads][q_room][dim]
+  float* q_scale;                           // [kv_heads][q_room]
+  float* largest;                           // [kv_heads][2] magnitude of keys, of values
+};
+constexpr uint32_t reading_rows = 128, reading_keys = 64;
+
 }  // namespace kvasir

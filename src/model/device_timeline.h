@@ -25,7 +25,7 @@ class DeviceTimeline {
   DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads);
   ~DeviceTimeline();
 
-  static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together by the processor
+  static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
   // For the next step. Waits for the stream. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's memory, or
   // would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws

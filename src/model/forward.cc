@@ -40,21 +40,31 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   attention_.set_trace(step.trace);
   if (step.trace) step.trace->begin_step();
   const bool may_attend = model_->device_weights() && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
-  if (Status s = store->prepare(n, may_attend); !s.ok()) return s;
+  const bool may_read = model_->device_weights() && !step.selector && !step.trace && !step.memory && n > 1;
+  const KvStore::Together together = may_attend ? KvStore::Together::layers : may_read ? KvStore::Together::heads : KvStore::Together::nothing;
+  if (Status s = store->prepare(n, together, may_read ? pool_ : nullptr); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
-  model_->rope().angles(store->tokens(), n, cos_.get(), sin_.get());
 
-  for (uint32_t i = 0; i < n; ++i)
-    kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
+  constexpr uint32_t rows = 32;  // of embeddings, a task's
+  pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
+    const uint32_t first = task * rows, end = std::min(n, first + rows), half = model_->rope().dim() / 2;
+    model_->rope().angles(store->tokens() + first, end - first, cos_.get() + std::size_t{first} * half, sin_.get() + std::size_t{first} * half);
+    for (uint32_t i = first; i < end; ++i)
+      kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
+  });
 
   const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
   for (const std::unique_ptr<Stage>& stage : stages_) {
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
-    if (!step.selector || step.probe || step.asked || step.trace)
+    bool reads = false;
+    if (may_read) {
+      if (Status s = stage->can_read(attending, n, &why_not); !s.ok()) return s;
+      reads = !why_not;
+    } else if (!step.selector || step.probe || step.asked || step.trace)
       stage->trim();
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
-    const bool attends = !why_not;
+    const bool attends = !why_not && !reads;
     if (stage->first_layer() == 0) left_to_processor_ = why_not;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel}); !s.ok()) return s;
     if (attends) {
@@ -67,7 +77,9 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
         keep(step, l, stage->attended(l), store);
       });
     }
-    for (uint32_t l = stage->first_layer(); !attends && l < stage->end_layer(); ++l) {
+    if (reads)
+      if (Status s = read(step, attending, cancel, stage.get(), store); !s.ok()) return s;
+    for (uint32_t l = stage->first_layer(); !attends && !reads && l < stage->end_layer(); ++l) {
       Stage::Projected of;
       if (Status s = stage->project(l, &of); !s.ok()) return s;
       store->write(l, n, of.k, of.v);
@@ -87,6 +99,33 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   store->commit(n, kernels_, pool_);
   for (const std::unique_ptr<Stage>& stage : stages_) stage->committed(*store);
   if (step.queries && !was_centred && !store->centre().empty()) step.queries->centre(store->centre(), c.kv_heads, store->shape().page.dim);
+  return {};
+}
+
+// A text, by a stage that attends it too: what the store and strategies learn from a layer they learn while the stage goes on.
+Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store) {
+  const ModelConfig& c = model_->config();
+  const auto n = static_cast<uint32_t>(step.tokens.size());
+  const auto take = [&](uint32_t layer, const Stage::Read& read) {
+    pool_->run(2 * c.kv_heads, [&](uint32_t task, uint32_t) {
+      const uint32_t head = task / 2;
+      if (task % 2) return store->write_values(layer, head, n, read.v);
+      store->write_keys(layer, head, n, read.k);
+      store->observe(layer, head, n, read.q, c.heads);
+    });
+    store->seal(layer, n, kernels_, pool_);
+    if (step.queries) step.queries->write(layer, n, read.q, read.totals);
+    if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, read.q);
+    return step.probe ? probe(step, layer, read.q, read.a, *store) : Status();
+  };
+  if (Status s = stage->read(of, step.probe, take); !s.ok()) return s;
+  if (cancel.fired()) return cancelled();
+  const uint64_t behind_sinks = store->pages().pages() > 1 ? store->sealed_tokens() - store->shape().page.page_tokens : 0;
+  const uint64_t lists = uint64_t{n} * c.kv_heads * (stage->end_layer() - stage->first_layer());
+  ReadCounts counts;
+  counts.tokens_read = counts.tokens_present = behind_sinks * lists;
+  counts.pages_touched = behind_sinks / store->shape().page.page_tokens * lists;
+  attention_.add_counts(counts);
   return {};
 }
 
@@ -124,15 +163,15 @@ Status Forward::attend(const ForwardStep& step, uint32_t layer, uint32_t first, 
   if (step.queries) step.queries->write(layer, n, of.q, totals_.get());
   if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, of.q);
   if (step.probe)
-    if (Status s = probe(step, layer, of, *store); !s.ok()) return s;
+    if (Status s = probe(step, layer, of.q, of.a, *store); !s.ok()) return s;
   if (!selector || step.plan.strategy->has(StrategyInfo::reads_keys)) store->let_go(layer);
   return {};
 }
 
-Status Forward::probe(const ForwardStep& step, uint32_t layer, const Stage::Projected& of, const KvStore& store) {
+Status Forward::probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact, const KvStore& store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   double difference = 0, norm = 0;
-  if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), of.q, store, *step.probe, step.plan, of.a,
+  if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), q, store, *step.probe, step.plan, exact,
                                   &difference, &norm);
       !s.ok())
     return s;

@@ -5,6 +5,7 @@
 //   begin                                        the residual stream comes in
 //     project(l) ... attention ... complete(l)   for every layer of the stage, in order
 //     or attend, which does all of that          where can_attend() has said so
+//     or read, which does it for a text          where can_read() has said so
 //   end                                          it goes out
 //   logits                                       of the last stage
 //
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -69,6 +71,17 @@ class Stage {
   virtual Attended attended(uint32_t layer) const { return (void)layer, Attended{}; }  // after attend()
   virtual void committed(const KvStore&) {}  // the store has what attended() gave
   virtual void trim() {}                     // lets go of what the store has let go of; a step that is not attended calls it
+
+  // A step whose attention is exact, of several tokens. Before begin(). *why_not null: read() can take the place of project() to complete(). Errors as
+  // can_attend().
+  virtual Status can_read(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
+  struct Read {
+    const float *q, *k, *v, *totals;  // as Attended
+    const float* a;                   // attention's output as Projected; null where it was not asked for
+  };
+  // Hands each layer over to take(layer, read), in order, while the device goes on with the next ones; what is handed over stays until take() returns.
+  using Take = std::function<Status(uint32_t layer, const Read&)>;
+  virtual Status read(const Attending&, bool outputs, const Take&) { return (void)outputs, Status::error(Code::internal, "a stage was asked to read"); }
   // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
 
@@ -88,7 +101,7 @@ std::unique_ptr<Stage> make_cpu_stage(const Model& model, uint32_t first_layer, 
 // Of the layers that the device has the weights of. The model outlives it. Code::device.
 Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out);
 
-constexpr uint32_t usual_step = 512;  // tokens that a session's workspace on a device is kept free for
+constexpr uint32_t usual_step = 1024;  // tokens that a session's workspace on a device is kept free for
 
 // The device memory that a stage takes for steps of n tokens.
 uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n);

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "model/attention_device.h"
+#include "model/reading_device.h"
 #include "model/stage.h"
 
 namespace kvasir {
@@ -55,24 +56,27 @@ class DeviceStage final : public Stage {
         weights_(weights),
         device_(weights.device()),
         ops_(device_->kernels()),
-        attention_(device_, config_, model.store_shape(), end_layer()) {}
+        attention_(device_, config_, model.store_shape(), end_layer()),
+        reading_(device_, config_, model.store_shape(), end_layer()) {}
 
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
     forget_graphs();
     if (stream_) (void)ops_.close_stream(stream_);
+    if (copies_) (void)ops_.close_stream(copies_);
   }
 
   Status open() {
     graphs_.resize(end_layer() + 3);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
+    if (const int error = ops_.open_stream(device_->context(), &copies_)) return device_->status(error, "a stream");
     return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
   }
 
   Status begin(const Step& step) override {
     step_ = step;
     error_ = 0;
-    has_attended_ = has_logits_ = false;
+    has_attended_ = has_logits_ = has_read_ = false;
     if (Status s = resize(step.n); !s.ok()) return s;
     *bad_layer_.get() = none;
     do_(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
@@ -84,6 +88,7 @@ class DeviceStage final : public Stage {
 
   Status project(uint32_t layer, Projected* out) override {
     const std::size_t n = step_.n, floats = n * (size_.q + 2 * size_.kv);
+    if (Status s = resize_host(step_.n); !s.ok()) return s;
     together(layer, [&] {
       if (layer > 0) complete_before(layer);
       give_projection(layer, work_.qkv);
@@ -100,6 +105,7 @@ class DeviceStage final : public Stage {
   Status complete(uint32_t, uint32_t) override { return {}; }
 
   Status can_attend(const Attending& of, uint32_t n, const char** why_not) override {
+    release_reading();
     if ((*why_not = attention_.refuses(of.store, of.plan, n))) {
       if (of.plan.strategy->has(StrategyInfo::on_device))
         trim();
@@ -173,10 +179,77 @@ class DeviceStage final : public Stage {
   void committed(const KvStore& store) override {
     if (has_attended_) attention_.committed(store);
   }
-  void trim() override { attention_.trim(); }
+  void trim() override {
+    release_reading();
+    attention_.trim();
+  }
+
+  Status can_read(const Attending& of, uint32_t n, const char** why_not) override {
+    attention_.trim();
+    if ((*why_not = reading_.refuses(of.store, n))) return release_reading(), Status();
+    const uint32_t size = of.store.pages().extents() + 1;
+    if (unread_size_ == size && n >= unread_n_) return *why_not = no_room, Status();
+    const auto prepare = [&] {
+      Status s = resize(n);
+      if (s.ok()) s = resize_read(n);
+      if (s.ok()) s = reading_.prepare(of.store, n, of.pool, stream_);
+      return s;
+    };
+    Status s = prepare();
+    if (s.code() == Code::no_memory && attention_.holds_memory()) release_attention(), s = prepare();
+    if (s.ok()) return unread_size_ = 0, Status();
+    release_reading();
+    if (s.code() != Code::no_memory) return s;
+    unread_size_ = size, unread_n_ = n;  // as refused_size_
+    return *why_not = no_room, Status();
+  }
+
+  // A layer is handed over while the next one is computed: there are two of what is handed over, and a stream of their copies.
+  Status read(const Attending&, bool outputs, const Take& take) override {
+    const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = n * config_.heads, floats = read_floats(step_.n);
+    const auto give = [&](uint32_t l) {
+      float *qkv = read_.get() + l % 2 * floats, *totals = qkv + projected, *a = totals + heads;
+      if (l > 0) give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
+      give_projection(l, qkv);
+      do_(reading_.give(stream_, l, qkv, qkv + n * size_.q, qkv + n * (size_.q + size_.kv), a, totals));
+    };
+    const auto give_copy = [&](uint32_t l) {
+      do_(ops_.after(copies_, stream_));
+      const float* from = read_.get() + l % 2 * floats;
+      const std::size_t first = projected + heads, outputs_size = n * size_.q;  // what comes down always, and where it is asked for
+      do_(ops_.download(copies_, read_host_.get() + l % 2 * first, from, first * sizeof(float)));
+      if (outputs) do_(ops_.download(copies_, read_outputs_.get() + l % 2 * outputs_size, from + first, outputs_size * sizeof(float)));
+      do_(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+    };
+    const auto hand_over = [&] {
+      give(0);
+      give_copy(0);
+      for (uint32_t l = 0; l < end_layer(); ++l) {
+        l + 1 < end_layer() ? give(l + 1) : give_rest(l, read_.get() + l % 2 * floats + projected + heads);
+        if (Status s = wait("a layer", copies_); !s.ok()) return s;
+        if (step_.cancel->fired()) return Status();
+        const float* host = read_host_.get() + l % 2 * (projected + heads);
+        const float* output = outputs ? read_outputs_.get() + l % 2 * n * size_.q : nullptr;
+        const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, output};
+        if (Status s = take(l, its); !s.ok()) return s;
+        if (l + 1 < end_layer()) give_copy(l + 1);
+      }
+      do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+      return Status();
+    };
+    has_read_ = true;
+    if (outputs && outputs_room_ < n) {
+      if (Status s = read_outputs_.allocate(device_, 2 * n * size_.q); !s.ok()) return s;
+      outputs_room_ = n;
+    }
+    Status s = hand_over();
+    Status rest = wait("a step");  // nothing is left under way
+    if (s.ok() && !step_.cancel->fired()) s = std::move(rest);
+    return s;
+  }
 
   Status end() override {
-    if (!has_attended_)
+    if (!has_attended_ && !has_read_)
       together(end_layer(), [&] {
         complete_before(end_layer());
         do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -209,8 +282,8 @@ class DeviceStage final : public Stage {
     if (!error_) error_ = error;
   }
 
-  Status wait(const char* what) {
-    do_(ops_.wait(stream_));
+  Status wait(const char* what, DeviceStream* stream = nullptr) {
+    do_(ops_.wait(stream ? stream : stream_));
     if (Status s = device_->status(std::exchange(error_, 0), what); !s.ok()) return s;
     return *bad_layer_.get() == none ? Status() : not_a_number("layer " + std::to_string(*bad_layer_.get()));
   }
@@ -257,12 +330,13 @@ class DeviceStage final : public Stage {
     give_rest(layer - 1);
   }
 
-  // What comes after a layer's attention, whose output is in work_.a.
-  void give_rest(uint32_t layer) {
+  // What comes after a layer's attention, whose output is in a, or in work_.a.
+  void give_rest(uint32_t layer, const float* a = nullptr) {
+    if (!a) a = work_.a;
     const DeviceWeights::Layer& w = weights_.layers()[layer];
     const std::size_t n = step_.n;
-    check(layer, work_.a, n * size_.q);
-    multiply(work_.a, size_.q, {{&w.o, work_.h}});
+    check(layer, a, n * size_.q);
+    multiply(a, size_.q, {{&w.o, work_.h}});
     do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
 
     norm(work_.x, w.ffn_norm.get(), work_.h);
@@ -309,6 +383,7 @@ class DeviceStage final : public Stage {
   Status resize(uint32_t n) {
     Status s = try_resize(n);
     if (s.code() == Code::no_memory && attention_.drop_hot_pages()) s = try_resize(n);
+    if (s.code() == Code::no_memory && reading_.holds_memory()) release_reading(), s = try_resize(n);
     if (s.code() != Code::no_memory || !attention_.holds_memory()) return s;
     release_attention();
     return try_resize(n);
@@ -320,21 +395,45 @@ class DeviceStage final : public Stage {
     attended_ = {};
   }
 
+  void release_reading() {
+    if (!reading_.holds_memory() && !read_.get()) return;
+    reading_.release();
+    read_ = {}, read_host_ = {}, read_outputs_ = {};
+    outputs_room_ = 0;
+  }
+
+  // Of one of two layers: what is handed over of n tokens.
+  std::size_t read_floats(uint32_t n) const { return n * (2 * size_.q + 2 * size_.kv + config_.heads); }
+
+  Status resize_read(uint32_t n) {
+    if (2 * read_floats(n) * sizeof(float) <= read_.bytes()) return {};
+    read_ = {}, read_host_ = {};
+    Status s = read_.allocate(device_, 2 * read_floats(n), "two layers' queries, keys and values");
+    if (s.ok()) s = read_host_.allocate(device_, 2 * (read_floats(n) - n * size_.q));
+    if (!s.ok()) read_ = {};
+    return s;
+  }
+
   Status try_resize(uint32_t n) {
     if (n <= capacity_) return {};
     capacity_ = 0;
     forget_graphs();
     memory_ = {};  // never old and new together
     Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
-    if (s.ok()) s = host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv));
-    if (s.ok()) s = host_a_.allocate(device_, n * size_.q);
-    if (!s.ok()) {
-      memory_ = {};
-      return s;
-    }
+    if (!s.ok()) return s;
     work_.place(size_, n, memory_.get());
-    capacity_ = n;
-    return {};
+    return capacity_ = n, Status();
+  }
+
+  // What the processor attends comes down and goes up through.
+  Status resize_host(uint32_t n) {
+    if (n <= host_capacity_) return {};
+    host_capacity_ = 0;
+    forget_graphs();
+    Status s = host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv));
+    if (s.ok()) s = host_a_.allocate(device_, n * size_.q);
+    if (s.ok()) host_capacity_ = n;
+    return s;
   }
 
   std::size_t attended_floats() const { return step_.n * (size_.q + 2 * size_.kv); }  // of a layer
@@ -364,17 +463,24 @@ class DeviceStage final : public Stage {
   DeviceBuffer<std::byte> memory_;
   Workspace work_{};
   PinnedBuffer<uint32_t> bad_layer_;         // the host's copy
+  uint32_t host_capacity_ = 0;               // tokens that the next two have room for
   PinnedBuffer<float> host_qkv_, host_a_;
 
   AttentionDevice attention_;
   uint64_t graph_generation_ = 0;
-  bool has_attended_ = false, has_logits_ = false;
+  bool has_attended_ = false, has_logits_ = false, has_read_ = false;
   static constexpr const char* no_room = "the GPU has no room for what its attention needs";
   static constexpr const char* cannot_read = "the GPU cannot read the processor's memory";
   uint32_t refused_size_ = 0, refused_n_ = 0;  // how long the text and the step were that there was no room for, in extents from 1 on; 0: there was
   bool cannot_read_ = false;
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
+  ReadingDevice reading_;
+  DeviceStream* copies_ = nullptr;    // of what is handed over
+  DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
+  PinnedBuffer<float> read_host_, read_outputs_;  // outputs: where they were asked for
+  std::size_t outputs_room_ = 0;      // tokens
+  uint32_t unread_size_ = 0, unread_n_ = 0;
 };
 
 }  // namespace

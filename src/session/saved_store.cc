@@ -90,7 +90,7 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   state.page_tokens = shape.page.page_tokens;
   state.tokens = store.tokens();
   const auto state_data = encode(state);
-  const Array<float> window = store.window_floats();
+  const Array<float> window = store.window_copy();
   std::vector<SavedPart> all = {{SectionKind::state, state_data.data(), state_data.size()},
                                 {SectionKind::centre, store.centre().data(), store.centre().size_bytes()},
                                 {SectionKind::sinks, store.sink_floats().data(), store.sink_floats().size_bytes()},

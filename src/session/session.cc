@@ -19,10 +19,11 @@ constexpr uint64_t least_insertion = 64;  // one in so many of the sealed tokens
 constexpr uint64_t index_context = 2048;  // sealed tokens: all of a shorter text are scored
 constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
 
-static uint32_t choose_chunk(const StoreShape& shape) {
+static uint32_t choose_chunk(const Model& model) {
+  const StoreShape shape = model.store_shape();
   const uint64_t row = uint64_t{shape.heads_total()} * 2 * shape.page.dim * sizeof(float);
-  uint32_t chunk = 512;
-  while (chunk > 128 && chunk * row > window_budget) chunk /= 2;
+  uint32_t chunk = model.device_weights() ? 1024 : 512;  // with fewer a large GPU waits for work
+  while (chunk > 128 && chunk * row > window_budget * (model.device_weights() ? 4 : 1)) chunk /= 2;
   return chunk;
 }
 
@@ -36,7 +37,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
   if (o->prefill_chunk > max_chunk)
     return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk, max_chunk);
-  if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model.store_shape());
+  if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model);
   if (o->window == 0) o->window = 64;
   if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
   o->memory.step_tokens = o->prefill_chunk;

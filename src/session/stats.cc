@@ -100,7 +100,7 @@ std::string Session::stats_json() const {
     json.count("device_memory", d->device()->budget());
     const char* why = forward_->left_to_processor();
     json.add("device_attends", why ? "false" : "true");
-    json.add("device_attends_because", "\"%s\"", why ? why : "it reads chosen pages from the processor's memory");
+    json.add("device_attends_because", "\"%s\"", why ? why : "it attends in the layers that it has");
   }
   json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
   json.count("page_tokens", shape.page.page_tokens);

@@ -22,37 +22,75 @@ constexpr double least_variance = 1e-6;       // of a coordinate, of the largest
 
 using Square = std::vector<double>;  // [n][n]
 
-// Makes the m columns of u [n][m] orthonormal, in order.
+// The sum of a[i] b[i] in as many parts as vectors have room for.
+double dot(const double* a, const double* b, uint32_t n) {
+  constexpr uint32_t parts = 8;  // n is a multiple of it: PageShape::dim
+  double sums[parts] = {};
+  for (uint32_t i = 0; i < n; i += parts)
+    for (uint32_t p = 0; p < parts; ++p) sums[p] += a[i + p] * b[i + p];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// Makes the m rows of u [m][n] orthonormal, in order.
 void orthonormalise(std::vector<double>& u, uint32_t n, uint32_t m) {
   for (uint32_t j = 0; j < m; ++j) {
+    double* row = u.data() + std::size_t{j} * n;
     for (uint32_t pass = 0; pass < 2; ++pass)
       for (uint32_t k = 0; k < j; ++k) {
-        double dot = 0;
-        for (uint32_t i = 0; i < n; ++i) dot += u[i * m + j] * u[i * m + k];
-        for (uint32_t i = 0; i < n; ++i) u[i * m + j] -= dot * u[i * m + k];
+        const double* other = u.data() + std::size_t{k} * n;
+        const double share = dot(row, other, n);
+        for (uint32_t i = 0; i < n; ++i) row[i] -= share * other[i];
       }
-    double norm = 0;
-    for (uint32_t i = 0; i < n; ++i) norm += u[i * m + j] * u[i * m + j];
-    norm = std::sqrt(norm);
-    for (uint32_t i = 0; i < n; ++i) u[i * m + j] = norm > 1e-200 ? u[i * m + j] / norm : 0;
+    const double norm = std::sqrt(dot(row, row, n));
+    for (uint32_t i = 0; i < n; ++i) row[i] = norm > 1e-200 ? row[i] / norm : 0;
+  }
+}
+
+// to[j] = a u[j] for rows of u [m][n]; a is symmetric.
+void multiply_rows(const Square& a, const std::vector<double>& u, uint32_t n, uint32_t m, std::vector<double>& to) {
+  constexpr uint32_t part = 8;  // of a row, in registers; of all rows of a side by side: columns a power of two apart would share a few lines of the cache
+  double panel[max_head_dim * part];
+  for (uint32_t i = 0; i < n; i += part) {
+    for (uint32_t k = 0; k < n; ++k) std::copy_n(a.data() + std::size_t{k} * n + i, part, panel + k * part);
+    for (uint32_t j = 0; j < m; ++j) {
+      const double* row = u.data() + std::size_t{j} * n;
+      double sums[part] = {};
+      for (uint32_t k = 0; k < n; ++k)
+        for (uint32_t p = 0; p < part; ++p) sums[p] += row[k] * panel[k * part + p];
+      std::copy_n(sums, part, to.data() + std::size_t{j} * n + i);
+    }
   }
 }
 
 // The m leading eigenvectors of a (symmetric, positive semidefinite), as columns of [n][m], by orthogonal iteration.
 std::vector<double> leading_directions(const Square& a, uint32_t n, uint32_t m) {
-  std::vector<double> u(std::size_t{n} * m), next(u.size());
+  std::vector<double> u(std::size_t{n} * m), next(u.size());  // [m][n]
   for (uint32_t i = 0; i < n; ++i)  // a start that no eigenvector is orthogonal to, for any but contrived input
-    for (uint32_t j = 0; j < m; ++j) u[i * m + j] = std::cos(1.0 + 0.7 * i * (j + 1));
+    for (uint32_t j = 0; j < m; ++j) u[j * n + i] = std::cos(1.0 + 0.7 * i * (j + 1));
   orthonormalise(u, n, m);
   for (uint32_t step = 0; step < iterations; ++step) {
-    std::fill(next.begin(), next.end(), 0.0);
-    for (uint32_t i = 0; i < n; ++i)
-      for (uint32_t k = 0; k < n; ++k)
-        for (uint32_t j = 0; j < m; ++j) next[i * m + j] += a[i * n + k] * u[k * m + j];
+    multiply_rows(a, u, n, m, next);
     u.swap(next);
-    orthonormalise(u, n, m);
+    if (step % 2) orthonormalise(u, n, m);  // the span is the same without
   }
-  return u;
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t j = 0; j < m; ++j) next[i * m + j] = u[j * n + i];
+  return next;
+}
+
+// keys [dim][dim] += the upper part of k k^T of some tokens [tokens][dim], a multiple of four, few enough for sums in float: keys have 8 bits.
+void add_moment(const float* k, uint32_t tokens, uint32_t dim, Square* keys) {
+  for (uint32_t i = 0; i < dim; ++i) {
+    float sums[max_head_dim] = {};
+    const uint32_t first = i / 8 * 8;
+    for (uint32_t t = 0; t < tokens; t += 4) {
+      const float *a = k + t * dim, *b = a + dim, *c = b + dim, *d = c + dim;
+      const float ai = a[i], bi = b[i], ci = c[i], di = d[i];
+      for (uint32_t j = first; j < dim; ++j) sums[j] += (ai * a[j] + bi * b[j]) + (ci * c[j] + di * d[j]);
+    }
+    double* to = keys->data() + std::size_t{i} * dim;
+    for (uint32_t j = first; j < dim; ++j) to[j] += static_cast<double>(sums[j]);
+  }
 }
 
 // A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of key_sketch.h. Makes L of the queries'.
@@ -80,9 +118,13 @@ void find_bases(const Square& keys, Square* queries, uint32_t n, uint32_t m, flo
       for (uint32_t j = 0; j < n; ++j) moment[i * n + j] += l[k * n + i] * kl[k * n + j];
   std::vector<double> w = leading_directions(moment, n, m);
   std::vector<double> variance(m), column(n);
-  for (uint32_t j = 0; j < m; ++j)
-    for (uint32_t i = 0; i < n; ++i)
-      for (uint32_t k = 0; k < n; ++k) variance[j] += w[i * m + j] * moment[i * n + k] * w[k * m + j];
+  for (uint32_t i = 0; i < n; ++i) {
+    std::vector<double>& product = column;  // of row i and all of w
+    std::fill_n(product.begin(), m, 0.0);
+    for (uint32_t k = 0; k < n; ++k)
+      for (uint32_t j = 0; j < m; ++j) product[j] += moment[i * n + k] * w[k * m + j];
+    for (uint32_t j = 0; j < m; ++j) variance[j] += w[i * m + j] * product[j];
+  }
   const double largest = *std::max_element(variance.begin(), variance.end());
   for (uint32_t j = 0; j < m; ++j) {
     const double scale = largest > 0 ? std::pow(std::max(variance[j] / largest, least_variance), 0.25) : 1;
@@ -159,12 +201,10 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
       if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
       const PageRef ref = pages.page(layer, head, p);
       kernels.unseal_page(shape_.page, ref.data, ref.scales, k, k + std::size_t{page_tokens} * dim);
-      for (uint32_t t = 0; t < page_tokens; ++t)
-        for (uint32_t i = 0; i < dim; ++i) {
-          const float ki = k[t * dim + i];
-          for (uint32_t j = 0; j < dim; ++j) keys[i * dim + j] += static_cast<double>(ki * k[t * dim + j]);
-        }
+      add_moment(k, page_tokens, dim, &keys);
     }
+    for (uint32_t i = 0; i < dim; ++i)
+      for (uint32_t j = 0; j < i; ++j) keys[i * dim + j] = keys[j * dim + i];
     std::fill(asked[worker].begin(), asked[worker].end(), 0.0);
     if (queries) queries(layer, head, asked[worker].data());
     find_bases(keys, &asked[worker], dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());

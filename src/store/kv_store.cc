@@ -46,7 +46,7 @@ float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32
 
 const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const {
   const std::size_t at = (std::size_t{layer} * shape().kv_heads + head) * 2 + which;
-  return window_.data() + (at * capacity_ + row) * shape().page.dim;
+  return window_.get() + (at * capacity_ + row) * shape().page.dim;
 }
 
 KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
@@ -65,9 +65,9 @@ void KvStore::grow_window(uint32_t rows) {
   const uint64_t doubled = window_tokens_ == keep_all ? uint64_t{capacity_} * 3 / 2 : 0;  // a window that only grows
   const auto capacity = static_cast<uint32_t>(round_up(std::max<uint64_t>(rows, doubled), capacity_step));
   const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
-  Array<float> grown(planes * capacity * dim);
+  Buffer<float> grown = make_buffer<float>(planes * capacity * dim);
   for (std::size_t p = 0; p < planes; ++p)
-    std::copy_n(window_.data() + p * capacity_ * dim, window_count_ * dim, grown.data() + p * capacity * dim);
+    std::copy_n(window_.get() + p * capacity_ * dim, window_count_ * dim, grown.get() + p * capacity * dim);
   window_ = std::move(grown);
   capacity_ = capacity;
 }
@@ -134,9 +134,12 @@ Status KvStore::shrink() {
   return {};
 }
 
-Status KvStore::prepare(uint32_t n, bool together) {
+Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
-  grow_window(window_count_ + n);
+  // A text's steps all have a window before them but the first, which makes the room for it.
+  const bool text = n > capacity_step && window_tokens_ != keep_all;
+  grow_window(std::max(window_count_, text ? window_tokens_ + shape().page.page_tokens : 0) + n);
+  sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
   if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_, together); !s.ok()) return s;
@@ -144,33 +147,43 @@ Status KvStore::prepare(uint32_t n, bool together) {
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
   centre_.reserve(shape().heads_total() * dim);
-  if (Status s = pages_.reserve(pages_.pages() + sealed); !s.ok()) return s;
+  if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {
+  for (uint32_t h = 0; h < shape().kv_heads; ++h) write_keys(layer, h, n, k), write_values(layer, h, n, v);
+}
+
+void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k) {
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  for (uint32_t h = 0; h < heads; ++h) {
-    float* to_k = window_row(layer, h, 0, window_count_);
-    float* to_v = window_row(layer, h, 1, window_count_);
-    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + h) * dim;
-    for (uint32_t i = 0; i < n; ++i, to_k += dim, to_v += dim) {
-      const std::size_t from = (std::size_t{i} * heads + h) * head_dim;
-      for (uint32_t d = 0; d < head_dim; ++d) to_k[d] = k[from + d] - (centre ? centre[d] : 0.0f);
-      std::copy_n(v + from, head_dim, to_v);
-      std::fill(to_k + head_dim, to_k + dim, 0.0f);
-      std::fill(to_v + head_dim, to_v + dim, 0.0f);
-    }
+  float* to = window_row(layer, head, 0, window_count_);
+  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
+  for (uint32_t i = 0; i < n; ++i, to += dim) {
+    const float* from = k + (std::size_t{i} * heads + head) * head_dim;
+    for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
+    std::fill(to + head_dim, to + dim, 0.0f);
+  }
+}
+
+void KvStore::write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v) {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
+  float* to = window_row(layer, head, 1, window_count_);
+  for (uint32_t i = 0; i < n; ++i, to += dim) {
+    std::copy_n(v + (std::size_t{i} * heads + head) * head_dim, head_dim, to);
+    std::fill(to + head_dim, to + dim, 0.0f);
   }
 }
 
 void KvStore::observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads) {
+  for (uint32_t h = 0; h < shape().kv_heads; ++h) observe(layer, h, n, q, heads);
+}
+
+void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads) {
   const uint32_t kv_heads = shape().kv_heads, group = heads / kv_heads, head_dim = shape().page.head_dim;
-  for (uint32_t h = 0; h < kv_heads; ++h) {
-    const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + h) * shape().page.dim;
-    representatives_.observe(layer, h, window_row(layer, h, 0, 0), window_count_, n, q + std::size_t{h} * group * head_dim, group,
-                             std::size_t{heads} * head_dim, centre);
-  }
+  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + head) * shape().page.dim;
+  representatives_.observe(layer, head, window_row(layer, head, 0, 0), window_count_, n, q + std::size_t{head} * group * head_dim, group,
+                           std::size_t{heads} * head_dim, centre);
 }
 
 void KvStore::pop() {
@@ -181,24 +194,38 @@ void KvStore::pop() {
 }
 
 // The mean key of the window without the sinks, which are outliers; subtracted from every row that the window holds.
-void KvStore::fix_centre(uint32_t rows) {
+void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
   const uint32_t dim = shape().page.dim;
   const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
   centre_.assign(shape().heads_total() * dim, 0.0f);  // room made in prepare()
-  for (uint32_t l = 0; l < shape().layers; ++l) {
-    for (uint32_t h = 0; h < shape().kv_heads; ++h) {
-      float* centre = centre_.data() + (std::size_t{l} * shape().kv_heads + h) * dim;
-      for (uint32_t d = 0; d < dim; ++d) {
-        double sum = 0;
-        for (uint32_t r = first; r < rows; ++r) sum += window_row(l, h, 0, r)[d];
-        centre[d] = static_cast<float>(sum / (rows - first));
-      }
-      for (uint32_t r = 0; r < rows; ++r) {
-        float* row = window_row(l, h, 0, r);
-        for (uint32_t d = 0; d < dim; ++d) row[d] -= centre[d];
-      }
+  pool->run(shape().heads_total(), [&](uint32_t at, uint32_t) {
+    const uint32_t l = at / shape().kv_heads, h = at % shape().kv_heads;
+    float* centre = centre_.data() + std::size_t{at} * dim;
+    double sums[max_head_dim] = {};
+    for (uint32_t r = first; r < rows; ++r) {
+      const float* row = window_row(l, h, 0, r);
+      for (uint32_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
     }
-  }
+    for (uint32_t d = 0; d < dim; ++d) centre[d] = static_cast<float>(sums[d] / (rows - first));
+    for (uint32_t r = 0; r < rows; ++r) {
+      float* row = window_row(l, h, 0, r);
+      for (uint32_t d = 0; d < dim; ++d) row[d] -= centre[d];
+    }
+  });
+}
+
+void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
+  const uint32_t sealed = pages_after(window_count_ + n), heads = shape().kv_heads;
+  if (sealed == 0 || centre_.empty()) return;
+  constexpr uint32_t together = 4;  // pages of a task
+  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, together));
+  const std::size_t page = std::size_t{shape().page.page_tokens} * shape().page.dim;
+  pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
+    const uint32_t h = task % heads, first = task / heads * together;
+    for (uint32_t p = first; p < std::min(sealed, first + together); ++p)
+      pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page, window_row(layer, h, 1, 0) + p * page);
+  });
+  sealed_ahead_[layer] = true;
 }
 
 void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
@@ -208,19 +235,19 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   window_stamp_ = new_stamp();
   if (sealed == 0) return representatives_.commit(n, pages_);
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
-  if (centre_.empty()) fix_centre(count);
+  if (centre_.empty()) fix_centre(count, pool);
   if (first == 0) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-      std::copy_n(window_.data() + std::size_t{i} * capacity_ * dim, size, sinks_.data() + i * size);
+      std::copy_n(window_.get() + std::size_t{i} * capacity_ * dim, size, sinks_.data() + i * size);
   }
   const uint32_t kept = count - sealed * tokens;
   pool->run(shape().heads_total(), [&](uint32_t task, uint32_t) {
     const uint32_t l = task / shape().kv_heads, h = task % shape().kv_heads;
     float* k = window_row(l, h, 0, 0);
     float* v = window_row(l, h, 1, 0);
-    for (uint32_t p = 0; p < sealed; ++p) {
+    for (uint32_t p = 0; p < sealed && !sealed_ahead_[l]; ++p) {
       const std::size_t at = std::size_t{p} * tokens * dim;
       pages_.seal(kernels, l, h, first + p, k + at, v + at);
     }
@@ -313,8 +340,10 @@ void KvStore::cut(uint32_t pages) {
 
 uint64_t KvStore::private_bytes() const {
   return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() + indexes_.private_bytes() +
-         (window_.size() + sinks_.size() + centre_.size()) * sizeof(float);
+         (window_floats() + sinks_.size() + centre_.size()) * sizeof(float);
 }
+
+std::size_t KvStore::window_floats() const { return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim; }
 
 std::size_t KvStore::sinks_size() const { return sinks_.size(); }
 
@@ -322,11 +351,11 @@ std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
 }
 
-Array<float> KvStore::window_floats() const {
+Array<float> KvStore::window_copy() const {
   Array<float> out(window_size());
   const std::size_t size = std::size_t{window_count_} * shape().page.dim;
   for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-    std::copy_n(window_.data() + std::size_t{i} * capacity_ * shape().page.dim, size, out.data() + i * size);
+    std::copy_n(window_.get() + std::size_t{i} * capacity_ * shape().page.dim, size, out.data() + i * size);
   return out;
 }
 
@@ -343,7 +372,7 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.grow_window(window_count);
   const std::size_t dim = store.shape().page.dim, size = window_count * dim;
   for (uint32_t i = 0; i < store.shape().heads_total() * 2; ++i)
-    std::copy_n(window.data() + i * size, size, store.window_.data() + std::size_t{i} * store.capacity_ * dim);
+    std::copy_n(window.data() + i * size, size, store.window_.get() + std::size_t{i} * store.capacity_ * dim);
   store.window_count_ = window_count;
   return store;
 }

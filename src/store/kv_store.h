@@ -90,13 +90,20 @@ class KvStore {
   }
 
   // Makes room for n more tokens and for the pages that committing them seals. Throws std::bad_alloc or says Code::corrupt (a damaged page
-  // of a mapped file would have to be copied); the store stays as it was. together: layers may be written by several threads at once.
-  Status prepare(uint32_t n, bool together = false);
-  // The step's n tokens of one layer: k, v: [n][kv_heads][head_dim], K after RoPE.
+  // of a mapped file would have to be copied); the store stays as it was. together: what may be observed by several threads at once; pool: as
+  // PageStore::reserve() has it.
+  using Together = Representatives::Together;
+  Status prepare(uint32_t n, Together together = Together::nothing, ThreadPool* pool = nullptr);
+  // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
+  void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
+  void write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v);
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
-  // Both of different layers may run together where prepare() was told so.
+  // Of different ones they may run together where prepare() was told so.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
+  void observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads);
+  // After write() of a layer, and while others are still to come: seals of it what commit(n) would. Where that can be known: not of a text's first pages.
+  void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
@@ -144,7 +151,7 @@ class KvStore {
   std::size_t centre_size() const { return centre_.size(); }  // [layers][kv_heads][dim], 0 when nothing is sealed
   std::span<const float> centre() const { return centre_; }
   std::span<const float> sink_floats() const { return sinks_; }
-  Array<float> window_floats() const;
+  Array<float> window_copy() const;
   // A store from saved parts; sizes have been checked by the caller.
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
                          std::span<const float> centre, std::span<const float> sinks, std::span<const float> window);
@@ -154,7 +161,7 @@ class KvStore {
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   void grow_window(uint32_t rows);
-  void fix_centre(uint32_t rows);
+  void fix_centre(uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;
   KeySketch sketch_;
@@ -167,7 +174,9 @@ class KvStore {
   uint32_t window_count_ = 0;
   uint32_t capacity_ = 0;    // rows of the window
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
-  Array<float> window_;      // [layers][kv_heads][2][capacity][dim]
+  std::size_t window_floats() const;  // that window_ has
+  Buffer<float> window_;     // [layers][kv_heads][2][capacity][dim]
+  std::vector<bool> sealed_ahead_;  // [layers] by seal(), of the step
   Array<float> sinks_;       // [layers][kv_heads][2][page_tokens][dim]
   Array<float> centre_;      // [layers][kv_heads][dim]
 };

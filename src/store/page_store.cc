@@ -334,9 +334,9 @@ Status PageStore::damaged() const {
 }
 
 PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
-  const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::whole ? pages_bytes() : 0;
+  const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::summaries ? 0 : pages_bytes(), size = shape_.slab_bytes() - pages_bytes() + pages;
   auto slab = std::make_unique<Slab>();
-  slab->memory = allocate_pages(shape_.slab_bytes() - pages_bytes() + pages);
+  slab->memory = kind == SlabKind::whole ? allocate_pages(size) : allocate_zeroed_pages(size);
   if (!slab->memory) throw std::bad_alloc();
   auto* at = static_cast<int8_t*>(slab->memory);
   if (pages) slab->pages = at;
@@ -363,7 +363,7 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to) const {
   return {};
 }
 
-Status PageStore::reserve(uint32_t pages) {
+Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
@@ -374,7 +374,18 @@ Status PageStore::reserve(uint32_t pages) {
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
+  if (!pool) {
+    while (slabs_.size() < wanted) slabs_.push_back(new_slab(SlabKind::whole_cleared));
+    return {};
+  }
+  // The system clears a page of memory when it is touched first, which one thread does at a few GB a second.
+  constexpr std::size_t piece = std::size_t{1} << 20;
+  const std::size_t first = slabs_.size(), size = shape_.slab_bytes(), pieces = ceil_div(size, piece);
   while (slabs_.size() < wanted) slabs_.push_back(new_slab(SlabKind::whole));
+  pool->run(static_cast<uint32_t>((slabs_.size() - first) * pieces), [&](uint32_t task, uint32_t) {
+    const std::size_t at = task % pieces * piece;
+    std::memset(static_cast<std::byte*>(slabs_[first + task / pieces]->memory) + at, 0, std::min(piece, size - at));
+  });
   return {};
 }
 

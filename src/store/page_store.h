@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "compute/kernels.h"
 #include "compute/page.h"
+#include "compute/thread_pool.h"
 #include "store/cache_file.h"
 #include "store/page_cache.h"
 #include "store/spill_file.h"
@@ -105,7 +106,8 @@ class PageStore {
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
   // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a
   // mapped file is damaged: the copy would pass for intact.
-  Status reserve(uint32_t pages);
+  // pool: who clears the new slabs, the caller alone where null.
+  Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
   void commit(uint32_t pages);
@@ -119,7 +121,7 @@ class PageStore {
  private:
   struct Slab;
   class SlabRef;
-  enum class SlabKind { whole, summaries };  // what of it is in memory
+  enum class SlabKind { whole, whole_cleared, summaries };  // what of it is in memory; whole: as it comes
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
   Status copy_slab(const Slab& from, SlabRef* to) const;

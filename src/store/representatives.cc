@@ -48,13 +48,14 @@ Status Representatives::damaged() const {
   return Status::error(Code::internal, "representatives were reported as damaged and are not");
 }
 
-Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& store, bool together) {
+Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& store, Together together) {
   if (!known_) return {};
   const uint32_t page_tokens = shape_.page.page_tokens, heads = shape_.heads_total(), block_pages = block_tokens / page_tokens;
   undecided_.reserve(round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));  // a decode grows it seldom
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
   together_ = together;
-  sums_.resize((std::size_t{n} + 1) * shape_.page.dim * (together ? shape_.layers : 1));
+  const uint32_t at_once = together == Together::layers ? shape_.layers : together == Together::heads ? shape_.kv_heads : 1;
+  sums_.resize((std::size_t{n} + 1) * shape_.page.dim * at_once);
   const uint32_t complete = pages / block_pages;
   if (complete <= blocks()) return {};
   blocks_.reserve(complete);
@@ -75,7 +76,8 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   if (!known_) return;
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim, heads = shape_.heads_total();
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
-  double* const sums = sums_.data() + (together_ ? layer * (std::size_t{n} + 1) * dim : 0);
+  const uint32_t place = together_ == Together::layers ? layer : together_ == Together::heads ? head : 0;
+  double* const sums = sums_.data() + place * (std::size_t{n} + 1) * dim;
   std::fill_n(sums, dim, 0.0);
   for (uint32_t j = 0; j < n; ++j) {
     const double* sum = sums + std::size_t{j} * dim;

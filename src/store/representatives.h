@@ -47,8 +47,9 @@ class Representatives {
 
   // Room for n more tokens, and for the blocks that will be complete when `pages` are sealed; checks the pages that those are made from. Throws
   // std::bad_alloc; Code::corrupt.
-  // together: layers will be observed by several threads at once, which takes memory that most_bytes() does not count.
-  Status prepare(uint32_t n, uint32_t pages, const PageStore& store, bool together = false);
+  // together: what will be observed by several threads at once, which takes memory that most_bytes() does not count.
+  enum class Together { nothing, layers, heads };
+  Status prepare(uint32_t n, uint32_t pages, const PageStore& store, Together together = Together::nothing);
   // Of one layer and KV head. k: [before + n][dim] the window's keys with the step's, centre: [dim] what was subtracted from them, or null.
   // q: the step's queries, `group` rows of head_dim one after another, the next token's `width` floats on.
   void observe(uint32_t layer, uint32_t head, const float* k, uint32_t before, uint32_t n, const float* q, uint32_t group, std::size_t width,
@@ -90,11 +91,12 @@ class Representatives {
   bool wanted_;              // not of a timeline that is never sealed
   bool known_ = wanted_;
   std::vector<Block> blocks_;
-  bool together_ = false;    // as prepare() has it
+  Together together_ = Together::nothing;  // as prepare() has it
   std::vector<Block> room_;  // for those that the step completes
   Array<float> undecided_;   // [tokens behind the blocks][layers * kv_heads]
   Array<float> added_;       // [local + n][layers * kv_heads] by the step, to the last `local` tokens before it and to its own
-  Array<double> sums_;       // [n + 1][dim] of queries of one head; of every layer's newest head where layers are observed together
+  Array<double> sums_;       // [n + 1][dim] of queries of one head; of every layer's newest head where layers are observed together, of
+                             // the newest layer's heads where these are
   std::shared_ptr<Mapped> mapped_;
 };
 
