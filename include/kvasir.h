@@ -293,7 +293,7 @@ typedef struct kv_session_options {
    * Others do not take it: KV_BAD_ARGUMENT. */
   float coverage;
   /* How far strategies with an index search it: "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the
-   * clusters it reads. 0: as the budget needs. */
+   * clusters it reads. 0: as the budget needs; "ood": an eighth of it, at least 128. */
   uint32_t search_breadth;
   uint32_t budget_schedule;  /* kv_budget_schedule. Other than uniform is refused for "auto" and strategies without a budget or that spread it */
   /* Of "ood" and "dipr-graph": 0 (default): the query heads of a group share one graph, made from the queries of all; 1: each has one, from its

@@ -33,6 +33,7 @@ struct ReadCounts {
   uint64_t pages_hot = 0;       // of these, those that a device had from the step before
   uint64_t summary_bytes = 0;   // read to choose, and to stand for what was not chosen
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
+  uint64_t head_keys = 0;       // as Selection has it
   uint64_t queries = 0;         // query heads whose pages were chosen,
   double mass = 0;              // and the share of their attention that was read, summed; the rest was estimated
   uint64_t certified = 0;       // query heads with a certificate,
@@ -45,6 +46,7 @@ struct ReadCounts {
     pages_hot += o.pages_hot;
     summary_bytes += o.summary_bytes;
     keys_scanned += o.keys_scanned;
+    head_keys += o.head_keys;
     queries += o.queries;
     mass += o.mass;
     certified += o.certified;

@@ -66,6 +66,7 @@ struct Selection {
   uint64_t tokens = 0;                        // chosen, summed over lists
   uint64_t summary_bytes = 0;                 // read to choose
   uint64_t keys_scanned = 0;                  // keys of the store whose scores were computed to choose; of summaries: none
+  uint64_t head_keys = 0;                     // of a search that each query head makes: what each alone would have scanned, summed over them
   bool intact = true;                         // false: a summary of a mapped file is damaged
 };
 

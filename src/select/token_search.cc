@@ -93,6 +93,7 @@ void TokenSearch::collect(uint32_t item, uint32_t row) {
     }
   }
   score_fresh();
+  out_->head_keys += s_.met_now.size();
 }
 
 // Puts what a row's search begins with into s_.met_now: from the graph's entry down its levels, each time to the best of the neighbours, as long as
@@ -118,7 +119,7 @@ void TokenSearch::start(uint32_t row) {
         if (found == level.items.end() || *found != at) break;
         const auto list = level.list(static_cast<uint32_t>(found - level.items.begin()));
         for (const uint32_t next : list)
-          if (next < items_) meet(next);
+          if (next < items_) meet(next), ++out_->head_keys;
         score_fresh();
         for (const uint32_t next : list) {
           if (next >= items_) continue;
@@ -130,6 +131,7 @@ void TokenSearch::start(uint32_t row) {
     s_.met_now.push_back(place);
   }
   for (const uint32_t place : s_.met_now) visit(place, row);
+  out_->head_keys += s_.met_now.size();
 }
 
 void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
@@ -185,7 +187,7 @@ void TokenSearch::within(uint32_t row, uint32_t capacity, float range, float see
 
 void TokenSearch::score_items(std::span<const uint32_t> items) {
   for (const uint32_t item : items)
-    if (item < items_) meet(item);
+    if (item < items_) meet(item), ++out_->head_keys;
   score_fresh();
 }
 
@@ -206,6 +208,7 @@ void TokenSearch::score_rest() {
     }
   }
   out_->keys_scanned += uint64_t{pages - begin} * page_tokens_;
+  out_->head_keys += uint64_t{pages - begin} * page_tokens_ * rows_;
   out_->summary_bytes += uint64_t{pages - begin} * (page_bytes / 2 + page_tokens_ * sizeof(uint16_t));
 }
 
@@ -246,25 +249,29 @@ void TokenSearch::choose_best() {
 
 namespace {
 
-constexpr uint32_t least_breadth = 64;
+constexpr uint32_t least_breadth = 64;  // that is asked for
 
 class NearestSelector final : public Selector {
  public:
-  explicit NearestSelector(IndexKind graph) : graph_(graph) {}
+  NearestSelector(IndexKind graph, const Breadth& breadth) : graph_(graph), breadth_(breadth) {}
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     TokenSearch search(query, query.indexes->of(graph_), scratch, out);
-    const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, query.breadth ? query.breadth : query.budget_tokens));
-    for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, std::max(breadth, least_breadth));
+    const uint64_t by_budget = std::max(query.budget_tokens / breadth_.part, breadth_.least);
+    const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, query.breadth ? std::max(query.breadth, least_breadth) : by_budget));
+    for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, breadth);
     search.score_rest();
     if (search.intact()) search.choose_best();
   }
 
  private:
   IndexKind graph_;
+  Breadth breadth_;
 };
 
 }  // namespace
 
-std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph) { return std::make_unique<NearestSelector>(graph); }
+std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph, const Breadth& breadth) {
+  return std::make_unique<NearestSelector>(graph, breadth);
+}
 
 }  // namespace kvasir

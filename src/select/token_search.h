@@ -55,7 +55,11 @@ class TokenSearch {
   uint32_t items_ = 0, first_item_ = 0;  // first_item_: token of item 0
 };
 
-// For strategies that read what a search of a graph finds nearest: as broad as the budget, or as is asked, but not less than 64 tokens.
-std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph);
+// For strategies that read what a search of a graph finds nearest: as broad as is asked, or as this part of the budget, but not less than so many
+// tokens. What is read is the best of all that were scored, many more than a search keeps.
+struct Breadth {
+  uint64_t part = 1, least = 64;
+};
+std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph, const Breadth& breadth = {});
 
 }  // namespace kvasir

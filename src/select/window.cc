@@ -12,7 +12,7 @@ class WindowSelector final : public Selector {
     out->lists[0].clear();
     out->page_numbers[0].clear();
     out->tokens = 0;
-    out->summary_bytes = out->keys_scanned = 0;
+    out->summary_bytes = out->keys_scanned = out->head_keys = 0;
     out->intact = true;
   }
 };

@@ -8,6 +8,8 @@
 
 namespace kvasir {
 
+constexpr uint32_t asked_tokens = 32;  // of a passage
+
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                                 Array<uint32_t>* lengths) const {
   if (turn_ == Turn::empty) return encode_first(*model_, text, parse_special, cancel, out, lengths);
@@ -139,6 +141,26 @@ uint64_t Session::reading_key(bool sparsely) const {
       for (const uint32_t layer : options_.select.filter_layers) add(layer);
   }
   return checksum(facts.data(), facts.size(), 0);
+}
+
+// The first half of a passage is the question, and what follows it in the text the answer.
+Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const ChatMarks& marks = chat_marks(model_->chat());
+  Array<Token> open, close;
+  const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}}, closes[] = {{marks.question_close, true}};
+  if (Status s = tokenizer.encode(opens, false, &open); !s.ok()) return s;
+  if (Status s = tokenizer.encode(closes, false, &close); !s.ok()) return s;
+  const auto size = static_cast<uint32_t>(open.size() + close.size()) + asked_tokens, pieces = std::max(1u, count / size);
+  const uint64_t from = tokens_.size() - asked_tokens;
+  for (uint32_t p = 0; p < pieces; ++p) {
+    const Token* passage = tokens_.data() + from * p / pieces;
+    Array<Token>& piece = out->emplace_back(open);
+    piece.insert(piece.end(), passage, passage + asked_tokens / 2);
+    piece.insert(piece.end(), close.begin(), close.end());
+    piece.insert(piece.end(), passage + asked_tokens / 2, passage + asked_tokens);
+  }
+  return {};
 }
 
 }  // namespace kvasir

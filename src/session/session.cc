@@ -347,23 +347,28 @@ Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::
   return {};
 }
 
-// The queries of the newest tokens, which are read once more on a copy of the timeline. They need not be kept while a document is read, and a
-// loaded timeline gets the same ones. `steps` of progress follow.
+// The queries that an index is made from. What matters is that they are like those that will search it (measured in select/ood.cc): passages are
+// asked, each in place of the timeline's newest tokens, on a copy. So they need not be kept while a document is read, and a loaded timeline gets the
+// same ones. `steps` of progress follow.
 Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out) {
-  const auto n = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
-  if (n == 0) return {};
+  if (count == 0) return {};
+  const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
+  std::vector<Array<Token>> pieces;
+  if (Status s = asked_passages(most, &pieces); !s.ok()) return s;
+  const auto size = static_cast<uint32_t>(pieces[0].size()), n = size * static_cast<uint32_t>(pieces.size());
   *out = IndexQueries(store_.shape(), model_->config().heads, n);
-  KvStore copy(store_);
-  if (Status s = copy.rewind(tokens_.size() - n, cpu_kernels()); !s.ok()) return s;
-  for (uint32_t at = 0; at < n;) {
+  for (uint32_t at = 0; at < n; at += size) {
     if (!progress->update(at, n + steps)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
-    ForwardStep step;
-    step.tokens = std::span<const Token>(tokens_).subspan(tokens_.size() - n + at, std::min(options_.prefill_chunk, n - at));
-    step.cancel = cancel;
-    step.asked = out;
-    step.asked_at = at;
-    if (Status s = forward_->run(step, &copy); !s.ok()) return s;
-    at += static_cast<uint32_t>(step.tokens.size());
+    KvStore copy(store_);
+    if (Status s = copy.rewind(tokens_.size() - size, cpu_kernels()); !s.ok()) return s;
+    for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
+      ForwardStep step;
+      step.tokens = std::span<const Token>(pieces[at / size]).subspan(done, std::min(options_.prefill_chunk, size - done));
+      step.cancel = cancel;
+      step.asked = out;
+      step.asked_at = at + done;
+      if (Status s = forward_->run(step, &copy); !s.ok()) return s;
+    }
   }
   return {};
 }

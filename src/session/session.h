@@ -114,6 +114,10 @@ class Session {
   const SelectOptions& select() const { return options_.select; }
   Status set_select(const SelectOptions& select);
 
+  // What is read to make an index of keys from its queries: passages of the timeline, evenly from all of it, each as a question with the beginning of an
+  // answer, with their marks, all of one size and together at most `count` tokens, but at least one. The timeline has 32 tokens or more.
+  Status asked_passages(uint32_t count, std::vector<Array<Token>>* out) const;
+
   std::span<const Token> tokens() const { return tokens_; }
   const Model& model() const { return *model_; }
   const KvStore& store() const { return store_; }

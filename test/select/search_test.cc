@@ -168,11 +168,14 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
         query.breadth = breadth;
         strategy_info("ood")->make()->select(query, &scratch, &out);
         std::set<uint32_t> scored;
+        std::size_t alone = 0;
         for (uint32_t r = 0; r < 2; ++r) {
           const Walk walk = plain_nearest(graph, 5, known, breadth, [&](uint32_t i) { return exact(asked, r, first + i); });
           scored.insert(walk.scored.begin(), walk.scored.end());
+          alone += walk.scored.size();
         }
         CHECK(out.keys_scanned == scored.size());
+        CHECK(out.head_keys == alone);
         for (uint32_t r = 0; r < 2; ++r) {  // the best of all that were scored
           std::vector<uint32_t> best(scored.begin(), scored.end());
           std::sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) { return exact(asked, r, first + a) > exact(asked, r, first + b); });
@@ -181,6 +184,29 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
         }
       }
   }
+}
+
+TEST_CASE("a search of a graph is as broad as its strategy makes of the budget, and reads as many tokens as that has all the same") {
+  const PageStore store = random_store(64, 120, 1, 9);
+  const Asked asked(store, 0, 1, 5);
+  const uint32_t first = asked.first(), items = asked.tokens() - first;
+  const Graph graph = random_graph(items, 12, 3);
+  const auto choose = [&](IndexKind kind, uint64_t budget, uint32_t breadth) {
+    const TokenIndexes indexes = index_of(kind, store, graph, 5, first + items);
+    SelectorQuery query = asked.query(budget, false);
+    query.indexes = &indexes;
+    query.breadth = breadth;
+    SelectorScratch scratch;
+    Selection out;
+    strategy_info(name_of(kind))->make()->select(query, &scratch, &out);
+    CHECK(out.tokens == budget);
+    return out.keys_scanned;
+  };
+  CHECK(choose(IndexKind::ood, 100, 0) == choose(IndexKind::ood, 100, 128));  // not less than 128
+  CHECK(choose(IndexKind::ood, 100, 0) > choose(IndexKind::ood, 100, 100));
+  CHECK(choose(IndexKind::ood, 1200, 0) == choose(IndexKind::ood, 1200, 150));  // an eighth
+  CHECK(choose(IndexKind::ood, 1200, 0) < choose(IndexKind::ood, 1200, 300));
+  CHECK(choose(IndexKind::hnsw, 300, 0) == choose(IndexKind::hnsw, 300, 300));
 }
 
 TEST_CASE("a range query on the graph is DIPRS: it ends where the range ends, which the window's largest score sets too") {

@@ -1,4 +1,5 @@
 // The life of an index in whole sessions: made, saved, mapped, shared, outgrown, cut.
+#include <algorithm>
 #include <fstream>
 #include <set>
 
@@ -82,6 +83,28 @@ TEST_CASE("an index: saved, mapped and shared by forks, every timeline goes on t
     CHECK(continue_with(fork.get(), 40) == next);
     REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
     CHECK(continue_with(load(folder.file("b.kv"), searching(strategy)).get(), 20) == continue_with(fork.get(), 20));
+  }
+}
+
+TEST_CASE("an index: the passages that are asked for it come evenly from the whole text, as questions with what follows them for an answer") {
+  auto session = open_session(mini_model(), searching("ood"));
+  const auto tokens = book_tokens(long_enough);
+  read(session.get(), tokens);
+  for (const uint32_t count : {1u, 600u, 1000u}) {
+    CAPTURE(count);
+    std::vector<Array<Token>> pieces;
+    REQUIRE(session->asked_passages(count, &pieces).ok());
+    const std::size_t marks = pieces[0].size() - 32;
+    CHECK(pieces.size() == std::max<std::size_t>(1, count / pieces[0].size()));
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const Array<Token>& piece = pieces[i];
+      const std::size_t at = (tokens.size() - 32) * i / pieces.size();
+      REQUIRE(piece.size() == marks + 32);
+      const auto question = std::search(piece.begin(), piece.end(), tokens.data() + at, tokens.data() + at + 16);
+      CHECK(question - piece.begin() > 2);  // the document's end and the question's beginning
+      CHECK(piece.end() - question > 32);   // the question's end
+      CHECK(std::equal(piece.end() - 16, piece.end(), tokens.data() + at + 16));
+    }
   }
 }
 

@@ -72,6 +72,7 @@ void ComparedSums::add(const Json& stats) {
     for (size_t h = 0; h < layers[l].size(); ++h) layers_[l][h].add(layers[l][h]);
   }
   keys_scanned_ += stats.at("last_keys_scanned").get<uint64_t>();
+  head_keys_ += stats.value("last_head_keys", uint64_t{0});
   summary_bytes_ += stats.at("last_summary_bytes").get<uint64_t>();
   const auto steps = compared.at("covered_steps").get<uint64_t>();
   const Json& covered = compared.at("covered");
