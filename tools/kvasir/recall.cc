@@ -181,8 +181,8 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
 }
 
 void print_table(Terminal& terminal, const Json& result) {
-  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries", "keys", "a head's",
-                         "mass", "certain", "least", "error", "largest", "recall", "claimed"));
+  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries", "keys",
+                         "a head's", "mass", "certain", "least", "error", "largest", "recall", "claimed"));
   for (const Json& row : result.at("compared")) {
     const auto share = [&](const char* name) { return row.contains(name) ? printed("%.2f%%", 100 * row[name].get<double>()) : std::string("-"); };
     const auto keys = [&](const char* name) { return row.contains(name) ? grouped(static_cast<uint64_t>(row[name].get<double>())) : std::string("-"); };
