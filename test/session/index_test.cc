@@ -181,7 +181,7 @@ TEST_CASE("an index: what was sealed since is inserted into ood's graph on reque
   auto mapped = load(folder.file("a.kv"), searching("ood", 1));
   CHECK(number(*mapped, "index_inserted") == sealed - first);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
-  CHECK(number(*session, "last_keys_scanned") < number(*session, "last_tokens_present") / 2);
+  CHECK(number(*session, "last_keys_scanned") < number(*session, "last_tokens_present") * 2 / 3);  // three searches of 128 tokens in a short text
 }
 
 TEST_CASE("an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
