@@ -136,9 +136,9 @@ Status KvStore::shrink() {
 
 Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
-  // A text's steps all have a window before them but the first, which makes the room for it.
+  // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
-  grow_window(std::max(window_count_, text ? window_tokens_ + shape().page.page_tokens : 0) + n);
+  grow_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n);
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
