@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
-#include <utility>
 
 #include "base/checked.h"
 
@@ -72,14 +71,17 @@ Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
   while (s.ok() && extents > addresses_.size()) {
     const auto has = static_cast<uint32_t>(addresses_.size()), least = extents - has;
     uint32_t more = std::max(least, has / 4);
-    Block block;
-    if (s = block.memory.allocate(device_, more * (pages_size() + scales_size()), what); s.code() == Code::no_memory && more > least)
-      s = block.memory.allocate(device_, (more = least) * (pages_size() + scales_size()), what);
-    if (!s.ok()) break;
-    block.extents = more;
-    for (uint32_t e = 0; e < more; ++e) addresses_.push_back(reinterpret_cast<uint64_t>(block.memory.get()) + e * (pages_size() + scales_size()));
-    stamps_.resize(addresses_.size(), 0);
-    blocks_.push_back(std::move(block));
+    const std::size_t size = pages_size() + scales_size();
+    blocks_.emplace_back();
+    if (s = blocks_.back().allocate(device_, more * size, what); s.code() == Code::no_memory && more > least)
+      s = blocks_.back().allocate(device_, (more = least) * size, what);
+    if (!s.ok()) {
+      blocks_.pop_back();
+      break;
+    }
+    stamps_.resize(has + more, 0);  // the addresses last: they say how much there is
+    addresses_.reserve(has + more);
+    for (uint32_t e = 0; e < more; ++e) addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
     if (addresses_.size() <= extents_room_) continue;
     extents_room_ = 0, pages_at_ = {}, scales_at_ = {};
     if (s = pages_at_.allocate(device_, addresses_.size(), what); s.ok()) s = scales_at_.allocate(device_, addresses_.size(), what);

@@ -31,11 +31,6 @@ class ReadingDevice {
   bool holds_memory() const { return !blocks_.empty() || window_.get(); }
 
  private:
-  // Some extents' pages, then their scales, of all the layers' heads.
-  struct Block {
-    uint32_t extents;
-    DeviceBuffer<std::byte> memory;
-  };
   Status make_room(const KvStore& store, uint32_t n);
   Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
@@ -50,9 +45,9 @@ class ReadingDevice {
   const uint32_t layers_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
-  std::vector<Block> blocks_;
-  std::vector<uint64_t> addresses_;   // [extents] of their pages
-  std::vector<uint64_t> stamps_;      // [extents] of what was copied; 0: nothing yet
+  std::vector<DeviceBuffer<std::byte>> blocks_;  // some extents' pages, then their scales, of all the layers' heads
+  std::vector<uint64_t> addresses_;              // [extents] of their pages
+  std::vector<uint64_t> stamps_;                 // [extents] of what was copied; 0: nothing yet
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;
