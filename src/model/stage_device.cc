@@ -62,8 +62,8 @@ class DeviceStage final : public Stage {
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
     forget_graphs();
-    if (stream_) (void)ops_.close_stream(stream_);
-    if (copies_) (void)ops_.close_stream(copies_);
+    for (DeviceStream* stream : {stream_, copies_})
+      if (stream) (void)ops_.wait(stream), (void)ops_.close_stream(stream);
   }
 
   Status open() {
@@ -397,6 +397,7 @@ class DeviceStage final : public Stage {
 
   void release_reading() {
     if (!reading_.holds_memory() && !read_.get()) return;
+    (void)ops_.wait(stream_), (void)ops_.wait(copies_);  // after a failure something may be on its way
     reading_.release();
     read_ = {}, read_host_ = {}, read_outputs_ = {};
     outputs_room_ = 0;
