@@ -99,9 +99,8 @@ kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint
     if (Status s = api::check_flags(flags, KV_TOKENIZE_SPECIAL | KV_TOKENIZE_BOS | KV_TOKENIZE_DOCUMENT); !s.ok()) return s;
     const Tokenizer& tokenizer = model->model->tokenizer();
     Array<Token> ids;
-    Array<uint32_t> lengths;
     if (flags & KV_TOKENIZE_DOCUMENT) {
-      if (Status s = Session::encode_first(*model->model, {text, size}, flags & KV_TOKENIZE_SPECIAL, nullptr, &ids, &lengths); !s.ok()) return s;
+      if (Status s = Session::encode_first(*model->model, {text, size}, flags & KV_TOKENIZE_SPECIAL, nullptr, &ids, nullptr); !s.ok()) return s;
     } else {
       if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
       if (Status s = tokenizer.encode({text, size}, flags & KV_TOKENIZE_SPECIAL, true, &ids); !s.ok()) return s;

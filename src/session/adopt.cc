@@ -73,7 +73,6 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
   const uint64_t again = sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
   if (pages != sealed) return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected", sealed, pages);
   if (Status s = session->read_newest_again(again, cancel, std::move(report)); !s.ok()) return s;
-  session->turn_ = document ? Turn::document : Turn::tokens;
   const Difference difference = newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again));
   if (!(difference.keys < most_difference && difference.values < most_difference))
     return Status::error(Code::model_mismatch,
@@ -82,21 +81,6 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
                          again, difference.keys, difference.values);
   *out = std::move(session);
   return {};
-}
-
-// Of a timeline of which all tokens are there: takes back the newest ones, of which no page has anything, and reads them.
-Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report) {
-  const Array<Token> again(tokens_.end() - static_cast<std::ptrdiff_t>(count), tokens_.end());
-  const uint64_t kept = tokens_.size() - count;
-  if (store_.sealed_tokens() == kept) {
-    store_.cut(store_.pages().pages());
-  } else if (Status s = store_.rewind(kept, cpu_kernels()); !s.ok()) {
-    return s;
-  }
-  forget_behind(kept);
-  Progress progress(std::move(report));
-  uint64_t done = 0;
-  return append(again, Reading::document, nullptr, cancel, &progress, &done);
 }
 
 }  // namespace kvasir

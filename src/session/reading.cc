@@ -21,7 +21,10 @@ Status Session::encode_document(std::string_view text, bool parse_special, const
 Status Session::encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths) {
   const Tokenizer& tokenizer = model.tokenizer();
-  if (tokenizer.add_bos()) out->push_back(tokenizer.bos()), lengths->push_back(0);
+  if (tokenizer.add_bos()) {
+    out->push_back(tokenizer.bos());
+    if (lengths) lengths->push_back(0);
+  }
   const Tokenizer::Part parts[] = {{chat_marks(model.chat()).document_open, true}, {text, parse_special}};
   return tokenizer.encode(parts, true, out, {lengths, cancel});
 }
@@ -115,12 +118,22 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
   if (Status s = check_has(tokens); !s.ok()) return s;
   const uint32_t pages = store_.pages_after(tokens);
   if (pages >= store_.pages().pages()) return rewind(tokens);  // the window has them all
-  Array<Token> again(tokens_.begin() + std::ptrdiff_t{pages} * store_.shape().page.page_tokens,
-                     tokens_.begin() + static_cast<std::ptrdiff_t>(tokens));
+  const uint64_t sealed = uint64_t{pages} * store_.shape().page.page_tokens;
   store_.cut(pages);
   forget_behind(tokens);
+  return read_newest_again(tokens - sealed, cancel, std::move(report));
+}
+
+Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report) {
+  const Array<Token> again(tokens_.end() - static_cast<std::ptrdiff_t>(count), tokens_.end());
+  const uint64_t kept = tokens_.size() - count;
+  if (store_.sealed_tokens() == kept) {
+    store_.cut(store_.pages().pages());
+  } else if (Status s = store_.rewind(kept, cpu_kernels()); !s.ok()) {
+    return s;
+  }
   const Turn turn = turn_;
-  forget_behind(tokens - again.size());
+  forget_behind(kept);
   Progress progress(std::move(report));
   uint64_t done = 0;
   if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok()) return s;

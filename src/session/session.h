@@ -83,7 +83,7 @@ class Session {
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
                  uint64_t* tokens_done, uint64_t* bytes_done);
-  // The tokens that prefill() would read into a timeline that is empty, and the bytes of marks and text that each stands for.
+  // The tokens that prefill() would read into a timeline that is empty, and the bytes of marks and text that each stands for (null: not asked).
   static Status encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths);
   // The same for this timeline.
@@ -141,6 +141,7 @@ class Session {
                 uint64_t* done);
   Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
+  // Takes back the newest tokens, of which no page that stays has anything, and reads them.
   Status read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
