@@ -99,7 +99,7 @@ int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, c
     if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
     if (x.n >= least_wide_inputs && has_wide(m.type))
       return launch(s, Name("wide_", m.type).text, Grid{blocks_for(m.rows, wide_rows), blocks_for(x.n, wide_inputs)}, wide_threads, w, m.rows, units, x.n, x.q,
-                    x.scale, x.sums, bias, y, y_stride);
+                    x.scale, bias, y, y_stride);
     return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
   }
   if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);

@@ -202,15 +202,12 @@ __device__ void multiply_tile(Planes w, uint32_t rows, uint32_t units, uint32_t 
   }
 }
 
-// Many inputs: tiles of 128 by 128, of which a warp has 64 rows and 32 inputs. Each output is found by the same operations as above: how many
-// inputs there are does not change it. Rows in shared memory are 128 bytes in pieces of 16; those of eight rows that a matrix is loaded from lie in all banks.
-template <TensorType type>
+// Many inputs, of weights with a scale for 32 and no offset: tiles of 128 by 128, of which a warp has 64 rows and 32 inputs. Each output is found by the same
+// operations as above: how many inputs there are does not change it. Rows in shared memory are 128 bytes in pieces of 16; those of eight rows that a matrix is
+// loaded from lie in all banks.
 struct WideTile {
-  using F = Format<type>;
-  static constexpr int halves = F::two_scales ? 2 : 1;
   alignas(128) uint8_t weights[wide_rows * tile_units * 32], inputs[wide_inputs * tile_units * 32];
-  float of[tile_units][halves][wide_rows], offset[F::has_offset ? tile_units : 1][halves][wide_rows];
-  float scale[tile_units][wide_inputs], sums[F::has_offset ? tile_units : 1][halves][wide_inputs];
+  float of[tile_units][wide_rows], scale[tile_units][wide_inputs];
 };
 
 __device__ inline uint32_t piece_of(uint32_t row, uint32_t at) { return row * (tile_units * 32) + ((at ^ (row & 7)) << 4); }
@@ -222,11 +219,12 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
 
 template <TensorType type>
 __device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* __restrict__ q, const float* __restrict__ scale,
-                              const int16_t* __restrict__ sums, const float* bias, float* y, std::size_t y_stride) {
+                              const float* bias, float* y, std::size_t y_stride) {
   using F = Format<type>;
-  constexpr int row_tiles = 4, input_tiles = 4, halves = WideTile<type>::halves;
+  static_assert(!F::two_scales && !F::has_offset);
+  constexpr int row_tiles = 4, input_tiles = 4;
   constexpr int as_float = 0x4b400000;  // an integer sum d that begins with it is, as a float, 12582912 + d
-  __shared__ WideTile<type> tile;
+  __shared__ WideTile tile;
   after_previous();
   const uint32_t first_row = blockIdx.x * wide_rows, first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -234,7 +232,7 @@ __device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t 
   float total[row_tiles][input_tiles][4] = {};
   for (uint32_t at = 0; at < units; at += tile_units) {
     __syncthreads();
-#pragma unroll(F::low == 8 ? 2 : 1)
+#pragma unroll 2
     for (uint32_t i = thread; i < wide_rows * tile_units; i += wide_threads) {
       const uint32_t r = i / tile_units, k = i % tile_units;
       uint32_t u[8] = {};
@@ -246,31 +244,22 @@ __device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t 
       }
       *reinterpret_cast<uint4*>(tile.weights + piece_of(r, 2 * k)) = make_uint4(u[0], u[1], u[2], u[3]);
       *reinterpret_cast<uint4*>(tile.weights + piece_of(r, 2 * k + 1)) = make_uint4(u[4], u[5], u[6], u[7]);
-#pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        tile.of[k][half][r] = of[half].x;
-        if constexpr (F::has_offset) tile.offset[k][half][r] = of[half].y;
-      }
+      tile.of[k][r] = of[0].x;
     }
-#pragma unroll(F::low == 8 ? 2 : 1)
+#pragma unroll 2
     for (uint32_t i = thread; i < wide_inputs * tile_units; i += wide_threads) {
       const uint32_t r = i / tile_units, k = i % tile_units;
       uint4 a = {}, b = {};
-      float its_scale = 0, low = 0, high = 0;
+      float its_scale = 0;
       if (first_input + r < n && at + k < units) {
         const std::size_t unit = std::size_t{first_input + r} * units + at + k;
         const uint4* from = reinterpret_cast<const uint4*>(q) + 2 * unit;
         a = from[0], b = from[1];
         its_scale = scale[unit];
-        if constexpr (F::has_offset) low = sums[2 * unit], high = sums[2 * unit + 1];
       }
       *reinterpret_cast<uint4*>(tile.inputs + piece_of(r, 2 * k)) = a;
       *reinterpret_cast<uint4*>(tile.inputs + piece_of(r, 2 * k + 1)) = b;
       tile.scale[k][r] = its_scale;
-      if constexpr (F::has_offset) {
-        tile.sums[k][0][r] = halves == 2 ? low : low + high;
-        if constexpr (halves == 2) tile.sums[k][1][r] = high;
-      }
     }
     __syncthreads();
 #pragma unroll 1
@@ -287,23 +276,11 @@ __device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t 
         const float scales[2] = {tile.scale[k][input], tile.scale[k][input + 1]};
 #pragma unroll
         for (int i = 0; i < row_tiles; ++i) {
-          const uint32_t row = warp_row + i * 16 + g;
-          float part[4] = {};
+          int d[4] = {as_float, as_float, as_float, as_float};
+          multiply_32(d, a[i], its);
 #pragma unroll
-          for (int half = 0; half < halves; ++half) {
-            int d[4] = {as_float, as_float, as_float, as_float};
-            if constexpr (F::two_scales)
-              multiply_16(d, a[i][2 * half], a[i][2 * half + 1], its[half]);
-            else
-              multiply_32(d, a[i], its);
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {  // row c / 2 * 8, input c % 2
-              part[c] += tile.of[k][half][row + c / 2 * 8] * (__int_as_float(d[c]) - 12582912.0f);
-              if constexpr (F::has_offset) part[c] += tile.offset[k][half][row + c / 2 * 8] * tile.sums[k][half][input + c % 2];
-            }
-          }
-#pragma unroll
-          for (int c = 0; c < 4; ++c) total[i][j][c] += part[c] * scales[c % 2];
+          for (int c = 0; c < 4; ++c)  // row c / 2 * 8, input c % 2
+            total[i][j][c] += tile.of[k][warp_row + i * 16 + g + c / 2 * 8] * (__int_as_float(d[c]) - 12582912.0f) * scales[c % 2];
         }
       }
     }
@@ -390,9 +367,8 @@ KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
 
 #define WIDE_KERNEL(name)                                                                                                                          \
   __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* q,               \
-                                                                 const float* scale, const int16_t* sums, const float* bias, float* y,              \
-                                                                 std::size_t y_stride) {                                                            \
-    multiply_wide<TensorType::name>(w, rows, units, n, q, scale, sums, bias, y, y_stride);                                                          \
+                                                                 const float* scale, const float* bias, float* y, std::size_t y_stride) {           \
+    multiply_wide<TensorType::name>(w, rows, units, n, q, scale, bias, y, y_stride);                                                                \
   }
 WIDE_KERNEL(q8_0)
 
