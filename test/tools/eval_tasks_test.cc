@@ -131,6 +131,17 @@ TEST_CASE("an answer is in the document exactly once, near the depth that is tol
   }
 }
 
+TEST_CASE("tables that are longer than the bundled model can copy UUIDs from have none") {
+  const auto has_uuids = [](const Document& table) {
+    const Question question = of_task(table, Task::key_value).at(0);
+    return (question.turns.at(0).question + question.turns.at(0).expected.at(0)).find('-') != std::string::npos;
+  };
+  bool short_has = false;
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
+  CHECK(short_has);
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
+}
+
 TEST_CASE("each stretch of the document has its share of the answers") {
   const Document story = make_story(haystack(), wishes(16384));
   for (const Task task : {Task::single, Task::many_keys, Task::number_string, Task::quote}) {

@@ -218,14 +218,16 @@ Document Story::make() {
 
 using MakeText = std::string (*)(Random*);
 
-// Keys are of one kind and values of one kind. UUIDs for UUIDs are left out: the bundled model runs on after many of them.
+// Keys are of one kind and values of one kind. UUIDs for UUIDs are left out: the bundled model runs on after many of them. So it does over longer tables
+// where either are UUIDs, attending all of them in full precision too: 9 of 16 right over 112K tokens of UUIDs and numbers.
 std::pair<MakeText, MakeText> kinds_of_table(size_t tokens, Random* random) {
-  constexpr size_t least_pair_tokens = 12;
+  constexpr size_t least_pair_tokens = 12, longest_with_uuids = 65'536;
   const bool many = tokens / least_pair_tokens > two_word_pairs / 2;  // two words would not give enough different keys
   for (;;) {
     constexpr MakeText kinds[] = {any_number, any_two_words, any_uuid};
     const MakeText key = random->pick(kinds), value = random->pick(kinds);
-    if ((key != any_uuid || value != any_uuid) && (key != any_two_words || !many)) return {key, value};
+    const int uuids = (key == any_uuid) + (value == any_uuid);
+    if (uuids <= (tokens > longest_with_uuids ? 0 : 1) && (key != any_two_words || !many)) return {key, value};
   }
 }
 
