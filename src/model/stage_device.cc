@@ -399,8 +399,7 @@ class DeviceStage final : public Stage {
     if (!reading_.holds_memory() && !read_.get()) return;
     (void)ops_.wait(stream_), (void)ops_.wait(copies_);  // after a failure something may be on its way
     reading_.release();
-    read_ = {}, read_host_ = {}, read_outputs_ = {};
-    outputs_room_ = 0;
+    read_ = {}, read_host_ = {}, read_outputs_ = {}, outputs_room_ = 0;
   }
 
   // Of one of two layers: what is handed over of n tokens.
