@@ -2,11 +2,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "cache_helpers.h"
 #include "failing_allocations.h"
 #include "os/os.h"
+#include "resident.h"
 #include "store/kv_store.h"
 #include "temp_folder.h"
 
@@ -69,18 +69,6 @@ std::vector<std::vector<Floats>> go_on(kv_cache* cache, std::size_t at) {
   return out;
 }
 
-// Bytes of mapped files in the folder, also of those without a name, that are in memory.
-uint64_t resident(const std::string& folder) {
-  std::ifstream maps("/proc/self/smaps");
-  uint64_t sum = 0;
-  bool its = false;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find(' ') < line.find(':')) its = line.find(folder) != std::string::npos;  // where a mapping begins
-    else if (its && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
-  }
-  return sum * 1024;
-}
-
 std::atomic<int> writes_left;
 int full_disk(const char* operation, const char* path) {
   if (std::strcmp(operation, "write") != 0 || !std::strstr(path, "kvasir-spill")) return 0;
@@ -110,7 +98,7 @@ TEST_CASE("a cache within a memory budget attends as one without does, saved, lo
     CHECK(number_in(plain.get(), "spilled_bytes") == 0);
     CHECK(number_in(plain.get(), "private_bytes") > budget);
     CHECK(folder.entries() == 0);  // the file has no name
-    CHECK(resident(folder.path()) < 64 << 10);
+    CHECK(resident_of(folder.path()) < 64 << 10);
     const Cache copy = fork(cache.get());
     const auto wanted = go_on(fork(plain.get()).get(), long_text);
     CHECK(go_on(copy.get(), long_text) == wanted);

@@ -1,11 +1,11 @@
 // A memory budget: what does not fit is in files, and nothing else changes.
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
 #include "helpers.h"
 #include "os/os.h"
+#include "resident.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -272,16 +272,6 @@ TEST_CASE("a budget is for the tokens that are loaded, not for those that are in
 TEST_CASE("a budget: pages of a mapped file stay in memory where there is room for all of them, and only there") {
   TempFolder folder;
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
-  const auto resident = [&] {  // bytes of the file's mapping
-    std::ifstream maps("/proc/self/smaps");
-    uint64_t sum = 0;
-    bool its = false;
-    for (std::string line; std::getline(maps, line);) {
-      if (!line.substr(0, line.find(' ')).ends_with(':')) its = line.ends_with(folder.file("a.kv"));  // a mapping; what is said of it follows
-      else if (its && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
-    }
-    return sum * 1024;
-  };
   const uint64_t pages = unbounded()->store().pages().full_private_bytes();
   for (uint64_t room : {uint64_t{1} << 20, pages * 2}) {
     CAPTURE(room);
@@ -289,8 +279,8 @@ TEST_CASE("a budget: pages of a mapped file stay in memory where there is room f
     const uint64_t least = session->store().least_bytes(long_text + 500);
     session = load(folder.file("a.kv"), asked("full", least + room));
     continue_with(session.get(), 3);
-    if (room > pages) CHECK(resident() > pages / 2);
-    else CHECK(resident() < pages / 4);
+    if (room > pages) CHECK(resident_of(folder.file("a.kv")) > pages / 2);
+    else CHECK(resident_of(folder.file("a.kv")) < pages / 4);
   }
 }
 

@@ -6,11 +6,11 @@
 #include <cstring>
 #include <functional>
 #include <random>
-#include <sstream>
 #include <thread>
 
 #include "failing_allocations.h"
 #include "failing_files.h"
+#include "resident.h"
 #include "store/cache_samples.h"
 #include "store/page_store.h"
 #include "temp_folder.h"
@@ -117,20 +117,6 @@ uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, ui
   return fetched;
 }
 
-// What this process has mapped of a file and has in its memory, in KiB.
-uint64_t resident(const std::string& path) {
-  std::ifstream maps("/proc/self/smaps");
-  uint64_t sum = 0, value = 0;
-  bool inside = false;
-  for (std::string line, name; std::getline(maps, line);) {
-    std::istringstream words(line);
-    words >> name;
-    if (name.back() != ':') inside = line.ends_with(path);
-    else if (inside && name == "Rss:" && words >> value) sum += value;
-  }
-  return sum;
-}
-
 int fail_reads(const char* operation, const char*) { return std::string_view(operation) == "read" ? EIO : 0; }
 
 }  // namespace
@@ -197,17 +183,17 @@ TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is a
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h)
       for (uint32_t e = 0; e < store.extents(); ++e) REQUIRE((store.intact_bounds(l, h, e) && store.intact_means(l, h, e)));
-  CHECK(resident(saved.path) == 0);
+  CHECK(resident_of(saved.path) == 0);
   CHECK(store.private_bytes() < PageStore::file_bytes(shape, SectionKind::pages, pages) / 5);  // summaries take an eighth
   REQUIRE(store.intact_page(0, 0, 100));  // a pass over everything goes through the mapping, so that this test sees it
-  CHECK(resident(saved.path) > 0);
+  CHECK(resident_of(saved.path) > 0);
 }
 
 TEST_CASE("going on after loading reads the last extent past the mapping") {
   Saved saved;
   PageStore store = saved.map();
   REQUIRE(store.reserve(pages + 1).ok());
-  CHECK(resident(saved.path) == 0);
+  CHECK(resident_of(saved.path) == 0);
   std::vector<uint32_t> numbers(pages);
   for (uint32_t p = 0; p < pages; ++p) numbers[p] = p;
   std::vector<PageRef> refs(pages);
