@@ -118,17 +118,15 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
   if (Status s = check_has(tokens); !s.ok()) return s;
   const uint32_t pages = store_.pages_after(tokens);
   if (pages >= store_.pages().pages()) return rewind(tokens);  // the window has them all
-  const uint64_t sealed = uint64_t{pages} * store_.shape().page.page_tokens;
-  store_.cut(pages);
-  forget_behind(tokens);
-  return read_newest_again(tokens - sealed, cancel, std::move(report));
+  forget_behind(tokens);  // the store follows
+  return read_newest_again(tokens - uint64_t{pages} * store_.shape().page.page_tokens, cancel, std::move(report));
 }
 
 Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report) {
   const Array<Token> again(tokens_.end() - static_cast<std::ptrdiff_t>(count), tokens_.end());
   const uint64_t kept = tokens_.size() - count;
-  if (store_.sealed_tokens() == kept) {
-    store_.cut(store_.pages().pages());
+  if (kept <= store_.sealed_tokens()) {
+    store_.cut(static_cast<uint32_t>(kept / store_.shape().page.page_tokens));
   } else if (Status s = store_.rewind(kept, cpu_kernels()); !s.ok()) {
     return s;
   }

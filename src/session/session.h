@@ -141,7 +141,7 @@ class Session {
                 uint64_t* done);
   Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
                        uint64_t* done);
-  // Takes back the newest tokens, of which no page that stays has anything, and reads them.
+  // Takes back the newest `count` tokens and reads them: whole pages and what is behind them, or a part of what is not sealed.
   Status read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
