@@ -4,24 +4,13 @@ A C program, a C++ program and one with the static library are built and run wit
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
-SKIPPED = 77  # to meson
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from steps import SKIPPED, expect, run  # noqa: E402
+
 SOURCES = pathlib.Path(__file__).resolve().parent
-
-
-def run(*command, **variables):
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, env={**os.environ, **variables})
-    if result.returncode != 0:
-        sys.exit(f"{command}: exit code {result.returncode}\n{result.stdout}{result.stderr}")
-    return result.stdout
-
-
-def expect(condition, what):
-    if not condition:
-        sys.exit(what)
 
 
 def needed(program):

@@ -5,25 +5,14 @@ fills with what this Debian's mirror has; it takes root."""
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
-SKIPPED = 77  # to meson
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from steps import SKIPPED, expect, run  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHANGED_BY_ANY_PACKAGE = ["/var/cache", "/var/lib/apt", "/var/lib/dpkg", "/var/log", "/tmp", "/proc", "/sys", "/dev"]
-
-
-def run(*command, **environment):
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment})
-    if result.returncode != 0:
-        sys.exit(f"{command}: exit code {result.returncode}\n{result.stdout[-8000:]}{result.stderr[-8000:]}")
-    return result.stdout
-
-
-def expect(condition, what):
-    if not condition:
-        sys.exit(what)
 
 
 def codename():
@@ -80,7 +69,7 @@ def main():
         folder = pathlib.Path(place)
         packages = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "packages"
         if len(sys.argv) == 1:
-            run("tools/package-deb", packages, DEB_BUILD_OPTIONS=f"nocheck noautodbgsym parallel={os.cpu_count()}")
+            run("tools/package-deb", packages, folder=ROOT, DEB_BUILD_OPTIONS=f"nocheck noautodbgsym parallel={os.cpu_count()}")
         # The one that is suppressed is about uploads to Debian's own archive.
         run("lintian", "--allow-root", "--suppress-tags", "initial-upload-closes-no-bugs", "--fail-on", "error,warning", next(packages.glob("*.changes")))
         debs = sorted(path for path in packages.glob("*.deb") if "dbgsym" not in path.name)

@@ -2,26 +2,15 @@
 
 With names of layers (base, kv-store, ...) only their tests are built and run."""
 import pathlib
-import subprocess
 import sys
 import tarfile
 import tempfile
 
-SKIPPED = 77  # to meson
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from steps import SKIPPED, expect, run  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_BYTES = 45_000_000  # the bundled model and the models of the tests, which hardly compress, are 40 of them
-
-
-def run(*command, folder=None):
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=folder)
-    if result.returncode != 0:
-        sys.exit(f"{command}: exit code {result.returncode}\n{result.stdout[-8000:]}{result.stderr[-4000:]}")
-    return result.stdout
-
-
-def expect(condition, what):
-    if not condition:
-        sys.exit(what)
 
 
 def make_archive(build, meson):

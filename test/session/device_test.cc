@@ -210,6 +210,19 @@ const std::string& read_file() {
   return path;
 }
 
+// A copy of the file with another byte in the sixth page of layer 0's first head.
+std::string damaged_file(const TempFolder& folder) {
+  std::string path = folder.file("damaged.kv");
+  std::filesystem::copy_file(read_file(), path);
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const uint64_t at = file->find(format::SectionKind::pages)->offset + 5 * page_bytes + 100;
+  file.reset();
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
+  return path;
+}
+
 std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, const std::string& path, const SessionOptions& options) {
   std::unique_ptr<Session> session;
   const Status s = Session::load(model, path, options, false, nullptr, {}, &session);
@@ -303,14 +316,7 @@ TEST_CASE("forks, steps back and other texts in one session attend on the device
 TEST_CASE("a page of a file that is damaged is an error where the device has read it, and the timeline is as before") {
   if (!device_model()) return;
   TempFolder folder;
-  const std::string path = folder.file("damaged.kv");
-  std::filesystem::copy_file(read_file(), path);
-  std::shared_ptr<const CacheFile> file;
-  REQUIRE(CacheFile::open(path, &file).ok());
-  const uint64_t at = file->find(format::SectionKind::pages)->offset + 5 * page_bytes + 100;  // of layer 0, head 0
-  file.reset();
-  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
+  const std::string path = damaged_file(folder);
   auto session = load(device_model(), path, bounded_options(100000));  // everything
   Token token = -1;
   bool end = false;
@@ -430,13 +436,7 @@ TEST_CASE("a text goes on where it was loaded, forked and taken back, and the de
 TEST_CASE("a damaged page is an error where a text is read on, and the timeline is as before") {
   if (!device_model()) return;
   TempFolder folder;
-  const std::string path = folder.file("damaged.kv");
-  std::filesystem::copy_file(read_file(), path);
-  std::shared_ptr<const CacheFile> file;
-  REQUIRE(CacheFile::open(path, &file).ok());
-  const uint64_t at = file->find(format::SectionKind::pages)->offset + 5 * page_bytes + 100;
-  file.reset();
-  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
+  const std::string path = damaged_file(folder);
   auto session = load(device_model(), path, bounded_options(200));
   const auto tokens = book_tokens(300);
   uint64_t done = 0;
