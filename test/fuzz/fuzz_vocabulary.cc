@@ -74,10 +74,14 @@ void change(Recipe* recipe, Changed* c) {
       }
       break;
     case 3: c->touch(token), w.tokens[token] = repeated(w.tokens[token], recipe->number(2)); break;
-    case 4:  // several alike, of which the first stands
-      for (std::size_t n = recipe->byte(), type = recipe->byte() % 7; n-- > 0 && w.tokens.size() < most_tokens;)
-        w.add(w.tokens.empty() ? "" : std::string(w.tokens[token]), static_cast<int32_t>(type));
+    case 4: {  // several alike, of which the first stands; together no larger than a token may be, or a run is spent on their bytes
+      const std::string alike = w.tokens.empty() ? "" : w.tokens[token];
+      const std::size_t most = alike.empty() ? most_tokens : longest_token / alike.size();
+      const std::size_t copies = std::min<std::size_t>(recipe->byte(), most);
+      const auto type = static_cast<int32_t>(recipe->byte() % 7);
+      for (std::size_t n = 0; n < copies && w.tokens.size() < most_tokens; ++n) w.add(alike, type);
       break;
+    }
     case 5:
       c->touch(token), w.tokens.resize(token);
       w.types.resize(std::min(token, w.types.size())), w.scores.resize(std::min(token, w.scores.size()));
@@ -93,7 +97,7 @@ void change(Recipe* recipe, Changed* c) {
     case 14: { const uint8_t part = recipe->byte(); (recipe->byte() % 2 ? c->wrong : c->omitted) ^= part; break; }
     case 15: {
       const uint8_t which = recipe->byte();
-      if (which < 64) w.types.resize(which);
+      if (which < 64) c->touch(which), w.types.resize(which);  // tokens added later may fill it up again, with their types for others
       else if (which < 128) w.scores.resize(which);
       else if (which < 192) c->model = recipe->text();
       else c->rows += which - 191;
