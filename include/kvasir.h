@@ -164,7 +164,8 @@ KV_API void kv_model_options_init(kv_model_options *options, size_t size);
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
  * while the model is open. *out is closed with kv_close.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory); KV_UNSUPPORTED (not a GGUF; an architecture,
- * weight type, tokenizer or feature that is not supported, named in the message); KV_NO_MEMORY; KV_DEVICE. */
+ * weight type, tokenizer or feature that is not supported, named in the message); KV_LIMIT (open files; keys, tensors or
+ * tokens that are too many or too long, named too); KV_NO_MEMORY; KV_DEVICE. */
 KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
 
 /* One more reference, to be closed as well. Returns the same pointer. */

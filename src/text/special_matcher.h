@@ -11,8 +11,8 @@
 
 namespace kvasir {
 
-// A trie. The cost of a search is at most the text's size times the longest spelling (tens of bytes in real vocabularies), and
-// in ordinary text one table look-up a byte.
+// A trie. The cost of a search is at most the text's size times the longest spelling, which the vocabulary bounds (tens of bytes
+// in real ones), and in ordinary text one table look-up a byte.
 class SpecialMatcher {
  public:
   struct Match {

@@ -32,7 +32,8 @@ class Tokenizer {
   virtual ~Tokenizer();
 
   // Reads `tokenizer.ggml.*`. Refuses by name what it does not know (Code::unsupported: model kind, pre-tokenizer) and what does
-  // not fit together (Code::corrupt: array lengths, ids, kinds). A file without tokenizer.ggml.pre means "default", as the format says.
+  // not fit together (Code::corrupt: array lengths, ids, kinds), or could be slow (Code::limit: tokens that are too many or too long).
+  // A file without tokenizer.ggml.pre means "default", as the format says.
   static Status load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 
   // Appends the ids of `text` to *out. parse_special: text that spells a control token becomes that token;

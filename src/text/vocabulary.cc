@@ -12,6 +12,9 @@ namespace {
 
 constexpr uint32_t kFree = UINT32_MAX;
 
+// Bounds a step of the search for special tokens, so that its time is linear in the text. Real ones have up to about 100 bytes.
+constexpr std::size_t kLongestSpecial = 1024;
+
 // Tokens after which a model has finished its turn, as the families spell them; metadata often name only one of several.
 constexpr std::string_view kTurnEnds[] = {
     "<|im_end|>",    "<|eot_id|>",   "<|end|>",        "<end_of_turn>",        "<|endoftext|>",      "</s>",
@@ -142,6 +145,11 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
   for (const std::string_view name : kTurnEnds) {
     const Token token = find(name);
     if (token >= 0 && kind(token) != TokenKind::unknown) kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool special = kinds_[i] == TokenKind::unknown || kinds_[i] == TokenKind::control || kinds_[i] == TokenKind::user_defined;
+    if (special && texts_[i].size() > kLongestSpecial)
+      return Status::error(Code::limit, "tokenizer.ggml.tokens: token %zu is special and has %zu bytes", i, texts_[i].size());
   }
   plain_index_.reserve(n);
   for (std::size_t i = 0; i < n; ++i) {

@@ -80,6 +80,17 @@ TEST_CASE("a long piece makes loading quadratic") {
   check_refused(spm_file(vocabulary), Code::limit, "100000 bytes");
 }
 
+TEST_CASE("a text is searched for special tokens of any length, in the time of their product") {
+  for (const int32_t type : {2, 3, 4}) {
+    TestVocabulary vocabulary = byte_vocabulary();
+    vocabulary.add(std::string(1025, 'x'), type);
+    check_refused(bpe_file(vocabulary), Code::limit, "token 256 is special and has 1025 bytes");
+    vocabulary.tokens.back().pop_back();
+    auto file = bpe_file(vocabulary);
+    tokenizer_of(file);
+  }
+}
+
 TEST_CASE("equal and empty tokens confuse the vocabulary") {
   TestVocabulary vocabulary = byte_vocabulary();
   const Token first = vocabulary.add("<x>", 3);
