@@ -119,6 +119,7 @@ void prefer_huge_pages(void* data, std::size_t size);
 uint32_t processor_count();  // those this process may use
 uint64_t now_ns();           // monotonic
 uint64_t physical_memory();  // bytes that the machine has
+uint64_t hash_seed();        // another in every process: who writes a file cannot choose what collides in its tables
 
 // A thread's name as debuggers and `top` show it.
 void name_this_thread(const char* name);

@@ -466,6 +466,15 @@ uint64_t physical_memory() {
   return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size) : UINT64_MAX;
 }
 
+uint64_t hash_seed() {
+  static const uint64_t seed = [] {
+    uint64_t random;
+    // Where a sandbox forbids it, the time is still nothing that a file's author knows.
+    return getentropy(&random, sizeof random) == 0 ? random : now_ns() * 0x9E3779B97F4A7C15u;
+  }();
+  return seed;
+}
+
 uint64_t now_ns() {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

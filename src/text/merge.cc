@@ -2,7 +2,10 @@
 #include "text/merge.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
+
+#include "os/os.h"
 
 namespace kvasir {
 namespace {
@@ -14,17 +17,19 @@ uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | righ
 
 }  // namespace
 
-MergeTable::MergeTable(std::size_t expected) {
+MergeTable::MergeTable(std::size_t expected) : multiplier_(os::hash_seed() | 1) {
   std::size_t capacity = 16;
   while (capacity < expected * 2) capacity *= 2;
   slots_.assign(capacity, Slot{kFree, {}});
+  shift_ = static_cast<unsigned>(std::countl_zero(capacity)) + 1;
 }
 
 std::size_t MergeTable::place(uint64_t pair) const {
   const std::size_t mask = slots_.size() - 1;
-  // Fibonacci hashing: the golden ratio's multiplier spreads neighbouring ids; the high half is the mixed one.
-  const uint64_t mixed = (pair ^ pair >> 29) * 0x9E3779B97F4A7C15u;
-  std::size_t i = static_cast<std::size_t>(mixed >> 32) & mask;
+  // By an odd number of this process, so that nobody can choose pairs that collide; then Fibonacci hashing, which spreads what an unlucky number
+  // leaves close together: the golden ratio's multiplier, of whose product the highest bits are the mixed ones.
+  const uint64_t mixed = pair * multiplier_;
+  std::size_t i = static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
   while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & mask;
   return i;
 }
@@ -32,6 +37,7 @@ std::size_t MergeTable::place(uint64_t pair) const {
 void MergeTable::grow() {
   Array<Slot> old(slots_.size() * 2, Slot{kFree, {}});
   old.swap(slots_);
+  --shift_;
   for (const Slot& slot : old) {
     if (slot.pair != kFree) slots_[place(slot.pair)] = slot;
   }

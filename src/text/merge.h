@@ -37,6 +37,8 @@ class MergeTable {
   std::size_t place(uint64_t pair) const;  // its slot, or the free slot where it belongs
 
   Array<Slot> slots_;  // open addressing, a power of two, at most half full
+  unsigned shift_;     // leaves of a hash as many bits as number the slots
+  uint64_t multiplier_;  // odd
   std::size_t used_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/checksum.h"
+#include "os/os.h"
 
 namespace kvasir {
 namespace {
@@ -27,7 +28,7 @@ bool is_plain(TokenKind kind) {
   return kind == TokenKind::normal || kind == TokenKind::user_defined || kind == TokenKind::unused;
 }
 
-uint32_t hash_of(std::string_view text) { return static_cast<uint32_t>(checksum(text.data(), text.size(), 0)); }
+uint32_t hash_of(std::string_view text) { return static_cast<uint32_t>(checksum(text.data(), text.size(), os::hash_seed())); }
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';

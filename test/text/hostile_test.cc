@@ -1,8 +1,11 @@
-// Texts made to be slow: eight times the text may cost eight times the time, never its square.
+// Texts and vocabularies made to be slow: eight times the size may cost eight times the time, never its square.
+#include <bit>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <thread>
 
+#include "base/checksum.h"
 #include "text/text_fixtures.h"
 
 using namespace kvasir;
@@ -66,7 +69,53 @@ TestVocabulary run_vocabulary() {
   return vocabulary;
 }
 
+// Seconds to load byte-level BPE with `add`'s changes.
+double seconds_to_load(const std::function<void(TestVocabulary*)>& add) {
+  TestVocabulary vocabulary = byte_vocabulary();
+  add(&vocabulary);
+  const std::vector<std::byte> file = bpe_file(vocabulary).build();
+  std::unique_ptr<const Tokenizer> tokenizer;
+  const auto begin = std::chrono::steady_clock::now();
+  const Status status = load_tokenizer(file, &tokenizer);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  REQUIRE_MESSAGE(status.ok(), status.message());
+  return seconds;
+}
+
+// Whether a hash, of which a table of twice `entries` places takes so many bits, lands in one sixty-fourth of it.
+bool crowds(uint64_t hash, std::size_t entries) { return (hash & (std::bit_ceil(2 * entries) - 1)) < 2 * entries / 64; }
+
+// Tokens that share a few places of a table that hashes them by XXH3 without a seed.
+void add_crowded_tokens(TestVocabulary* vocabulary, std::size_t count) {
+  for (std::size_t number = 0; vocabulary->tokens.size() < count; ++number) {
+    const std::string text = std::to_string(number);
+    if (text.size() > 1 && crowds(checksum(text.data(), text.size(), 0), count)) vocabulary->add(text);
+  }
+}
+
+// Merges whose pairs of symbols do so in one that multiplies by the golden ratio.
+void add_crowded_merges(TestVocabulary* vocabulary, std::size_t count) {
+  const std::size_t first = vocabulary->tokens.size(), symbols = first + 16000;
+  while (vocabulary->tokens.size() < symbols) vocabulary->add("t" + std::to_string(vocabulary->tokens.size()));
+  for (uint64_t left = first; left < symbols; ++left) {
+    for (uint64_t right = first; right < symbols && vocabulary->merges.size() < count; ++right) {
+      const uint64_t pair = left << 32 | right;
+      if (crowds((pair ^ pair >> 29) * 0x9E3779B97F4A7C15u >> 32, count))
+        vocabulary->merges.push_back(vocabulary->tokens[left] + " " + vocabulary->tokens[right]);
+    }
+  }
+  REQUIRE(vocabulary->merges.size() == count);
+}
+
 }  // namespace
+
+TEST_CASE("tokens or merges that a file's author made to collide take the square of their number to load") {
+  for (const auto add : {add_crowded_tokens, add_crowded_merges}) {
+    const double small = seconds_to_load([&](TestVocabulary* v) { add(v, 15000); });
+    const double large = seconds_to_load([&](TestVocabulary* v) { add(v, 120000); });
+    CHECK(large < 24 * small + 0.5);
+  }
+}
 
 TEST_CASE("a pre-tokenizer is quadratic in a hostile text") {
   // One of each set of expressions.
