@@ -52,7 +52,8 @@ type ModelInfo struct {
 // Open maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be
 // changed while the model or a session of it is open.
 // ErrNotFound, ErrPermission, ErrIO; ErrCorrupt (damaged, contradictory); ErrUnsupported (not a GGUF; an architecture, weight type,
-// tokenizer or feature that is not supported, named in the message); ErrNoMemory; ErrDevice.
+// tokenizer or feature that is not supported, named in the message); ErrLimit (open files; keys, tensors or tokens that are too many or too
+// long, named too); ErrNoMemory; ErrDevice.
 func Open(path string, options *ModelOptions) (m *Model, err error) {
 	defer raise(&err)
 	if options == nil {
