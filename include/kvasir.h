@@ -279,8 +279,8 @@ typedef struct kv_session_options {
   uint32_t select_tokens;
   /* 1: each token that decode attends by chosen pages gets a certificate: how much of its exact attention was read at least, whatever the keys
    * are, from Quest's upper bounds of all that was not read. Costs a scan of these bounds; kv_stats has it as last_certificate (the mean of
-   * query heads and tokens) and last_least_certificate. Such bounds are loose: of a long document they may leave next to nothing certain. 0
-   * (default): no certificate. */
+   * query heads and tokens) and last_least_certificate. Samples of "bounded" do not count as read. Such bounds are loose: of a long document they may
+   * leave next to nothing certain. 0 (default): no certificate. */
   uint32_t certify;
   /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
    * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
@@ -289,9 +289,10 @@ typedef struct kv_session_options {
   const char *prefill_strategy;
   double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
-  /* Of the strategy "bounded": read what it takes for this share of each token's attention, 0 to less than 1, as the sketch estimates it, in each
-   * layer between a quarter of the budget and four times it; 0: 0.9 with the default budget, else what the budget says, for every token alike.
-   * Others do not take it: KV_BAD_ARGUMENT. */
+  /* Of the strategy "bounded", which reads what should get much attention for certain, and of all the rest a sample that stands for it: read as
+   * many blocks as keep the standard error of the sampled attention below 1 - coverage, 0 to less than 1, as the sketch expects it, in each layer
+   * between a quarter of the budget and four times it; 0: 0.98 with the default budget, else what the budget says, for every token alike. Others do
+   * not take it: KV_BAD_ARGUMENT. */
   float coverage;
   /* How far strategies with an index search it: "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the
    * clusters it reads. 0: as the budget needs; "ood": an eighth of it, at least 128. */
@@ -302,7 +303,7 @@ typedef struct kv_session_options {
   uint32_t head_graphs;
   /* Bytes of memory that keys, values and all that is kept with them may take; 0 (default): no limit. Pages beyond it are written to a file without a
    * name in spill_folder, or stay in the file that was loaded, and are read where they are needed; answers are the same, bit for bit. The
-   * window, the summaries (about a quarter of what keys and values take) and the pages that a step fills have to fit: KV_LIMIT says what that is,
+   * window, the summaries (about a fifth of what keys and values take) and the pages that a step fills have to fit: KV_LIMIT says what that is,
    * before anything is read. Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
   uint64_t memory_budget;
   /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp. The file is gone with the last session
@@ -473,8 +474,8 @@ typedef struct kv_span {
  * For an answer of kv_generate with trace = 1, also one that was stopped. Noted is the attention of the question's last token, which gives the
  * answer's first one, and of the answer's tokens that were read, in every layer and query head: a block of 16 tokens (8 where a head is longer than
  * 128 elements) gets the square of the share of attention that it had, so that heads that look for something count and those that look everywhere do
- * not. Only what the strategy read counts: not what it estimated by means, nor the timeline's first 4 tokens, on which attention rests whatever they
- * say, nor conversation behind the document. Blocks with at least a twentieth of what the largest one has are told, 64 passages at most; neighbouring
+ * not. Only what the strategy read counts: of a sample itself, not what it stands for; not the timeline's first 4 tokens, on which attention rests
+ * whatever they say, nor conversation behind the document. Blocks with at least a twentieth of what the largest one has are told, 64 passages at most; neighbouring
  * ones are one passage, so it may begin and end within a word. How much of the document was read kv_answer says.
  * Writes up to `capacity` spans (NULL if 0) and how many there are to *count, whatever the capacity; none: *count is 0. The session keeps them until
  * kv_generate, kv_score, kv_next, kv_prefill or kv_rewind begins to change the timeline; a fork begins without, and kv_save does not save them.
@@ -483,8 +484,9 @@ typedef struct kv_span {
 KV_API kv_status kv_trace(kv_session *session, kv_span *spans, size_t capacity, size_t *count, kv_error *error);
 
 /* JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read, pages
- * touched, bytes of memory and of mapped file, timings. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL;
- * KV_LIMIT when capacity is too small. */
+ * touched, bytes of memory and of mapped file, timings. Of "bounded" last_mass_read is the share of the attention that was read for certain, as it
+ * estimates; the rest is estimated from samples. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL; KV_LIMIT when
+ * capacity is too small. */
 KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size_t *size, kv_error *error);
 
 /* ---- persistence ---------------------------------------------------------------------------------------------------- */

@@ -264,13 +264,11 @@ void choose(uint32_t n, uint32_t k_wanted) {
 void seal(uint32_t dim) {
   const PageShape shape = PageShape::of(dim);
   const Array<float> x = random_floats(page_bytes / 2);
-  Array<int8_t> pages(shape.pages_bytes()), bounds(shape.bounds_bytes()), means(shape.means_bytes());
+  Array<int8_t> pages(shape.pages_bytes()), bounds(shape.bounds_bytes());
   Array<uint16_t> scales(shape.scales_bytes() / 2);
   bench_time("seal page d" + std::to_string(dim), extent_pages, [&](const Kernels& k) {
     return [&] {
-      for (uint32_t p = 0; p < extent_pages; ++p) {
-        k.seal_page(shape, x.data(), x.data(), p, pages.data(), scales.data(), bounds.data(), means.data());
-      }
+      for (uint32_t p = 0; p < extent_pages; ++p) k.seal_page(shape, x.data(), x.data(), p, pages.data(), scales.data(), bounds.data());
     };
   });
 }

@@ -34,9 +34,8 @@ void fill_attention(Kernels& k) {
   k.score_bounds = score_bounds<Isa>;
   k.seal_sketch = seal_sketch<Isa>;
   k.score_sketch = score_sketch<Isa>;
-  k.attend_means = attend_means<Isa>;
-  k.attend_means_scratch = attend_means_scratch<Isa>;
   k.attention_shares = attention_shares<Isa>;
+  k.sample_priorities = sample_priorities<Isa>;
   k.top_k = top_k<Isa>;
 }
 

@@ -2,7 +2,7 @@
 //
 // 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128), four rows at a time. A tile is put together from
 // runs of 16 tokens, or a page's where it has fewer, of which at least one takes part: what a page has besides costs nothing.
-//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale
+//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page
 //   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w): 14 bits in two parts of 7
 //   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
 // The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. Each row goes through the same steps in the same order
@@ -21,7 +21,7 @@ constexpr float smallest_weight = 1e-30f;   // a tile whose weights are all belo
 struct alignas(64) PageTile {
   float k_scale[tile_tokens];
   float v_scale[tile_tokens];
-  float bias[tile_tokens];  // 0, or -inf for tokens that take no part
+  float bias[tile_tokens];  // the page's, or -inf for tokens that take no part
   int32_t scores[most_rows][tile_tokens];
   uint8_t high[most_rows][tile_tokens];  // upper 7 bits of the weights
   uint8_t low[most_rows][tile_tokens];   // lower 7 bits
@@ -39,6 +39,7 @@ struct Run {
   const int8_t* values;    // [tokens / 4][dim][4]
   const uint16_t* scales;  // of K; V's are page_tokens further
   uint32_t tokens;         // bit t set: token t of the run takes part
+  float bias;              // the page's
 };
 
 constexpr uint32_t run_tokens(uint32_t page_tokens) { return smaller(page_tokens, 16); }
@@ -58,7 +59,7 @@ struct Runs {
       const PageRef& p = pages[page];
       const auto bits = static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1));
       if (bits != 0) {
-        runs[n++] = {p.data + token * 4, p.data + page_bytes / 2 + std::size_t{token} * dim, p.scales + token, bits};
+        runs[n++] = {p.data + token * 4, p.data + page_bytes / 2 + std::size_t{token} * dim, p.scales + token, bits, p.bias};
       }
       token += size;
       if (token == page_tokens) token = 0, ++page;
@@ -112,9 +113,9 @@ uint32_t load_tile(const Run* runs, uint32_t n, uint32_t page_tokens, PageTile& 
     for (uint32_t t = 0; t < size; t += 8) {  // a constant 8: vectors without a loop's beginning and end
       for (uint32_t i = t; i < t + 8; ++i) tile.k_scale[base + i] = from_bf16(scales[i]);
       for (uint32_t i = t; i < t + 8; ++i) tile.v_scale[base + i] = from_bf16(scales[page_tokens + i]);
-      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = 0;
+      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].bias;
       if ((runs[p].tokens >> t & 0xff) == 0xff) continue;
-      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].tokens >> i & 1 ? 0 : minus_infinity;
+      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].tokens >> i & 1 ? runs[p].bias : minus_infinity;
     }
   }
   const uint32_t tokens = n * size;
@@ -329,7 +330,7 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, fl
     for (uint32_t t = 0; t < given; t += size) {  // those of which no token takes part too: every score has its place
       const PageRef& p = pages[(first + t) / page_tokens];
       const uint32_t token = (first + t) % page_tokens;
-      runs[t / size] = {p.data + token * 4, nullptr, p.scales + token, static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1))};
+      runs[t / size] = {p.data + token * 4, nullptr, p.scales + token, static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1)), p.bias};
     }
     const uint32_t tokens = load_tile<Isa>(runs, given / size, page_tokens, tile);
     for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {

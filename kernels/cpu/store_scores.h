@@ -73,13 +73,6 @@ void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* boun
   score_tiles<Isa>(bounds, scales, next, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
 }
 
-// The same with each page's mean key: scores[r * stride + p], p in [0, 16).
-template <class Isa>
-void score_means(const PageShape& shape, const QueryRows& q, const int8_t* means, const int8_t* next, float* scores, std::size_t stride) {
-  const int8_t* scales = means + std::size_t{2} * shape.dim * extent_pages;
-  score_tiles<Isa>(means, scales, next, 1, shape.dim / 4, q.q, q, scores, stride);
-}
-
 constexpr float no_share = 24.0f;  // e^-24 of the largest: a million such scores are not seen in a float
 
 template <class Isa>
@@ -114,6 +107,19 @@ void attention_shares(float* scores, uint32_t n, float m, float l) {
   for (uint32_t i = 0; i < whole; i += Isa::lanes) Isa::store(scores + i, Isa::mul(Isa::load(scores + i), inverse));
   Isa::store(rest, Isa::mul(Isa::load(rest), inverse));
   for (uint32_t i = whole; i < n; ++i) scores[i] = rest[i - whole];
+}
+
+// For a compiler to make vectors of.
+template <class Isa>
+void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float* priorities) {
+  for (uint32_t i = 0; i < n; ++i) {
+    uint32_t x = (first + i) * 0x9e3779b1u + seed;
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    x ^= x >> 16;
+    const float u = (static_cast<float>(static_cast<int32_t>(x >> 8)) + 0.5f) * 0x1p-24f;  // at most 1 - 2^-25, which rounds to 1
+    priorities[i] = shares[i] / u;
+  }
 }
 
 }  // namespace

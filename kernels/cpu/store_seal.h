@@ -114,26 +114,6 @@ float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* ou
   return scale;
 }
 
-// The mean of tokens, rounded to int8 in units of the returned scale. values: [tokens][dim]; out: dim.
-template <class Isa>
-float mean_of(const float* values, uint32_t tokens, uint32_t dim, int8_t* out) {
-  float means[max_head_dim];
-  const auto share = Isa::set(1.0f / static_cast<float>(tokens));  // a power of two: exact
-  auto largest = Isa::set(0);
-  for (uint32_t d = 0; d < dim; d += Isa::lanes) {
-    auto sum = Isa::load(values + d);
-    for (uint32_t t = 1; t < tokens; ++t) sum = Isa::add(sum, Isa::load(values + t * dim + d));
-    sum = Isa::mul(sum, share);
-    Isa::store(means + d, sum);
-    largest = Isa::max(largest, absolute<Isa>(sum));
-  }
-  const float magnitude = Isa::largest(largest);
-  const bool zero = magnitude < tiny_magnitude;
-  const auto inverse = Isa::set(zero ? 0 : 127.0f / magnitude);
-  for (uint32_t d = 0; d < dim; d += Isa::lanes) Isa::store_bytes(out + d, Isa::to_int(Isa::mul(Isa::load(means + d), inverse)));
-  return zero ? 0 : magnitude / 127.0f;
-}
-
 inline void store_float(int8_t* at, float x) { std::memcpy(at, &x, sizeof x); }
 
 template <class Isa>
@@ -152,19 +132,8 @@ void seal_bounds(const PageShape& shape, const float* values, uint32_t page, int
 }
 
 template <class Isa>
-void seal_means(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* means) {
-  const uint32_t dim = shape.dim;
-  alignas(64) int8_t key[max_head_dim];
-  int8_t* scales = means + std::size_t{2} * dim * extent_pages;  // f32 [2][16 pages]
-  store_float(scales + page * sizeof(float), mean_of<Isa>(k, shape.page_tokens, dim, key));
-  for (uint32_t d = 0; d < dim; d += 4) std::memcpy(means + d * extent_pages + page * 4, key + d, 4);
-  int8_t* value = means + std::size_t{dim} * (extent_pages + page);
-  store_float(scales + (extent_pages + page) * sizeof(float), mean_of<Isa>(v, shape.page_tokens, dim, value));
-}
-
-template <class Isa>
 void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* pages, uint16_t* scales,
-               int8_t* bounds, int8_t* means) {
+               int8_t* bounds) {
   const uint32_t tokens = shape.page_tokens, dim = shape.dim;
   int8_t* data = pages + std::size_t{page} * page_bytes;
   uint16_t* page_scales = scales + page * 2 * tokens;
@@ -174,7 +143,6 @@ void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t 
   interleave_keys(keys.bytes, tokens, dim, data);
   interleave_values(values.bytes, tokens, dim, data + page_values);
   seal_bounds<Isa>(shape, keys.values, page, bounds);
-  seal_means<Isa>(shape, keys.values, values.values, page, means);
 }
 
 template <class Isa>

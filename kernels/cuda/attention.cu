@@ -1,6 +1,5 @@
-// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory, and the
-// means of the others; the merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages and
-// means from the same integers.
+// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory; the
+// merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages from the same integers.
 #include "attention_common.h"
 
 namespace kvasir::cuda {
@@ -138,10 +137,10 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
   }
   float* state = a.states + state_at(kv, a, head, token, 0, row);
   state[threadIdx.x] = out;
-  if (threadIdx.x == 0) state[dim] = most, state[dim + 1] = sum;
+  if (threadIdx.x == 0) state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
 }
 
-// ---- chosen pages, and the means of the others --------------------------------------------------------------------------------
+// ---- chosen pages --------------------------------------------------------------------------------------------------------------
 
 constexpr unsigned attend_warps = attend_threads / warp;
 
@@ -150,11 +149,11 @@ template <uint32_t dim, uint32_t rows>
 struct Part {
   static constexpr uint32_t lanes_across = dim / 4;  // lanes that share a token's values
   static constexpr uint32_t tokens_at_once = warp / lanes_across;
-  float o[rows][4], m[rows], l[rows];
+  float o[rows][4], m[rows], l[rows], own[rows];  // own: what of l stands for itself
 
   __device__ Part() {
     for (uint32_t r = 0; r < rows; ++r) {
-      m[r] = -INFINITY, l[r] = 0;
+      m[r] = -INFINITY, l[r] = own[r] = 0;
       for (uint32_t d = 0; d < 4; ++d) o[r][d] = 0;
     }
   }
@@ -162,7 +161,7 @@ struct Part {
   // Of tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over all lanes: writes the values' weights to
   // weights[row][token].
   template <uint32_t lanes>
-  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4], const float (&v_scale)[4], float more, uint32_t present,
+  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4], const float (&v_scale)[4], float bias, uint32_t present,
                         float (*weights)[64]) {
     const uint32_t lane = threadIdx.x % warp;
 #pragma unroll
@@ -172,7 +171,7 @@ struct Part {
       for (uint32_t t = 0; t < 4; ++t) {
         int32_t sum = s[r][t];
         for (uint32_t step = lanes; step < warp; step *= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
-        x[t] = present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + more : -INFINITY;
+        x[t] = present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + bias : -INFINITY;
         most = fmaxf(most, x[t]);
       }
       most = warp_max(most, lanes);
@@ -184,6 +183,7 @@ struct Part {
         sum += x[t];
       }
       l[r] = l[r] * keep + warp_sum(sum, lanes);
+      own[r] = own[r] * keep + warp_sum(bias == 0 ? sum : 0.0f, lanes);
       m[r] = most;
 #pragma unroll
       for (uint32_t d = 0; d < 4; ++d) o[r][d] *= keep;
@@ -196,13 +196,13 @@ struct Part {
 // Merges the warps' parts into the state of the block's rows.
 template <uint32_t dim, uint32_t rows>
 __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part, uint32_t head, uint32_t token, uint32_t first_row,
-                            float (*part_o)[dim], float* part_m, float* part_l) {
+                            float (*part_o)[dim], float* part_m, float* part_l, float* part_own) {
   using P = Part<dim, rows>;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
 #pragma unroll
   for (uint32_t r = 0; r < rows; ++r) {
     __syncthreads();
-    if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r];
+    if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r], part_own[w] = part.own[r];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       float x = part.o[r][i];
@@ -213,15 +213,16 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
     if (first_row + r >= kv.group) continue;
     float* state = a.states + state_at(kv, a, head, token, near_parts + blockIdx.x, first_row + r);
     for (uint32_t d = threadIdx.x; d < dim; d += attend_warps * warp) {
-      float most = -INFINITY, sum = 0, out = 0;
+      float most = -INFINITY, sum = 0, own = 0, out = 0;
       for (uint32_t i = 0; i < attend_warps; ++i) most = fmaxf(most, part_m[i]);
       for (uint32_t i = 0; i < attend_warps; ++i) {
         const float weight = relative(part_m[i], most);
         sum += weight * part_l[i];
+        own += weight * part_own[i];
         out += weight * part_o[i][d];
       }
       state[d] = out;
-      if (d == 0) state[dim] = most, state[dim + 1] = sum;
+      if (d == 0) state[dim] = most, state[dim + 1] = sum, state[dim + 2] = own;
     }
   }
 }
@@ -255,7 +256,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t page_tokens = page_size / 2 / dim;
   __shared__ int32_t q[rows][dim / 4];
   __shared__ __align__(16) float weights[attend_warps][rows][64];
-  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps];
+  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps], part_own[attend_warps];
   const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks, first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const std::size_t at = std::size_t{head} * a.n + token, row = at * kv.group + first_row;
@@ -266,101 +267,68 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   __syncthreads();
   P part;
 
-  if (blockIdx.x < chosen_parts) {
-    constexpr uint32_t lanes = page_tokens / 4;
-    const uint32_t* list = a.lists + at * a.most;
-    const uint32_t turn = kv.counts->turn;
-    const uint32_t count = a.list_counts[3 * at];
-    for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
-      const uint32_t page = list[i] >> 4, blocks = list[i] & 15, in_extent = head * extent_pages + page % extent_pages;
-      const uint4* data = reinterpret_cast<const uint4*>(kv.pages_at[page / extent_pages] + kv.pages_offset + std::size_t{in_extent} * page_size);
-      const uint16_t* scales =
-          reinterpret_cast<const uint16_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + std::size_t{in_extent} * 2 * page_tokens;
-      const bool stays = i < a.hot.room;
-      if (const uint32_t found = stays ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0) {
-        const uint8_t* its = hot_page(kv, a.hot, 1 - turn, head, found - 1);
-        data = reinterpret_cast<const uint4*>(its);
-        scales = reinterpret_cast<const uint16_t*>(its + page_size);
-      }
-      uint4 k[4], v[4];
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) k[j] = __ldcs(data + j * warp + lane);
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
-      const uint32_t first = lane % lanes * 4;
-      const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first));
-      const uint2 v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
-      if (stays && first_row == 0) {
-        uint8_t* its = hot_page(kv, a.hot, turn, head, i);
-#pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) reinterpret_cast<uint4*>(its)[j * warp + lane] = k[j], reinterpret_cast<uint4*>(its)[(4 + j) * warp + lane] = v[j];
-        if (lane < lanes) {
-          auto* to = reinterpret_cast<uint16_t*>(its + page_size);
-          *reinterpret_cast<uint2*>(to + first) = k_scales, *reinterpret_cast<uint2*>(to + page_tokens + first) = v_scales;
-        }
-      }
-      const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
-      const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
-      int32_t s[rows][4] = {};
-      multiply<lanes>(k, q, s);
-      const uint32_t present = blocks >> first / kv.block_tokens & 1 ? 15 : 0;  // blocks have a multiple of four tokens
-      part.template weigh<lanes>(s, q_scale, k_scale, v_scale, 0, present, weights[w]);
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
-        const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
-#pragma unroll
-        for (uint32_t r = 0; r < rows; ++r) {
-          const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
-#pragma unroll
-          for (uint32_t d = 0; d < 4; ++d)
-            part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
-        }
-      }
-      __syncwarp();
+  constexpr uint32_t lanes = page_tokens / 4;
+  const uint32_t* list = a.lists + at * a.most;
+  const uint32_t turn = kv.counts->turn, page_blocks = kv.page_tokens / kv.block_tokens;
+  const float* biases = a.biases + at * a.most * page_blocks;
+  const uint32_t count = a.list_counts[3 * at];
+  for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
+    const uint32_t page = list[i] >> 4, blocks = list[i] & 15, in_extent = head * extent_pages + page % extent_pages;
+    const uint4* data = reinterpret_cast<const uint4*>(kv.pages_at[page / extent_pages] + kv.pages_offset + std::size_t{in_extent} * page_size);
+    const uint16_t* scales =
+        reinterpret_cast<const uint16_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + std::size_t{in_extent} * 2 * page_tokens;
+    const bool stays = i < a.hot.room;
+    if (const uint32_t found = stays ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0) {
+      const uint8_t* its = hot_page(kv, a.hot, 1 - turn, head, found - 1);
+      data = reinterpret_cast<const uint4*>(its);
+      scales = reinterpret_cast<const uint16_t*>(its + page_size);
     }
-  } else {
-    constexpr uint32_t lanes = extent_pages / 4;
-    const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages;
-    const uint32_t* read = a.read + at * a.extents;
-    const float log_tokens = __logf(static_cast<float>(page_tokens));
-    for (uint32_t e = (blockIdx.x - chosen_parts) * attend_warps + w; e < extents; e += mean_parts * attend_warps) {
-      const uint32_t there = min(extent_pages, pages - e * extent_pages);
-      const uint32_t unread = ((1u << there) - 1) & ~read[e] & (e == 0 ? ~1u : ~0u);
-      if (unread == 0) continue;
-      const int8_t* means = kv.means + e * kv.means_stride + head * kv.means_size;
-      const float* mean_scales = reinterpret_cast<const float*>(means + dim * 2 * extent_pages);
-      const uint32_t first = lane % lanes * 4;
-      const float4 ks = *reinterpret_cast<const float4*>(mean_scales + first), vs = *reinterpret_cast<const float4*>(mean_scales + extent_pages + first);
-      const float k_scale[4] = {ks.x, ks.y, ks.z, ks.w}, v_scale[4] = {vs.x, vs.y, vs.z, vs.w};
-      uint4 k[dim / 32];
+    uint4 k[4], v[4];
 #pragma unroll
-      for (uint32_t j = 0; j < dim / 32; ++j) k[j] = reinterpret_cast<const uint4*>(means)[j * warp + lane];
-      int32_t s[rows][4] = {};
-      multiply<lanes>(k, q, s);
-      part.template weigh<lanes>(s, q_scale, k_scale, v_scale, log_tokens, unread >> first, weights[w]);
-      const auto* values = reinterpret_cast<const uint32_t*>(means + dim * extent_pages) + lane;  // a warp's lanes have neighbouring words
-#pragma unroll 4
-      for (uint32_t i = 0; i < extent_pages / P::tokens_at_once; ++i) {
-        const uint32_t four = values[i * warp], page = i * P::tokens_at_once + lane / P::lanes_across;
+    for (uint32_t j = 0; j < 4; ++j) k[j] = __ldcs(data + j * warp + lane);
 #pragma unroll
-        for (uint32_t r = 0; r < rows; ++r) {
-          const float x = weights[w][r][page];
+    for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
+    const uint32_t first = lane % lanes * 4;
+    const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first));
+    const uint2 v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
+    if (stays && first_row == 0) {
+      uint8_t* its = hot_page(kv, a.hot, turn, head, i);
 #pragma unroll
-          for (uint32_t d = 0; d < 4; ++d) part.o[r][d] += x * signed_byte(four, static_cast<int>(d));
-        }
+      for (uint32_t j = 0; j < 4; ++j) reinterpret_cast<uint4*>(its)[j * warp + lane] = k[j], reinterpret_cast<uint4*>(its)[(4 + j) * warp + lane] = v[j];
+      if (lane < lanes) {
+        auto* to = reinterpret_cast<uint16_t*>(its + page_size);
+        *reinterpret_cast<uint2*>(to + first) = k_scales, *reinterpret_cast<uint2*>(to + page_tokens + first) = v_scales;
       }
-      __syncwarp();
     }
+    const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
+    const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
+    int32_t s[rows][4] = {};
+    multiply<lanes>(k, q, s);
+    const uint32_t its_block = first / kv.block_tokens, present = blocks >> its_block & 1 ? 15 : 0;  // blocks have a multiple of four tokens
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, biases[i * page_blocks + its_block], present, weights[w]);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
+      const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+      for (uint32_t r = 0; r < rows; ++r) {
+        const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
+#pragma unroll
+        for (uint32_t d = 0; d < 4; ++d)
+          part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
+      }
+    }
+    __syncwarp();
   }
-  write_state<dim, rows>(kv, a, part, head, token, first_row, part_o, part_m, part_l);
+  write_state<dim, rows>(kv, a, part, head, token, first_row, part_o, part_m, part_l, part_own);
 }
 
 }  // namespace
 
 extern "C" {
 
-// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read.
+// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read and stands for
+// itself.
 __global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, float* totals, float* mass) {
   after_previous();
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
@@ -369,7 +337,7 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, flo
   for (uint32_t i = 0; i < attention_parts; ++i) most = fmaxf(most, part(i)[kv.dim]);
   for (uint32_t i = 0; i < attention_parts; ++i) {
     sum += relative(part(i)[kv.dim], most) * part(i)[kv.dim + 1];
-    if (i == near_parts + chosen_parts - 1) read = sum;
+    read += relative(part(i)[kv.dim], most) * part(i)[kv.dim + 2];
   }
   for (uint32_t d = threadIdx.x; d < kv.head_dim; d += blockDim.x) {
     float x = 0;

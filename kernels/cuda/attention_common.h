@@ -33,7 +33,7 @@ __device__ inline float from_bf16(uint16_t x) { return __uint_as_float(static_ca
 __device__ inline float signed_byte(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> 8 * i)); }
 
 __device__ inline std::size_t state_at(const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token, uint32_t part, uint32_t row) {
-  return (((std::size_t{head} * a.n + token) * attention_parts + part) * kv.group + row) * (kv.dim + 2);
+  return (((std::size_t{head} * a.n + token) * attention_parts + part) * kv.group + row) * (kv.dim + state_sums);
 }
 
 // e^(m - most), 0 for an empty part.

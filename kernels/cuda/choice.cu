@@ -74,19 +74,28 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
 constexpr unsigned choose_warps = choose_threads / warp;
-constexpr uint32_t near_shares = 8192;  // blocks whose shares are kept where they are read fast
+constexpr uint32_t near_blocks = 8192;  // whose priorities are kept where they are read fast
+constexpr uint32_t above_all = 0x4f000000;  // the bits of 2^31: shares of a group sum to at most 16, and no random number is below 2^-25
 
-// So many blocks, and the sum of their shares: in whole numbers of 2^-27 (shares of a group sum to at most 16), as those are summed over a warp by one
-// instruction, and in any order to the same.
+// The random number of a block: Kernels::sample_priorities.
+__device__ float random_of(uint32_t block, uint32_t seed) {
+  uint32_t x = block * 0x9e3779b1u + seed;
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  x ^= x >> 16;
+  return (static_cast<float>(x >> 8) + 0.5f) * 0x1p-24f;
+}
+
+// How many blocks have at least a priority, and the variance that such a threshold leaves, in parts of the one that is allowed; a thread's is at most
+// enough to say that it is too large. Whole numbers, summed over a warp by one instruction and in any order to the same.
+constexpr uint32_t allowed = 1u << 21;
 struct Found {
-  uint32_t count, sum;
+  uint32_t count, variance;
 };
-__device__ uint32_t fixed(float share) { return __float2uint_rn(share * 134217728.0f); }
 
 struct Want {
   uint32_t least, most;
-  int64_t sum;
-  __device__ bool met(const Found& f) const { return f.count >= most || (f.count >= least && f.sum >= sum); }
+  __device__ bool met(const Found& f) const { return f.count > most || (f.count > least && f.variance < allowed); }  // one is left out
 };
 
 // Sums over all threads, which all get. parts: [choose_warps][n], not used by the call before.
@@ -95,15 +104,23 @@ __device__ void sum_of_all(Found (&x)[n], Found* parts) {
   const unsigned lane = threadIdx.x % warp;
 #pragma unroll
   for (uint32_t i = 0; i < n; ++i) {
-    const Found part{__reduce_add_sync(all_lanes, x[i].count), __reduce_add_sync(all_lanes, x[i].sum)};
+    const Found part{__reduce_add_sync(all_lanes, x[i].count), __reduce_add_sync(all_lanes, x[i].variance)};
     if (lane == 0) parts[threadIdx.x / warp * n + i] = part;
   }
   __syncthreads();
 #pragma unroll
   for (uint32_t i = 0; i < n; ++i) {
     const Found part = parts[lane * n + i];
-    x[i] = {__reduce_add_sync(all_lanes, part.count), __reduce_add_sync(all_lanes, part.sum)};
+    x[i] = {__reduce_add_sync(all_lanes, part.count), __reduce_add_sync(all_lanes, part.variance)};
   }
+}
+
+// parts: [choose_warps], not used by the call before.
+__device__ uint32_t max_of_all(uint32_t x, uint32_t* parts) {
+  x = __reduce_max_sync(all_lanes, x);
+  if (threadIdx.x % warp == 0) parts[threadIdx.x / warp] = x;
+  __syncthreads();
+  return __reduce_max_sync(all_lanes, parts[threadIdx.x % warp]);
 }
 
 // The sum of x of the threads before this one; *all gets that of all. parts: [choose_warps], not used by the call before.
@@ -152,11 +169,11 @@ __device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotPages& hot, uint
 
 extern "C" {
 
-// A block a KV head and token. Shares are not negative, so their bits are in their order: the least share that is taken is found by its bits, two at a
-// time, by what three thresholds would take.
+// A block a KV head and token. Priorities are not negative, so their bits are in their order: the threshold is found by its bits, two at a time, by what
+// three thresholds would take.
 __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
   after_previous();
-  __shared__ float near_by[near_shares];
+  __shared__ float near_by[near_blocks];
   __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
   __shared__ Found parts[2][choose_warps * 3];  // then counts, three times choose_warps
@@ -164,8 +181,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
   uint32_t* list = a.lists + at * a.most;
-  uint32_t* read = a.read + at * a.extents;
-  for (uint32_t e = thread; e < a.extents; e += choose_threads) read[e] = 0;
+  float* biases = a.biases + at * a.most * page_blocks;
   if (thread < 3) a.list_counts[3 * at + thread] = 0;
   if (a.hot.room && thread == 0) a.hot.held_counts[kv.counts->turn * kv.kv_heads + head] = 0;
   if (pages <= 1) return;
@@ -203,49 +219,44 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
     if (lane == 0) most_of[w] = most, part_of[w] = 1 / total;
   }
   __syncthreads();
-  // The rows' shares, summed, in the place of the first row's scores.
-  const bool is_near = end <= near_shares;
-  float sum = 0;
-  Found all[1] = {};
+  // The rows' shares, summed, in the place of the first row's scores, and their priorities.
+  const bool is_near = end <= near_blocks;
+  const uint32_t seed = (kv.layer << 16 | head) * 0x9e3779b1u;  // sample_seed()
 #pragma unroll 4
   for (uint32_t b = first + thread; b < end; b += choose_threads) {
     float share = 0;
     for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) * part_of[r];
     share = share >= 0 ? share : 0;  // a not-a-number is none
     scores[b] = share;
-    if (is_near) near_by[b] = share;
-    sum += share;
-    ++all[0].count;
+    if (is_near) near_by[b] = share / random_of(b, seed);
   }
-  all[0].sum = fixed(sum);
-  sum_of_all(all, parts[0]);
-  const float* shares = is_near ? near_by : scores;
+  __syncthreads();
+  const auto priority = [&](uint32_t b) { return __float_as_uint(is_near ? near_by[b] : scores[b] / random_of(b, seed)); };
 
+  // What is taken are the blocks whose priority's bits are `high` or more. At most one is left between `low` and `high`; it is the first that is left out.
   const DeviceBudget budget = *kv.budget;
-  const Want want{budget.least, min(budget.most, end - first), int64_t{all[0].sum} - fixed((1 - budget.coverage) * static_cast<float>(kv.group))};
-  if (want.met({0, 0})) return;
-  // What is taken are the shares whose bits are `low` or more; but of those whose bits are between `low` and `high` the first `alike`. Those from `high` on
-  // do not do.
-  uint32_t low = 0, high = 0x7f800000;
-  Found above{}, from_low = all[0];
-  for (uint32_t turn = 1; high - low > 1 && from_low.count - above.count > 1; ++turn) {
+  const Want want{budget.least, budget.most};
+  const float scale = budget.variance > 0 ? static_cast<float>(allowed) / budget.variance : 0;
+  uint32_t low = 0, high = end - first > want.least ? above_all : 0, turn = 0;
+  Found above{}, from_low{end - first, 0};
+  while (high - low > 1 && from_low.count - above.count > 1) {
     const uint32_t step = (high - low + 3) / 4;
     const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
     Found found[3] = {};
-    float sums[3] = {};
+    float variance[3] = {};
 #pragma unroll 8
     for (uint32_t b = first + thread; b < end; b += choose_threads) {
-      const float share = shares[b];
+      const uint32_t bits = priority(b);
+      const float share = scores[b];
 #pragma unroll
       for (uint32_t i = 0; i < 3; ++i) {
-        const bool is_in = __float_as_uint(share) >= t[i];
-        found[i].count += is_in;
-        sums[i] += is_in ? share : 0.0f;
+        found[i].count += bits >= t[i];
+        variance[i] += share * fmaxf(__uint_as_float(t[i]) - share, 0.0f);
       }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) found[i].sum = fixed(sums[i]);
-    sum_of_all(found, parts[turn % 2]);
+    for (uint32_t i = 0; i < 3; ++i) found[i].variance = __float2uint_rn(fminf(variance[i] * scale, static_cast<float>(allowed)));
+    sum_of_all(found, parts[turn++ % 2]);
 #pragma unroll
     for (uint32_t i = 0; i < 3; ++i) {
       if (t[i] >= high) continue;
@@ -257,35 +268,28 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
       }
     }
   }
-  uint32_t alike = 0xffffffff;
-  if (high - low == 1) {
-    const int64_t each = fixed(__uint_as_float(low)), missing = max(want.sum - above.sum, int64_t{0});
-    const int64_t by_sum = missing == 0 ? 0 : each > 0 ? (missing + each - 1) / each : want.most;
-    const int64_t by_count = want.least > above.count ? want.least - above.count : 0;
-    alike = static_cast<uint32_t>(min(max(max(by_sum, by_count), int64_t{1}), int64_t{want.most - above.count}));
-  }
+  uint32_t left_out = low;  // or what is between
+  for (uint32_t b = first + thread; b < end; b += choose_threads)
+    if (const uint32_t bits = priority(b); bits >= low && bits < high) left_out = bits;
+  const float threshold = __uint_as_float(max_of_all(left_out, reinterpret_cast<uint32_t*>(parts[turn % 2])));
   __syncthreads();
   auto* counts = reinterpret_cast<uint32_t*>(parts);  // [3][choose_warps]
   const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
   const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
-  uint32_t same = 0, ignored;
-  for (uint32_t b = run_begin * page_blocks; b < run_end * page_blocks; ++b) same += __float_as_uint(shares[b]) - low < high - low;
-  const uint32_t same_before = before_this(same, counts, &ignored);
   // Twice: to count, and to write where the count says.
   uint32_t place = 0, count = 0;
   for (uint32_t pass = 0; pass < 2; ++pass) {
-    uint32_t met = same_before, taken = 0, tokens = 0;
+    uint32_t taken = 0, tokens = 0;
     for (uint32_t p = run_begin; p < run_end; ++p) {
       uint32_t mask = 0;
-      for (uint32_t i = 0; i < page_blocks; ++i) {
-        const uint32_t bits = __float_as_uint(shares[p * page_blocks + i]);
-        const bool is_taken = bits >= high || (bits >= low && met++ < alike);
-        mask |= is_taken ? 1u << i : 0u;
-      }
+      for (uint32_t i = 0; i < page_blocks; ++i) mask |= priority(p * page_blocks + i) >= high ? 1u << i : 0u;
       if (mask == 0) continue;
       if (pass == 1) {
         list[place + taken] = p << 4 | mask;
-        atomicOr(&read[p / extent_pages], 1u << p % extent_pages);
+        for (uint32_t i = 0; i < page_blocks; ++i) {
+          const float share = scores[p * page_blocks + i];
+          biases[(place + taken) * page_blocks + i] = mask >> i & 1 && share < threshold ? __logf(threshold / share) : 0.0f;
+        }
       }
       ++taken;
       tokens += __popc(mask) * kv.block_tokens;

@@ -162,7 +162,7 @@ int choose_blocks(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned chunks = blocks_for(kv.group, attended_rows);
-  return launch(s, AttentionName("chosen", kv.dim).text, Grid{chosen_parts + mean_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
+  return launch(s, AttentionName("chosen", kv.dim).text, Grid{chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass) {

@@ -39,10 +39,11 @@ static void attend_row(const std::vector<double>& s, const std::vector<double>& 
 
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m, double* l) {
   const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
-  std::vector<double> k, v;  // [chosen tokens][dim]
+  std::vector<double> k, v, bias;  // [chosen tokens][dim], [chosen tokens]
   for (uint32_t p = 0; p < n_pages; ++p) {
     for (uint32_t t = 0; t < page_tokens; ++t) {
       if ((pages[p].tokens >> t & 1) == 0) continue;
+      bias.push_back(double{pages[p].bias});
       for (uint32_t d = 0; d < dim; ++d) {
         k.push_back(page_key(pages[p].data, pages[p].scales, dim, t, d));
         v.push_back(page_value(pages[p].data, pages[p].scales, dim, t, d));
@@ -53,7 +54,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
     std::vector<double> s(k.size() / dim);
     for (std::size_t t = 0; t < s.size(); ++t) {
       for (std::size_t d = 0; d < dim; ++d) s[t] += q.q[r * dim + d] * k[t * dim + d];
-      s[t] *= double{q.scale[r]};
+      s[t] = s[t] * double{q.scale[r]} + bias[t];
     }
     attend_row(s, v, dim, o + r * dim, m + r, l + r);
   }
@@ -69,7 +70,7 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
           sum += double{static_cast<float>(q.q[r * dim + d])} *
                  page_key(pages[p].data, pages[p].scales, q.dim, static_cast<uint32_t>(t), static_cast<uint32_t>(d));
         scores[r * stride + p * page_tokens + t] =
-            pages[p].tokens >> t & 1 ? sum * double{q.scale[r]} : -std::numeric_limits<double>::infinity();
+            pages[p].tokens >> t & 1 ? sum * double{q.scale[r]} + double{pages[p].bias} : -std::numeric_limits<double>::infinity();
       }
 }
 

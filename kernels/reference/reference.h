@@ -40,18 +40,14 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
 
 // One number of an extent's summaries. channel < dim: the block's maximum; dim .. 2 * dim - 1: its minimum.
 double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block, uint32_t channel);
-double page_mean_key(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel);
-double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel);
 
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
 // One number of an extent's sketch.
 double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel);
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
                   std::size_t stride);
-// Adds to o, m, l, as attend_pages gives them; leaves nothing out.
-void attend_means(const PageShape& shape, const QueryRows& q, std::span<const int8_t* const> means, const uint32_t* pages, uint32_t rows_of_list,
-                  double* o, double* m, double* l);
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares);
+void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, double* priorities);
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out);
 
 }  // namespace kvasir::reference

@@ -21,14 +21,6 @@ double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block,
   return bounds[tile * tile_bytes + row * 64 + lane * 4 + channel % 4] * read_float(bounds + tiles * tile_bytes + block * 4);
 }
 
-double page_mean_key(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel) {
-  return means[channel / 4 * 64 + page * 4 + channel % 4] * read_float(means + shape.dim * 32 + page * 4);
-}
-
-double page_mean_value(const PageShape& shape, const int8_t* means, uint32_t page, uint32_t channel) {
-  return means[shape.dim * 16 + page * shape.dim + channel] * read_float(means + shape.dim * 32 + 64 + page * 4);
-}
-
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride) {
   for (std::size_t r = 0; r < q.rows; ++r) {
     for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
@@ -63,25 +55,6 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
   }
 }
 
-void attend_means(const PageShape& shape, const QueryRows& q, std::span<const int8_t* const> means, const uint32_t* pages, uint32_t rows_of_list,
-                  double* o, double* m, double* l) {
-  for (std::size_t r = 0; r < q.rows; ++r) {
-    for (std::size_t i = 0; i < means.size() * extent_pages; ++i) {
-      const std::size_t e = i / extent_pages;
-      const auto p = static_cast<uint32_t>(i % extent_pages);
-      if (!(pages[r / rows_of_list * means.size() + e] >> p & 1)) continue;
-      double s = 0;
-      for (uint32_t c = 0; c < shape.dim; ++c) s += q.q[r * shape.dim + c] * page_mean_key(shape, means[e], p, c);
-      s = s * double{q.scale[r]} + std::log(shape.page_tokens);
-      const double most = std::max(m[r], s), keep = std::exp(m[r] - most), weight = std::exp(s - most);
-      for (uint32_t c = 0; c < shape.dim; ++c)
-        o[r * shape.dim + c] = o[r * shape.dim + c] * keep + weight * page_mean_value(shape, means[e], p, c);
-      l[r] = l[r] * keep + weight;
-      m[r] = most;
-    }
-  }
-}
-
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares) {
   double most = double{m};
   for (uint32_t i = 0; i < n; ++i) most = std::max(most, double{scores[i]});
@@ -89,6 +62,16 @@ void attention_shares(const float* scores, uint32_t n, float m, float l, double*
   double total = double{l} > 0 ? double{l} * std::exp(double{m} - most) : 0;
   for (uint32_t i = 0; i < n; ++i) total += shares[i] = std::exp(double{scores[i]} - most);
   for (uint32_t i = 0; i < n; ++i) shares[i] /= total;
+}
+
+void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, double* priorities) {
+  for (uint32_t i = 0; i < n; ++i) {
+    uint32_t x = (first + i) * 0x9e3779b1u + seed;
+    x ^= x >> 16, x *= 0x85ebca6bu;
+    x ^= x >> 13, x *= 0xc2b2ae35u;
+    x ^= x >> 16;
+    priorities[i] = double{shares[i]} / std::ldexp((x >> 8) + 0.5, -24);
+  }
 }
 
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out) {

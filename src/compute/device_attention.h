@@ -1,7 +1,7 @@
 // What attention of new tokens on a GPU reads and writes, in one layer. Plain data: the kernels take it by value.
 //
-// The pages stay in the processor's memory, where the device reads the chosen ones; in its own are the newest and the first tokens, a sketch of every
-// key and the means of every page. What changes from step to step (counts, budget) is read from the device's memory, so that a graph of the work can be
+// The pages stay in the processor's memory, where the device reads the chosen ones; in its own are the newest and the first tokens and a sketch of every
+// key. What changes from step to step (counts, budget) is read from the device's memory, so that a graph of the work can be
 // run again.
 #pragma once
 
@@ -17,21 +17,19 @@ struct DeviceCounts {
   uint32_t hot;     // 1: the other half has the pages that the step before it chose, and they are what they were
 };
 
-// Blocks that a token's heads of a group may choose together: the fewest, from `least` on, that leave at most 1 - coverage of their attention beside
-// sinks and window unread.
+// Blocks that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it.
 struct DeviceBudget {
   uint32_t least, most;
-  float coverage;
+  float variance;
 };
 
 // One layer of a timeline. Arrays are as the store has them (compute/page.h, store/key_sketch.h), of the layer's KV heads.
 struct DeviceKv {
-  uint32_t kv_heads, group, head_dim, dim, page_tokens, block_tokens, sketch_dim;
+  uint32_t layer, kv_heads, group, head_dim, dim, page_tokens, block_tokens, sketch_dim;
   const DeviceCounts* counts;
   const DeviceBudget* budget;
-  const int8_t *sketch, *means;             // of extent 0; that of extent e is e * stride behind, a head's its size behind the one before
-  std::size_t sketch_stride, means_stride;
-  std::size_t sketch_size, means_size;
+  const int8_t* sketch;                     // of extent 0; that of extent e is e * stride behind, a head's its size behind the one before
+  std::size_t sketch_stride, sketch_size;
   const uint64_t *pages_at, *scales_at;     // [extents] where the device reads the arrays of an extent,
   std::size_t pages_offset, scales_offset;  // and where in them the layer's first head is
   const float* basis;                       // [kv_heads][dim][sketch_dim]
@@ -62,16 +60,17 @@ struct DeviceAttention {
   int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise
   float* projected_scale;
   float* scores;                       // [kv_heads][n][group][blocks of `extents`] then, in the first row of a group, the sums of their shares
-  uint32_t* read;                      // [kv_heads][n][extents] bit p: page p of the extent is read
   uint32_t* lists;                     // [kv_heads][n][most] page << 4 | its blocks, a bit each; ascending
+  float* biases;                       // [kv_heads][n][most][blocks of a page] as PageRef::bias, a block each; 0: it stands for itself
   uint32_t* list_counts;               // [kv_heads][n][3] pages in the list, tokens, pages of DeviceHotPages
-  float* states;                       // [kv_heads][n][attention_parts][group][dim + 2] o, m, l
+  float* states;                       // [kv_heads][n][attention_parts][group][dim + state_sums] o, m, l, and what of l stands for itself
   DeviceHotPages hot;                  // of steps of one token; room 0 in others
 };
 
-// Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, chosen
-// pages, and the means of the others.
-constexpr uint32_t near_parts = 1, chosen_parts = 8, mean_parts = 8, attention_parts = near_parts + chosen_parts + mean_parts;
+// Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, and chosen
+// pages.
+constexpr uint32_t near_parts = 1, chosen_parts = 16, attention_parts = near_parts + chosen_parts;
+constexpr uint32_t state_sums = 3;  // of a state, behind o
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
 constexpr uint32_t attended_dims[] = {64, 128};  // of heads, padded: models of other sizes are few, and the code of each is large
 

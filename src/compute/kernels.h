@@ -95,13 +95,13 @@ struct Kernels {
   void (*quantize_queries)(const float* f32, uint32_t rows, uint32_t dim, int8_t* q, int8_t* split, float* scale);
 
   // Adds the chosen tokens of n_pages pages to the states of all rows (each row sees them all). Scores are integer products
-  // of K and q; weights exp(s - m) * v_scale are rounded to 14 bits of the largest among the tokens handled together and
+  // of K and q, and the page's bias; weights exp(s - m) * v_scale are rounded to 14 bits of the largest among the tokens handled together and
   // multiplied with V in integers. scratch: attend_scratch bytes. Handles pages in order; the order of sums is fixed by the
   // list alone (not by the number of rows).
   void (*attend_pages)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch);
 
-  // The scores by which attend_pages weighs, bit for bit: scores[r * stride + p * page_tokens + t] = K[t] . q[r] * k_scale[t] * q_scale[r] of
-  // page p's token t; -inf where the token takes no part. scratch: attend_scratch bytes.
+  // The scores by which attend_pages weighs, bit for bit: scores[r * stride + p * page_tokens + t] = K[t] . q[r] * k_scale[t] * q_scale[r] + bias
+  // of page p's token t; -inf where the token takes no part. scratch: attend_scratch bytes.
   void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch);
 
   // The same of n keys one by one: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to 4 j + 3 are at data + j * stride. In a page
@@ -120,10 +120,10 @@ struct Kernels {
 
   // ---- store ----------------------------------------------------------------------------------------------------------
   // Seals page `page` (0 .. 15) of an extent: quantises k, v: [page_tokens][dim] (padding zero, K already centred) and writes the page, its
-  // scales, bounds and means into the extent's arrays. A token of zeros gets scale 0. Infinities, NaNs and tokens of magnitude
-  // under 1e-30 count as zeros. Bounds and means are those of the int8 values, and sealing an unsealed page gives the same bytes.
+  // scales and bounds into the extent's arrays. A token of zeros gets scale 0. Infinities, NaNs and tokens of magnitude
+  // under 1e-30 count as zeros. Bounds are those of the int8 values, and sealing an unsealed page gives the same bytes.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* pages,
-                    uint16_t* scales, int8_t* bounds, int8_t* means);
+                    uint16_t* scales, int8_t* bounds);
   // The reverse for one page: k, v: [page_tokens][dim].
   void (*unseal_page)(const PageShape& shape, const int8_t* data, const uint16_t* scales, float* k, float* v);
 
@@ -141,16 +141,13 @@ struct Kernels {
   // the queries in the sketch's coordinates, with a scale each. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
                        const int8_t* next, float* scores, std::size_t stride);
-  // Adds pages to the states of all rows by their means: as page_tokens tokens that have the page's mean key and mean value. means[e]: the array of
-  // extent e; pages[r / rows_of_list * extents + e]: bit p set: page p of extent e takes part for row r. For each row, extents whose every page
-  // weighs under 1e-7 of the largest score are left out. scratch: attend_means_scratch bytes.
-  void (*attend_means)(const PageShape& shape, const QueryRows& q, const int8_t* const* means, uint32_t extents, const uint32_t* pages,
-                       uint32_t rows_of_list, AttentionState state, std::byte* scratch);
-  std::size_t (*attend_means_scratch)(uint32_t extents);
-
   // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
   // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores under the largest by 24 and more may get 0.
   void (*attention_shares)(float* scores, uint32_t n, float m, float l);
+
+  // priorities[i] = shares[i] / u, where u in (0, 1) is the random number that belongs to seed and first + i (select/sampling.h): the 24 upper bits of
+  // MurmurHash3's finalizer over (first + i) * 0x9e3779b1 + seed, and a half, in units of 2^-24.
+  void (*sample_priorities)(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float* priorities);
 
   // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns how many:
   // min(k, n), or fewer when a score is NaN, which a damaged summary may cause. scratch: n * 4 bytes.

@@ -6,14 +6,11 @@
 // with a bf16 scale a token for K and one for V, rounded up so that |value| <= 127:  k ~= K * k_scale, v ~= V * v_scale.
 //
 // An extent is 16 consecutive pages of one layer and head, with their scales and summaries; it is what memory and files are
-// allocated in. Its four arrays (sizes below):
+// allocated in. Its three arrays (sizes below):
 //   pages   [16 pages][4096]
 //   scales  bf16 [16 pages][2][page_tokens]                 K's, then V's
 //   bounds  int8 [tiles][2 * dim / 4][16 blocks][4]         channels 0 .. dim-1: maximum of K (rounded up); dim .. 2dim-1: minimum
 //           (rounded down); then f32 [tiles][16 blocks]     one scale a block; a block is block_tokens tokens
-//   means   int8 [dim / 4][16 pages][4]                     mean of K of each page
-//           int8 [16 pages][dim]                            mean of V of each page
-//           f32 [2][16 pages]                               scales, K's then V's
 // All parts of a page that is not sealed are zero.
 //
 // A sketch holds a few numbers of every key, in 4 bits, so that one scan estimates every token's score (store/key_sketch.h):
@@ -58,9 +55,6 @@ struct PageShape {
   constexpr std::size_t bounds_bytes() const {
     return std::size_t{extent_tiles()} * tile_blocks * (2 * dim + sizeof(float));
   }
-  constexpr std::size_t means_bytes() const {
-    return std::size_t{extent_pages} * (2 * dim + 2 * sizeof(float));
-  }
 
   // Numbers a key that a sketch keeps: three in eight, in whole bytes of two groups of four.
   constexpr uint32_t sketch_dim() const { return (dim * 3 / 8 + 7) / 8 * 8; }
@@ -79,7 +73,6 @@ struct ExtentView {
   const int8_t* pages;
   const uint16_t* scales;
   const int8_t* bounds;
-  const int8_t* means;
 };
 
 // One page to attend, or a part of it.
@@ -87,6 +80,7 @@ struct PageRef {
   const int8_t* data;      // the page's 4096 bytes, 64-byte aligned
   const uint16_t* scales;  // bf16 [2][page_tokens]
   uint64_t tokens;         // bit t set: token t of the page takes part; never 0
+  float bias = 0;          // of every score: ln of how many pages like this one it stands for
 };
 
 }  // namespace kvasir

@@ -192,7 +192,7 @@ Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float*
 Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                             const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
-  const bool compare = plan.compare != CompareLevel::none, tail = softcap_ == 0 && plan.strategy->has(StrategyInfo::adds_tail);
+  const bool compare = plan.compare != CompareLevel::none;
   const uint32_t most = plan.strategy->has(StrategyInfo::scans) && !compare ? std::max(1u, scanned_rows / group) : 1;  // tokens of a block
   const auto blocks = static_cast<uint32_t>(std::max(ceil_div(count, most), std::min<uint64_t>(count, ceil_div(pool_->threads(), heads))));
   FirstFailure failure;
@@ -220,7 +220,6 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
     const Scanned scanned = selector.scan(query, &w.selector);
     if (!scanned.intact) return failure.note(store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes;
-    uint32_t list_rows = group;
     for (uint32_t t = 0; t < tokens; ++t) {
       if (cancel.fired()) return;
       query.first_row = t * group;
@@ -229,14 +228,11 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
       query.near_m = near.m + query.first_row, query.near_l = near.l + query.first_row;
       selector.choose(query, &w.selector, &w.selection);
       if (!w.selection.intact) return failure.note(store.pages().damaged());
-      list_rows = group / static_cast<uint32_t>(w.selection.lists.size());
       const AttentionState its = row_of(state, query.first_row, dim);
       const bool traced = trace_ && first + t + 1 == count;
       if (Status s = attend_choice(layer, h, query.rows, its, store, plan, traced, cancel, &w); !s.ok()) return failure.note(std::move(s));
       if (traced) trace_near(layer, h, query.rows, query.token, store, its.m, &w);
-      for (std::size_t i = 0; tail && i < w.selection.lists.size(); ++i) mark_unread(store.pages(), i, query.first_row / list_rows + i, &w);
     }
-    if (tail && !attend_tails(layer, h, rows, list_rows, store, state, &w)) return failure.note(store.pages().damaged());
     write_out(state, first, tokens, h, out, totals);
     if (!compare) return;
     const float* its_out = out + std::size_t{first} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
@@ -246,7 +242,7 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
   return std::move(failure).take();
 }
 
-// What was chosen for one token, whose rows and state these are. traced: for trace_, too.
+// What was chosen for one token, whose rows and state these are, first what stands for itself, then samples of the rest. traced: for trace_, too.
 Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                                 const Plan& plan, bool traced, const CancelLatch& cancel, Worker* w) const {
   PageStore::Hold hold;
@@ -255,14 +251,26 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
     Array<PageRef>& list = w->selection.lists[i];
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
     const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
-    w->counts.pages_touched += list.size();
-    if (!list.empty()) {
-      if (Status s = store.pages().fetch(layer, head, w->selection.page_numbers[i], list.data(), &hold); !s.ok()) return s;
-      attend_pages(layer, head, some, list.data(), static_cast<uint32_t>(list.size()), store, softcap_, cancel, its, w);
-      for (std::size_t p = 0; traced && p < list.size(); ++p)
-        trace_page(head, static_cast<uint32_t>(i), some, list[p], w->selection.page_numbers[i][p], its.m, w);
-    }
+    const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& numbers) {
+      w->counts.pages_touched += pages.size();
+      if (pages.empty()) return Status();
+      if (Status s = store.pages().fetch(layer, head, numbers, pages.data(), &hold); !s.ok()) return s;
+      attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
+      for (std::size_t p = 0; traced && p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
+      return Status();
+    };
+    if (Status s = attend(list, w->selection.page_numbers[i]); !s.ok()) return s;
     if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
+    if (w->selection.samples.empty()) continue;
+    w->read_m.assign(its.m, its.m + some.rows);
+    w->read_l.assign(its.l, its.l + some.rows);
+    if (Status s = attend(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
+    for (uint32_t r = 0; r < some.rows; ++r) {
+      const double read = its.l[r] > 0 ? static_cast<double>(w->read_l[r] / its.l[r]) * std::exp(static_cast<double>(w->read_m[r] - its.m[r])) : 0;
+      w->counts.mass += read;
+      w->compare.estimated.push_back(read);
+    }
+    w->counts.queries += some.rows;
   }
   w->counts.tokens_read += w->selection.tokens;
   w->counts.summary_bytes += w->selection.summary_bytes;

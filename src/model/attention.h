@@ -31,11 +31,11 @@ struct ReadCounts {
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
   uint64_t pages_hot = 0;       // of these, those that a device had from the step before
-  uint64_t summary_bytes = 0;   // read to choose, and to stand for what was not chosen
+  uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t head_keys = 0;       // as Selection has it
-  uint64_t queries = 0;         // query heads whose pages were chosen,
-  double mass = 0;              // and the share of their attention that was read, summed; the rest was estimated
+  uint64_t queries = 0;         // query heads whose pages were sampled,
+  double mass = 0;              // and the share of their attention that was read for certain, summed; the rest was estimated from samples
   uint64_t certified = 0;       // query heads with a certificate,
   double certificate = 0, least_certificate = 1;  // and what they have read at least, summed, and the least of them
 
@@ -62,7 +62,7 @@ class Attention {
   ~Attention();
 
   // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are. Strategies choose by the scores as they are,
-  // which are in the same order, and by totals of these; what they leave out does not take part by its means.
+  // which are in the same order, and by totals of these.
   void set_softcap(float cap) { softcap_ = cap; }
 
   // From now on what the last token of a step attends is added to it, by run() exact or selective with totals and no cap; null: to nothing.
@@ -112,9 +112,6 @@ class Attention {
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
   Status attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                        const Plan& plan, bool traced, const CancelLatch& cancel, Worker* worker) const;
-  void mark_unread(const PageStore& pages, std::size_t list, std::size_t at, Worker* worker) const;
-  bool attend_tails(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t list_rows, const KvStore& store, const AttentionState& state,
-                    Worker* worker) const;
   bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,
                Worker* worker) const;
   void attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows, const float* k, const float* v, uint32_t n, const uint32_t* limit,
@@ -122,7 +119,7 @@ class Attention {
   void attend_pages(uint32_t layer, uint32_t head, const QueryRows& rows, const PageRef* pages, uint32_t n, const KvStore& store, float cap,
                     const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   void trace_near(uint32_t layer, uint32_t head, const QueryRows& rows, uint32_t token, const KvStore& store, const float* bases, Worker* worker) const;
-  void trace_page(uint32_t head, uint32_t row, const QueryRows& rows, const PageRef& page, uint32_t number, const float* bases, Worker* worker) const;
+  void trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page, uint32_t number, const float* bases, Worker* worker) const;
   void trace_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const float* totals, const CancelLatch& cancel);
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride, uint32_t kv_head, bool split) const;
   void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out, float* totals) const;

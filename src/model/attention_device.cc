@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "select/sampling.h"
 
 namespace kvasir {
 
@@ -31,33 +32,31 @@ const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uin
   return nullptr;
 }
 
-static DeviceBudget budget_of(const Plan& plan, uint32_t layer, uint32_t block_tokens) {
-  const uint64_t tokens = plan.budget(layer);
-  const auto blocks = [&](uint64_t of) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(of, block_tokens), UINT32_MAX / 64)); };
-  if (plan.coverage == 0) return {blocks(tokens), blocks(tokens), 0};
-  return {blocks(tokens / 4), blocks(tokens * 4), plan.coverage};  // as select/blocks.h has it
+DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const {
+  const SampleSize size = sample_size(plan.budget(layer), plan.coverage, shape_.page.block_tokens, heads_.group());
+  return {size.least, size.most, static_cast<float>(size.variance)};
 }
 
 // After a failure release() comes next.
 Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
-  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l, shape_.page.block_tokens).most);
+  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
   most = std::min(most, extents * extent_pages);
   if (n <= room_ && extents == extents_ && most <= most_) return {};
   const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, states_ = {}, lists_ = {};
+  scores_ = {}, states_ = {}, lists_ = {}, biases_ = {};
   forget_hot_pages();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
   Status s = scores_.allocate(device_, rows * extents * page.extent_blocks(), what);
-  if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + 2), what);
+  if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
   if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 3, what);
-  if (s.ok()) s = read_.allocate(device_, of_heads * extents, what);
+  if (s.ok()) s = biases_.allocate(device_, of_heads * most * page.page_blocks(), what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
@@ -112,7 +111,7 @@ Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
   if (Status s = timeline_.begin_step(store, std::exchange(hot_, false), stream); !s.ok()) return s;
-  for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l, shape_.page.block_tokens);
+  for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
 }
 
@@ -120,8 +119,8 @@ void AttentionDevice::release() {
   timeline_.release();
   ++generation_;
   room_ = extents_ = most_ = 0;
-  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &states_, &totals_, &mass_}) *b = {};
-  for (DeviceBuffer<uint32_t>* b : {&read_, &lists_, &list_counts_}) *b = {};
+  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &biases_, &states_, &totals_, &mass_}) *b = {};
+  for (DeviceBuffer<uint32_t>* b : {&lists_, &list_counts_}) *b = {};
   q8_ = {}, projected_ = {};
   forget_hot_pages();
   hot_tried_ = 0;
@@ -138,8 +137,8 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           projected_.get(),
           projected_scale_.get(),
           scores_.get(),
-          read_.get(),
           lists_.get() + layer * lists * most_,
+          biases_.get(),
           list_counts_.get() + layer * lists * 3,
           states_.get(),
           {n_ == 1 ? hot_room_ : 0, hot_page_bytes(), hot_pages_.get() + 2 * hot * hot_page_bytes(), held_.get() + 2 * hot,
@@ -186,7 +185,7 @@ Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCoun
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};
-  counts->summary_bytes += lists * pages.extents() * (shape_.page.sketch_bytes() + shape_.page.means_bytes());
+  counts->summary_bytes += lists * pages.extents() * shape_.page.sketch_bytes();
   counts->tokens_present += (sealed - sinks) * lists;
   counts->queries += lists * heads_.group();
   for (std::size_t i = 0; i < lists * heads_.group(); ++i) counts->mass += static_cast<double>(mass_host_.get()[i]);

@@ -52,6 +52,7 @@ class AttentionDevice {
   uint64_t generation() const { return timeline_.generation() + generation_; }
 
  private:
+  DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   void forget_hot_pages();
   std::size_t hot_page_bytes() const { return page_bytes + shape_.page.scales_bytes() / extent_pages; }
@@ -65,9 +66,9 @@ class AttentionDevice {
   DeviceTimeline timeline_;
   uint64_t generation_ = 0;
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
-  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, states_, totals_, mass_;
+  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, biases_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
-  DeviceBuffer<uint32_t> read_, lists_, list_counts_;  // the last two of all layers
+  DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
   uint32_t hot_tried_ = 0;    // pages of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // pages of a KV head, as DeviceHotPages has it, of all layers
   bool hot_ = false;          // the last step was of one token, and the store has it

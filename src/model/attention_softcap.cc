@@ -13,12 +13,12 @@ namespace kvasir {
 
 namespace {
 
-// Adds tokens to one row's state: scores s, of which s[t] is as it is; values [n][dim].
-void add_tokens(float cap, float shift, float* s, const float* v, uint32_t n, uint32_t dim, const AttentionState& state) {
+// Adds tokens to one row's state: scores s, of which s[t] is as it is; values [n][dim]. bias: of the capped scores.
+void add_tokens(float cap, float shift, float bias, float* s, const float* v, uint32_t n, uint32_t dim, const AttentionState& state) {
   float m = *state.m;
   for (uint32_t t = 0; t < n; ++t) {
     if (s[t] == -std::numeric_limits<float>::infinity()) continue;
-    s[t] = cap * std::tanh((s[t] + shift) / cap);
+    s[t] = cap * std::tanh((s[t] + shift) / cap) + bias;
     m = std::max(m, s[t]);
   }
   if (m == -std::numeric_limits<float>::infinity()) return;
@@ -62,7 +62,7 @@ void Attention::attend_rows(uint32_t layer, uint32_t head, const QueryRows& rows
         for (uint32_t d = 0; d < dim; ++d) sum += q[d] * key[d];
         s[t] = sum;
       }
-      add_tokens(cap, shift, s, v + std::size_t{at} * dim, count, dim, row_of(state, r, dim));
+      add_tokens(cap, shift, 0, s, v + std::size_t{at} * dim, count, dim, row_of(state, r, dim));
     }
   }
 }
@@ -79,10 +79,12 @@ void Attention::attend_pages(uint32_t layer, uint32_t head, const QueryRows& row
   w->shifts.resize(block_rows_);
   for (uint32_t r = 0; r < rows.rows; ++r) w->shifts[r] = shift_of(store, layer, head, rows.f32 + std::size_t{r} * dim, dim);
   for (uint32_t p = 0; p < n && !cancel.fired(); ++p) {
-    kernels_.score_tokens(rows, pages + p, 1, s, tokens, w->scratch.data());
+    PageRef page = pages[p];
+    page.bias = 0;
+    kernels_.score_tokens(rows, &page, 1, s, tokens, w->scratch.data());
     kernels_.unseal_page(shape_, pages[p].data, pages[p].scales, k, v);
     for (uint32_t r = 0; r < rows.rows; ++r)
-      add_tokens(cap, w->shifts[r], s + std::size_t{r} * tokens, v, tokens, dim, row_of(state, r, dim));
+      add_tokens(cap, w->shifts[r], pages[p].bias, s + std::size_t{r} * tokens, v, tokens, dim, row_of(state, r, dim));
   }
 }
 

@@ -1,5 +1,5 @@
 // What the last token of a step attends of a document, for Trace. What was read is scored once more: pages by the kernel by whose scores they were
-// weighed, sinks and window, a few dozen tokens, in plain code. What takes part by its mean alone was not read.
+// weighed, sinks and window, a few dozen tokens, in plain code. A sample counts for itself, not for what it stands for.
 #include "model/attention_worker.h"
 
 namespace kvasir {
@@ -36,12 +36,13 @@ void Attention::trace_near(uint32_t layer, uint32_t head, const QueryRows& rows,
 }
 
 // What was read of a page by query heads of a group, from `row` on. bases: [rows].
-void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, const PageRef& page, uint32_t number, const float* bases,
+void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page, uint32_t number, const float* bases,
                            Worker* w) const {
   const uint32_t tokens = shape_.page_tokens;
   const uint64_t first = uint64_t{number} * tokens;
   if (first >= trace_->document()) return;
   w->traced.resize(std::size_t{rows.rows} * tokens);
+  page.bias = 0;
   kernels_.score_tokens(rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
   for (uint32_t r = 0; r < rows.rows; ++r)
     trace_->add(head * config_.group() + row + r, first, std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);

@@ -28,12 +28,9 @@ struct Attention::Worker {
     Array<float> f32, scale, m, l;
     Array<int8_t> q8, split;
   } sample;
-  Array<float> read_m, read_l;  // [rows] before what was not read is added
+  Array<float> read_m, read_l;  // [rows] before the samples are added
   Array<float> bounds;       // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] that a list has not
-  Array<uint32_t> unread;    // [lists of all tokens][extents] pages of which a list has nothing, as bits
-  Array<const int8_t*> means;  // [extents]
-  Array<std::byte> means_scratch;
   Array<float> near;         // as state: sinks and window by the scores as they are, where a cap is set
   Array<float> shifts;       // [block_rows]
   Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page

@@ -74,18 +74,21 @@ bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch
   return true;
 }
 
-// Which tokens behind the sinks a row has read. Returns how many.
+// Which tokens behind the sinks a row has read: 1, or 2 where they are samples. Returns how many.
 uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<uint8_t>* read) {
   read->assign(n, one.chosen ? 0 : 1);
   if (!one.chosen) return n;
   const std::size_t list = one.chosen->lists.size() == 1 ? 0 : row;
   const uint32_t page_tokens = one.pages.shape().page.page_tokens;
   uint32_t count = 0;
-  for (std::size_t i = 0; i < one.chosen->lists[list].size(); ++i) {
-    const uint32_t at = (one.chosen->page_numbers[list][i] - one.first_page) * page_tokens;
-    for (uint64_t left = one.chosen->lists[list][i].tokens; left; left &= left - 1, ++count)
-      (*read)[at + static_cast<uint32_t>(std::countr_zero(left))] = 1;
-  }
+  const auto mark = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers, uint8_t as) {
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      const uint32_t at = (numbers[i] - one.first_page) * page_tokens;
+      for (uint64_t left = pages[i].tokens; left; left &= left - 1, ++count) (*read)[at + static_cast<uint32_t>(std::countr_zero(left))] = as;
+    }
+  };
+  mark(one.chosen->lists[list], one.chosen->page_numbers[list], 1);
+  if (!one.chosen->samples.empty()) mark(one.chosen->samples[list], one.chosen->sample_numbers[list], 2);
   return count;
 }
 
@@ -112,11 +115,12 @@ bool Comparison::compare(const Case& one, Scratch* s) {
     const double near_m = static_cast<double>(near_ml[r]), largest = std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)));
     const double near = static_cast<double>(near_ml[rows + r]) * std::exp(near_m - largest);
     const uint32_t count = mark_read(one, r, n_, &s->read);
-    double total = near, read = near;
+    double total = near, read = near, certain = near;
     for (uint32_t t = 0; t < n_; ++t) {
       const double weight = std::exp(static_cast<double>(scores[t]) - largest);
       total += weight;
       if (s->read[t]) read += weight;
+      if (s->read[t] == 1) certain += weight;
     }
     s->best.resize(std::min(compared_best, n_));
     const uint32_t best = one.kernels.top_k(scores, n_, static_cast<uint32_t>(s->best.size()), s->best.data(), s->bytes.data());
@@ -131,7 +135,7 @@ bool Comparison::compare(const Case& one, Scratch* s) {
     if (!s->estimated.empty()) {
       c.estimates = 1;
       c.mass_estimated = s->estimated[r];
-      c.estimate_error = std::fabs(s->estimated[r] - c.mass);
+      c.estimate_error = std::fabs(s->estimated[r] - certain / total);
     }
     if (!s->certified.empty()) {
       c.certified = 1;

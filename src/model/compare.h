@@ -33,7 +33,7 @@ struct Compared {
   double error = 0, largest_error = 0;
   double recall = 0, least_recall = 1;
   double tokens = 0;  // read, beside sinks and window
-  uint64_t estimates = 0;                        // queries whose strategy estimated its mass,
+  uint64_t estimates = 0;                        // queries whose strategy estimated the part of its mass that is no sample,
   double mass_estimated = 0, estimate_error = 0;  // the estimates, and how far they were from it
   uint64_t certified = 0;                        // queries with a certificate of what they have read at least,
   double certificate = 0, certificate_excess = -1;  // and by how much the worst of them was above the truth; below 0: none was
@@ -48,7 +48,7 @@ class Comparison {
     Array<float> near;    // o [rows][dim], m [rows], l [rows]: attention to sinks and window
     Array<float> scores;  // [rows][tokens]
     Array<float> exact;   // [rows][head_dim]
-    Array<double> estimated;  // [rows] shares of attention that the strategy thinks it read; empty: it does not say
+    Array<double> estimated;  // [rows] shares of attention that the strategy thinks it read but for samples; empty: it does not say
     Array<double> certified;  // [rows] of which it is certain; empty: no certificate was asked for
     Array<uint32_t> best;
     Array<uint8_t> read;  // [tokens]

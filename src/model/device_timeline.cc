@@ -29,9 +29,9 @@ void DeviceTimeline::release() {
   regions_.clear();
   ++generation_;
   extents_ = window_rows_ = 0;
-  sketch_ = {}, means_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
+  sketch_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
   basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
-  sketch_stamps_.clear(), means_stamps_.clear(), addresses_.clear();
+  sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
 }
 
@@ -59,11 +59,10 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   const std::size_t heads = heads_total();
   extents_ = window_rows_ = 0;
   ++generation_;
-  sketch_ = {}, means_ = {}, window_ = {};  // never old and new together
-  sketch_stamps_.clear(), means_stamps_.clear(), addresses_.clear();
+  sketch_ = {}, window_ = {};  // never old and new together
+  sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   Status s = sketch_.allocate(device_, extents * heads * page.sketch_bytes(), what);
-  if (s.ok()) s = means_.allocate(device_, extents * heads * page.means_bytes(), what);
   if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, what);
   if (s.ok()) s = pages_at_.allocate(device_, extents, what);
   if (s.ok()) s = scales_at_.allocate(device_, extents, what);
@@ -81,54 +80,38 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   }
   if (!s.ok()) return s;
   sketch_stamps_.assign(extents, 0);
-  means_stamps_.assign(extents, 0);
+  page_stamps_.assign(extents, 0);
   extents_ = extents;
   window_rows_ = rows;
   return {};
 }
 
-// The extents whose sketch or means are others than what the device has, as many at a time as the staging memory holds.
+// The extents whose sketch is another than what the device has, as many at a time as the staging memory holds.
 Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const KeySketch& sketch = store.sketch();
-  struct Piece {
-    uint32_t extent;
-    bool is_sketch;
-  };
-  std::vector<Piece> wanted;
+  std::vector<uint32_t> wanted;
   for (uint32_t e = 0; e < pages.extents(); ++e) {
-    if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back({e, true});
-    if (means_stamps_[e] != pages.stamp(e)) wanted.push_back({e, false});
-  }
-  if (std::any_of(wanted.begin(), wanted.end(), [](const Piece& p) { return !p.is_sketch; }))  // before any stamp says otherwise
+    if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back(e);
+    if (page_stamps_[e] == pages.stamp(e)) continue;
     addresses_.clear(), pages_changed_ = true;
-  std::stable_partition(wanted.begin(), wanted.end(), [](const Piece& p) { return p.is_sketch; });
-  const std::size_t sketch_size = heads_total() * shape_.page.sketch_bytes(), means_size = heads_total() * shape_.page.means_bytes();
-  const std::size_t size = std::max(sketch_size, means_size);
+    page_stamps_[e] = pages.stamp(e);
+  }
+  const std::size_t size = heads_total() * shape_.page.sketch_bytes();
   const auto together = static_cast<uint32_t>(std::max<std::size_t>(1, staging_bytes_ / size));
   if (size > staging_bytes_) return Status::error(Code::unsupported, "a page group's summaries have %zu bytes", size);
   for (std::size_t at = 0; at < wanted.size(); at += together) {
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     FirstFailure failure;
     pool->run(count, [&](uint32_t i, uint32_t) {
-      const Piece& p = wanted[at + i];
-      const auto heads = static_cast<uint32_t>(heads_total());
-      std::byte* to = staging_.get() + i * size;
-      if (Status s = p.is_sketch ? sketch.copy(p.extent, heads, to) : pages.copy_means(p.extent, heads, to); !s.ok()) failure.note(std::move(s));
+      if (Status s = sketch.copy(wanted[at + i], static_cast<uint32_t>(heads_total()), staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
     });
     if (Status s = std::move(failure).take(); !s.ok()) return s;
     int error = 0;
-    for (uint32_t i = 0; i < count && !error; ++i) {
-      const Piece& p = wanted[at + i];
-      error = p.is_sketch ? ops_.upload(stream, sketch_.get() + p.extent * sketch_size, staging_.get() + i * size, sketch_size)
-                          : ops_.upload(stream, means_.get() + p.extent * means_size, staging_.get() + i * size, means_size);
-    }
+    for (uint32_t i = 0; i < count && !error; ++i) error = ops_.upload(stream, sketch_.get() + wanted[at + i] * size, staging_.get() + i * size, size);
     if (!error) error = ops_.wait(stream);
     if (error) return device_->status(error, what);
-    for (uint32_t i = 0; i < count; ++i) {
-      const Piece& p = wanted[at + i];
-      (p.is_sketch ? sketch_stamps_ : means_stamps_)[p.extent] = p.is_sketch ? sketch.stamp(p.extent) : pages.stamp(p.extent);
-    }
+    for (uint32_t i = 0; i < count; ++i) sketch_stamps_[wanted[at + i]] = sketch.stamp(wanted[at + i]);
   }
   return {};
 }
@@ -259,7 +242,8 @@ void DeviceTimeline::committed(const KvStore& store, uint32_t n) {
 DeviceKv DeviceTimeline::layer(uint32_t layer) const {
   const PageShape& page = shape_.page;
   const std::size_t heads = shape_.kv_heads, first = layer * heads;
-  return {shape_.kv_heads,
+  return {layer,
+          shape_.kv_heads,
           heads_ / shape_.kv_heads,
           page.head_dim,
           page.dim,
@@ -269,11 +253,8 @@ DeviceKv DeviceTimeline::layer(uint32_t layer) const {
           counts_.get(),
           budgets_.get() + layer,
           sketch_.get() + first * page.sketch_bytes(),
-          means_.get() + first * page.means_bytes(),
           heads_total() * page.sketch_bytes(),
-          heads_total() * page.means_bytes(),
           page.sketch_bytes(),
-          page.means_bytes(),
           pages_at_.get(),
           scales_at_.get(),
           first * PageShape::pages_bytes(),

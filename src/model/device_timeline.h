@@ -1,4 +1,4 @@
-// What a device has of a timeline, so that it can attend it: the window, the sinks, the sketch and the pages' means of its layers in its own memory, and
+// What a device has of a timeline, so that it can attend it: the window, the sinks and the sketch of its layers in its own memory, and
 // where in the processor's memory it reads the pages. A session has its own.
 //
 // update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
@@ -44,7 +44,7 @@ class DeviceTimeline {
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
-  uint64_t bytes() const { return sketch_.bytes() + means_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
+  uint64_t bytes() const { return sketch_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
   uint64_t generation() const { return generation_; }
 
  private:
@@ -72,7 +72,7 @@ class DeviceTimeline {
   bool pages_changed_ = false;              // since the last begin_step()
   uint32_t turn_ = 0;
   uint64_t generation_ = 0;
-  DeviceBuffer<int8_t> sketch_, means_;     // [extents][layers][kv_heads]
+  DeviceBuffer<int8_t> sketch_;             // [extents][layers][kv_heads]
   DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [extents]
   DeviceBuffer<float> basis_, sinks_, centre_, window_;
   DeviceBuffer<DeviceCounts> counts_;
@@ -84,7 +84,7 @@ class DeviceTimeline {
   uint64_t last_stamp_ = 0;
   uint32_t last_pages_ = 0;                 // pages that there were in all
 
-  std::vector<uint64_t> sketch_stamps_, means_stamps_;  // of what was uploaded
+  std::vector<uint64_t> sketch_stamps_, page_stamps_;  // of what was uploaded, and of the pages then
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
   std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
   std::vector<Region> regions_;

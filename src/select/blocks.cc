@@ -1,7 +1,6 @@
 #include "select/blocks.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/checked.h"
 
@@ -30,17 +29,6 @@ void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens, std::spa
   }
 }
 
-// In a fixed order that compilers make vectors of.
-double sum(const float* x, uint32_t n) {
-  constexpr uint32_t lanes = 8;
-  double sums[lanes] = {}, all = 0;
-  for (uint32_t i = 0; i + lanes <= n; i += lanes)
-    for (uint32_t lane = 0; lane < lanes; ++lane) sums[lane] += static_cast<double>(x[i + lane]);
-  for (uint32_t i = n / lanes * lanes; i < n; ++i) all += static_cast<double>(x[i]);
-  for (const double s : sums) all += s;
-  return all;
-}
-
 }  // namespace
 
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out) {
@@ -51,37 +39,6 @@ void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_
   const uint32_t found = query.kernels.top_k(scores, n, count, scratch->chosen.data(), scratch->bytes.data());
   for (uint32_t c = 0; c < found; ++c) scratch->chosen[c] += range.first;
   blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), found}, &out->lists[list], &out->page_numbers[list], out);
-}
-
-void cover_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch, Selection* out) {
-  const uint32_t n = range.end - range.first;
-  const auto blocks_of = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(n, ceil_div(tokens, range.block_tokens))); };
-  const uint32_t least = blocks_of(query.budget_tokens / 4), most = blocks_of(query.budget_tokens * 4);
-  const float* shares = scratch->scores.data() + (range.row + list) * range.stride + range.first;
-  scratch->chosen.resize(n);
-  scratch->bytes.resize(std::size_t{n} * 4);
-  const uint32_t found = query.kernels.top_k(shares, n, most, scratch->chosen.data(), scratch->bytes.data());
-  // The largest first, of equal ones the earlier: a share's bits are in the order of shares, as none is negative.
-  Array<uint64_t>& heap = scratch->ranked;
-  heap.resize(found);
-  for (uint32_t c = 0; c < found; ++c)
-    heap[c] = uint64_t{std::bit_cast<uint32_t>(shares[scratch->chosen[c]])} << 32 | ~scratch->chosen[c];
-  std::make_heap(heap.begin(), heap.end());
-  double unread = sum(shares, n);
-  const double allowed = (1 - static_cast<double>(query.coverage)) * heads;
-  uint64_t last = UINT64_MAX;
-  for (uint32_t count = 0; count < found && (count < least || unread > allowed); ++count) {
-    last = heap.front();
-    unread -= static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(last >> 32)));
-    std::pop_heap(heap.begin(), heap.end() - count);
-  }
-  // What was taken, in its order: what ranks no lower than the last.
-  uint32_t count = 0;
-  for (uint32_t c = 0; c < found; ++c) {
-    const uint32_t block = scratch->chosen[c];
-    if ((uint64_t{std::bit_cast<uint32_t>(shares[block])} << 32 | ~block) >= last) scratch->chosen[count++] = block + range.first;
-  }
-  blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), count}, &out->lists[list], &out->page_numbers[list], out);
 }
 
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out) {

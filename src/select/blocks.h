@@ -12,6 +12,8 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->lists.resize(lists);
   out->page_numbers.resize(lists);
   for (uint32_t i = 0; i < lists; ++i) out->lists[i].clear(), out->page_numbers[i].clear();
+  out->samples.clear();
+  out->sample_numbers.clear();
   out->tokens = out->summary_bytes = out->keys_scanned = out->head_keys = 0;
   out->intact = true;
 }
@@ -39,9 +41,6 @@ struct BlockRange {
 // The `count` best of the blocks by the list's row of the scores, [rows][stride] with block b's at b, as that list's pages with their tokens'
 // bits. Uses `chosen` and `bytes` of the scratch.
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out);
-// The same with as few of the best blocks, by scores that are the shares of `heads` heads, as leave at most 1 - coverage of their attention unread:
-// at least a quarter of the budget, at most four times it.
-void cover_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t heads, SelectorScratch* scratch, Selection* out);
 // As many as the budget has, for every list.
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out);
 

@@ -1,16 +1,15 @@
-// `bounded`: the blocks that a sketch of their keys expects most of; what is not chosen is estimated, not dropped. Kvasir's own, the default.
+// `bounded`: blocks of tokens sampled by a sketch of their keys, so that what is not read is estimated, not dropped. Kvasir's own, the default.
 //
 //   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a block of 16 tokens counts by its best one
-//   choose  the heads of a group share a list: a block counts with the sum of the shares of attention that it would have
-//   budget  layers get more of it the worse chosen pages serve them, as measured while reading (select/plan.h)
-//           or, with a coverage, each query and layer reads the fewest blocks whose shares reach it (Twilight, arXiv 2502.02770, does so with a
-//           top-p), between a quarter of its budget and four times it
-//   tail    the pages of which nothing was chosen take part by their mean key and mean value (RetroInfer, arXiv 2505.02922, section 4.2,
-//           does so with clusters), so heads that spread their attention over everything cost no budget
+//   choose  the heads of a group share a list: a block counts with the sum of the shares of attention that it would have. Large shares are read for
+//           certain, of the others a sample that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and vAttention (arXiv
+//           2510.05688) sample too, by hashes and evenly
+//   budget  layers get more of it the worse chosen blocks serve them, as measured while reading (select/plan.h)
+//           or, with a coverage, each query and layer reads the fewest blocks that keep the expected error of its sample below 1 - coverage
 #include <algorithm>
 #include <cmath>
 
-#include "select/blocks.h"
+#include "select/sampling.h"
 
 namespace kvasir {
 namespace {
@@ -44,11 +43,13 @@ class BoundedSelector final : public Selector {
     float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride + first;
     if (query.share && rows > 1)
       add_shares(query, like_the_best, scores, stride, blocks - first);
-    else if (query.coverage > 0)
+    else
       to_shares(query, like_the_best, scores, stride, blocks - first);
     const BlockRange range{shape.block_tokens, first, blocks, stride, query.first_row};
-    if (query.coverage == 0) return choose_blocks(query, range, scratch, out);
-    for (std::size_t i = 0; i < out->lists.size(); ++i) cover_list(query, range, i, query.share ? rows : 1, scratch, out);
+    const SampleSize size = sample_size(query.budget_tokens, query.coverage, shape.block_tokens, query.share ? rows : 1);
+    out->samples.resize(out->lists.size());
+    out->sample_numbers.resize(out->lists.size());
+    for (std::size_t i = 0; i < out->lists.size(); ++i) sample_list(query, range, i, size, scratch, out);
   }
 
  private:

@@ -30,7 +30,7 @@ struct SelectOptions {
   std::vector<uint32_t> filter_layers;  // of `filter-layers`, ascending; empty: chosen by number alone
   FilterWindow filter_window = FilterWindow::last;
   uint32_t unit_tokens = 0;        // chosen together, where the strategy leaves it open; 0: its own
-  float coverage = 0;              // share of attention to read, where the strategy estimates it; 0: as the budget says
+  float coverage = 0;              // 1 - the error that may be expected, where the strategy samples; 0: as the budget says
   bool certify = false;            // decode steps get a certificate of what they have read
   uint32_t search_breadth = 0;     // of an index: tokens that a search keeps, or clusters that it reads; 0: by the budget
   BudgetSchedule schedule = BudgetSchedule::uniform;

@@ -53,7 +53,7 @@ struct SelectorQuery {
   const StepMemory* memory = nullptr;  // the selector's own
   uint32_t unit_tokens = 0;  // that are chosen together, where the strategy asks for it: a multiple of block_tokens; 0: the strategy's own
   const Representatives* representatives = nullptr;  // known where the strategy wants them
-  float coverage = 0;        // share of attention to read, where the strategy takes it, for a quarter of the budget to four times it; 0: the budget
+  float coverage = 0;        // 1 - the error that may be expected, where the strategy takes it, for a quarter of the budget to four times it; 0: the budget
   const TokenIndexes* indexes = nullptr;  // of the store; where the strategy wants one
   uint32_t breadth = 0;    // of a search of an index, as SelectOptions has it
   uint32_t first_row = 0;  // of `rows`, among those of the scan
@@ -63,7 +63,10 @@ struct Selection {
   // lists[0] for all rows when shared, else one a row. Pages ascending; where they are is left open, PageStore::fetch() tells.
   std::vector<Array<PageRef>> lists;
   std::vector<Array<uint32_t>> page_numbers;  // of the same entries
-  uint64_t tokens = 0;                        // chosen, summed over lists
+  // Or empty: besides, for each list, a sample of what is not in it, a block an entry, whose bias says how much each stands for. Blocks ascending.
+  std::vector<Array<PageRef>> samples;
+  std::vector<Array<uint32_t>> sample_numbers;  // their pages
+  uint64_t tokens = 0;                        // chosen and sampled, summed over lists
   uint64_t summary_bytes = 0;                 // read to choose
   uint64_t keys_scanned = 0;                  // keys of the store whose scores were computed to choose; of summaries: none
   uint64_t head_keys = 0;                     // of a search that each query head makes: what each alone would have scanned, summed over them
@@ -96,7 +99,7 @@ struct SelectorScratch {
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
-  Array<uint64_t> ranked;  // by share, with their numbers
+  Array<float> priorities;
   Array<std::byte> bytes;
   SearchScratch search;
 };
@@ -166,7 +169,7 @@ struct StrategyInfo {
 
   static constexpr uint32_t wants_sketch = 1;    // SelectorQuery::sketch
   static constexpr uint32_t spreads_budget = 2;  // over the layers, by how badly chosen pages serve each
-  static constexpr uint32_t adds_tail = 4;       // pages that are not chosen take part by their means
+  static constexpr uint32_t samples = 4;         // Selection::samples
   static constexpr uint32_t takes_alpha = 8;     // SelectorQuery::range
   static constexpr uint32_t filters = 16;        // some layers choose for those after them: Plan::filter
   static constexpr uint32_t takes_unit = 32;     // SelectorQuery::unit_tokens

@@ -14,7 +14,7 @@ constexpr StrategyInfo strategies[] = {
     {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys},
     // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
-     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::adds_tail | StrategyInfo::takes_coverage |
+     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples | StrategyInfo::takes_coverage |
          StrategyInfo::scans | StrategyInfo::on_device},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys, IndexKind::ood},

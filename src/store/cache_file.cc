@@ -26,7 +26,7 @@ constexpr uint32_t most_pieces = word_blocks;             // places that one rea
 
 // What every choice of pages reads from end to end.
 bool is_read_whole(SectionKind kind) {
-  return kind == SectionKind::bounds || kind == SectionKind::means;
+  return kind == SectionKind::bounds;
 }
 
 constexpr int lock_tries = 20;

@@ -14,8 +14,8 @@ namespace kvasir::format {
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
 constexpr uint32_t byte_order = 0x0A0B0C0D;
 
-constexpr uint32_t version = 1;          // written
-constexpr uint32_t minimum_reader = 1;   // the oldest reader that understands what is written
+constexpr uint32_t version = 2;          // written
+constexpr uint32_t minimum_reader = 2;   // the oldest reader that understands what is written: version 1's wanted `means`
 constexpr uint64_t header_bytes = 4096;
 constexpr uint64_t block_bytes = 4096;   // of checksums: a page of the store, so that checking one reads nothing else
 constexpr uint64_t section_align = 65536;
@@ -62,7 +62,7 @@ enum class SectionKind : uint32_t {
   pages = 6,       // [extents][layers][kv_heads][16 pages][4096]
   scales = 7,      // [extents][layers][kv_heads] arrays as in compute/page.h
   bounds = 8,
-  means = 9,
+  means = 9,       // of version 1, which is read too: each page's mean key and value; not used
   statistics = 10, // JSON
   recurrent = 11,  // reserved
   index = 12,      // reserved: a strategy's own structure, by name and version

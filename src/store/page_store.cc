@@ -13,7 +13,7 @@ namespace kvasir {
 using format::SectionKind;
 
 std::size_t StoreShape::extent_bytes() const {
-  return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes() + page.means_bytes();
+  return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes();
 }
 
 // The arrays of extent e of every layer and head, one after the other: [layers][kv_heads][the extent's array].
@@ -22,7 +22,6 @@ struct PageStore::Slab {
   const int8_t* pages = nullptr;
   const uint16_t* scales = nullptr;
   const int8_t* bounds = nullptr;
-  const int8_t* means = nullptr;
   void* memory = nullptr;                 // owned, when private
   std::shared_ptr<const CacheFile> file;  // when mapped
   std::shared_ptr<SpillFile> spill;       // when spilled, with
@@ -37,8 +36,7 @@ struct PageStore::Slab {
   const void* array(SectionKind kind) const {
     return kind == SectionKind::pages    ? static_cast<const void*>(pages)
            : kind == SectionKind::scales ? static_cast<const void*>(scales)
-           : kind == SectionKind::bounds ? static_cast<const void*>(bounds)
-                                         : static_cast<const void*>(means);
+                                         : static_cast<const void*>(bounds);
   }
 };
 
@@ -88,7 +86,6 @@ std::size_t array_bytes(const PageShape& page, SectionKind kind) {
     case SectionKind::pages: return PageShape::pages_bytes();
     case SectionKind::scales: return page.scales_bytes();
     case SectionKind::bounds: return page.bounds_bytes();
-    case SectionKind::means: return page.means_bytes();
     default: return 0;
   }
 }
@@ -106,11 +103,6 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
         for (std::size_t c = 0; c < 2 * dim / 4; ++c) clear(channels + c * tile_blocks * word, word);
         clear(shape.extent_tiles() * 2 * dim * tile_blocks + b * word, word);
       }
-      return;
-    case SectionKind::means:
-      for (std::size_t d = 0; d < dim / 4; ++d) clear((d * extent_pages + p) * word, word);
-      clear(dim * (extent_pages + p), dim);
-      for (std::size_t which : {std::size_t{0}, std::size_t{1}}) clear(2 * dim * extent_pages + (which * extent_pages + p) * word, word);
       return;
     default: return;
   }
@@ -164,7 +156,6 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
     slab->pages = section_at<int8_t>(*file, SectionKind::pages, e * heads * PageShape::pages_bytes());
     slab->scales = section_at<uint16_t>(*file, SectionKind::scales, e * heads * shape.page.scales_bytes());
     slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, e * heads * shape.page.bounds_bytes());
-    slab->means = section_at<int8_t>(*file, SectionKind::means, e * heads * shape.page.means_bytes());
     store.slabs_.emplace_back(slab.release());
   }
   *out = std::move(store);
@@ -199,7 +190,7 @@ ExtentView PageStore::extent(uint32_t layer, uint32_t head, uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   return {slab->pages + at * PageShape::pages_bytes(),
           slab->scales + at * shape_.page.scales_bytes() / sizeof(uint16_t),
-          slab->bounds + at * shape_.page.bounds_bytes(), slab->means + at * shape_.page.means_bytes()};
+          slab->bounds + at * shape_.page.bounds_bytes()};
 }
 
 PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
@@ -258,7 +249,7 @@ Status PageStore::spill(const std::string& folder, uint64_t keep) {
     if (!slabs_[e].is_private()) continue;
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
-    for (SectionKind kind : {SectionKind::scales, SectionKind::bounds, SectionKind::means})
+    for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
       std::memcpy(const_cast<void*>(to->array(kind)), from.array(kind), array_bytes(shape_.page, kind) * shape_.heads_total());
     if (Status s = to.spill(spill_, from.pages); !s.ok()) return s;
     slabs_[e] = std::move(to);
@@ -320,10 +311,6 @@ bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
   return intact(SectionKind::bounds, layer, head, e, 0, shape_.page.bounds_bytes());
 }
 
-bool PageStore::intact_means(uint32_t layer, uint32_t head, uint32_t e) const {
-  return intact(SectionKind::means, layer, head, e, 0, shape_.page.means_bytes());
-}
-
 Status PageStore::damaged() const {
   for (const SlabRef& slab : slabs_) {
     if (!slab->file) continue;
@@ -344,8 +331,6 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   slab->scales = reinterpret_cast<const uint16_t*>(at);
   at += heads * shape_.page.scales_bytes();
   slab->bounds = at;
-  at += heads * shape_.page.bounds_bytes();
-  slab->means = at;
   return SlabRef(slab.release());
 }
 
@@ -392,22 +377,12 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
 void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v) {
   const ExtentView view = extent(layer, head, p / extent_pages);
   kernels.seal_page(shape_.page, k, v, p % extent_pages, const_cast<int8_t*>(view.pages),
-                    const_cast<uint16_t*>(view.scales), const_cast<int8_t*>(view.bounds),
-                    const_cast<int8_t*>(view.means));
+                    const_cast<uint16_t*>(view.scales), const_cast<int8_t*>(view.bounds));
 }
 
 void PageStore::commit(uint32_t pages) {
   for (uint32_t e = pages_ / extent_pages; e * extent_pages < pages; ++e) slabs_[e].touch();
   pages_ = pages;
-}
-
-Status PageStore::copy_means(uint32_t e, uint32_t heads, std::byte* to) const {
-  const SlabRef& slab = slabs_[e];
-  const std::size_t size = heads * shape_.page.means_bytes();
-  if (slab->file)
-    return slab->file->copy(*slab->file->find(SectionKind::means), uint64_t{slab->index} * shape_.heads_total() * shape_.page.means_bytes(), size, to);
-  std::memcpy(to, slab->means, size);
-  return {};
 }
 
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }

@@ -33,15 +33,14 @@ struct StoreShape {
   PageShape page;
 
   uint32_t heads_total() const { return layers * kv_heads; }
-  std::size_t extent_bytes() const;  // of all four arrays of one extent
+  std::size_t extent_bytes() const;  // of all three arrays of one extent
   std::size_t slab_bytes() const { return extent_bytes() * heads_total(); }
 };
 
 class PageStore {
  public:
   // The sections of a cache file that hold a store.
-  static constexpr format::SectionKind sections[] = {format::SectionKind::pages, format::SectionKind::scales,
-                                                     format::SectionKind::bounds, format::SectionKind::means};
+  static constexpr format::SectionKind sections[] = {format::SectionKind::pages, format::SectionKind::scales, format::SectionKind::bounds};
 
   explicit PageStore(const StoreShape& shape);
   PageStore(const PageStore& other);  // a fork: shares every slab
@@ -86,9 +85,6 @@ class PageStore {
   // Whether the bytes are as they were written. Private memory always is; a mapped file's blocks are checked at their first use.
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
-  bool intact_means(uint32_t layer, uint32_t head, uint32_t e) const;
-  // The means of the first `heads` of all layers' heads, verified, to `to`. Code::corrupt, Code::io; throws std::bad_alloc.
-  Status copy_means(uint32_t e, uint32_t heads, std::byte* to) const;
   // Changes with what an extent holds; equal in stores that share it.
   uint64_t stamp(uint32_t e) const;
   // An extent's pages and scales of all layers and heads, where they stay what they are as long as `keep` is held: in a mapped file, or in a slab

@@ -78,7 +78,7 @@ TEST_CASE("a file that was cut or grew is refused wherever it happened") {
   const uint64_t size = saved.bytes().size();
   std::set<uint64_t> sizes = {0, 1, 7, 8, 100, 4087, 4095, 4096, 4097, 65535, 65536, size - 1, size - 8, size - 4096};
   for (uint64_t at = 65536; at < size; at += 65536) sizes.insert({at - 1, at, at + 1});
-  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::window, SectionKind::pages, SectionKind::means})
+  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::window, SectionKind::pages, SectionKind::bounds})
     sizes.insert({saved.section(kind).offset + saved.section(kind).size, saved.section(kind).offset + saved.section(kind).size / 2});
   for (uint64_t n : sizes) {
     CAPTURE(n);
@@ -114,11 +114,11 @@ TEST_CASE("a changed bit of the header is found when the file is opened") {
 TEST_CASE("a changed byte of a small section is found by loading, one of the pages by verifying") {
   const Saved saved;
   for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre, SectionKind::sinks, SectionKind::window,
-                           SectionKind::logits, SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::means}) {
+                           SectionKind::logits, SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     const Saved::Place place = saved.section(kind);
     CAPTURE(std::string(kvasir::format::name_of(kind)));
     REQUIRE(place.size > 0);
-    const bool lazy = kind >= SectionKind::pages && kind <= SectionKind::means;
+    const bool lazy = kind >= SectionKind::pages && kind <= SectionKind::bounds;
     for (uint64_t at : {uint64_t{0}, place.size / 2, place.size - 1}) {
       saved.flip(place.offset + at);
       count_faults("bits flipped");
@@ -143,7 +143,7 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
     REQUIRE_OK(kv_session_set_strategy(saved.session(), strategy, 64, 0, error));
     const std::string expected = ask(saved.session(), "a question", 4).text;
     int corrupt = 0, unmet = 0;
-    for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::means}) {
+    for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
       const Saved::Place place = saved.section(kind);
       for (uint64_t part = 0; part < 24; ++part) {
         const uint64_t at = place.size * part / 24 + part % 5;
@@ -178,7 +178,7 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
 TEST_CASE("damaged pages do not become good ones by being copied") {
   // The last extent of the file is copied when the next page is sealed, and a saved session is written from the file.
   const Saved saved;
-  for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::means}) {
+  for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     CAPTURE(std::string(kvasir::format::name_of(kind)));
     saved.flip(saved.section(kind).offset + saved.section(kind).size / 2 + 1);
     kv_session* out = nullptr;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "helpers.h"
+#include "store/cache_file.h"
 #include "temp_folder.h"
 
 using namespace api_test;
@@ -12,12 +13,47 @@ namespace {
 
 struct Golden {
   const char* file;
+  uint32_t version;
   std::vector<float> log_probabilities;  // of golden::continued_tokens tokens after it, read by quest
 };
 
 const std::vector<Golden> all = {
-    {"format-1.kvz", {-70.8732f, -111.8492f, -103.8266f, -95.6321f, -60.3469f, -110.1752f, -125.2168f, -60.0978f}},
+    {"format-1.kvz", 1, {-70.8732f, -111.8492f, -103.8266f, -95.6321f, -60.3469f, -110.1752f, -125.2168f, -60.0978f}},
+    {"format-2.kvz", 2, {-70.8732f, -111.8492f, -103.9018f, -95.7286f, -60.3468f, -110.1436f, -125.1662f, -60.0978f}},
 };
+
+std::vector<float> scores_of(kv_session* session) {
+  const std::vector<int32_t> next = golden::tokens(golden::continued_tokens, 12);
+  std::vector<float> scores(next.size());
+  REQUIRE_OK(kv_score(session, next.data(), next.size(), scores.data(), nullptr, error));
+  return scores;
+}
+
+void unpack_golden(const Golden& golden, const std::string& path) {
+  REQUIRE_OK(kv_unpack((std::string(FIXTURES "/../golden/") + golden.file).c_str(), path.c_str(), nullptr, error));
+}
+
+Session load_golden(const std::string& path) {
+  const kv_session_options options = golden::options("quest");
+  kv_session* loaded = nullptr;
+  REQUIRE_OK(kv_load(tiny_model(), path.c_str(), &options, nullptr, &loaded, error));
+  return Session(loaded);
+}
+
+kv_file_information inspected(const std::string& path) {
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
+  return info;
+}
+
+// Where the means of pages begin, which files of version 1 have; 0: it has none.
+uint64_t means_of(const std::string& path) {
+  std::shared_ptr<const kvasir::CacheFile> file;
+  REQUIRE(kvasir::CacheFile::open(path, &file).ok());
+  const auto* section = file->find(kvasir::format::SectionKind::means);
+  return section ? section->offset : 0;
+}
 
 }  // namespace
 
@@ -25,30 +61,57 @@ TEST_CASE("documents of every format version so far are read, and go on as they 
   for (const Golden& golden : all) {
     CAPTURE(std::string(golden.file));
     TempFolder folder;
-    const std::string path = folder.file("a.kv"), packed = std::string(FIXTURES "/../golden/") + golden.file;
-    REQUIRE_OK(kv_unpack(packed.c_str(), path.c_str(), nullptr, error));
+    const std::string path = folder.file("a.kv");
+    unpack_golden(golden, path);
     REQUIRE_OK(kv_file_verify(path.c_str(), nullptr, error));
-    const kv_session_options options = golden::options("quest");
-    kv_session* loaded = nullptr;
-    REQUIRE_OK(kv_load(tiny_model(), path.c_str(), &options, nullptr, &loaded, error));
-    const Session session(loaded);
-    CHECK(timeline(loaded) == golden::tokens());
-    const std::vector<int32_t> next = golden::tokens(golden::continued_tokens, 12);
+    CHECK(inspected(path).format_version == golden.version);
+    const Session session = load_golden(path);
+    CHECK(timeline(session.get()) == golden::tokens());
     const auto most = [](float score) { return std::abs(score) / 100; };  // instruction sets round differently
-    std::vector<float> scores(next.size());
-    REQUIRE_OK(kv_score(loaded, next.data(), next.size(), scores.data(), nullptr, error));
+    const std::vector<float> scores = scores_of(session.get());
     for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(scores[i] - golden.log_probabilities[i]) <= most(scores[i]));
     // So does a document that is read today.
-    const Session today = open_session(tiny_model(), options);
+    const Session today = open_session(tiny_model(), golden::options("quest"));
     read_tokens(today.get(), golden::tokens());
-    std::vector<float> its_scores(next.size());
-    REQUIRE_OK(kv_score(today.get(), next.data(), next.size(), its_scores.data(), nullptr, error));
+    const std::vector<float> its_scores = scores_of(today.get());
     for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
-    REQUIRE_OK(kv_session_set_strategy(loaded, "bounded", 0, 0, error));
-    CHECK(peek(loaded, 2).size() == 2);
+    REQUIRE_OK(kv_session_set_strategy(session.get(), "bounded", 0, 0, error));
+    CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');
     std::size_t size = 0;
-    REQUIRE_OK(kv_stats(loaded, json.data(), json.size(), &size, error));
+    REQUIRE_OK(kv_stats(session.get(), json.data(), json.size(), &size, error));
     CHECK(json.find("\"sketch_pages\":0,") == std::string::npos);
+  }
+}
+
+TEST_CASE("a document of an older format is packed as it is, and saved in today's") {
+  for (const Golden& golden : all) {
+    CAPTURE(std::string(golden.file));
+    TempFolder folder;
+    const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"), back = folder.file("b.kv"), saved = folder.file("c.kv");
+    unpack_golden(golden, path);
+    REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), nullptr, error));
+    REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error));
+    CHECK(read_file(back) == read_file(path));
+    const Session session = load_golden(path);
+    save(session.get(), saved);
+    CHECK(inspected(saved).format_version == all.back().version);
+    REQUIRE_OK(kv_file_verify(saved.c_str(), nullptr, error));
+    const Session again = load_golden(saved);
+    CHECK(timeline(again.get()) == timeline(session.get()));
+    CHECK(scores_of(again.get()) == scores_of(session.get()));
+    // Means are of no use any more: they are not saved, and only who verifies the file minds what they are.
+    const uint64_t means = means_of(path);
+    CHECK((means != 0) == (golden.version == 1));
+    CHECK(means_of(saved) == 0);
+    if (means == 0) continue;
+    std::vector<uint8_t> damaged = read_file(path);
+    damaged[means + 5] ^= 4;
+    write_file(back, damaged);
+    kv_error error{};
+    CHECK(kv_file_verify(back.c_str(), nullptr, &error) == KV_CORRUPT);
+    CHECK(std::string(error.message).find("means") != std::string::npos);
+    CHECK(error.offset == means);
+    CHECK(scores_of(load_golden(back).get()) == scores_of(session.get()));
   }
 }

@@ -93,7 +93,7 @@ void fill(File* file, SectionKind kind, const std::vector<uint8_t>& pattern) {
 
 }  // namespace
 
-TEST_CASE("numbers that are none among scales, bounds and means") {
+TEST_CASE("numbers that are none among scales and bounds") {
   Scratch scratch;
   const std::vector<uint8_t> patterns[] = {
       {0xC0, 0x7F},              // bf16 NaN; as f32 a NaN too
@@ -103,7 +103,7 @@ TEST_CASE("numbers that are none among scales, bounds and means") {
       {0x7F, 0x7F},              // the largest
       {0xFF},
       {0x80}};
-  for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::means}) {
+  for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     for (const auto& pattern : patterns) {
       for (uint32_t share : {0u, 1u}) {
         CAPTURE(std::string(kvasir::format::name_of(kind)));
@@ -220,8 +220,8 @@ TEST_CASE("random changes behind matching checksums") {
   Scratch scratch;
   std::mt19937 random(3);
   const auto below = [&](uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random); };
-  constexpr SectionKind kinds[] = {SectionKind::state,  SectionKind::tokens, SectionKind::centre, SectionKind::sinks,  SectionKind::window,
-                                   SectionKind::logits, SectionKind::pages,  SectionKind::scales, SectionKind::bounds, SectionKind::means};
+  constexpr SectionKind kinds[] = {SectionKind::state,  SectionKind::tokens, SectionKind::centre, SectionKind::sinks, SectionKind::window,
+                                   SectionKind::logits, SectionKind::pages,  SectionKind::scales, SectionKind::bounds};
   for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
     File file = good_file();

@@ -47,7 +47,7 @@ int main(int count, char** values) {
   const std::vector<int32_t> next = golden::tokens(golden::continued_tokens, 12);
   std::vector<float> log_probabilities(next.size());
   check(kv_score(session, next.data(), next.size(), log_probabilities.data(), nullptr, &error));
-  std::printf("    {\"format-%u.kvz\", {", info.format_version);
+  std::printf("    {\"format-%u.kvz\", %u, {", info.format_version, info.format_version);
   for (std::size_t i = 0; i < next.size(); ++i) std::printf("%s%.4ff", i > 0 ? ", " : "", static_cast<double>(log_probabilities[i]));
   std::printf("}},\n");
   kv_session_close(session);

@@ -127,6 +127,9 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
         if (i % 3 == 2) {
           for (PageRef& page : pages.refs) page.tokens = uint64_t{1} << random.below(pages.page_tokens);
         }
+        if (i % 2 == 1) {
+          for (PageRef& page : pages.refs) page.bias = random.below(2) ? random.uniform(0, 6) : 0;
+        }
         State state(rows, dim);
         attend(*k, q.view, pages.refs.data(), n, state);
         ReferenceState want(rows, dim);
@@ -152,7 +155,7 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
         Pages pages(dim, n, random);
         Queries q(*k, rows, dim, random, 0.2f);
         if (i % 2 == 1)
-          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(page_tokens);
+          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(page_tokens), page.bias = random.uniform(0, 6);
         const std::size_t count = std::size_t{n} * page_tokens, stride = count + i;
         Guarded<float> scores((rows - 1) * stride + count);
         Guarded<std::byte> scratch(k->attend_scratch(rows, dim));
@@ -221,6 +224,29 @@ TEST_CASE("keys that are scored one by one get the scores that their pages' toke
         for (uint32_t r = 0; r < rows; ++r)
           for (uint32_t i = 0; i < wanted; ++i) CHECK(scores.data()[r * stride + i] == want[r * count + tokens[i]]);
       }
+    }
+  }
+}
+
+TEST_CASE("a page whose bias is ln n counts as n such pages") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      Random random(dim + 3);
+      Pages pages(dim, 6, random);
+      Queries q(*k, 3, dim, random, 0.2f);
+      std::vector<PageRef> once(pages.refs), often(pages.refs);
+      once[1].bias = std::log(3.0f), once[4].bias = std::log(7.0f);
+      for (uint32_t i = 0; i < 6; ++i) often.push_back(pages.refs[4]);
+      for (uint32_t i = 0; i < 2; ++i) often.push_back(pages.refs[1]);
+      State state(3, dim);
+      attend(*k, q.view, once.data(), once.size(), state);
+      ReferenceState want(3, dim);
+      reference::attend_pages(q.view, often.data(), static_cast<uint32_t>(often.size()), want.o.data(), want.m.data(), want.l.data());
+      CAPTURE(k->name);
+      CAPTURE(dim);
+      CHECK(worst_row(state, want) < pages_tolerance);
+      for (uint32_t r = 0; r < 3; ++r)
+        CHECK(static_cast<double>(state.m[r]) + std::log(static_cast<double>(state.l[r])) == doctest::Approx(want.m[r] + std::log(want.l[r])).epsilon(1e-5));
     }
   }
 }

@@ -1,5 +1,5 @@
 // A GPU's attention against the reference, on random timelines: keys that are sealed by the processor, pages in its memory, outputs poisoned. The choice
-// is checked against the definition, by the shares that the device found.
+// is checked against the definition (select/sampling.h), by the shares that the device found.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "device_support.h"
 #include "reference/reference.h"
+#include "select/sampling.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -38,8 +39,10 @@ class Shared {
 struct Shape {
   uint32_t head_dim, kv_heads, group, pages, window, n;
   uint32_t least, most;
-  float coverage;
+  float variance;
 };
+
+constexpr uint32_t layer = 3;
 
 // One layer of a timeline as the store has it, and as the device is told of it.
 struct Timeline {
@@ -50,7 +53,6 @@ struct Timeline {
         pages(std::size_t{extents} * s.kv_heads * PageShape::pages_bytes()),
         scales(std::size_t{extents} * s.kv_heads * page.scales_bytes() / 2),
         sketch(std::size_t{extents} * s.kv_heads * page.sketch_bytes()),
-        means(std::size_t{extents} * s.kv_heads * page.means_bytes()),
         basis(std::size_t{s.kv_heads} * page.dim * page.sketch_dim()),
         sinks(std::size_t{s.kv_heads} * 2 * page.page_tokens * page.dim),
         centre(std::size_t{s.kv_heads} * page.dim),
@@ -76,8 +78,7 @@ struct Timeline {
         const std::size_t at = std::size_t{p / extent_pages} * s.kv_heads + h;
         int8_t* to = pages.data() + at * PageShape::pages_bytes();
         uint16_t* its_scales = scales.data() + at * page.scales_bytes() / 2;
-        cpu.seal_page(page, rows.data(), rows.data() + std::size_t{page.page_tokens} * page.dim, p % extent_pages, to, its_scales, bounds.data(),
-                      means.data() + at * page.means_bytes());
+        cpu.seal_page(page, rows.data(), rows.data() + std::size_t{page.page_tokens} * page.dim, p % extent_pages, to, its_scales, bounds.data());
         cpu.seal_sketch(page, a.data(), to + p % extent_pages * std::size_t{page_bytes}, its_scales + p % extent_pages * std::size_t{2} * page.page_tokens,
                         p % extent_pages, sketch.data() + at * page.sketch_bytes());
       }
@@ -89,7 +90,7 @@ struct Timeline {
   const uint32_t extents;
   Shared<int8_t> pages;
   Shared<uint16_t> scales;
-  Shared<int8_t> sketch, means;
+  Shared<int8_t> sketch;
   std::vector<float> basis, sinks, centre, window, q, k, v;
 };
 
@@ -98,7 +99,6 @@ struct OnDevice {
       : counts(1),
         budget(1),
         sketch(t.sketch.data(), t.sketch.size()),
-        means(t.means.data(), t.means.size()),
         pages_at(t.extents),
         scales_at(t.extents),
         basis(t.basis.data(), t.basis.size()),
@@ -110,7 +110,7 @@ struct OnDevice {
         v(t.v.data(), t.v.size()) {
     const Shape& s = t.shape;
     const DeviceCounts c{s.pages, s.window};
-    const DeviceBudget b{s.least, s.most, s.coverage};
+    const DeviceBudget b{s.least, s.most, s.variance};
     counts.put(&c), budget.put(&b);
     std::vector<uint64_t> at(t.extents), scales(t.extents);
     for (uint32_t e = 0; e < t.extents; ++e) {
@@ -118,14 +118,32 @@ struct OnDevice {
       scales[e] = reinterpret_cast<uint64_t>(t.scales.data() + std::size_t{e} * s.kv_heads * t.page.scales_bytes() / 2);
     }
     pages_at.put(at.data()), scales_at.put(scales.data());
-    kv = {s.kv_heads,           s.group,          t.page.head_dim,     t.page.dim,         t.page.page_tokens, t.page.block_tokens, t.page.sketch_dim(),
-          counts.data(),        budget.data(),    sketch.data(),       means.data(),       s.kv_heads * t.page.sketch_bytes(),
-          s.kv_heads * t.page.means_bytes(),      t.page.sketch_bytes(), t.page.means_bytes(), pages_at.data(),  scales_at.data(),    0,
-          0,                    basis.data(),     sinks.data(),        centre.data(),      window.data(),      s.window + s.n};
+    kv = {layer,
+          s.kv_heads,
+          s.group,
+          t.page.head_dim,
+          t.page.dim,
+          t.page.page_tokens,
+          t.page.block_tokens,
+          t.page.sketch_dim(),
+          counts.data(),
+          budget.data(),
+          sketch.data(),
+          s.kv_heads * t.page.sketch_bytes(),
+          t.page.sketch_bytes(),
+          pages_at.data(),
+          scales_at.data(),
+          0,
+          0,
+          basis.data(),
+          sinks.data(),
+          centre.data(),
+          window.data(),
+          s.window + s.n};
   }
   Memory<DeviceCounts> counts;
   Memory<DeviceBudget> budget;
-  Memory<int8_t> sketch, means;
+  Memory<int8_t> sketch;
   Memory<uint64_t> pages_at, scales_at;
   Memory<float> basis, sinks, centre, window, q, k, v;
   DeviceKv kv;
@@ -143,15 +161,15 @@ struct Work {
         projected(rows * t.page.sketch_dim()),
         projected_scale(rows),
         scores(rows * stride),
-        read(lists * t.extents),
         chosen(lists * most),
+        biases(lists * most * t.page.page_blocks()),
         counts(lists * 3),
-        states(lists * attention_parts * t.shape.group * (t.page.dim + 2)),
+        states(lists * attention_parts * t.shape.group * (t.page.dim + state_sums)),
         out(t.q.size()),
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   read.data(), chosen.data(), counts.data(), states.data()} {}
+          scores.data(),   chosen.data(), biases.data(), counts.data(), states.data()} {}
   std::size_t rows, lists, stride;
   uint32_t most;
   Memory<float> q;
@@ -159,7 +177,9 @@ struct Work {
   Memory<float> q_scale;
   Memory<int8_t> projected;
   Memory<float> projected_scale, scores;
-  Memory<uint32_t> read, chosen, counts;
+  Memory<uint32_t> chosen;
+  Memory<float> biases;
+  Memory<uint32_t> counts;
   Memory<float> states, out, totals, mass;
   DeviceAttention a;
 };
@@ -198,9 +218,9 @@ void check_timeline(const Shape& s, Random& random) {
   OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
   const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
-  const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get(), &read = w.read.get();
+  const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
   const Guarded<float>& projected_scale = w.projected_scale.get();
-  const Guarded<float>& shares = w.scores.get();
+  const Guarded<float>&shares = w.scores.get(), &biases = w.biases.get();
   w.states.get();
 
   Guarded<float> x(dim), its_scale(1);
@@ -219,28 +239,28 @@ void check_timeline(const Shape& s, Random& random) {
       }
       // The list: ascending, of whole blocks, and as its bits say.
       const uint32_t count = counts[3 * at], most = std::min(s.most, blocks > first ? blocks - first : 0), least = std::min(s.least, most);
-      std::vector<uint32_t> bits(t.extents), chosen_blocks;
+      std::vector<uint32_t> chosen_blocks;
+      std::vector<float> its_biases;
       std::vector<PageRef> refs;
       REQUIRE(count <= w.most);
       for (uint32_t i = 0; i < count; ++i) {
         const uint32_t p = lists[at * w.most + i] >> 4, mask = lists[at * w.most + i] & 15;
         REQUIRE((p >= 1 && p < s.pages && mask > 0 && mask < 1u << page.page_blocks()));
         REQUIRE((i == 0 || p > lists[at * w.most + i - 1] >> 4));
-        bits[p / extent_pages] |= 1u << p % extent_pages;
         const std::size_t e = std::size_t{p / extent_pages} * s.kv_heads + h;
-        uint64_t tokens = 0;
-        for (uint32_t b = 0; b < page.page_blocks(); ++b)
-          if (mask >> b & 1) {
-            tokens |= (~uint64_t{0} >> (64 - page.block_tokens)) << b * page.block_tokens;
-            chosen_blocks.push_back(p * page.page_blocks() + b);
-          }
-        refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
-                        t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens, tokens});
+        for (uint32_t b = 0; b < page.page_blocks(); ++b) {
+          if (!(mask >> b & 1)) continue;
+          const float bias = biases[(at * w.most + i) * page.page_blocks() + b];
+          chosen_blocks.push_back(p * page.page_blocks() + b);
+          its_biases.push_back(bias);
+          refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
+                          t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens,
+                          (~uint64_t{0} >> (64 - page.block_tokens)) << b * page.block_tokens, bias});
+        }
       }
       CHECK(counts[3 * at + 1] == chosen_blocks.size() * page.block_tokens);
-      for (uint32_t e = 0; e < t.extents; ++e) CHECK(read[at * t.extents + e] == bits[e]);
 
-      // Its shares, and that it is the fewest of the best.
+      // Its shares, and that it is the fewest of the highest priorities, each with its weight.
       std::vector<State> states(s.group);
       std::vector<double> expected(blocks > first ? blocks - first : 0);
       for (uint32_t r = 0; r < s.group; ++r) {
@@ -281,48 +301,50 @@ void check_timeline(const Shape& s, Random& random) {
                                     static_cast<float>(near.m - std::log(4.0)), static_cast<float>(near.l), its_shares.data());
         for (std::size_t b = 0; b < expected.size(); ++b) expected[b] += its_shares[b];
       }
-      double unread = 0;
       const float* its_shares = shares.data() + first_row * w.stride;
-      for (std::size_t b = 0; b < expected.size(); ++b) {
-        wrong += std::fabs(double{its_shares[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
-        unread += double{its_shares[first + b]};
-      }
+      for (std::size_t b = 0; b < expected.size(); ++b) wrong += std::fabs(double{its_shares[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
+      std::vector<double> priorities(expected.size());
+      reference::sample_priorities(its_shares + first, static_cast<uint32_t>(priorities.size()), first, sample_seed(layer, h), priorities.data());
       std::vector<uint32_t> order(expected.size());
-      for (uint32_t i = 0; i < order.size(); ++i) order[i] = first + i;
-      std::stable_sort(order.begin(), order.end(), [&](uint32_t i, uint32_t j) { return its_shares[i] > its_shares[j]; });
-      const double allowed = (1 - double{s.coverage}) * s.group, rounding = 1e-5;
-      std::size_t fewest = 0, largest = 0;  // within the rounding of sums
-      double left = unread;
-      for (std::size_t i = 0; i < most; ++i) {
-        if (i < least || left > allowed + rounding) fewest = i + 1;
-        if (i < least || left > allowed - rounding) largest = i + 1;
-        left -= double{its_shares[order[i]]};
-      }
-      CHECK(chosen_blocks.size() >= fewest);
+      for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+      std::stable_sort(order.begin(), order.end(), [&](uint32_t i, uint32_t j) { return priorities[i] > priorities[j]; });
+      const auto left_out = [&](std::size_t i) { return i < order.size() ? priorities[order[i]] : 0.0; };
+      const auto is_enough = [&](std::size_t i, double rounding) {
+        double variance = 0;
+        for (std::size_t b = 0; b < expected.size(); ++b) variance += its_shares[first + b] * std::max(left_out(i) - double{its_shares[first + b]}, 0.0);
+        return variance <= double{s.variance} * (1 + rounding);
+      };
+      std::size_t fewest = least, largest = least;  // within the rounding of sums
+      while (fewest < most && !is_enough(fewest, 1e-2)) ++fewest;
+      while (largest < most && !is_enough(largest, -1e-2)) ++largest;
+      CHECK(chosen_blocks.size() + 1 >= fewest);  // a threshold between two priorities may do
+      CHECK(chosen_blocks.size() >= least);
       CHECK(chosen_blocks.size() <= largest);
-      std::vector<uint32_t> best(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(chosen_blocks.size(), order.size())));
+      std::vector<uint32_t> best;
+      for (std::size_t i = 0; i < std::min(chosen_blocks.size(), order.size()); ++i) best.push_back(first + order[i]);
       std::sort(best.begin(), best.end());
       CHECK(best == chosen_blocks);
+      const double low = left_out(chosen_blocks.size()), high = chosen_blocks.empty() ? low : left_out(chosen_blocks.size() - 1);
+      for (std::size_t i = 0; i < chosen_blocks.size(); ++i) {
+        const double share = double{its_shares[chosen_blocks[i]]}, weighed = share * std::exp(double{its_biases[i]});
+        wrong += its_biases[i] < 0 || weighed < low * (1 - 1e-4) || (its_biases[i] > 0 && weighed > high * (1 + 1e-4));
+      }
 
       // The output, of what was chosen.
       for (uint32_t r = 0; r < s.group; ++r) {
         const std::size_t row = first_row + r, head = h * s.group + r;
         const QueryRows query{1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
-        State& state = states[r];
-        if (!refs.empty()) {
+        State state = states[r], certain = states[r];
+        for (const bool sampled : {false, true}) {
+          std::vector<PageRef> some;
+          for (const PageRef& ref : refs)
+            if ((ref.bias > 0) == sampled) some.push_back(ref);
+          if (some.empty()) continue;
           State pages{std::vector<double>(dim)};
-          reference::attend_pages(query, refs.data(), static_cast<uint32_t>(refs.size()), pages.o.data(), &pages.m, &pages.l);
+          reference::attend_pages(query, some.data(), static_cast<uint32_t>(some.size()), pages.o.data(), &pages.m, &pages.l);
           merge(&state, pages);
+          if (!sampled) merge(&certain, pages);
         }
-        const double read_l = state.l, read_m = state.m;
-        const uint32_t extents = (s.pages + extent_pages - 1) / extent_pages;
-        std::vector<const int8_t*> means(extents);
-        std::vector<uint32_t> unread_pages(extents);
-        for (uint32_t e = 0; e < extents; ++e) {
-          means[e] = t.means.data() + (std::size_t{e} * s.kv_heads + h) * page.means_bytes();
-          unread_pages[e] = ((1u << std::min(extent_pages, s.pages - e * extent_pages)) - 1) & ~bits[e] & (e == 0 ? ~1u : ~0u);
-        }
-        if (extents > 0) reference::attend_means(page, query, means, unread_pages.data(), 1, state.o.data(), &state.m, &state.l);
         const float* its_out = out.data() + (std::size_t{token} * s.kv_heads * s.group + head) * s.head_dim;
         double norm = 0, difference = 0;
         for (uint32_t i = 0; i < s.head_dim; ++i) {
@@ -332,7 +354,7 @@ void check_timeline(const Shape& s, Random& random) {
         worst_out = std::max(worst_out, std::sqrt(difference / norm));
         const std::size_t place = std::size_t{token} * s.kv_heads * s.group + head;
         worst_total = std::max(worst_total, std::fabs(double{totals[place]} - (state.m + std::log(state.l))));
-        worst_mass = std::max(worst_mass, std::fabs(double{mass[place]} - read_l / state.l * std::exp(read_m - state.m)));
+        worst_mass = std::max(worst_mass, std::fabs(double{mass[place]} - certain.l / state.l * std::exp(certain.m - state.m)));
       }
     }
   }
@@ -352,7 +374,7 @@ TEST_CASE("a device's attention agrees with the reference on odd timelines") {
     for (const uint32_t group : {1u, 2u, 3u, 4u, 7u, 8u, 9u, 16u}) {
       const uint32_t pages = 2 + random.below(70), most = 1 + random.below(40);
       check_timeline({head_dim, 1 + random.below(3), group, pages, random.below(200), 1, most, most, 0}, random);
-      check_timeline({head_dim, 1 + random.below(3), group, pages, 1 + random.below(70), 1 + random.below(4), most / 4, most * 4, random.uniform(0.3f, 1)}, random);
+      check_timeline({head_dim, 1 + random.below(3), group, pages, 1 + random.below(70), 1 + random.below(4), most / 4, most * 4, random.uniform(0.0001f, 1)}, random);
     }
   }
 }
@@ -362,26 +384,8 @@ TEST_CASE("a device's attention of timelines with few pages, with budgets of not
   Random random(12);
   for (const uint32_t pages : {0u, 1u, 2u, 15u, 16u, 17u, 33u})
     for (const uint32_t most : {0u, 1u, 100000u})
-      for (const uint32_t head_dim : {64u, 128u}) check_timeline({head_dim, 2, 3, pages, 20, 2, most / 4, most, 0.9f}, random);
-  check_timeline({128, 2, 4, 1300, 130, 1, 30, 480, 0.7f}, random);
-}
-
-TEST_CASE("of blocks that rank alike a device takes the first ones") {
-  if (!stream()) return;
-  Random random(13);
-  Shape s{64, 1, 2, 40, 5, 1, 9, 9, 0};
-  Timeline t(s, random);
-  std::fill_n(t.sketch.data(), t.sketch.size(), int8_t{0});  // every score is 0
-  OnDevice d(t);
-  Work w(t);
-  OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
-  OK(ops().attend_near(stream(), d.kv, w.a));
-  OK(ops().score_sketch(stream(), d.kv, w.a));
-  OK(ops().choose_blocks(stream(), d.kv, w.a));
-  const Guarded<uint32_t>& lists = w.chosen.get();
-  REQUIRE(w.counts.get()[0] == 5);  // nine blocks, two a page
-  for (uint32_t i = 0; i < 4; ++i) CHECK(lists[i] == ((i + 1) << 4 | 3));
-  CHECK(lists[4] == (5 << 4 | 1));
+      for (const uint32_t head_dim : {64u, 128u}) check_timeline({head_dim, 2, 3, pages, 20, 2, most / 4, most, 0.09f}, random);
+  check_timeline({128, 2, 4, 1300, 130, 1, 30, 480, 0.02f}, random);
 }
 
 TEST_CASE("pages that the step before has read stay in the device's memory, and what is attended stays the same bits") {

@@ -45,7 +45,7 @@ struct Text {
     if (s.n > 4) std::fill_n(q.data(), s.head_dim, 0.0f);  // a query that asks for nothing
     for (std::size_t i = 0; i < centre.size(); ++i) centre[i] = i % dim < s.head_dim ? s.key_size * random.normal() : 0.0f;
     Guarded<float> rows(std::size_t{2} * tokens * dim), unsealed(rows.size());
-    Guarded<int8_t> bounds(page.bounds_bytes()), means(page.means_bytes());
+    Guarded<int8_t> bounds(page.bounds_bytes());
     for (uint32_t h = 0; h < s.kv_heads; ++h) {
       float *its_keys = keys.data() + std::size_t{h} * all * dim, *its_values = values.data() + std::size_t{h} * all * dim;
       for (uint32_t p = 0; p < s.pages; ++p) {
@@ -54,7 +54,7 @@ struct Text {
         const std::size_t at = std::size_t{p / extent_pages} * s.kv_heads + h;
         int8_t* data = pages.data() + at * PageShape::pages_bytes();
         uint16_t* its_scales = scales.data() + at * page.scales_bytes() / 2;
-        cpu_kernels().seal_page(page, rows.data(), rows.data() + std::size_t{tokens} * dim, p % extent_pages, data, its_scales, bounds.data(), means.data());
+        cpu_kernels().seal_page(page, rows.data(), rows.data() + std::size_t{tokens} * dim, p % extent_pages, data, its_scales, bounds.data());
         cpu_kernels().unseal_page(page, data + std::size_t{p % extent_pages} * page_bytes, its_scales + p % extent_pages * std::size_t{2} * tokens, unsealed.data(),
                                   unsealed.data() + std::size_t{tokens} * dim);
         const float* from = p == 0 ? rows.data() : unsealed.data();

@@ -22,19 +22,16 @@ struct Extent {
       : shape(PageShape::of(head_dim)),
         pages(PageShape::pages_bytes()),
         scales(shape.scales_bytes() / 2),
-        bounds(shape.bounds_bytes()),
-        means(shape.means_bytes()) {
+        bounds(shape.bounds_bytes()) {
     std::memset(pages.data(), 0, pages.size());
     std::memset(scales.data(), 0, scales.size() * 2);
     std::memset(bounds.data(), 0, bounds.size());
-    std::memset(means.data(), 0, means.size());
   }
   void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values, uint32_t page) {
-    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(), bounds.data(), means.data());
+    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(), bounds.data());
     CHECK(pages.guards_intact());
     CHECK(scales.guards_intact());
     CHECK(bounds.guards_intact());
-    CHECK(means.guards_intact());
   }
   const int8_t* page(uint32_t p) const { return pages.data() + std::size_t{p} * page_bytes; }
   const uint16_t* page_scales(uint32_t p) const { return scales.data() + std::size_t{p} * 2 * shape.page_tokens; }
@@ -43,14 +40,13 @@ struct Extent {
   bool operator==(const Extent& b) const {
     return std::memcmp(pages.data(), b.pages.data(), pages.size()) == 0 &&
            std::memcmp(scales.data(), b.scales.data(), scales.size() * 2) == 0 &&
-           std::memcmp(bounds.data(), b.bounds.data(), bounds.size()) == 0 &&
-           std::memcmp(means.data(), b.means.data(), means.size()) == 0;
+           std::memcmp(bounds.data(), b.bounds.data(), bounds.size()) == 0;
   }
 
   PageShape shape;
   Guarded<int8_t> pages;
   Guarded<uint16_t> scales;
-  Guarded<int8_t> bounds, means;
+  Guarded<int8_t> bounds;
 };
 
 // [page_tokens][dim], each token of another size; channels from head_dim on are 0.
@@ -212,7 +208,6 @@ TEST_CASE("all instruction sets seal and unseal the same bytes") {
       CHECK(std::memcmp(got.pages.data(), want.pages.data(), got.pages.size()) == 0);
       CHECK(std::memcmp(got.scales.data(), want.scales.data(), got.scales.size() * 2) == 0);
       CHECK(std::memcmp(got.bounds.data(), want.bounds.data(), got.bounds.size()) == 0);
-      CHECK(std::memcmp(got.means.data(), want.means.data(), got.means.size()) == 0);
     }
   }
 }
@@ -243,14 +238,14 @@ TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0"
   }
 }
 
-TEST_CASE("bounds enclose every token of a block, tightly, and means are the tokens' means") {
+TEST_CASE("bounds enclose every token of a block, tightly") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : head_dims) {
       Random random(head_dim + 7);
       Extent extent(head_dim);
       const PageShape& shape = extent.shape;
       fill_extent(*k, random, extent);
-      bool encloses = true, tight = true, mean = true;
+      bool encloses = true, tight = true;
       for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
         const uint32_t p = b / shape.page_blocks(), first = b % shape.page_blocks() * shape.block_tokens;
         double magnitude = 0;
@@ -269,29 +264,10 @@ TEST_CASE("bounds enclose every token of a block, tightly, and means are the tok
           tight = tight && upper - high < magnitude / 127 * 1.0001 && low - lower < magnitude / 127 * 1.0001;
         }
       }
-      for (uint32_t p = 0; p < extent_pages; ++p) {
-        std::vector<double> means(2 * shape.dim);
-        double k_peak = 0, v_peak = 0;
-        for (uint32_t d = 0; d < shape.dim; ++d) {
-          for (uint32_t t = 0; t < shape.page_tokens; ++t) {
-            means[d] += extent.key(p, t, d) / shape.page_tokens;
-            means[shape.dim + d] += extent.value(p, t, d) / shape.page_tokens;
-          }
-          k_peak = std::max(k_peak, std::fabs(means[d]));
-          v_peak = std::max(v_peak, std::fabs(means[shape.dim + d]));
-        }
-        for (uint32_t d = 0; d < shape.dim; ++d) {
-          const double key = reference::page_mean_key(shape, extent.means.data(), p, d);
-          const double value = reference::page_mean_value(shape, extent.means.data(), p, d);
-          mean = mean && std::fabs(key - means[d]) <= k_peak / 127 * 0.501;
-          mean = mean && std::fabs(value - means[shape.dim + d]) <= v_peak / 127 * 0.501;
-        }
-      }
       CAPTURE(k->name);
       CAPTURE(head_dim);
       CHECK(encloses);
       CHECK(tight);
-      CHECK(mean);
     }
   }
 }
@@ -449,55 +425,33 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
   }
 }
 
-TEST_CASE("pages attended by their means add what the reference adds") {
+TEST_CASE("priorities of samples are shares by the blocks' random numbers, which are evenly spread and not alike") {
+  constexpr uint32_t n = 10007;
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
-      Random random(head_dim + 17);
-      Extent extents[] = {Extent(head_dim), Extent(head_dim), Extent(head_dim)};
-      const PageShape& shape = extents[0].shape;
-      for (Extent& extent : extents) fill_extent(*k, random, extent);
-      const int8_t* means[] = {extents[0].means.data(), extents[1].means.data(), extents[2].means.data()};
-      for (uint32_t i = 0; i < 66; ++i) {
-        // Lists of one row and of all; then, as tokens' groups have them, of 2, 3 or 4: blocks of the kernels' rows end within them and hold several.
-        const uint32_t group = i < 24 ? 0 : 2 + i % 3, rows = group ? group * (1 + i / 3 % 7) : 1 + i % 11;
-        const uint32_t rows_of_list = group ? group : i % 2 ? 1 : rows, n = 1 + i / 2 % 3, dim = shape.dim;
-        std::vector<uint32_t> pages(rows / rows_of_list * n);
-        for (uint32_t& p : pages) p = i == 0 ? 0 : i == 1 ? 0xffff : random.below(0x10000);
-        Queries q(*k, rows, dim, random);
-        Guarded<float> o(std::size_t{rows} * dim), m(rows), l(rows);
-        std::vector<double> want_o(o.size()), want_m(rows), want_l(rows);
-        for (uint32_t r = 0; r < rows; ++r) {
-          const bool empty = i % 4 == 3;
-          m[r] = empty ? -infinity : 2 * random.normal();
-          l[r] = empty ? 0.0f : random.uniform(1, 20);
-          for (uint32_t d = 0; d < dim; ++d) o[r * dim + d] = empty ? 0.0f : random.normal();
-        }
-        std::copy_n(o.data(), o.size(), want_o.begin());
-        std::copy_n(m.data(), rows, want_m.begin());
-        std::copy_n(l.data(), rows, want_l.begin());
-        Guarded<std::byte> scratch(k->attend_means_scratch(n));
-        k->attend_means(shape, q.view, means, n, pages.data(), rows_of_list, {o.data(), m.data(), l.data()}, scratch.data());
-        CHECK(scratch.guards_intact());
-        reference::attend_means(shape, q.view, {means, n}, pages.data(), rows_of_list, want_o.data(), want_m.data(), want_l.data());
-        CAPTURE(k->name);
-        CAPTURE(head_dim);
-        CHECK(o.guards_intact());
-        for (uint32_t r = 0; r < rows; ++r) {
-          if (want_l[r] == 0) {
-            CHECK(l[r] == 0);
-            continue;
-          }
-          const double scale = std::exp(static_cast<double>(m[r]) - want_m[r]);
-          // A score is a float that was rounded three times: its weight is off by as many parts as its magnitude has.
-          CHECK(std::fabs(static_cast<double>(l[r]) * scale - want_l[r]) < (1e-6 + 2e-7 * std::fabs(want_m[r])) * want_l[r]);
-          std::vector<double> got(dim), want(dim);
-          for (uint32_t d = 0; d < dim; ++d) {
-            got[d] = static_cast<double>(o[r * dim + d]) / static_cast<double>(l[r]);
-            want[d] = want_o[r * dim + d] / want_l[r];
-          }
-          CHECK(test::relative_error(got.data(), want.data(), dim) < 1e-5);
-        }
+    CAPTURE(k->name);
+    for (uint32_t seed : {0u, 1u, 0x9e3779b1u, 0xffffffffu}) {
+      Random random(seed);
+      Guarded<float> shares(n), priorities(n);
+      for (std::size_t i = 0; i < n; ++i) shares[i] = i % 5 == 0 ? 0.0f : std::exp(random.uniform(-80, 2));
+      std::vector<double> want(n);
+      k->sample_priorities(shares.data(), n, 77, seed, priorities.data());
+      reference::sample_priorities(shares.data(), n, 77, seed, want.data());
+      CHECK(priorities.guards_intact());
+      double sum = 0, product = 0, before = 0;
+      bool same = true;
+      for (std::size_t i = 0; i < n; ++i) {
+        same = same && std::fabs(static_cast<double>(priorities[i]) - want[i]) <= 2e-7 * want[i];
+        const float one = 1;
+        double u = 0;
+        reference::sample_priorities(&one, 1, static_cast<uint32_t>(77 + i), seed, &u);
+        u = 1 / u - 0.5;
+        CHECK(std::fabs(u) <= 0.5);
+        sum += u, product += u * before, before = u;
       }
+      CHECK(same);
+      // Four standard deviations of n numbers evenly spread, and of products of neighbours that know nothing of each other.
+      CHECK(std::fabs(sum / n) < 4 * std::sqrt(1.0 / 12 / n));
+      CHECK(std::fabs(product / n) < 4 / 12.0 / std::sqrt(n));
     }
   }
 }

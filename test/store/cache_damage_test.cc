@@ -141,7 +141,7 @@ TEST_CASE("bytes after the end are refused") {
 
 TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where they are used") {
   Specimen specimen;
-  const uint64_t pages = offset_of(specimen.sound, SectionKind::pages), means = offset_of(specimen.sound, SectionKind::means);
+  const uint64_t pages = offset_of(specimen.sound, SectionKind::pages), bounds = offset_of(specimen.sound, SectionKind::bounds);
   struct Damage {
     const char* name;
     SectionKind kind;
@@ -152,10 +152,10 @@ TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where t
       {"swapped", SectionKind::pages, {2, 5}, [&](auto& f) { swap_ranges(f, pages + 2 * 4096, pages + 5 * 4096, 4096); }},
       {"doubled", SectionKind::pages, {7}, [&](auto& f) { std::copy_n(f.begin() + static_cast<long>(pages), 4096, f.begin() + static_cast<long>(pages + 7 * 4096)); }},
       {"zeroed", SectionKind::pages, {19}, [&](auto& f) { std::fill_n(f.begin() + static_cast<long>(pages + 19 * 4096), 4096, uint8_t{0}); }},
-      {"first bit", SectionKind::means, {0}, [&](auto& f) { f[means] ^= 1; }},
-      {"last bit", SectionKind::means, {15}, [&](auto& f) { f[means + 65535] ^= 0x80; }},
+      {"first bit", SectionKind::bounds, {0}, [&](auto& f) { f[bounds] ^= 1; }},
+      {"last bit", SectionKind::bounds, {15}, [&](auto& f) { f[bounds + 65535] ^= 0x80; }},
       {"last byte of a part of a block", SectionKind::state, {0}, [&](auto& f) { f[offset_of(f, SectionKind::state) + 99] ^= 2; }},
-      {"swapped between sections", SectionKind::means, {3}, [&](auto& f) { swap_ranges(f, pages, means + 3 * 4096, 4096); }},
+      {"swapped between sections", SectionKind::bounds, {3}, [&](auto& f) { swap_ranges(f, pages, bounds + 3 * 4096, 4096); }},
   };
   for (const Damage& damage : damages) {
     CAPTURE(damage.name);
@@ -274,19 +274,54 @@ TEST_CASE("a transfer in text mode is named as the cause") {
 TEST_CASE("a newer format is stale, not damaged, and one that old readers may read is read") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  put(bytes, format::place_version, 4, 2);
-  put(bytes, format::place_minimum_reader, 4, 2);
+  put(bytes, format::place_version, 4, 3);
+  put(bytes, format::place_minimum_reader, 4, 3);
   CHECK(specimen.opened(bytes).code() == Code::corrupt);  // without its checksum it is not believed
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::version);
-  put(bytes, format::place_minimum_reader, 4, 1);
-  bytes[200] = 77;                                               // reserved in version 1
+  put(bytes, format::place_minimum_reader, 4, 2);
+  bytes[200] = 77;                                               // reserved in version 2
   bytes[format::place_sections + format::entry_bytes - 1] = 5;   // so is this
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).ok());
-  put(bytes, format::place_version, 4, 1);
+  put(bytes, format::place_version, 4, 2);
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::corrupt);
+}
+
+TEST_CASE("a file of version 1 is read, as strictly as one of today") {
+  Specimen specimen([] {
+    std::vector<Part> parts = samples::parts(9);
+    parts.push_back({SectionKind::means, 1, samples::noise(9000, 5)});
+    return parts;
+  }());
+  std::vector<uint8_t> bytes = specimen.sound;
+  CHECK(get(bytes, format::place_version, 4) == 2);
+  CHECK(get(bytes, format::place_minimum_reader, 4) == 2);  // a reader of version 1 finds no means in what is written
+  put(bytes, format::place_version, 4, 1);
+  samples::repair_header(bytes);
+  CHECK(specimen.opened(bytes).code() == Code::corrupt);  // no reader of version 1 would read it
+  put(bytes, format::place_minimum_reader, 4, 1);
+  samples::repair_header(bytes);
+  Status s;
+  const auto file = specimen.open(bytes, &s);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  CHECK(file->version() == 1);
+  CHECK(file->verify_all(nullptr, nullptr).ok());
+  for (uint64_t place : {uint64_t{200}, format::place_sections + format::entry_bytes - 1, format::place_checksum - 1}) {
+    std::vector<uint8_t> reserved = bytes;
+    reserved[place] = 77;
+    samples::repair_header(reserved);
+    count_faults("facts that lie behind sound checksums");
+    CHECK(specimen.opened(reserved).code() == Code::corrupt);
+  }
+  bytes[offset_of(bytes, SectionKind::means) + 8999] ^= 1;
+  count_faults("bits flipped");
+  const auto damaged = specimen.open(bytes, &s);
+  REQUIRE(s.ok());
+  const Status found = damaged->verify_all(nullptr, nullptr);
+  CHECK(found.code() == Code::corrupt);
+  CHECK(std::string(found.message()).find("means") != std::string::npos);
 }
 
 TEST_CASE("a file of the other byte order is stale") {
@@ -300,7 +335,7 @@ TEST_CASE("a file of the other byte order is stale") {
 TEST_CASE("an unknown section is skipped when it is optional and makes the file stale when it is not") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  const uint64_t entry = entry_of(bytes, SectionKind::means);
+  const uint64_t entry = entry_of(bytes, SectionKind::bounds);
   for (uint32_t kind : {0u, 11u, 12u, 99u, 0xFFFFFFFFu}) {
     CAPTURE(kind);
     put(bytes, entry + format::entry_kind, 4, kind);
@@ -313,7 +348,7 @@ TEST_CASE("an unknown section is skipped when it is optional and makes the file 
     const auto file = specimen.open(bytes, &s);
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(file->sections().size() == 5);
-    CHECK(file->find(SectionKind::means) == nullptr);
+    CHECK(file->find(SectionKind::bounds) == nullptr);
     CHECK(file->verify_all(nullptr, nullptr).ok());
   }
 }

@@ -53,7 +53,7 @@ inline std::vector<Part> parts(uint64_t seed) {
   return {{SectionKind::state, 1, noise(100, seed)},
           {SectionKind::sinks, 1, {}},
           {SectionKind::pages, 3, noise(20 * 4096, seed + 1)},
-          {SectionKind::means, 1, noise(65536, seed + 2)},
+          {SectionKind::bounds, 1, noise(65536, seed + 2)},
           {SectionKind::statistics, 1, noise(5000, seed + 3)}};
 }
 

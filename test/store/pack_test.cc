@@ -164,10 +164,9 @@ TEST_CASE("packing takes no more memory for a large document") {
   const std::string path = folder.file("a.kv");
   CacheHeader header;  // of zeros that are nowhere on the disk
   header.identity = samples::identity(1 << 20);
-  header.section_count = 3;
+  header.section_count = 2;
   header.sections[0].kind = SectionKind::pages, header.sections[0].bytes = uint64_t{8} << 30;
   header.sections[1].kind = SectionKind::bounds, header.sections[1].bytes = uint64_t{1} << 30;
-  header.sections[2].kind = SectionKind::means, header.sections[2].bytes = uint64_t{1} << 30;
   REQUIRE(header.lay_out());
   for (CacheHeader::Entry& section : header.entries()) {
     const Bytes table(section.table_bytes());

@@ -43,7 +43,7 @@ struct SessionFlags {
   kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
   uint32_t search_breadth = 0;
   bool head_graphs = false;
-  double coverage = 0;          // share of attention
+  double coverage = 0;          // 1 - the error that a sample may be expected to have
   bool certify = false;
   uint32_t select_tokens = 0;
   std::string filter_layers;    // "2,8,18"

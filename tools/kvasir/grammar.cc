@@ -68,7 +68,7 @@ void add_threads(CLI::App* app, SessionFlags* flags) {
 void add_choosing(CLI::App* app, SessionFlags* flags) {
   value(app, "--dense-layers", "N", "Layers that read everything, those that a choice serves worst; without it the strategy decides",
         [=](const std::string& given) { flags->dense_layers = number<uint32_t>(given, 0, 1024); });
-  value(app, "--coverage", "P%", "bounded reads what it takes for this share of attention, from a quarter of the budget to four times it",
+  value(app, "--coverage", "P%", "bounded reads what keeps the expected error of its sample below 100% less this, from a quarter of the budget to four times it",
         [=](const std::string& given) {
           const Budget share = budget_of(given);
           if (share.tokens != 0) throw Failure(exit_usage, "'" + given + "' is a number of tokens: write a share, as 95%");

@@ -196,7 +196,7 @@ void print_table(Terminal& terminal, const Json& result) {
   terminal.print(
       "\ntokens, keys: read, and scanned to choose, by each layer and key/value head for each token; a head's: scanned by the search of one query head,\n"
       "were it alone; summaries: bytes read to choose, for each token;\n"
-      "mass: of the exact attention that was read, certain: at least, by its certificate, claimed: as the strategy estimates it; \n"
+      "mass: of the exact attention that was read, certain: at least, by its certificate, claimed: besides samples, as the strategy estimates it;\n"
       "error: of the output, relative; recall: of the 100 best tokens. Layers that read everything are in the means.\n");
 }
 
