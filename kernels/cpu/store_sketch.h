@@ -10,7 +10,6 @@ namespace {
 constexpr uint32_t most_sketch_dim = 96;  // of head_dim 256
 constexpr float sketch_steps = 7.0f;      // 4 bits: -7 .. 7, stored + 8
 constexpr int32_t sketch_offset = 8;
-constexpr float faint = 16.0f;            // e^-16 = 1e-7
 
 // x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a block that begins at token `first` of the page.
 // Four tokens and a vector of channels at a time, whose sums stay in registers.

@@ -1,5 +1,5 @@
 // What new tokens attend, by the names in launch.cc: the sketch's estimates of every token's score, from the same integers as the processor's, and the
-// choice of pages by them, as select/bounded.cc and select/blocks.cc have it.
+// choice of pages by them, as select/bounded.cc and select/sampling.cc have it.
 #include "attention_common.h"
 
 namespace kvasir::cuda {
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   __syncthreads();
   // The rows' shares, summed, in the place of the first row's scores, and their priorities.
   const bool is_near = end <= near_blocks;
-  const uint32_t seed = (kv.layer << 16 | head) * 0x9e3779b1u;  // sample_seed()
+  const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
 #pragma unroll 4
   for (uint32_t b = first + thread; b < end; b += choose_threads) {
     float share = 0;

@@ -80,7 +80,7 @@ struct PageRef {
   const int8_t* data;      // the page's 4096 bytes, 64-byte aligned
   const uint16_t* scales;  // bf16 [2][page_tokens]
   uint64_t tokens;         // bit t set: token t of the page takes part; never 0
-  float bias = 0;          // of every score: ln of how many pages like this one it stands for
+  float bias = 0;          // of every score: ln of how many like it these tokens stand for
 };
 
 }  // namespace kvasir

@@ -252,23 +252,33 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
     const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
     const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& numbers) {
-      w->counts.pages_touched += pages.size();
+      for (std::size_t p = 0; p < numbers.size(); ++p) w->counts.pages_touched += p == 0 || numbers[p] != numbers[p - 1];
       if (pages.empty()) return Status();
       if (Status s = store.pages().fetch(layer, head, numbers, pages.data(), &hold); !s.ok()) return s;
       attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
-      for (std::size_t p = 0; traced && p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
+      return Status();
+    };
+    const auto trace = [&](Array<PageRef>& pages, const Array<uint32_t>& numbers) {  // by the state that all have left
+      if (!traced || pages.empty()) return Status();
+      if (Status s = store.pages().fetch(layer, head, numbers, pages.data(), &hold); !s.ok()) return s;
+      for (std::size_t p = 0; p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
       return Status();
     };
     if (Status s = attend(list, w->selection.page_numbers[i]); !s.ok()) return s;
     if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
-    if (w->selection.samples.empty()) continue;
+    if (!w->selection.sampled) {
+      if (Status s = trace(list, w->selection.page_numbers[i]); !s.ok()) return s;
+      continue;
+    }
     w->read_m.assign(its.m, its.m + some.rows);
     w->read_l.assign(its.l, its.l + some.rows);
     if (Status s = attend(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
+    if (Status s = trace(list, w->selection.page_numbers[i]); !s.ok()) return s;
+    if (Status s = trace(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
     for (uint32_t r = 0; r < some.rows; ++r) {
       const double read = its.l[r] > 0 ? static_cast<double>(w->read_l[r] / its.l[r]) * std::exp(static_cast<double>(w->read_m[r] - its.m[r])) : 0;
       w->counts.mass += read;
-      w->compare.estimated.push_back(read);
+      if (plan.compare != CompareLevel::none) w->compare.estimated.push_back(read);
     }
     w->counts.queries += some.rows;
   }

@@ -88,7 +88,7 @@ uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<
     }
   };
   mark(one.chosen->lists[list], one.chosen->page_numbers[list], 1);
-  if (!one.chosen->samples.empty()) mark(one.chosen->samples[list], one.chosen->sample_numbers[list], 2);
+  if (one.chosen->sampled) mark(one.chosen->samples[list], one.chosen->sample_numbers[list], 2);
   return count;
 }
 
@@ -140,7 +140,7 @@ bool Comparison::compare(const Case& one, Scratch* s) {
     if (!s->certified.empty()) {
       c.certified = 1;
       c.certificate = s->certified[r];
-      c.certificate_excess = c.certificate - c.mass;
+      c.certificate_excess = c.certificate - certain / total;
     }
     sum += c;
     if (layers_too_ && one.token + 1 == tokens_) keep_shares(one, *s, r, largest, total, near);

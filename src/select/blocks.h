@@ -12,10 +12,9 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->lists.resize(lists);
   out->page_numbers.resize(lists);
   for (uint32_t i = 0; i < lists; ++i) out->lists[i].clear(), out->page_numbers[i].clear();
-  out->samples.clear();
-  out->sample_numbers.clear();
   out->tokens = out->summary_bytes = out->keys_scanned = out->head_keys = 0;
   out->intact = true;
+  out->sampled = false;
 }
 
 // The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; and their sum, into the first row.

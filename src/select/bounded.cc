@@ -47,8 +47,7 @@ class BoundedSelector final : public Selector {
       to_shares(query, like_the_best, scores, stride, blocks - first);
     const BlockRange range{shape.block_tokens, first, blocks, stride, query.first_row};
     const SampleSize size = sample_size(query.budget_tokens, query.coverage, shape.block_tokens, query.share ? rows : 1);
-    out->samples.resize(out->lists.size());
-    out->sample_numbers.resize(out->lists.size());
+    begin_samples(out);
     for (std::size_t i = 0; i < out->lists.size(); ++i) sample_list(query, range, i, size, scratch, out);
   }
 

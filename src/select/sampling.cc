@@ -36,6 +36,13 @@ SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t block_to
   return {blocks(budget_tokens / 4), blocks(budget_tokens * 4), error * error};
 }
 
+void begin_samples(Selection* out) {
+  out->samples.resize(out->lists.size());
+  out->sample_numbers.resize(out->lists.size());
+  for (std::size_t i = 0; i < out->lists.size(); ++i) out->samples[i].clear(), out->sample_numbers[i].clear();
+  out->sampled = true;
+}
+
 void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, const SampleSize& size, SelectorScratch* scratch, Selection* out) {
   const uint32_t n = range.end - range.first, most = std::min(n, size.most), least = std::min(most, size.least);
   const float* shares = scratch->scores.data() + (range.row + list) * range.stride + range.first;
@@ -53,12 +60,16 @@ void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_
   Sums all;
   all.add(shares, n);
   // Whose share is at least t has no lower a priority, so it is among those that were found.
-  const auto is_enough = [&](float t) {
+  const auto below = [&](float t) {
     Sums rest = all;
     for (uint32_t i = 0; i < found; ++i) {
       const auto share = static_cast<double>(shares[chosen[i]]);
       if (shares[chosen[i]] >= t) rest.shares -= share, rest.squares -= share * share;
     }
+    return rest;
+  };
+  const auto is_enough = [&](float t) {
+    const Sums rest = below(t);
     return static_cast<double>(t) * rest.shares - rest.squares <= size.variance;
   };
   // The priority that so many others are above.
@@ -75,7 +86,15 @@ void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_
     else
       low = begin = middle + 1;
   }
-  const float t = low < found ? after(low) : 0;
+  float t = low < found ? after(low) : 0;
+  if (low > least && low < std::min(most, found)) {
+    const float next = t, last = std::nextafter(*std::min_element(ranked, ranked + low), 0.0f);
+    for (int i = 0; i < 6; ++i) {  // Newton's steps, of a function that is convex and made of straight pieces
+      const Sums rest = below(t);
+      if (!(rest.shares > 0)) break;
+      t = std::clamp(static_cast<float>((size.variance + rest.squares) / rest.shares), next, last);
+    }
+  }
 
   const PageShape& page = query.pages.shape().page;
   for (uint32_t i = 0; i < found; ++i) {

@@ -63,7 +63,7 @@ struct Selection {
   // lists[0] for all rows when shared, else one a row. Pages ascending; where they are is left open, PageStore::fetch() tells.
   std::vector<Array<PageRef>> lists;
   std::vector<Array<uint32_t>> page_numbers;  // of the same entries
-  // Or empty: besides, for each list, a sample of what is not in it, a block an entry, whose bias says how much each stands for. Blocks ascending.
+  // Where `sampled`: besides, for each list, a sample of what is not in it, a block an entry, whose bias says how much each stands for. Blocks ascending.
   std::vector<Array<PageRef>> samples;
   std::vector<Array<uint32_t>> sample_numbers;  // their pages
   uint64_t tokens = 0;                        // chosen and sampled, summed over lists
@@ -71,6 +71,7 @@ struct Selection {
   uint64_t keys_scanned = 0;                  // keys of the store whose scores were computed to choose; of summaries: none
   uint64_t head_keys = 0;                     // of a search that each query head makes: what each alone would have scanned, summed over them
   bool intact = true;                         // false: a summary of a mapped file is damaged
+  bool sampled = false;
 };
 
 // Of a search for single tokens.
@@ -99,7 +100,7 @@ struct SelectorScratch {
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
-  Array<float> priorities;
+  Array<float> priorities;  // [blocks], then the highest
   Array<std::byte> bytes;
   SearchScratch search;
 };
