@@ -67,9 +67,6 @@ struct Avx2 {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 
-  static F load_bytes(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-  }
   using N = __m256i;
   static void nibbles(const int8_t* p, N& low, N& high) {
     const __m256i x = bytes(p), mask = _mm256_set1_epi8(15);

@@ -48,9 +48,6 @@ struct Avx512 {
   }
   static I dot_keys(I acc, K k, int32_t q4) { return _mm512_dpbusd_epi32(acc, k, _mm512_set1_epi32(q4)); }
 
-  static F load_bytes(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-  }
   using N = __m512i;
   static void nibbles(const int8_t* p, N& low, N& high) {
     const __m512i x = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);

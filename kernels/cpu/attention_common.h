@@ -21,7 +21,6 @@
 //   iota                       0, 1, 2 ...
 //   keys(p), keys_halves(p, q) 4 * lanes bytes of K at p, or half of them at p and half at q (16 lanes only)
 //   dot_keys(acc, k, q4)       acc += sum of four (k + key_offset) * q products a lane; q4: four int8 in one int32
-//   load_bytes(p)              lanes int8 as floats
 //   nibbles(p, low, high), N   4 * lanes bytes at p as their lower and upper halves, 0 to 15
 //   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every lane;  imax(a, b): the larger of each lane
 //   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not 0

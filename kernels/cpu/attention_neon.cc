@@ -51,11 +51,6 @@ struct Neon {
   static K keys(const int8_t* p) { return vld1q_s8(p); }
   static I dot_keys(I acc, K k, int32_t q4) { return vdotq_s32(acc, k, four(q4)); }
 
-  static F load_bytes(const int8_t* p) {
-    int32_t four_bytes;
-    std::memcpy(&four_bytes, p, sizeof four_bytes);
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vget_low_s8(four(four_bytes))))));
-  }
   using N = int8x16_t;
   static void nibbles(const int8_t* p, N& low, N& high) {
     const uint8x16_t x = vreinterpretq_u8_s8(vld1q_s8(p));

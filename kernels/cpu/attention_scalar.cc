@@ -47,7 +47,6 @@ struct Scalar {
   static I dot_keys(I acc, K k, int32_t q4) {
     return acc + byte(k, 0) * byte(q4, 0) + byte(k, 1) * byte(q4, 1) + byte(k, 2) * byte(q4, 2) + byte(k, 3) * byte(q4, 3);
   }
-  static F load_bytes(const int8_t* p) { return static_cast<float>(*p); }
   using N = int32_t;
   static void nibbles(const int8_t* p, N& low, N& high) {
     const int32_t x = load_four(p);

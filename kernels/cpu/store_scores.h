@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t columns = 16;
-static_assert(columns == tile_blocks && columns == extent_pages);
+static_assert(columns == tile_blocks);
 
 // out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 * quad + i], for R rows, 16 columns.
 // data: int8 [quads][16][4]; q: int8 [R][4 * quads]; scale: f32 [16]. ahead: as many bytes that will be read next.
@@ -45,32 +45,24 @@ void score_columns(const int8_t* data, const int8_t* scale, const int8_t* ahead,
   }
 }
 
-// The same for any number of rows and tiles of 16 columns; scales: f32 [tiles][16]. next: tiles that will be scored next, or null.
 template <class Isa>
-void score_tiles(const int8_t* data, const int8_t* scales, const int8_t* next, uint32_t tiles, uint32_t quads, const int8_t* q, const QueryRows& rows,
-                 float* scores, std::size_t stride) {
+void score_bounds(const PageShape& shape, const QueryRows& rows, const int8_t* bounds, const int8_t* next, float* scores, std::size_t stride) {
+  const uint32_t tiles = extent_pages * (shape.page_tokens / shape.block_tokens) / tile_blocks, quads = 2 * shape.dim / 4;
+  const std::size_t tile_bytes = std::size_t{quads} * 4 * columns;
   by_row_blocks<Isa::scan_rows>(rows.rows, [&](uint32_t row, uint32_t n) {
-    const int8_t* block = q + std::size_t{row} * quads * 4;
+    const int8_t* block = rows.split + std::size_t{row} * quads * 4;
     int32_t starts[Isa::scan_rows];
     key_offsets<Isa>(block, n, quads * 4, starts);
     for (uint32_t tile = 0; tile < tiles; ++tile) {
-      const int8_t* tile_data = data + std::size_t{tile} * quads * 4 * columns;
-      const int8_t* ahead = next && row == 0 ? next + std::size_t{tile} * quads * 4 * columns : tile_data;
-      const int8_t* tile_scales = scales + tile * columns * sizeof(float);
+      const int8_t* data = bounds + tile * tile_bytes;
+      const int8_t* ahead = next && row == 0 ? next + tile * tile_bytes : data;
+      const int8_t* scales = bounds + tiles * tile_bytes + tile * columns * sizeof(float);
       float* out = scores + row * stride + tile * columns;
-      const float* q_scale = rows.scale + row;
       with_count<Isa::scan_rows>(n, [&](auto count) {
-        score_columns<Isa, count.value>(tile_data, tile_scales, ahead, quads, block, starts, q_scale, out, stride);
+        score_columns<Isa, count.value>(data, scales, ahead, quads, block, starts, rows.scale + row, out, stride);
       });
     }
   });
-}
-
-template <class Isa>
-void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, const int8_t* next, float* scores, std::size_t stride) {
-  const uint32_t tiles = extent_pages * (shape.page_tokens / shape.block_tokens) / tile_blocks;
-  const int8_t* scales = bounds + std::size_t{tiles} * tile_blocks * 2 * shape.dim;
-  score_tiles<Isa>(bounds, scales, next, tiles, 2 * shape.dim / 4, q.split, q, scores, stride);
 }
 
 constexpr float no_share = 24.0f;  // e^-24 of the largest: a million such scores are not seen in a float

@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   __syncthreads();
   const auto priority = [&](uint32_t b) { return __float_as_uint(is_near ? near_by[b] : scores[b] / random_of(b, seed)); };
 
-  // What is taken are the blocks whose priority's bits are `high` or more. At most one is left between `low` and `high`; it is the first that is left out.
+  // What is taken are the blocks whose priority's bits are `high` or more. At most one is left between `low` and `high`: the first that is left out, whose
+  // priority is the threshold, or else `low` is. The processor's threshold (select/sampling.cc) lies between the same two blocks.
   const DeviceBudget budget = *kv.budget;
   const Want want{budget.least, budget.most};
   const float scale = budget.variance > 0 ? static_cast<float>(allowed) / budget.variance : 0;

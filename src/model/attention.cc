@@ -251,30 +251,33 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
     Array<PageRef>& list = w->selection.lists[i];
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
     const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
-    const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& numbers) {
-      for (std::size_t p = 0; p < numbers.size(); ++p) w->counts.pages_touched += p == 0 || numbers[p] != numbers[p - 1];
-      if (pages.empty()) return Status();
-      if (Status s = store.pages().fetch(layer, head, numbers, pages.data(), &hold); !s.ok()) return s;
+    const Array<uint32_t>& numbers = w->selection.page_numbers[i];
+    const auto fetch = [&](Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {  // they stay until the next ones are
+      return pages.empty() ? Status() : store.pages().fetch(layer, head, its_numbers, pages.data(), &hold);
+    };
+    const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {
+      for (std::size_t p = 0; p < pages.size(); ++p) w->counts.pages_touched += p == 0 || its_numbers[p] != its_numbers[p - 1];
+      if (Status s = fetch(pages, its_numbers); !s.ok() || pages.empty()) return s;
       attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
       return Status();
     };
-    const auto trace = [&](Array<PageRef>& pages, const Array<uint32_t>& numbers) {  // by the state that all have left
-      if (!traced || pages.empty()) return Status();
-      if (Status s = store.pages().fetch(layer, head, numbers, pages.data(), &hold); !s.ok()) return s;
-      for (std::size_t p = 0; p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
-      return Status();
+    const auto trace = [&](const Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {  // by the state that all have left
+      for (std::size_t p = 0; p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], its_numbers[p], its.m, w);
     };
-    if (Status s = attend(list, w->selection.page_numbers[i]); !s.ok()) return s;
+    if (Status s = attend(list, numbers); !s.ok()) return s;
     if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
     if (!w->selection.sampled) {
-      if (Status s = trace(list, w->selection.page_numbers[i]); !s.ok()) return s;
+      if (traced) trace(list, numbers);
       continue;
     }
     w->read_m.assign(its.m, its.m + some.rows);
     w->read_l.assign(its.l, its.l + some.rows);
     if (Status s = attend(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
-    if (Status s = trace(list, w->selection.page_numbers[i]); !s.ok()) return s;
-    if (Status s = trace(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
+    if (traced) {
+      trace(w->selection.samples[i], w->selection.sample_numbers[i]);
+      if (Status s = fetch(list, numbers); !s.ok()) return s;
+      trace(list, numbers);
+    }
     for (uint32_t r = 0; r < some.rows; ++r) {
       const double read = its.l[r] > 0 ? static_cast<double>(w->read_l[r] / its.l[r]) * std::exp(static_cast<double>(w->read_m[r] - its.m[r])) : 0;
       w->counts.mass += read;

@@ -80,7 +80,7 @@ TEST_CASE("a long piece makes loading quadratic") {
   check_refused(spm_file(vocabulary), Code::limit, "100000 bytes");
 }
 
-TEST_CASE("a text is searched for special tokens of any length, in the time of their product") {
+TEST_CASE("special tokens so long that texts could be made that are slow to search for them are refused") {
   for (const int32_t type : {2, 3, 4}) {
     TestVocabulary vocabulary = byte_vocabulary();
     vocabulary.add(std::string(1025, 'x'), type);
