@@ -62,9 +62,13 @@ struct Avx2 {
     return {value, _mm256_abs_epi8(value)};
   }
   // The key's sign moves to the query, so that the key can be the unsigned side.
-  static I dot_keys(I acc, K k, int32_t q4) {
-    const __m256i pairs = _mm256_maddubs_epi16(k.magnitude, _mm256_sign_epi8(_mm256_set1_epi32(q4), k.value));
+  static I dot_keys(I acc, K k, B q) {
+    const __m256i pairs = _mm256_maddubs_epi16(k.magnitude, _mm256_sign_epi8(q, k.value));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static B four(int32_t x) { return _mm256_set1_epi32(x); }
+  static I fold(const I* x) {  // [a0 b1] + [a1 b0]
+    return _mm256_add_epi32(_mm256_blend_epi32(x[0], x[1], 0xf0), _mm256_permute2x128_si256(x[0], x[1], 0x21));
   }
 
   using N = __m256i;

@@ -41,12 +41,17 @@ struct Avx512 {
   static F scale_by_pow2(F p, F n) { return _mm512_scalef_ps(p, n); }
 
   static K keys(const int8_t* p) { return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128)); }
-  static K keys_halves(const int8_t* p, const int8_t* q) {
-    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-    return _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), _mm512_set1_epi8(-128));
+  static B four(int32_t x) { return _mm512_set1_epi32(x); }
+  static I dot_keys(I acc, K k, B q) { return _mm512_dpbusd_epi32(acc, k, q); }
+  // Halves, then quarters change places, so that each step needs but one shuffle beside its blend.
+  static I fold(const I* x) {
+    const auto halves = [](I a, I b) {
+      return _mm512_add_epi32(_mm512_mask_blend_epi64(0xf0, a, b), _mm512_shuffle_i64x2(a, b, 0x4e));  // [a0 a1 b2 b3] + [a2 a3 b0 b1]
+    };
+    const I a = halves(x[0], x[2]), b = halves(x[1], x[3]);
+    const I other = _mm512_permutex2var_epi64(a, _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13), b);
+    return _mm512_add_epi32(_mm512_mask_blend_epi64(0xcc, a, b), other);  // [a0 b1 a2 b3] + [a1 b0 a3 b2]
   }
-  static I dot_keys(I acc, K k, int32_t q4) { return _mm512_dpbusd_epi32(acc, k, _mm512_set1_epi32(q4)); }
 
   using N = __m512i;
   static void nibbles(const int8_t* p, N& low, N& high) {

@@ -6,7 +6,8 @@
 //   lanes                      32-bit lanes of a vector: 16, 8, 4 or 1
 //   row_block                  query rows that share one pass over keys
 //   scan_rows                  query rows that share one pass over summaries
-//   key_columns, row_columns   vectors that share one broadcast, so that accumulators fit the registers: 1, 2 or 4
+//   key_columns                vectors of keys that share one vector of a query, so that accumulators fit the registers: 2 or 4
+//   row_columns                vectors that share one broadcast: 2 or 4
 //   key_offset                 what dot_keys adds to every key byte: 128 where the instruction wants them unsigned, else 0
 //   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same, prepared for dot_keys
 //   set, load, store           all of any alignment;  iset, iload, istore for int32
@@ -19,8 +20,9 @@
 //   finite_or_zero(x)          0 where x is infinite or NaN
 //   select_less(a, b, x, y)    x where a < b, else y
 //   iota                       0, 1, 2 ...
-//   keys(p), keys_halves(p, q) 4 * lanes bytes of K at p, or half of them at p and half at q (16 lanes only)
-//   dot_keys(acc, k, q4)       acc += sum of four (k + key_offset) * q products a lane; q4: four int8 in one int32
+//   keys(p)                    4 * lanes bytes of K at p
+//   dot_keys(acc, k, q)        acc += sum of four (k + key_offset) * q products a lane;  four(x): four int8, in one int32, in every lane of a B
+//   fold(i[max(lanes / 4, 1)]) of lanes / 4 vectors the sums of every fourth lane: [vector][4]; one of fewer lanes is as it was
 //   nibbles(p, low, high), N   4 * lanes bytes at p as their lower and upper halves, 0 to 15
 //   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every lane;  imax(a, b): the larger of each lane
 //   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not 0

@@ -13,8 +13,9 @@
 namespace kvasir {
 namespace {
 
+template <class Isa>
 std::size_t attend_scratch(uint32_t rows, uint32_t dim) {
-  const std::size_t pages = sizeof(PageTile) + rows * sizeof(int32_t);
+  const std::size_t pages = sizeof(PageTile) + QuadQueries<Isa>::scratch_bytes(rows, dim);
   const std::size_t tokens = sizeof(RowsTile) + std::size_t{dim} * rows_tile_tokens * sizeof(float);
   return round_up(pages > tokens ? pages : tokens, 64);
 }
@@ -26,7 +27,7 @@ void fill_attention(Kernels& k) {
   k.score_tokens = score_tokens<Isa>;
   k.score_keys = score_keys<Isa>;
   k.attend_rows = attend_rows<Isa>;
-  k.attend_scratch = attend_scratch;
+  k.attend_scratch = attend_scratch<Isa>;
   k.merge = merge<Isa>;
   k.finish = finish<Isa>;
   k.seal_page = seal_page<Isa>;

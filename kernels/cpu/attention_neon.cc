@@ -47,9 +47,10 @@ struct Neon {
     return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
   }
 
-  static int8x16_t four(int32_t x) { return vreinterpretq_s8_s32(vdupq_n_s32(x)); }
+  static B four(int32_t x) { return vreinterpretq_s8_s32(vdupq_n_s32(x)); }
   static K keys(const int8_t* p) { return vld1q_s8(p); }
-  static I dot_keys(I acc, K k, int32_t q4) { return vdotq_s32(acc, k, four(q4)); }
+  static I dot_keys(I acc, K k, B q) { return vdotq_s32(acc, k, q); }
+  static I fold(const I* x) { return *x; }
 
   using N = int8x16_t;
   static void nibbles(const int8_t* p, N& low, N& high) {

@@ -1,8 +1,9 @@
 // Attention over int8 pages: scores, weights and values all by integer dot products.
 //
 // 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128), four rows at a time. A tile is put together from
-// runs of 16 tokens, or a page's where it has fewer, of which at least one takes part: what a page has besides costs nothing.
-//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page
+// quads of which at least one token takes part: what a page has besides costs nothing.
+//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page. A vector of keys has the four tokens of one quad (one lane: one token),
+//            and as many dimensions of each as there is room for; the sums of several quads are then folded into a vector of scores
 //   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w): 14 bits in two parts of 7
 //   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
 // The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. Each row goes through the same steps in the same order
@@ -29,143 +30,173 @@ struct alignas(64) PageTile {
   float m[most_rows];                    // the new maximum
   float keep[block_floats];              // what is left of the output so far: exp(m_old - m)
   float gain[most_rows];                 // one step of the integer weights
-  const int8_t* keys[tile_tokens];       // first K bytes of each vector of tokens
-  const int8_t* second_keys[tile_tokens];  // of its second half, where a page has fewer tokens than a vector has lanes
 };
 
-// Consecutive tokens of a page: 16, or the page's where it has fewer.
-struct Run {
-  const int8_t* keys;      // of the first token; the next four dimensions are page_tokens * 4 bytes further
-  const int8_t* values;    // [tokens / 4][dim][4]
+// Four tokens of a page.
+struct Quad {
+  const int8_t* keys;      // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further
   const uint16_t* scales;  // of K; V's are page_tokens further
-  uint32_t tokens;         // bit t set: token t of the run takes part
+  uint32_t tokens;         // bit t set: token t of the quad takes part
   float bias;              // the page's
 };
 
-constexpr uint32_t run_tokens(uint32_t page_tokens) { return smaller(page_tokens, 16); }
-constexpr uint32_t most_runs = tile_tokens / 8;  // of a tile
+constexpr uint32_t all_tokens = 15;  // of a quad
+constexpr uint32_t tile_quads = tile_tokens / quad_tokens;
+constexpr uint32_t line_bytes = 64;
+constexpr uint32_t quads_a_step = 4;  // of the products with values: with a step at each, its variables and the sums contend for registers
 
-// The runs of a list of pages, a tile's at a time.
-struct Runs {
-  const PageRef* pages;
-  uint32_t n_pages, dim, page_tokens;
-  uint32_t page = 0, token = 0;  // where the next run may be
+// The quads of a list of pages, a tile's at a time.
+struct Quads {
+  Quads(const PageRef* list, uint32_t n, uint32_t its_dim)
+      : pages(list), end(list + n), dim(its_dim), page_tokens(page_bytes / 2 / its_dim), whole(~uint64_t{0} >> (64 - page_tokens)) {
+    begin_page();
+  }
 
-  // Up to a tile of them. Returns how many.
-  uint32_t next(Run* runs) {
-    const uint32_t size = run_tokens(page_tokens), most = tile_tokens / size;
+  // Up to a tile of them, whose scales are asked from memory. Returns how many.
+  uint32_t next(Quad* quads) {
     uint32_t n = 0;
-    while (page < n_pages && n < most) {
-      const PageRef& p = pages[page];
-      const auto bits = static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1));
-      if (bits != 0) {
-        runs[n++] = {p.data + token * 4, p.data + page_bytes / 2 + std::size_t{token} * dim, p.scales + token, bits, p.bias};
+    for (taken = 0; pages != end; ++pages, begin_page()) {
+      const PageRef& page = *pages;
+      if (n == tile_quads) break;
+      ++taken;
+      if (left == whole && n + page_tokens / quad_tokens <= tile_quads) {  // without a search for them
+        for (uint32_t t = 0; t < page_tokens; t += quad_tokens) quads[n++] = {page.data + t * dim, page.scales + t, all_tokens, page.bias};
+        for (uint32_t t = 0; t < 2 * page_tokens; t += line_bytes / sizeof *page.scales) __builtin_prefetch(page.scales + t);
+        continue;
       }
-      token += size;
-      if (token == page_tokens) token = 0, ++page;
+      for (; left != 0; ++n) {
+        if (n == tile_quads) return n;
+        const uint32_t first = static_cast<uint32_t>(__builtin_ctzll(left)) / quad_tokens * quad_tokens;
+        quads[n] = {page.data + first * dim, page.scales + first, static_cast<uint32_t>(left >> first) & all_tokens, page.bias};
+        __builtin_prefetch(quads[n].scales);
+        __builtin_prefetch(quads[n].scales + page_tokens);
+        left &= ~(uint64_t{all_tokens} << first);
+      }
     }
     return n;
   }
+
+  void begin_page() { left = pages != end ? pages->tokens & whole : 0; }
+
+  const PageRef *pages, *end;
+  uint32_t dim, page_tokens;
+  uint32_t taken = 0;        // pages of the last tile
+  uint64_t whole, left = 0;  // tokens of a page; of the first page, those that are left
 };
 
-// The next tile's runs, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
-// the processor cannot guess them. A step goes round several runs, so that address translations and memory banks work together.
-struct RunsAhead {
-  static constexpr uint32_t line = 64;  // bytes
+// The next tile's quads, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
+// the processor cannot guess them. A step goes round the tile's pages, so that address translations and memory banks work together, and takes
+// of each the lines in order: stretches of as many quads as a page has on average, which are its own where all have the same.
+struct QuadsAhead {
+  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t lines)
+      : quads(next_quads), count(n), lines_a_step(n > 0 ? lines : 0), stretch(n > 0 ? (n + pages - 1) / pages : 0), half(dim * quad_tokens), end(half) {}
 
-  RunsAhead(const Run* next_runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t lines)
-      : runs(next_runs), count(n), lines_a_step(lines), key_stride(larger(line, page_tokens * 4)),
-        key_lines(page_bytes / 2 / key_stride), end(n == 0 ? 0 : key_lines + run_tokens(page_tokens) * dim / line) {
-    for (uint32_t i = 0; i < n; ++i) {
-      __builtin_prefetch(runs[i].scales);
-      __builtin_prefetch(runs[i].scales + page_tokens);
-    }
-  }
-
-  void step() {
-    if (at >= end) return;
-    for (uint32_t i = 0; i < lines_a_step; ++i) {
-      const Run& run = runs[next];
-      __builtin_prefetch(at < key_lines ? run.keys + at * key_stride : run.values + (at - key_lines) * line);
-      if (++next == count) {
-        next = 0;
-        if (++at == end) return;
+  void step(uint32_t steps = 1) {
+    for (uint32_t i = 0; i < lines_a_step * steps; ++i) {
+      __builtin_prefetch(quads[next].keys + at);
+      if ((next += stretch) < count) continue;
+      if ((at += line_bytes) == end) {
+        at = end - half;
+        if (++first == stretch) {
+          first = 0;
+          if (end > half) lines_a_step = 0;  // that was all
+          at = page_bytes / 2;
+          end = at + half;
+        }
       }
+      next = first;
     }
   }
 
-  const Run* runs;
+  const Quad* quads;
   uint32_t count;
   uint32_t lines_a_step;  // 1, 2 or 4
-  uint32_t key_stride, key_lines;
-  uint32_t end;           // lines of each run
+  uint32_t stretch;       // its quads
+  uint32_t half, end;     // bytes of a quad's keys, and of its values; where those end that are asked for
+  uint32_t first = 0;     // quad of the first stretch, at whose line `at` a round begins
   uint32_t next = 0, at = 0;
 };
 
-// The scales and masks of n runs, padded with tokens that take no part to a multiple of what the kernels handle at once.
-// Returns the padded number of tokens.
+// Queries as the products with quads want them: every four dimensions once for each token of a quad that a vector of keys has.
 template <class Isa>
-uint32_t load_tile(const Run* runs, uint32_t n, uint32_t page_tokens, PageTile& tile) {
-  const uint32_t size = run_tokens(page_tokens);
-  for (uint32_t p = 0; p < n; ++p) {
-    const uint16_t* scales = runs[p].scales;
-    const uint32_t base = p * size;
-    for (uint32_t t = 0; t < size; t += 8) {  // a constant 8: vectors without a loop's beginning and end
-      for (uint32_t i = t; i < t + 8; ++i) tile.k_scale[base + i] = from_bf16(scales[i]);
-      for (uint32_t i = t; i < t + 8; ++i) tile.v_scale[base + i] = from_bf16(scales[page_tokens + i]);
-      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].bias;
-      if ((runs[p].tokens >> t & 0xff) == 0xff) continue;
-      for (uint32_t i = t; i < t + 8; ++i) tile.bias[base + i] = runs[p].tokens >> i & 1 ? runs[p].bias : minus_infinity;
-    }
+struct QuadQueries {
+  static constexpr uint32_t tokens = smaller(Isa::lanes, quad_tokens);  // of a quad, in a vector of keys
+  static constexpr uint32_t vectors = Isa::lanes / tokens;              // that are folded into one of scores
+  static constexpr uint32_t dims = 4 * vectors;                         // of each token, in a vector of keys
+
+  // scratch: 64-byte aligned.
+  QuadQueries(const QueryRows& from, std::byte* scratch) : row_bytes(from.dim * tokens) {
+    auto* to = reinterpret_cast<int8_t*>(scratch);
+    auto* sums = reinterpret_cast<int32_t*>(scratch + from.rows * std::size_t{row_bytes});
+    q = to;
+    starts = sums;
+    key_offsets<Isa>(from.q, from.rows, from.dim, sums);
+    for (uint32_t r = 0; r < from.rows; ++r) sums[r] /= static_cast<int32_t>(vectors);  // each of them begins with it; key_offset is a multiple
+    for (std::size_t i = 0; i < from.rows * std::size_t{from.dim}; i += 4)
+      for (uint32_t t = 0; t < tokens; ++t, to += 4) std::memcpy(to, from.q + i, 4);
   }
-  const uint32_t tokens = n * size;
-  const auto padded = static_cast<uint32_t>(round_up(tokens, 4 * Isa::lanes));
-  for (uint32_t t = tokens; t < padded; ++t) {
+  static std::size_t scratch_bytes(uint32_t rows, uint32_t dim) { return rows * (std::size_t{dim} * tokens + sizeof(int32_t)); }
+
+  uint32_t row_bytes;
+  const int8_t* q;        // [rows][dim / 4][tokens][4]
+  const int32_t* starts;  // [rows]
+};
+
+// The scales and masks of n quads, padded with tokens that take no part to a multiple of what the kernels handle at once; there the last quad's
+// keys are read again. Returns the padded number of tokens.
+template <class Isa>
+uint32_t load_tile(Quad* quads, uint32_t n, uint32_t page_tokens, PageTile& tile) {
+  for (uint32_t p = 0; p < n; ++p) {
+    const Quad& quad = quads[p];
+    const uint32_t base = p * quad_tokens;
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.k_scale[base + i] = from_bf16(quad.scales[i]);
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.v_scale[base + i] = from_bf16(quad.scales[page_tokens + i]);
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.bias[base + i] = quad.bias;
+    if (quad.tokens == all_tokens) continue;
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.bias[base + i] = quad.tokens >> i & 1 ? quad.bias : minus_infinity;
+  }
+  const auto padded = static_cast<uint32_t>(round_up(n * quad_tokens, 4 * Isa::lanes));
+  for (uint32_t t = n * quad_tokens; t < padded; ++t) {
     tile.k_scale[t] = tile.v_scale[t] = 0;
     tile.bias[t] = minus_infinity;
   }
-  for (uint32_t v = 0, run = 0, t = 0; v < padded / Isa::lanes; ++v) {  // padding reads the last run again
-    tile.keys[v] = runs[smaller(run, n - 1)].keys + t * 4;
-    tile.second_keys[v] = runs[smaller(run + 1, n - 1)].keys;
-    for (t += Isa::lanes; t >= size; t -= size) ++run;
-  }
+  for (uint32_t p = n; p < padded / quad_tokens; ++p) quads[p] = quads[n - 1];
   return padded;
 }
 
-// tile.scores[r][t] = K[t] . q[r] for R rows. start: what cancels key_offset.
-template <class Isa, uint32_t R, bool Halves>
-void score_tile(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
-                RunsAhead& ahead) {
+// tile.scores[r][t] = K[t] . q[r] for R rows from `first` on.
+template <class Isa, uint32_t R>
+void score_tile(const QuadQueries<Isa>& queries, uint32_t first, uint32_t dim, const Quad* quads, uint32_t tokens, PageTile& tile, QuadsAhead& ahead) {
+  using Q = QuadQueries<Isa>;
   constexpr uint32_t C = Isa::key_columns;
-  for (uint32_t v = 0; v < tokens / Isa::lanes; v += C) {
+  const int8_t* q = queries.q + first * std::size_t{queries.row_bytes};
+  const int32_t* start = queries.starts + first;
+  for (uint32_t t = 0; t < tokens; t += C * Q::tokens) {
+    const int8_t* keys[C];
+#pragma GCC unroll 4
+    for (uint32_t c = 0; c < C; ++c) keys[c] = quads[(t + c * Q::tokens) / quad_tokens].keys + (t + c * Q::tokens) % quad_tokens * 4;
     typename Isa::I acc[R][C];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(start[r]);
     }
-    for (std::size_t d = 0; d < dim; d += 4) {
+    for (std::size_t d = 0; d < dim; d += Q::dims) {
       ahead.step();
       typename Isa::K k[C];
 #pragma GCC unroll 4
-      for (uint32_t c = 0; c < C; ++c) {
-        if constexpr (Halves) {
-          k[c] = Isa::keys_halves(tile.keys[v + c] + d * page_tokens, tile.second_keys[v + c] + d * page_tokens);
-        } else {
-          k[c] = Isa::keys(tile.keys[v + c] + d * page_tokens);
-        }
-      }
+      for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(keys[c] + d * quad_tokens);
 #pragma GCC unroll 8
       for (uint32_t r = 0; r < R; ++r) {
-        const int32_t q4 = load_four(q + r * std::size_t{dim} + d);
+        const auto its = Isa::bytes(q + r * std::size_t{queries.row_bytes} + d * Q::tokens);
 #pragma GCC unroll 4
-        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], q4);
+        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], its);
       }
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (uint32_t c = 0; c < C; ++c) Isa::istore(tile.scores[r] + (v + c) * Isa::lanes, acc[r][c]);
+      for (uint32_t c = 0; c < C; c += Q::vectors) Isa::istore(tile.scores[r] + t + c * Q::tokens, Isa::fold(acc[r] + c));
     }
   }
 }
@@ -222,21 +253,21 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
 // o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D vectors of dimensions at a time.
 // o: the first row's.
 template <class Isa, uint32_t R, uint32_t D>
-void add_values(const Run* runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first, const PageTile& tile,
-                RunsAhead& ahead, float* o) {
+void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile, QuadsAhead& ahead, float* o) {
   for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
     typename Isa::W acc[R][D] = {};
-    for (uint32_t p = 0; p < n; ++p) {
-      const int8_t* v = runs[p].values + d * 4;
-      const uint32_t base = p * run_tokens(page_tokens);
-      for (uint32_t t = 0; t < run_tokens(page_tokens); t += 4, v += std::size_t{dim} * 4) {
-        ahead.step();
+    for (uint32_t p = 0; p < n;) {
+      const uint32_t stop = smaller(n, p + quads_a_step);
+      ahead.step(stop - p);
+      for (; p < stop; ++p) {
+        const int8_t* v = quads[p].keys + page_bytes / 2 + d * quad_tokens;
+        const uint32_t t = p * quad_tokens;
         typename Isa::B values[D];
 #pragma GCC unroll 4
         for (uint32_t c = 0; c < D; ++c) values[c] = Isa::bytes(v + c * Isa::lanes * 4);
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < R; ++r) {
-          const int32_t high = load_four(tile.high[first + r] + base + t), low = load_four(tile.low[first + r] + base + t);
+          const int32_t high = load_four(tile.high[first + r] + t), low = load_four(tile.low[first + r] + t);
 #pragma GCC unroll 4
           for (uint32_t c = 0; c < D; ++c) acc[r][c].add(high, low, values[c]);
         }
@@ -255,63 +286,50 @@ void add_values(const Run* runs, uint32_t n, uint32_t dim, uint32_t page_tokens,
   }
 }
 
-template <class Isa, uint32_t R>
-void score_rows(const int8_t* q, uint32_t dim, uint32_t page_tokens, const int32_t* start, uint32_t tokens, PageTile& tile,
-                RunsAhead& ahead) {
-  if constexpr (Isa::lanes == 16) {
-    if (page_tokens < Isa::lanes) return score_tile<Isa, R, true>(q, dim, page_tokens, start, tokens, tile, ahead);
-  }
-  score_tile<Isa, R, false>(q, dim, page_tokens, start, tokens, tile, ahead);
-}
-
 template <class Isa>
-void add_values(uint32_t rows, const Run* runs, uint32_t n, uint32_t dim, uint32_t page_tokens, uint32_t first,
-                const PageTile& tile, RunsAhead& ahead, float* o) {
+void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile, QuadsAhead& ahead, float* o) {
   constexpr uint32_t narrow = smaller(4, 32 / Isa::lanes), wide = smaller(4, 64 / Isa::lanes);
   if (rows == 1) {
-    if (dim == 32) return add_values<Isa, 1, narrow>(runs, n, dim, page_tokens, first, tile, ahead, o);
-    return add_values<Isa, 1, wide>(runs, n, dim, page_tokens, first, tile, ahead, o);
+    if (dim == 32) return add_values<Isa, 1, narrow>(quads, n, dim, first, tile, ahead, o);
+    return add_values<Isa, 1, wide>(quads, n, dim, first, tile, ahead, o);
   }
-  if (dim == 32) return add_values<Isa, value_rows, narrow>(runs, n, dim, page_tokens, first, tile, ahead, o);
-  add_values<Isa, value_rows, wide>(runs, n, dim, page_tokens, first, tile, ahead, o);
+  if (dim == 32) return add_values<Isa, value_rows, narrow>(quads, n, dim, first, tile, ahead, o);
+  add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
 }
 
 // How many lines of the next tile to ask for at a step (1, 2 or 4): its share, rounded down. Measured on Zen 5 over random pages of
 // 256 MB: asking faster than that fills the queue of misses and is slower, leaving the last lines to the processor's own guesses is not.
 template <class Isa>
 uint32_t lines_a_step(uint32_t rows, uint32_t dim) {
-  const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block * (tile_tokens / (Isa::key_columns * Isa::lanes)) * (dim / 4);
-  const uint32_t value_steps = (rows + value_rows - 1) / value_rows * (tile_tokens / 4) * (dim / smaller(4 * Isa::lanes, dim));
-  const uint32_t lines = tile_tokens * 2 * dim / RunsAhead::line, steps = key_steps + value_steps;
+  using Q = QuadQueries<Isa>;
+  const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block * (tile_tokens / (Isa::key_columns * Q::tokens)) * (dim / Q::dims);
+  const uint32_t value_steps = (rows + value_rows - 1) / value_rows * tile_quads * (dim / smaller(4 * Isa::lanes, dim));
+  const uint32_t lines = tile_tokens * 2 * dim / line_bytes, steps = key_steps + value_steps;
   return 4 * steps <= lines ? 4 : 2 * steps <= lines ? 2 : 1;
 }
 
 template <class Isa>
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state, std::byte* scratch) {
-  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  const uint32_t dim = q.dim;
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
   std::memset(tile.keep, 0, sizeof tile.keep);
-  auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
-  key_offsets<Isa>(q.q, q.rows, dim, starts);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
   const uint32_t lines = lines_a_step<Isa>(q.rows, dim), blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
-  Runs all{pages, n_pages, dim, page_tokens};
-  Run buffers[2][most_runs];
+  Quads all(pages, n_pages, dim);
+  Quad buffers[2][tile_quads];
   uint32_t n = all.next(buffers[0]), n_next = 0;
   for (uint32_t which = 0; n > 0; n = n_next, which ^= 1) {
-    const Run* runs = buffers[which];
+    Quad* quads = buffers[which];
     n_next = all.next(buffers[which ^ 1]);
-    const uint32_t tokens = load_tile<Isa>(runs, n, page_tokens, tile);
-    RunsAhead ahead(buffers[which ^ 1], n_next, dim, page_tokens, lines);
+    const uint32_t tokens = load_tile<Isa>(quads, n, all.page_tokens, tile);
+    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, lines);
     for (uint32_t row = 0, left = blocks; left > 0; --left) {
       const uint32_t rows = (q.rows - row + left - 1) / left;  // blocks of nearly equal size
-      with_count<Isa::row_block>(rows, [&](auto count) {
-        score_rows<Isa, count.value>(q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, ahead);
-      });
+      with_count<Isa::row_block>(rows, [&](auto count) { score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, ahead); });
       weigh_tile<Isa>(rows, q.scale + row, tokens, tile, state.m + row, state.l + row);
       float* o = state.o + row * std::size_t{dim};
-      for (uint32_t r = 0; r < rows; r += value_rows) {
-        add_values<Isa>(smaller(value_rows, rows - r), runs, n, dim, page_tokens, r, tile, ahead, o + r * std::size_t{dim});
-      }
+      for (uint32_t r = 0; r < rows; r += value_rows)
+        add_values<Isa>(smaller(value_rows, rows - r), quads, n, dim, r, tile, ahead, o + r * std::size_t{dim});
       row += rows;
     }
   }
@@ -319,25 +337,22 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
 
 template <class Isa>
 void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch) {
-  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim, size = run_tokens(page_tokens);
+  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
-  auto* starts = reinterpret_cast<int32_t*>(scratch + sizeof(PageTile));  // [rows]
-  key_offsets<Isa>(q.q, q.rows, dim, starts);
-  Run runs[most_runs];
-  RunsAhead none(runs, 0, dim, page_tokens, 1);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
+  Quad quads[tile_quads];
+  QuadsAhead none(quads, 0, 0, dim, 1);
   for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
     const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
-    for (uint32_t t = 0; t < given; t += size) {  // those of which no token takes part too: every score has its place
+    for (uint32_t t = 0; t < given; t += quad_tokens) {  // those of which no token takes part too: every score has its place
       const PageRef& p = pages[(first + t) / page_tokens];
       const uint32_t token = (first + t) % page_tokens;
-      runs[t / size] = {p.data + token * 4, nullptr, p.scales + token, static_cast<uint32_t>(p.tokens >> token & ((1u << size) - 1)), p.bias};
+      quads[t / quad_tokens] = {p.data + token * dim, p.scales + token, static_cast<uint32_t>(p.tokens >> token) & all_tokens, p.bias};
     }
-    const uint32_t tokens = load_tile<Isa>(runs, given / size, page_tokens, tile);
+    const uint32_t tokens = load_tile<Isa>(quads, given / quad_tokens, page_tokens, tile);
     for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {
       const uint32_t rows = smaller(Isa::row_block, q.rows - row);
-      with_count<Isa::row_block>(rows, [&](auto count) {
-        score_rows<Isa, count.value>(q.q + row * std::size_t{dim}, dim, page_tokens, starts + row, tokens, tile, none);
-      });
+      with_count<Isa::row_block>(rows, [&](auto count) { score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, none); });
       for (uint32_t r = 0; r < rows; ++r) {
         scale_scores<Isa>(r, q.scale[row + r], minus_infinity, tokens, tile);
         std::memcpy(scores + (row + r) * stride + first, tile.s[r], given * sizeof(float));

@@ -44,9 +44,11 @@ struct Scalar {
 
   static int32_t byte(int32_t four, int i) { return static_cast<int8_t>(four >> (8 * i)); }
   static K keys(const int8_t* p) { return load_four(p); }
-  static I dot_keys(I acc, K k, int32_t q4) {
-    return acc + byte(k, 0) * byte(q4, 0) + byte(k, 1) * byte(q4, 1) + byte(k, 2) * byte(q4, 2) + byte(k, 3) * byte(q4, 3);
+  static B four(int32_t x) { return x; }
+  static I dot_keys(I acc, K k, B q) {
+    return acc + byte(k, 0) * byte(q, 0) + byte(k, 1) * byte(q, 1) + byte(k, 2) * byte(q, 2) + byte(k, 3) * byte(q, 3);
   }
+  static I fold(const I* x) { return *x; }
   using N = int32_t;
   static void nibbles(const int8_t* p, N& low, N& high) {
     const int32_t x = load_four(p);

@@ -37,7 +37,7 @@ void score_keys(const QueryRows& q, const KeyRef* keys, uint32_t n, uint32_t str
       int32_t start;
       key_offsets<Isa>(row, 1, q.dim, &start);
       auto acc = Isa::iset(start);
-      for (uint32_t i = 0; i < groups; ++i) acc = Isa::dot_keys(acc, Isa::keys(tile + i * Isa::lanes * 4), load_four(row + i * 4));
+      for (uint32_t i = 0; i < groups; ++i) acc = Isa::dot_keys(acc, Isa::keys(tile + i * Isa::lanes * 4), Isa::four(load_four(row + i * 4)));
       Isa::istore(sums, acc);
       for (uint32_t t = 0; t < count; ++t)
         scores[r * score_stride + first + t] = static_cast<float>(sums[t]) * (keys[first + t].scale * q.scale[r]);

@@ -28,7 +28,7 @@ void score_columns(const int8_t* data, const int8_t* scale, const int8_t* ahead,
     for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(data + c * Isa::lanes * 4);
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
-      const int32_t q4 = load_four(q + (r * std::size_t{quads} + quad) * 4);
+      const auto q4 = Isa::four(load_four(q + (r * std::size_t{quads} + quad) * 4));
 #pragma GCC unroll 4
       for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], q4);
     }

@@ -42,10 +42,12 @@ void quantize_tokens(const float* x, uint32_t tokens, uint32_t dim, uint16_t* sc
   }
 }
 
-// bytes [tokens][dim] to K's order [dim / 4][tokens][4].
+// bytes [tokens][dim] to K's order [tokens / 4][dim / 4][4][4].
 inline void interleave_keys(const int8_t* bytes, uint32_t tokens, uint32_t dim, int8_t* out) {
-  for (uint32_t d = 0; d < dim; d += 4) {
-    for (uint32_t t = 0; t < tokens; ++t, out += 4) std::memcpy(out, bytes + t * dim + d, 4);
+  for (uint32_t quad = 0; quad < tokens; quad += quad_tokens, bytes += quad_tokens * dim) {
+    for (uint32_t d = 0; d < dim; d += 4) {
+      for (uint32_t t = 0; t < quad_tokens; ++t, out += 4) std::memcpy(out, bytes + t * dim + d, 4);
+    }
   }
 }
 
@@ -151,8 +153,9 @@ void unseal_page(const PageShape& shape, const int8_t* data, const uint16_t* sca
   const int8_t* values = data + page_values;
   for (uint32_t t = 0; t < tokens; ++t) {
     const float k_scale = from_bf16(scales[t]), v_scale = from_bf16(scales[tokens + t]);
+    const int8_t* key = data + shape.key_at(t);
     for (uint32_t d = 0; d < dim; ++d) {
-      k[t * dim + d] = static_cast<float>(data[(d / 4 * tokens + t) * 4 + d % 4]) * k_scale;
+      k[t * dim + d] = static_cast<float>(key[d / 4 * PageShape::key_stride + d % 4]) * k_scale;
       v[t * dim + d] = static_cast<float>(values[(t / 4 * dim + d) * 4 + t % 4]) * v_scale;
     }
   }

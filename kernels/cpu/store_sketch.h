@@ -16,12 +16,12 @@ constexpr int32_t sketch_offset = 8;
 template <class Isa>
 void project_keys(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t first, float* x) {
   constexpr uint32_t together = 4;
-  const uint32_t tokens = shape.page_tokens, n = shape.sketch_dim(), dim = shape.dim;
+  const uint32_t n = shape.sketch_dim(), dim = shape.dim;
   alignas(64) float keys[together * max_head_dim];
   for (uint32_t at = 0; at < shape.block_tokens; at += together) {
     for (uint32_t d = 0; d < dim; d += 4)
       for (uint32_t t = 0; t < together; ++t)
-        for (uint32_t i = 0; i < 4; ++i) keys[t * dim + d + i] = static_cast<float>(data[(d / 4 * tokens + first + at + t) * 4 + i]);
+        for (uint32_t i = 0; i < 4; ++i) keys[t * dim + d + i] = static_cast<float>(data[(first + at) * dim + (d + t) * 4 + i]);
     for (uint32_t begin = 0; begin < n; begin += Isa::lanes) {
       const uint32_t c = smaller(begin, n - Isa::lanes);  // the last ones may be found twice
       typename Isa::F sums[together] = {Isa::set(0), Isa::set(0), Isa::set(0), Isa::set(0)};

@@ -15,8 +15,7 @@ double from_bf16(uint16_t x) {
 }
 
 double page_key(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel) {
-  const uint32_t tokens = page_bytes / 2 / dim;
-  return data[channel / 4 * tokens * 4 + token * 4 + channel % 4] * from_bf16(scales[token]);
+  return data[token / 4 * dim * 4 + channel / 4 * 16 + token % 4 * 4 + channel % 4] * from_bf16(scales[token]);
 }
 
 double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel) {

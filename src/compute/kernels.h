@@ -105,7 +105,7 @@ struct Kernels {
   void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores, std::size_t stride, std::byte* scratch);
 
   // The same of n keys one by one: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to 4 j + 3 are at data + j * stride. In a page
-  // token t begins at 4 t, with stride 4 page_tokens.
+  // they begin at PageShape::key_at, with stride PageShape::key_stride.
   void (*score_keys)(const QueryRows& q, const KeyRef* keys, uint32_t n, uint32_t stride, float* scores, std::size_t score_stride);
 
   // attend_pages over full-precision tokens k, v: [n][dim], row r seeing tokens [0, limit[r]) (limit null: all n).

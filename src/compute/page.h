@@ -1,9 +1,10 @@
 // The shape of a page of the KV store: the one description shared by kernels, store and file format.
 //
 // A page holds page_tokens tokens of one layer and one KV head in 4 KiB:
-//   K  int8 [dim / 4][page_tokens][4]   four dimensions together: one broadcast of four query bytes meets every token
-//   V  int8 [page_tokens / 4][dim][4]   four tokens together: one broadcast of four weights meets every dimension
+//   K  int8 [page_tokens / 4][dim / 4][4 tokens][4]   four tokens together, of them four dimensions: a vector's products are sums over dimensions
+//   V  int8 [page_tokens / 4][dim][4 tokens]          four tokens together: one broadcast of four weights meets every dimension
 // with a bf16 scale a token for K and one for V, rounded up so that |value| <= 127:  k ~= K * k_scale, v ~= V * v_scale.
+// Four such tokens are a quad. Its keys are 4 * dim bytes on end, and so are its values, half a page further: what is read of a page at least.
 //
 // An extent is 16 consecutive pages of one layer and head, with their scales and summaries; it is what memory and files are
 // allocated in. Its three arrays (sizes below):
@@ -25,6 +26,7 @@ namespace kvasir {
 
 constexpr uint32_t page_bytes = 4096;
 constexpr uint32_t extent_pages = 16;
+constexpr uint32_t quad_tokens = 4;
 constexpr uint32_t tile_blocks = 16;  // blocks whose bounds are interleaved: the int32 lanes of a 512-bit register
 constexpr uint32_t max_head_dim = 256;
 
@@ -48,6 +50,10 @@ struct PageShape {
   constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
   constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
   constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
+
+  // Where a token's key begins in a page; its dimension d is at d / 4 * key_stride + d % 4 from there.
+  static constexpr uint32_t key_stride = quad_tokens * 4;
+  constexpr std::size_t key_at(uint32_t token) const { return std::size_t{token / quad_tokens} * quad_tokens * dim + token % quad_tokens * 4; }
 
   // Bytes of an extent's arrays.
   static constexpr std::size_t pages_bytes() { return std::size_t{extent_pages} * page_bytes; }

@@ -13,7 +13,8 @@ constexpr uint64_t ood_words = 25, hnsw_words = 9;  // an item takes as many or 
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
     : kernels_(kernels), dim_(pages.shape().page.dim) {
-  const uint32_t page_tokens = pages.shape().page.page_tokens;
+  const PageShape& shape = pages.shape().page;
+  const uint32_t page_tokens = shape.page_tokens;
   items_ = pages.pages() * page_tokens - first_token;
   rows_.resize(std::size_t{items_} * dim_);
   scales_.resize(items_);
@@ -22,7 +23,8 @@ KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer,
     const uint32_t token = first_token + i, t = token % page_tokens;
     const PageRef page = pages.page(layer, kv_head, token / page_tokens);
     int8_t* to = rows_.data() + std::size_t{i} * dim_;
-    for (uint32_t d = 0; d < dim_; d += 4) std::memcpy(to + d, page.data + std::size_t{d} * page_tokens + t * 4, 4);
+    const int8_t* key = page.data + shape.key_at(t);
+    for (uint32_t d = 0; d < dim_; d += 4, key += PageShape::key_stride) std::memcpy(to + d, key, 4);
     scales_[i] = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
     squares_[i] = dot(i, i);
   }

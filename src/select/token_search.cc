@@ -57,17 +57,18 @@ bool TokenSearch::visit(uint32_t place, uint32_t row) {
 void TokenSearch::score_fresh() {
   const auto n = static_cast<uint32_t>(s_.fresh.size());
   if (n == 0) return;
+  const PageShape& shape = query_.pages.shape().page;
   s_.keys.resize(n);
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t token = s_.tokens[s_.fresh[i]], page = token / page_tokens_, t = token % page_tokens_;
     if (!query_.pages.intact_page(query_.layer, query_.kv_head, page)) out_->intact = false;
     const PageRef ref = query_.pages.page(query_.layer, query_.kv_head, page);
-    s_.keys[i] = {ref.data + t * 4, std::bit_cast<float>(uint32_t{ref.scales[t]} << 16)};
-    for (uint32_t d = 0; d < query_.rows.dim; d += 4) __builtin_prefetch(s_.keys[i].data + d * page_tokens_);
+    s_.keys[i] = {ref.data + shape.key_at(t), std::bit_cast<float>(uint32_t{ref.scales[t]} << 16)};
+    for (uint32_t d = 0; d < shape.dim; d += quad_tokens * 4) __builtin_prefetch(s_.keys[i].data + d * quad_tokens);
   }
   // Scores by row, then by place: the kernel's order turned round.
   scratch_->scores.resize(std::max<std::size_t>(scratch_->scores.size(), std::size_t{n} * rows_));
-  query_.kernels.score_keys(query_.rows, s_.keys.data(), n, page_tokens_ * 4, scratch_->scores.data(), n);
+  query_.kernels.score_keys(query_.rows, s_.keys.data(), n, PageShape::key_stride, scratch_->scores.data(), n);
   for (uint32_t i = 0; i < n; ++i)
     for (uint32_t r = 0; r < rows_; ++r) s_.scores[std::size_t{s_.fresh[i]} * rows_ + r] = scratch_->scores[std::size_t{r} * n + i];
   out_->keys_scanned += n;

@@ -78,6 +78,10 @@ Status check_version(const uint8_t* h, const char* path) {
   if (written == 0 || needed == 0 || needed > written) {
     return corrupt(path, place_version, "the version numbers contradict each other");
   }
+  if (written < oldest_readable) {
+    return Status::error(Code::version, "%s has format version %u, which was written before the first release: read the document again", path, written)
+        .with_offset(place_version);
+  }
   return {};
 }
 

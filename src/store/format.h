@@ -14,8 +14,9 @@ namespace kvasir::format {
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
 constexpr uint32_t byte_order = 0x0A0B0C0D;
 
-constexpr uint32_t version = 2;          // written
-constexpr uint32_t minimum_reader = 2;   // the oldest reader that understands what is written: version 1's wanted `means`
+constexpr uint32_t version = 3;          // written
+constexpr uint32_t minimum_reader = 3;   // the oldest reader that understands what is written
+constexpr uint32_t oldest_readable = 3;  // versions 1 and 2, whose keys lay in another order, were written before the first release
 constexpr uint64_t header_bytes = 4096;
 constexpr uint64_t block_bytes = 4096;   // of checksums: a page of the store, so that checking one reads nothing else
 constexpr uint64_t section_align = 65536;
@@ -62,8 +63,7 @@ enum class SectionKind : uint32_t {
   pages = 6,       // [extents][layers][kv_heads][16 pages][4096]
   scales = 7,      // [extents][layers][kv_heads] arrays as in compute/page.h
   bounds = 8,
-  means = 9,       // of version 1, which is read too: each page's mean key and value; not used
-  statistics = 10, // JSON
+  statistics = 10, // JSON; 9 was a section of version 1 and stays unused
   recurrent = 11,  // reserved
   index = 12,      // reserved: a strategy's own structure, by name and version
   logits = 13,     // f32 [vocabulary]: after the last token, so that decode goes on exactly
@@ -82,7 +82,7 @@ enum class SectionKind : uint32_t {
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
-  return (kind >= SectionKind::state && kind <= SectionKind::statistics) || (kind >= SectionKind::logits && kind <= SectionKind::read);
+  return (kind >= SectionKind::state && kind <= SectionKind::bounds) || kind == SectionKind::statistics || (kind >= SectionKind::logits && kind <= SectionKind::read);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
@@ -96,7 +96,7 @@ constexpr uint32_t flags_of(SectionKind kind) {
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
-                                   "scales", "bounds", "means", "statistics", "recurrent", "index", "logits", "errors", "sketch", "queries",
+                                   "scales", "bounds", "unknown", "statistics", "recurrent", "index", "logits", "errors", "sketch", "queries",
                                    "observed", "representatives", "sparse", "hnsw", "ood", "ivf", "chain", "read"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];

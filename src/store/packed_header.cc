@@ -51,6 +51,10 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
         .with_offset(place_minimum_reader);
   }
   if (needed == 0 || needed > written) return corrupt(path, place_version, "the version numbers contradict each other");
+  if (written < oldest_readable) {
+    return Status::error(Code::version, "%s is packed in version %u, which was written before the first release: read the document again", path, written)
+        .with_offset(place_version);
+  }
   if (written <= packed::version && (!all_zero(h + place_reserved, place_content - place_reserved) || load32(h + place_format_version + 4) != 0))
     return corrupt(path, place_reserved, "reserved bytes of the header are not zero");
   return {};

@@ -13,8 +13,9 @@ namespace kvasir {
 namespace packed {
 
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'Z', '\r', '\n', 0x1A, '\n'};  // as a cache file's, for the same reasons
-constexpr uint32_t version = 1;
-constexpr uint32_t minimum_reader = 1;
+constexpr uint32_t version = 2;
+constexpr uint32_t minimum_reader = 2;
+constexpr uint32_t oldest_readable = 2;  // version 1, with documents of format version 1 and 2, was written before the first release
 constexpr uint64_t header_bytes = 256;
 constexpr uint64_t header_seed = 0x726973'61764B5A;
 

@@ -143,7 +143,7 @@ void Representatives::decide(const PageStore& pages) {
       const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, token / page.page_tokens);
       const auto scale = std::bit_cast<float>(uint32_t{ref.scales[t]} << 16);
       for (uint32_t d = 0; d < page.dim; ++d)
-        mean[d] += static_cast<float>(ref.data[(d / 4 * page.page_tokens + t) * 4 + d % 4]) * scale / per_block;
+        mean[d] += static_cast<float>(ref.data[page.key_at(t) + d / 4 * PageShape::key_stride + d % 4]) * scale / per_block;
     }
     for (uint32_t d = 0; d < page.dim; ++d) block.memory.get()[at * page.dim + d] = to_bf16(mean[d]);
   }

@@ -82,7 +82,7 @@ TEST_CASE("statistics fit what was done") {
   CHECK(s["last_steps"] <= 5);
   CHECK(s["prefill_tokens"] == 500);
   CHECK(s["prefill_ms"] > 0);
-  CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 2);
+  CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 3);
 }
 
 TEST_CASE("a strategy reads nothing of what the one before it chose") {
@@ -108,7 +108,7 @@ TEST_CASE("a file says what is in it") {
     kv_model_information model{};
     model.struct_size = sizeof model;
     REQUIRE_OK(kv_model_info(tiny_model(), &model, error));
-    CHECK(info.format_version == 2);
+    CHECK(info.format_version == 3);
     CHECK(info.file_bytes == std::filesystem::file_size(path));
     CHECK(info.tokens == 333);
     CHECK(info.sealed_tokens == (type == KV_KV_INT8 ? stats(session.get())["sealed_tokens"].get<uint64_t>() : 0));

@@ -73,7 +73,14 @@ double worst_row(const State& a, const ReferenceState& b) {
 struct Pages {
   Pages(uint32_t dim_, uint32_t n, Random& random)
       : dim(dim_), page_tokens(page_bytes / 2 / dim), data(std::size_t{n} * page_bytes), scales(std::size_t{n} * 2 * page_tokens) {
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+    const auto byte = [&] { return static_cast<int8_t>(static_cast<int>(random.below(255)) - 127); };
+    for (uint32_t p = 0; p < n; ++p) {
+      int8_t* page = data.data() + std::size_t{p} * page_bytes;
+      for (uint32_t d = 0; d < dim; d += 4)  // the tests' numbers, and so how near they come to their tolerances, do not depend on the layout
+        for (uint32_t t = 0; t < page_tokens; ++t)
+          for (uint32_t i = 0; i < 4; ++i) page[PageShape::of(dim).key_at(t) + d * quad_tokens + i] = byte();
+      for (uint32_t i = page_bytes / 2; i < page_bytes; ++i) page[i] = byte();
+    }
     for (std::size_t i = 0; i < scales.size(); ++i) {
       const float scale = random.uniform(0.2f, 1.0f) / 64.0f;
       uint32_t bits;
@@ -146,6 +153,39 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
   }
 }
 
+TEST_CASE("single quads, each with its own bias and some of its tokens, chosen all over the pages, are attended as the softmax over just these") {
+  for (const Kernels* k : test::all_kernels()) {
+    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+      for (uint32_t i = 0; i < 8; ++i) {
+        Random random(dim * 31 + i);
+        const uint32_t rows = 1 + random.below(9), n = 200, page_tokens = page_bytes / 2 / dim;
+        Pages pages(dim, n, random);
+        Queries q(*k, rows, dim, random, random.uniform(0.01f, 1.0f) / std::sqrt(static_cast<float>(dim)));
+        std::vector<PageRef> chosen;  // ascending, a page several times, as a selector's lists are
+        for (const PageRef& page : pages.refs) {
+          for (uint32_t first = 0; first < page_tokens; first += quad_tokens) {
+            if (random.below(i % 2 == 0 ? 3 : 30) != 0) continue;
+            const uint64_t some = i < 4 ? 15 : 1 + random.below(15);
+            chosen.push_back({page.data, page.scales, some << first, random.uniform(0, 5)});
+          }
+          if (random.below(20) == 0) chosen.push_back(page);  // whole, from any place of a tile on
+        }
+        State state(rows, dim);
+        attend(*k, q.view, chosen.data(), chosen.size(), state);
+        ReferenceState want(rows, dim);
+        reference::attend_pages(q.view, chosen.data(), static_cast<uint32_t>(chosen.size()), want.o.data(), want.m.data(), want.l.data());
+        CAPTURE(k->name);
+        CAPTURE(dim);
+        CAPTURE(rows);
+        CAPTURE(chosen.size());
+        CHECK(worst_row(state, want) < pages_tolerance);
+        CHECK(test::relative_error(state.m.data(), want.m.data(), rows) < 1e-6);
+        CHECK(test::relative_error(state.l.data(), want.l.data(), rows) < 3e-6);
+      }
+    }
+  }
+}
+
 TEST_CASE("scores of tokens are the reference's, and those by which pages are attended") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t dim : {32u, 64u, 128u, 256u}) {
@@ -203,18 +243,18 @@ TEST_CASE("keys that are scored one by one get the scores that their pages' toke
           const uint32_t t = tokens.back() % page_tokens, bits = uint32_t{page.scales[t]} << 16;
           float scale;
           std::memcpy(&scale, &bits, sizeof scale);
-          keys.push_back({page.data + t * 4, scale});
+          keys.push_back({page.data + PageShape::of(dim).key_at(t), scale});
         }
         const std::size_t stride = wanted + 3;
         Guarded<float> scores((rows - 1) * stride + wanted);
-        k->score_keys(q.view, keys.data(), wanted, page_tokens * 4, scores.data(), stride);
+        k->score_keys(q.view, keys.data(), wanted, PageShape::key_stride, scores.data(), stride);
         CAPTURE(k->name);
         CAPTURE(dim);
         CHECK(scores.guards_intact());
         std::vector<int8_t> copies(std::size_t{wanted} * dim);  // the same keys as rows
         std::vector<KeyRef> row_keys(keys);
         for (uint32_t i = 0; i < wanted; ++i) {
-          for (uint32_t d = 0; d < dim; ++d) copies[i * dim + d] = keys[i].data[std::size_t{d} / 4 * page_tokens * 4 + d % 4];
+          for (uint32_t d = 0; d < dim; ++d) copies[i * dim + d] = keys[i].data[d / 4 * PageShape::key_stride + d % 4];
           row_keys[i].data = copies.data() + i * dim;
         }
         std::vector<float> of_rows(rows * stride);

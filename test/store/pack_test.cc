@@ -90,7 +90,7 @@ TEST_CASE("pages in the order that is packed come back whatever is in them") {
   }
   // Keys that stay the same from token to token are their first token and nothing else.
   Bytes constant(65536), split(65536);
-  for (std::size_t i = 0; i < constant.size(); ++i) constant[i] = static_cast<uint8_t>(i % 4096 / 128 * 4 + i % 4 + 1);
+  for (std::size_t i = 0; i < constant.size(); ++i) constant[i] = static_cast<uint8_t>(i % 256 / 16 * 4 + i % 4 + 1);
   split_pages(32, constant.data(), split.data());
   CHECK(std::count(split.begin(), split.begin() + 32768, 0) == 32768 - 64);
 }
@@ -279,16 +279,23 @@ TEST_CASE("a packed file that promises too little, too much or the impossible is
   }
 }
 
-TEST_CASE("a packed file of a newer version is told apart from a damaged one") {
+TEST_CASE("a packed file of a newer or a too old version is told apart from a damaged one") {
   Specimen specimen(document(1));
   Bytes file = specimen.packed;
   samples::put(file, packed::place_version, 4, 9);
   samples::put(file, packed::place_reserved, 4, 77);  // what newer versions may use
   repair_header(file);
   CHECK(specimen.unpacked(file).ok());
-  samples::put(file, packed::place_minimum_reader, 4, 2);
+  samples::put(file, packed::place_minimum_reader, 4, packed::version + 1);
   repair_header(file);
   CHECK(specimen.unpacked(file).code() == Code::version);
+  Bytes old = specimen.packed;  // from before the first release
+  samples::put(old, packed::place_version, 4, 1);
+  samples::put(old, packed::place_minimum_reader, 4, 1);
+  repair_header(old);
+  const Status refused = specimen.unpacked(old);
+  CHECK(refused.code() == Code::version);
+  CHECK(std::string(refused.message()).find("read the document again") != std::string::npos);
   for (const Bytes& begin : {Bytes{0x0B}, Bytes{0xC2, 0x8B}, Bytes{0xEF, 0xBF, 0xBD}}) {
     Bytes text = begin;
     text.insert(text.end(), specimen.packed.begin() + 1, specimen.packed.end());
