@@ -216,7 +216,7 @@ void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile&
   tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
 }
 
-// The integer weights of row r from tile.s[r]; m and l take the tile in.
+// The weights of row r, in tile.s[r], from its scores there; tile.gain[r] becomes the largest. m and l take the tile in.
 template <class Isa>
 void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* l) {
   const auto new_m = Isa::set(tile.m[r]);
@@ -230,7 +230,13 @@ void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* 
   }
   *l = *l * tile.keep[r] + Isa::sum(total);
   *m = tile.m[r];
-  const float largest_weight = Isa::largest(largest);
+  tile.gain[r] = Isa::largest(largest);
+}
+
+// The integer weights of row r, and what a step of them is.
+template <class Isa>
+void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
+  const float largest_weight = tile.gain[r];
   const bool counts = largest_weight >= smallest_weight;
   const auto steps = Isa::set(counts ? weight_steps / largest_weight : 0);  // integer steps a unit of weight
   tile.gain[r] = counts ? largest_weight / weight_steps : 0;
@@ -248,6 +254,7 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
   for (uint32_t r = 0; r < rows; ++r) scale_scores<Isa>(r, q_scale[r], m[r], tokens, tile);
   exp_negative_all<Isa>(tile.keep, rows);
   for (uint32_t r = 0; r < rows; ++r) weigh_scores<Isa>(r, tokens, tile, m + r, l + r);
+  for (uint32_t r = 0; r < rows; ++r) round_weights<Isa>(r, tokens, tile);
 }
 
 // o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D vectors of dimensions at a time.
