@@ -5,6 +5,7 @@
 // A figure comes from the fastest eighth of many short runs, which other programs disturb least. Ratios are against the scalar table
 // and, where memory is the limit, against plain reads of the same memory, all measured in the same run.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -165,26 +166,33 @@ void prefill_pages(uint32_t dim, uint32_t rows) {
   });
 }
 
-// A decode step's calls: 128 pages each, chosen all over 256 MB.
-void decode_pages(uint32_t dim, uint32_t rows) {
-  constexpr uint32_t n = 128;
-  const std::string row = shape_name("pages decode", dim, rows);
+// A decode step's calls: 128 pages each, or a quad of each of 512, chosen all over 256 MB.
+void decode_pages(uint32_t dim, uint32_t rows, bool one_quad) {
+  const uint32_t n = one_quad ? 512 : 128;
+  const std::string row = shape_name(one_quad ? "quads decode" : "pages decode", dim, rows);
   if (!is_wanted(row)) return;
   Pages pages(dim, std::size_t{256} << 20);
   Random random;
   for (PageRef& ref : pages.refs) std::swap(ref, pages.refs[random.next() % pages.refs.size()]);
+  if (one_quad)
+    for (PageRef& ref : pages.refs) ref.tokens = uint64_t{15} << random.next() % (pages.tokens / quad_tokens) * quad_tokens;
   std::size_t at = 0;
   const auto next = [&] { return at = (at + n) % (pages.refs.size() - n); };
-  const double gigabytes = double{n} * page_bytes * 1e-9;
-  const double streaming = gigabytes / run_time([&] { sink = read_all(pages.data.data() + next() * page_bytes, n * page_bytes); });
+  const std::size_t half = one_quad ? dim * quad_tokens : page_bytes / 2;  // of what is read of a page: its keys, or its values
+  const double gigabytes = 2.0 * n * static_cast<double>(half) * 1e-9;
+  const double streaming = gigabytes / run_time([&] { sink = read_all(pages.data.data() + next() * page_bytes, 2 * n * half); });
   const double same = gigabytes / run_time([&] {
     next();
-    for (uint32_t i = 0; i < n; ++i) sink = read_all(pages.refs[at + i].data, page_bytes);
+    for (uint32_t i = 0; i < n; ++i) {
+      const PageRef& ref = pages.refs[at + i];
+      const int8_t* keys = ref.data + static_cast<uint32_t>(std::countr_zero(ref.tokens)) * dim;
+      sink = read_all(keys, half) + read_all(keys + page_bytes / 2, half);
+    }
   });
   bench_rate(row, "GB/s", gigabytes, [&](const Kernels& k) {
     auto call = std::make_shared<Call>(k, rows, dim);
     return [&, call] { k.attend_pages(call->view, pages.refs.data() + next(), n, call->empty(), call->scratch.data()); };
-  }, {{"a streaming read", streaming}, {"a read of these pages", same}});
+  }, {{"a streaming read", streaming}, {one_quad ? "a read of these quads" : "a read of these pages", same}});
 }
 
 // A chunk with itself: 512 rows are 128 tokens of four heads, the last of n.
@@ -280,7 +288,8 @@ int main(int argc, char** argv) {
   prefill_pages(64, 128);
   prefill_pages(128, 128);
   for (uint32_t dim : {64u, 128u}) {
-    for (uint32_t rows : {1u, 4u, 8u}) decode_pages(dim, rows);
+    for (uint32_t rows : {1u, 4u, 8u}) decode_pages(dim, rows, false);
+    for (uint32_t rows : {1u, 4u, 8u}) decode_pages(dim, rows, true);
   }
   for (uint32_t dim : {64u, 128u}) prefill_rows(dim, 600);
   for (uint32_t rows : {1u, 4u, 8u}) decode_rows(128, rows);
