@@ -87,9 +87,17 @@ struct Quads {
 // The next tile's quads, asked from memory a few lines at each step of this tile's products: pages are chosen all over memory, so
 // the processor cannot guess them. A step goes round the tile's pages, so that address translations and memory banks work together, and takes
 // of each the lines in order: stretches of as many quads as a page has on average, which are its own where all have the same.
+// Of whole pages a step asks for its share rounded down: measured on Zen 5 over random pages of 256 MB, asking faster than that fills the queue of
+// misses and is slower, leaving the last lines to the processor's own guesses is not. Of less it cannot guess the last ones either.
 struct QuadsAhead {
-  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t lines)
-      : quads(next_quads), count(n), lines_a_step(n > 0 ? lines : 0), stretch(n > 0 ? (n + pages - 1) / pages : 0), half(dim * quad_tokens), end(half) {}
+  // n quads of some pages, in as many steps.
+  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t steps)
+      : quads(next_quads), count(n), half(dim * quad_tokens), end(half) {
+    if (n == 0) return;
+    stretch = (n + pages - 1) / pages;
+    const uint32_t lines = 2 * n * half / line_bytes;
+    lines_a_step = stretch * half == page_bytes / 2 ? larger(1, lines / steps) : (lines + steps - 1) / steps;
+  }
 
   void step(uint32_t steps = 1) {
     for (uint32_t i = 0; i < lines_a_step * steps; ++i) {
@@ -110,10 +118,9 @@ struct QuadsAhead {
 
   const Quad* quads;
   uint32_t count;
-  uint32_t lines_a_step;  // 1, 2 or 4
-  uint32_t stretch;       // its quads
-  uint32_t half, end;     // bytes of a quad's keys, and of its values; where those end that are asked for
-  uint32_t first = 0;     // quad of the first stretch, at whose line `at` a round begins
+  uint32_t lines_a_step = 0, stretch = 0;  // stretch: its quads
+  uint32_t half, end;                      // bytes of a quad's keys, and of its values; where those end that are asked for
+  uint32_t first = 0;                      // quad of the first stretch, at whose line `at` a round begins
   uint32_t next = 0, at = 0;
 };
 
@@ -304,15 +311,12 @@ void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint
   add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
 }
 
-// How many lines of the next tile to ask for at a step (1, 2 or 4): its share, rounded down. Measured on Zen 5 over random pages of
-// 256 MB: asking faster than that fills the queue of misses and is slower, leaving the last lines to the processor's own guesses is not.
+// Steps of a tile's products, at which the next tile is asked for.
 template <class Isa>
-uint32_t lines_a_step(uint32_t rows, uint32_t dim) {
+uint32_t steps_a_tile(uint32_t rows, uint32_t dim) {
   using Q = QuadQueries<Isa>;
   const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block * (tile_tokens / (Isa::key_columns * Q::tokens)) * (dim / Q::dims);
-  const uint32_t value_steps = (rows + value_rows - 1) / value_rows * tile_quads * (dim / smaller(4 * Isa::lanes, dim));
-  const uint32_t lines = tile_tokens * 2 * dim / line_bytes, steps = key_steps + value_steps;
-  return 4 * steps <= lines ? 4 : 2 * steps <= lines ? 2 : 1;
+  return key_steps + (rows + value_rows - 1) / value_rows * tile_quads * (dim / smaller(4 * Isa::lanes, dim));
 }
 
 template <class Isa>
@@ -321,7 +325,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
   std::memset(tile.keep, 0, sizeof tile.keep);
   const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
-  const uint32_t lines = lines_a_step<Isa>(q.rows, dim), blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
+  const uint32_t steps = steps_a_tile<Isa>(q.rows, dim), blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
   Quads all(pages, n_pages, dim);
   Quad buffers[2][tile_quads];
   uint32_t n = all.next(buffers[0]), n_next = 0;
@@ -329,7 +333,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
     Quad* quads = buffers[which];
     n_next = all.next(buffers[which ^ 1]);
     const uint32_t tokens = load_tile<Isa>(quads, n, all.page_tokens, tile);
-    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, lines);
+    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, steps);
     for (uint32_t row = 0, left = blocks; left > 0; --left) {
       const uint32_t rows = (q.rows - row + left - 1) / left;  // blocks of nearly equal size
       with_count<Isa::row_block>(rows, [&](auto count) { score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, ahead); });
