@@ -7,6 +7,7 @@
 #include "store_keys.h"
 #include "store_scores.h"
 #include "store_seal.h"
+#include "store_sample.h"
 #include "store_sketch.h"
 #include "store_top_k.h"
 
@@ -36,7 +37,8 @@ void fill_attention(Kernels& k) {
   k.seal_sketch = seal_sketch<Isa>;
   k.score_sketch = score_sketch<Isa>;
   k.attention_shares = attention_shares<Isa>;
-  k.sample_priorities = sample_priorities<Isa>;
+  k.sum_shares = sum_shares<Isa>;
+  k.sample = sample<Isa>;
   k.top_k = top_k<Isa>;
 }
 

@@ -101,18 +101,5 @@ void attention_shares(float* scores, uint32_t n, float m, float l) {
   for (uint32_t i = whole; i < n; ++i) scores[i] = rest[i - whole];
 }
 
-// For a compiler to make vectors of.
-template <class Isa>
-void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float* priorities) {
-  for (uint32_t i = 0; i < n; ++i) {
-    uint32_t x = (first + i) * 0x9e3779b1u + seed;
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    x ^= x >> 16;
-    const float u = (static_cast<float>(static_cast<int32_t>(x >> 8)) + 0.5f) * 0x1p-24f;  // at most 1 - 2^-25, which rounds to 1
-    priorities[i] = shares[i] / u;
-  }
-}
-
 }  // namespace
 }  // namespace kvasir

@@ -227,8 +227,8 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
   }
 }
 
-// A lane's part of the products of a page's keys with the rows. `lanes` neighbouring lanes have four tokens each, the others further dimensions of
-// them; words: of a row, four dimensions each.
+// A lane's part of the products of some quads' keys with the rows. `lanes` neighbouring lanes have a quad each, the others further dimensions of them;
+// words: of a row, four dimensions each.
 template <uint32_t lanes, uint32_t pieces, uint32_t rows, uint32_t words>
 __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][words], int32_t (&s)[rows][4]) {
   const uint32_t lane = threadIdx.x % warp;
@@ -245,10 +245,11 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
   }
 }
 
-__device__ inline uint8_t* hot_page(const DeviceKv& kv, const DeviceHotPages& hot, uint32_t half, uint32_t head, uint32_t i) {
-  return hot.pages + ((std::size_t{half} * kv.kv_heads + head) * hot.room + i) * hot.page_size;
+__device__ inline uint8_t* hot_quad(const DeviceKv& kv, const DeviceHotQuads& hot, uint32_t half, uint32_t head, uint32_t i) {
+  return hot.quads + ((std::size_t{half} * kv.kv_heads + head) * hot.room + i) * hot.quad_bytes;
 }
 
+// A warp has as many quads at a time as a page has.
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   after_previous();
@@ -267,45 +268,51 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   __syncthreads();
   P part;
 
-  constexpr uint32_t lanes = page_tokens / 4;
+  constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;  // quads at a time; words of four dimensions
   const uint32_t* list = a.lists + at * a.most;
-  const uint32_t turn = kv.counts->turn, page_blocks = kv.page_tokens / kv.block_tokens;
-  const float* biases = a.biases + at * a.most * page_blocks;
-  const uint32_t count = a.list_counts[3 * at];
-  for (uint32_t i = blockIdx.x * attend_warps + w; i < count; i += chosen_parts * attend_warps) {
-    const uint32_t page = list[i] >> 4, blocks = list[i] & 15, in_extent = head * extent_pages + page % extent_pages;
-    const uint4* data = reinterpret_cast<const uint4*>(kv.pages_at[page / extent_pages] + kv.pages_offset + std::size_t{in_extent} * page_size);
-    const uint16_t* scales =
-        reinterpret_cast<const uint16_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + std::size_t{in_extent} * 2 * page_tokens;
-    const bool stays = i < a.hot.room;
+  const float* biases = a.biases + at * a.most;
+  const uint32_t turn = kv.counts->turn, count = a.list_counts[2 * at];
+  for (uint32_t begin = (blockIdx.x * attend_warps + w) * lanes; begin < count; begin += chosen_parts * attend_warps * lanes) {
+    // This lane's quad of them, which others have too.
+    const uint32_t i = begin + lane % lanes;
+    const bool there = i < count, stays = there && i < a.hot.room;
+    const uint32_t quad = there ? list[i] : 0, page = quad / lanes, in_page = quad % lanes, in_extent = head * extent_pages + page % extent_pages;
+    const uint8_t *keys = nullptr, *values = nullptr, *scales = nullptr, *value_scales = nullptr;
     if (const uint32_t found = stays ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0) {
-      const uint8_t* its = hot_page(kv, a.hot, 1 - turn, head, found - 1);
-      data = reinterpret_cast<const uint4*>(its);
-      scales = reinterpret_cast<const uint16_t*>(its + page_size);
+      keys = hot_quad(kv, a.hot, 1 - turn, head, found - 1);
+      values = keys + 4 * dim, scales = keys + 8 * dim, value_scales = scales + 8;
+    } else if (there) {
+      keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) + std::size_t{in_extent} * page_size + in_page * 4 * dim;
+      values = keys + page_size / 2;
+      scales = reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
+      value_scales = scales + page_tokens * 2;
     }
+    uint8_t* to = stays && first_row == 0 ? hot_quad(kv, a.hot, turn, head, i) : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) k[j] = __ldcs(data + j * warp + lane);
+    for (uint32_t j = 0; j < 4; ++j) k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(keys) + j * (warp / lanes) + lane / lanes) : uint4();
+    const auto pointer = [](const uint8_t* p, uint32_t from) {
+      return reinterpret_cast<uint8_t*>(__shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
+    };
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) v[j] = __ldcs(data + (4 + j) * warp + lane);
-    const uint32_t first = lane % lanes * 4;
-    const uint2 k_scales = __ldcs(reinterpret_cast<const uint2*>(scales + first));
-    const uint2 v_scales = __ldcs(reinterpret_cast<const uint2*>(scales + page_tokens + first));
-    if (stays && first_row == 0) {
-      uint8_t* its = hot_page(kv, a.hot, turn, head, i);
+    for (uint32_t j = 0; j < 4; ++j) {
+      const auto* its = reinterpret_cast<const uint4*>(pointer(values, j * P::tokens_at_once + lane / P::lanes_across));
+      v[j] = its ? __ldcs(its + lane % P::lanes_across) : uint4();
+    }
+    const uint2 k_scales = there ? __ldcs(reinterpret_cast<const uint2*>(scales)) : uint2(), v_scales = there ? __ldcs(reinterpret_cast<const uint2*>(value_scales)) : uint2();
+    if (a.hot.room && first_row == 0) {
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) reinterpret_cast<uint4*>(its)[j * warp + lane] = k[j], reinterpret_cast<uint4*>(its)[(4 + j) * warp + lane] = v[j];
-      if (lane < lanes) {
-        auto* to = reinterpret_cast<uint16_t*>(its + page_size);
-        *reinterpret_cast<uint2*>(to + first) = k_scales, *reinterpret_cast<uint2*>(to + page_tokens + first) = v_scales;
+      for (uint32_t j = 0; j < 4; ++j) {
+        if (to) reinterpret_cast<uint4*>(to)[j * (warp / lanes) + lane / lanes] = k[j];
+        if (uint8_t* its = pointer(to, j * P::tokens_at_once + lane / P::lanes_across)) reinterpret_cast<uint4*>(its)[groups + lane % P::lanes_across] = v[j];
       }
+      if (to && lane < lanes) reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales, reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
     }
     const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
     const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
     int32_t s[rows][4] = {};
     multiply<lanes>(k, q, s);
-    const uint32_t its_block = first / kv.block_tokens, present = blocks >> its_block & 1 ? 15 : 0;  // blocks have a multiple of four tokens
-    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, biases[i * page_blocks + its_block], present, weights[w]);
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? biases[i] : 0.0f, there ? 15 : 0, weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;

@@ -1,36 +1,49 @@
 // What new tokens attend, by the names in launch.cc: the sketch's estimates of every token's score, from the same integers as the processor's, and the
-// choice of pages by them, as select/bounded.cc and select/sampling.cc have it.
+// choice of quads by them, as select/bounded.cc and select/sampling.cc have it.
 #include "attention_common.h"
 
 namespace kvasir::cuda {
 namespace {
 
-constexpr float like_the_best = 4;  // select/bounded.cc
+constexpr float like_the_best = 2;  // select/bounded.cc
 
 constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
+constexpr uint32_t tile_quads = 16;
 
-// A warp a tile of 16 blocks: half of the lanes take every other token.
+// The larger of two largest scores, and the sum of exponentials of both, relative to it.
+__device__ void add_scores(float& m, float& l, float other_m, float other_l) {
+  const float most = fmaxf(m, other_m);
+  l = l * relative(m, most) + other_l * relative(other_m, most);
+  m = most;
+}
+
+// A warp a tile of 16 quads: half of the lanes take every other token.
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
-  constexpr uint32_t n = groups * 8, tile_blocks = 16;
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, block = lane % tile_blocks, half = lane / tile_blocks;
-  const uint32_t tiles_of = extent_pages * kv.page_tokens / kv.block_tokens / tile_blocks;
+  constexpr uint32_t n = groups * 8, warps = scan_threads / warp;
+  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const uint32_t quad = lane % tile_quads, half = lane / tile_quads;
+  const uint32_t page_quads = kv.page_tokens / 4, tiles_of = extent_pages * page_quads / tile_quads;
   // The first tile of each warp; a tile is a part of an extent's sketch.
-  if (const uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; token == 0 && tile < a.extents * tiles_of) {
+  if (const uint32_t tile = blockIdx.x * warps + w; token == 0 && tile < a.extents * tiles_of) {
     const std::size_t bytes = kv.sketch_size / tiles_of;
     const int8_t* its = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size + tile % tiles_of * bytes;
     for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(its + i);
   }
   after_previous();
-  const uint32_t extents = (kv.counts->pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
-  const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_blocks;
+  __shared__ float parts[warps][scan_rows][2];
+  const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
+  const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
+  const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_quads;
+  for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < share_bins; i += gridDim.x * scan_threads)
+    a.share_counts[(std::size_t{head} * a.n + token) * share_bins + i] = 0;
   for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
     int32_t q[scan_rows][groups * 2], offset[scan_rows];
-    float scale[scan_rows];
+    float scale[scan_rows], m[scan_rows], l[scan_rows];
 #pragma unroll
     for (uint32_t r = 0; r < scan_rows; ++r) {
       const bool there = begin + r < kv.group;
-      offset[r] = 0;
+      offset[r] = 0, m[r] = -INFINITY, l[r] = 0;
       scale[r] = there ? a.projected_scale[first_row + begin + r] : 0.0f;
 #pragma unroll
       for (uint32_t i = 0; i < groups * 2; ++i) {
@@ -38,125 +51,109 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
         offset[r] = __dp4a(0x08080808, q[r][i], offset[r]);  // the sketch's values are larger by 8
       }
     }
-    for (uint32_t tile = (blockIdx.x * scan_threads + threadIdx.x) / warp; tile < tiles; tile += gridDim.x * (scan_threads / warp)) {
+    for (uint32_t tile = blockIdx.x * warps + w; tile < tiles; tile += gridDim.x * warps) {
       const int8_t* sketch = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size;
-      const uint32_t* lines = reinterpret_cast<const uint32_t*>(sketch) + std::size_t{tile % tiles_of} * kv.block_tokens * groups * tile_blocks + block;
-      const float* scales = reinterpret_cast<const float*>(sketch + std::size_t{tiles_of} * kv.block_tokens * groups * tile_blocks * 4);
-      int32_t best[scan_rows];
-      for (int32_t& b : best) b = INT32_MIN;
-#pragma unroll 2
-      for (uint32_t t = half; t < kv.block_tokens; t += 2) {
-        uint32_t words[groups];
+      const uint32_t* lines = reinterpret_cast<const uint32_t*>(sketch) + std::size_t{tile % tiles_of} * 4 * groups * tile_quads + quad;
+      const auto* scales = reinterpret_cast<const uint16_t*>(sketch + std::size_t{tiles_of} * 4 * groups * tile_quads * 4);
+      uint32_t words[2][groups];
 #pragma unroll
-        for (uint32_t g = 0; g < groups; ++g) words[g] = __ldcs(lines + (t * groups + g) * tile_blocks);
+      for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
-        for (uint32_t r = 0; r < scan_rows; ++r) {
+        for (uint32_t g = 0; g < groups; ++g) words[i][g] = __ldcs(lines + ((2 * i + half) * groups + g) * tile_quads);
+      const float step = from_bf16(scales[tile % tiles_of * tile_quads + quad]);
+      const uint32_t at = tile * tile_quads + quad;
+#pragma unroll
+      for (uint32_t r = 0; r < scan_rows; ++r) {
+        int32_t best = INT32_MIN;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
           int32_t sum = 0;
 #pragma unroll
           for (uint32_t g = 0; g < groups; ++g) {
-            sum = __dp4a(static_cast<int32_t>(words[g] & 0x0f0f0f0f), q[r][2 * g], sum);
-            sum = __dp4a(static_cast<int32_t>(words[g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sum);
+            sum = __dp4a(static_cast<int32_t>(words[i][g] & 0x0f0f0f0f), q[r][2 * g], sum);
+            sum = __dp4a(static_cast<int32_t>(words[i][g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sum);
           }
-          best[r] = max(best[r], sum);
+          best = max(best, sum);
+        }
+        best = max(best, __shfl_xor_sync(all_lanes, best, tile_quads));
+        if (half == 0 && begin + r < kv.group) {
+          const float score = static_cast<float>(best - offset[r]) * step * scale[r];
+          a.scores[(first_row + begin + r) * stride + at] = score;
+          if (at >= first && at < end) add_scores(m[r], l[r], score, 1);
         }
       }
-      const float step = scales[tile % tiles_of * tile_blocks + block];
-#pragma unroll
-      for (uint32_t r = 0; r < scan_rows; ++r) {
-        const int32_t largest = max(best[r], __shfl_xor_sync(all_lanes, best[r], tile_blocks));
-        if (half == 0 && begin + r < kv.group)
-          a.scores[(first_row + begin + r) * stride + tile * tile_blocks + block] = static_cast<float>(largest - offset[r]) * step * scale[r];
-      }
     }
+#pragma unroll
+    for (uint32_t r = 0; r < scan_rows; ++r) {
+      const float most = warp_max(m[r]), sum = warp_sum(l[r] * relative(m[r], most));
+      if (lane == 0) parts[w][r][0] = most, parts[w][r][1] = sum;
+    }
+    __syncthreads();
+    if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < kv.group) {
+      float most = -INFINITY, sum = 0;
+      for (uint32_t i = 0; i < warps; ++i) add_scores(most, sum, parts[i][r][0], parts[i][r][1]);
+      float* to = a.score_sums + ((first_row + begin + r) * most_score_parts + blockIdx.x) * 2;
+      to[0] = most, to[1] = sum;
+    }
+    __syncthreads();
   }
 }
 
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
 constexpr unsigned choose_warps = choose_threads / warp;
-constexpr uint32_t near_blocks = 8192;  // whose priorities are kept where they are read fast
-constexpr uint32_t above_all = 0x4f000000;  // the bits of 2^31: shares of a group sum to at most 16, and no random number is below 2^-25
+constexpr uint32_t bin_shift = 19, first_bin = (127 - 43) << 4;  // of a float's bits
 
-// The random number of a block: Kernels::sample_priorities.
-__device__ float random_of(uint32_t block, uint32_t seed) {
-  uint32_t x = block * 0x9e3779b1u + seed;
+__device__ float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
+
+// The random number of a quad: Kernels::sample.
+__device__ float random_of(uint32_t quad, uint32_t seed) {
+  uint32_t x = quad * 0x9e3779b1u + seed;
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
   return (static_cast<float>(x >> 8) + 0.5f) * 0x1p-24f;
 }
 
-// How many blocks have at least a priority, and the variance that such a threshold leaves, in parts of the one that is allowed; a thread's is at most
-// enough to say that it is too large. Whole numbers, summed over a warp by one instruction and in any order to the same.
-constexpr uint32_t allowed = 1u << 21;
-struct Found {
-  uint32_t count, variance;
-};
-
-struct Want {
-  uint32_t least, most;
-  __device__ bool met(const Found& f) const { return f.count > most || (f.count > least && f.variance < allowed); }  // one is left out
-};
-
-// Sums over all threads, which all get. parts: [choose_warps][n], not used by the call before.
-template <uint32_t n>
-__device__ void sum_of_all(Found (&x)[n], Found* parts) {
-  const unsigned lane = threadIdx.x % warp;
-#pragma unroll
-  for (uint32_t i = 0; i < n; ++i) {
-    const Found part{__reduce_add_sync(all_lanes, x[i].count), __reduce_add_sync(all_lanes, x[i].variance)};
-    if (lane == 0) parts[threadIdx.x / warp * n + i] = part;
-  }
-  __syncthreads();
-#pragma unroll
-  for (uint32_t i = 0; i < n; ++i) {
-    const Found part = parts[lane * n + i];
-    x[i] = {__reduce_add_sync(all_lanes, part.count), __reduce_add_sync(all_lanes, part.variance)};
-  }
-}
-
-// parts: [choose_warps], not used by the call before.
-__device__ uint32_t max_of_all(uint32_t x, uint32_t* parts) {
-  x = __reduce_max_sync(all_lanes, x);
-  if (threadIdx.x % warp == 0) parts[threadIdx.x / warp] = x;
-  __syncthreads();
-  return __reduce_max_sync(all_lanes, parts[threadIdx.x % warp]);
-}
-
-// The sum of x of the threads before this one; *all gets that of all. parts: [choose_warps], not used by the call before.
-__device__ uint32_t before_this(uint32_t x, uint32_t* parts, uint32_t* all) {
+// The sum of x of the threads before this one, in their order; *all gets that of all. parts: [choose_warps], not used by the call before.
+template <class T>
+__device__ T before_this(T x, T* parts, T* all) {
   const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  uint32_t upto = x;
-  for (unsigned step = 1; step < warp; step *= 2) {
-    const uint32_t other = __shfl_up_sync(all_lanes, upto, step);
-    upto += lane >= step ? other : 0;
-  }
-  if (lane == warp - 1) parts[w] = upto;
+  const auto up_to = [&](T sum) {
+    for (unsigned step = 1; step < warp; step *= 2) {
+      const T other = __shfl_up_sync(all_lanes, sum, step);
+      if (lane >= step) sum += other;
+    }
+    return sum;
+  };
+  const T its = up_to(x);
+  if (lane == warp - 1) parts[w] = its;
   __syncthreads();
-  const uint32_t part = parts[lane];
-  *all = __reduce_add_sync(all_lanes, part);
-  return upto - x + __reduce_add_sync(all_lanes, lane < w ? part : 0);
+  const T of_warps = up_to(parts[lane]);
+  *all = __shfl_sync(all_lanes, of_warps, warp - 1);
+  const T before = __shfl_sync(all_lanes, of_warps, w > 0 ? w - 1 : 0);
+  return (w > 0 ? before : T()) + its - x;
 }
 
-// Of a head's new list: which of its pages the other half of the hot ones has. By all threads of a block; the list is written. Gives their number to all.
-__device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotPages& hot, uint32_t head, const uint32_t* list, uint32_t count, uint32_t* parts) {
+// Of a head's new list: which of its quads the other half of the hot ones has. By all threads of a block; the list is written. Gives their number to all.
+__device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotQuads& hot, uint32_t head, const uint32_t* list, uint32_t count, uint32_t* parts) {
   const uint32_t turn = kv.counts->turn, mine = turn * kv.kv_heads + head, other = (1 - turn) * kv.kv_heads + head, kept = min(count, hot.room);
   const uint32_t* before = hot.held + std::size_t{other} * hot.room;
   const uint32_t known = kv.counts->hot ? hot.held_counts[other] : 0;
   uint32_t found = 0;
   for (uint32_t i = threadIdx.x; i < kept; i += choose_threads) {
-    const uint32_t page = list[i] >> 4;
-    uint32_t begin = 0, end = known;  // of the pages that are not below this one the first is in [begin, end]
+    const uint32_t quad = list[i];
+    uint32_t begin = 0, end = known;  // of the quads that are not below this one the first is in [begin, end]
     while (begin < end) {
       const uint32_t middle = (begin + end) / 2;
-      if (before[middle] < page)
+      if (before[middle] < quad)
         begin = middle + 1;
       else
         end = middle;
     }
-    const bool there = begin < known && before[begin] == page;
+    const bool there = begin < known && before[begin] == quad;
     hot.found[std::size_t{head} * hot.room + i] = there ? begin + 1 : 0;
-    hot.held[std::size_t{mine} * hot.room + i] = page;
+    hot.held[std::size_t{mine} * hot.room + i] = quad;
     found += there;
   }
   if (threadIdx.x == 0) hot.held_counts[mine] = kept;
@@ -169,148 +166,117 @@ __device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotPages& hot, uint
 
 extern "C" {
 
-// A block a KV head and token. Priorities are not negative, so their bits are in their order: the threshold is found by its bits, two at a time, by what
-// three thresholds would take.
-__global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
+// Blocks of share_quads quads of a KV head and token: the rows' shares, summed, in the place of the first row's scores, and how many are of which size.
+__global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
   after_previous();
-  __shared__ float near_by[near_blocks];
-  __shared__ float row_m[most_attended_group][choose_warps], row_l[most_attended_group][choose_warps];
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
-  __shared__ Found parts[2][choose_warps * 3];  // then counts, three times choose_warps
-  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
-  const uint32_t page_blocks = kv.page_tokens / kv.block_tokens, pages = kv.counts->pages;
-  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_blocks;
-  uint32_t* list = a.lists + at * a.most;
-  float* biases = a.biases + at * a.most * page_blocks;
-  if (thread < 3) a.list_counts[3 * at + thread] = 0;
-  if (a.hot.room && thread == 0) a.hot.held_counts[kv.counts->turn * kv.kv_heads + head] = 0;
-  if (pages <= 1) return;
-  const uint32_t first = page_blocks, end = pages * page_blocks;  // page 0 holds the sinks
-
-  // Each row's largest score and sum of exponentials; eight blocks are on their way to a thread at a time.
-  constexpr uint32_t together = 8;
-  float* scores = a.scores + at * kv.group * stride;
-  for (uint32_t r = 0; r < kv.group; ++r) {
-    const float* its = scores + r * stride;
+  __shared__ uint32_t counts[share_bins];
+  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
+  const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads;
+  const uint32_t begin = max(first, blockIdx.x * share_quads), stop = min(end, (blockIdx.x + 1) * share_quads);
+  if (begin >= stop) return;
+  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  for (uint32_t i = thread; i < share_bins; i += share_threads) counts[i] = 0;
+  for (uint32_t r = w; r < kv.group; r += share_threads / warp) {
+    const float* sums = a.score_sums + (at * kv.group + r) * most_score_parts * 2;
+    const float* state = a.states + state_at(kv, a, head, token, 0, r);
     float m = -INFINITY, l = 0;
-    for (uint32_t begin = first + thread; begin < end; begin += together * choose_threads) {
-      float score[together], most = m;
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) {
-        const uint32_t b = begin + i * choose_threads;
-        score[i] = b < end ? its[b] : -INFINITY;
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) most = fmaxf(most, score[i]);
-      l *= relative(m, most);
-#pragma unroll
-      for (uint32_t i = 0; i < together; ++i) l += relative(score[i], most);
-      m = most;
-    }
-    const float most = warp_max(m);
-    l = warp_sum(l * relative(m, most));
-    if (lane == 0) row_m[r][w] = most, row_l[r][w] = l;
+    if (lane == 0) m = state[kv.dim] - __logf(like_the_best), l = state[kv.dim + 1];
+    for (uint32_t i = lane; i < score_parts; i += warp) add_scores(m, l, sums[2 * i], sums[2 * i + 1]);
+    const float most = warp_max(m), total = warp_sum(l * relative(m, most));
+    if (lane == 0) most_of[r] = most, part_of[r] = 1 / total;
   }
   __syncthreads();
-  if (w < kv.group) {
-    const float* state = a.states + state_at(kv, a, head, token, 0, w);
-    const float near_m = state[kv.dim] - __logf(like_the_best), m = row_m[w][lane], most = fmaxf(near_m, warp_max(m));
-    const float total = warp_sum(relative(m, most) * row_l[w][lane]) + relative(near_m, most) * state[kv.dim + 1];
-    if (lane == 0) most_of[w] = most, part_of[w] = 1 / total;
-  }
-  __syncthreads();
-  // The rows' shares, summed, in the place of the first row's scores, and their priorities.
-  const bool is_near = end <= near_blocks;
-  const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
-#pragma unroll 4
-  for (uint32_t b = first + thread; b < end; b += choose_threads) {
+  float* scores = a.scores + at * kv.group * stride;
+#pragma unroll
+  for (uint32_t i = 0; i < share_quads / share_threads; ++i) {
+    const uint32_t quad = blockIdx.x * share_quads + i * share_threads + thread;
+    if (quad < begin || quad >= stop) continue;
     float share = 0;
-    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + b] - most_of[r]) * part_of[r];
+    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
     share = share >= 0 ? share : 0;  // a not-a-number is none
-    scores[b] = share;
-    if (is_near) near_by[b] = share / random_of(b, seed);
+    scores[quad] = share;
+    if (const uint32_t bin = __float_as_uint(share) >> bin_shift; bin >= first_bin) atomicAdd(counts + min(bin - first_bin, share_bins - 1), 1u);
   }
   __syncthreads();
-  const auto priority = [&](uint32_t b) { return __float_as_uint(is_near ? near_by[b] : scores[b] / random_of(b, seed)); };
-
-  // What is taken are the blocks whose priority's bits are `high` or more. At most one is left between `low` and `high`: the first that is left out, whose
-  // priority is the threshold, or else `low` is. The processor's threshold (select/sampling.cc) lies between the same two blocks.
-  const DeviceBudget budget = *kv.budget;
-  const Want want{budget.least, budget.most};
-  const float scale = budget.variance > 0 ? static_cast<float>(allowed) / budget.variance : 0;
-  uint32_t low = 0, high = end - first > want.least ? above_all : 0, turn = 0;
-  Found above{}, from_low{end - first, 0};
-  while (high - low > 1 && from_low.count - above.count > 1) {
-    const uint32_t step = (high - low + 3) / 4;
-    const uint32_t t[3] = {low + step, min(low + 2 * step, high), min(low + 3 * step, high)};
-    Found found[3] = {};
-    float variance[3] = {};
-#pragma unroll 8
-    for (uint32_t b = first + thread; b < end; b += choose_threads) {
-      const uint32_t bits = priority(b);
-      const float share = scores[b];
-#pragma unroll
-      for (uint32_t i = 0; i < 3; ++i) {
-        found[i].count += bits >= t[i];
-        variance[i] += share * fmaxf(__uint_as_float(t[i]) - share, 0.0f);
-      }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) found[i].variance = __float2uint_rn(fminf(variance[i] * scale, static_cast<float>(allowed)));
-    sum_of_all(found, parts[turn++ % 2]);
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) {
-      if (t[i] >= high) continue;
-      if (want.met(found[i])) {
-        low = t[i], from_low = found[i];
-      } else {
-        high = t[i], above = found[i];
-        break;
-      }
-    }
-  }
-  uint32_t left_out = low;  // or what is between
-  for (uint32_t b = first + thread; b < end; b += choose_threads)
-    if (const uint32_t bits = priority(b); bits >= low && bits < high) left_out = bits;
-  const float threshold = __uint_as_float(max_of_all(left_out, reinterpret_cast<uint32_t*>(parts[turn % 2])));
-  __syncthreads();
-  auto* counts = reinterpret_cast<uint32_t*>(parts);  // [3][choose_warps]
-  const uint32_t run = (pages - 1 + choose_threads - 1) / choose_threads;  // a thread's pages
-  const uint32_t run_begin = min(pages, 1 + thread * run), run_end = min(pages, run_begin + run);
-  // Twice: to count, and to write where the count says.
-  uint32_t place = 0, count = 0;
-  for (uint32_t pass = 0; pass < 2; ++pass) {
-    uint32_t taken = 0, tokens = 0;
-    for (uint32_t p = run_begin; p < run_end; ++p) {
-      uint32_t mask = 0;
-      for (uint32_t i = 0; i < page_blocks; ++i) mask |= priority(p * page_blocks + i) >= high ? 1u << i : 0u;
-      if (mask == 0) continue;
-      if (pass == 1) {
-        list[place + taken] = p << 4 | mask;
-        for (uint32_t i = 0; i < page_blocks; ++i) {
-          const float share = scores[p * page_blocks + i];
-          biases[(place + taken) * page_blocks + i] = mask >> i & 1 && share < threshold ? __logf(threshold / share) : 0.0f;
-        }
-      }
-      ++taken;
-      tokens += __popc(mask) * kv.block_tokens;
-    }
-    if (pass == 1) break;
-    uint32_t all_taken, all_tokens;
-    place = before_this(taken, counts + choose_warps, &all_taken);
-    before_this(tokens, counts + 2 * choose_warps, &all_tokens);
-    if (thread == 0) a.list_counts[3 * at] = all_taken, a.list_counts[3 * at + 1] = all_tokens;
-    count = all_taken;
-  }
-  if (!a.hot.room) return;
-  __syncthreads();
-  const uint32_t found = find_hot(kv, a.hot, head, list, count, counts);
-  if (thread == 0) a.list_counts[3 * at + 2] = found;
+  for (uint32_t i = thread; i < share_bins; i += share_threads)
+    if (counts[i] > 0) atomicAdd(a.share_counts + at * share_bins + i, counts[i]);
 }
 
-}  // extern "C"
+// A block a KV head and token: the threshold by how many shares are of which size, and what it takes.
+__global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
+  after_previous();
+  __shared__ float sums[2][choose_warps];
+  __shared__ uint32_t counts[3][choose_warps];
+  __shared__ float edges[share_bins + 1][2];  // sums of shares below a bin's edge, and of their squares
+  __shared__ uint32_t not_below[share_bins + 1];
+  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
+  const uint32_t page_quads = kv.page_tokens / 4, pages = kv.counts->pages;
+  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  uint32_t* list = a.lists + at * a.most;
+  float* biases = a.biases + at * a.most;
+  if (thread < 2) a.list_counts[2 * at + thread] = 0;
+  if (a.hot.room && thread == 0) a.hot.held_counts[kv.counts->turn * kv.kv_heads + head] = 0;
+  const DeviceBudget budget = *kv.budget;
+  const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
+  if (pages <= 1 || budget.most == 0) return;
 
-extern "C" {
+  // What lies below the edge of each bin. A share counts as the middle of its bin: the threshold needs no precision, it has only to be the same for all.
+  const uint32_t its = thread < share_bins ? a.share_counts[at * share_bins + thread] : 0;
+  const float middle = thread < share_bins ? bin_edge(thread) * (1 + 1.0f / 32) : 0.0f, its_sum = static_cast<float>(its) * middle;
+  uint32_t all;
+  float sum, squares;
+  const uint32_t before = before_this(its, counts[0], &all);
+  const float below = before_this(its_sum, sums[0], &sum), squares_below = before_this(its_sum * middle, sums[1], &squares);
+  if (thread < share_bins) edges[thread][0] = below, edges[thread][1] = squares_below, not_below[thread] = all - before;
+  if (thread == 0) edges[share_bins][0] = sum, edges[share_bins][1] = squares, not_below[share_bins] = 0;
+  bool low = false;  // the threshold is not below the bin's edge
+  if (thread < share_bins) {
+    const float t = bin_edge(thread), expected = static_cast<float>(all - before) + below / t;
+    low = expected >= static_cast<float>(budget.least) && (t * below - squares_below <= budget.variance || expected > static_cast<float>(budget.most));
+  }
+  const auto bins = static_cast<uint32_t>(__syncthreads_count(low));
+  float t = end - first > budget.least ? bin_edge(0) : 0;
+  if (t > 0 && bins > 0) {
+    // Within the bin: as if all of it were below (select/sampling.cc's steps).
+    const float rest = edges[bins][0], taken = static_cast<float>(not_below[bins]);
+    const auto by_count = [&](uint32_t count) { return static_cast<float>(count) > taken ? rest / (static_cast<float>(count) - taken) : INFINITY; };
+    t = rest > 0 ? fminf(fmaxf((budget.variance + edges[bins][1]) / rest, by_count(budget.most)), by_count(budget.least)) : INFINITY;
+    t = fmaxf(t, bin_edge(bins - 1));
+    t = fminf(t, bins < share_bins ? bin_edge(bins) : 3e38f);
+  }
+
+  const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
+  const float* shares = a.scores + at * kv.group * stride;
+  const uint32_t run = ((end - first + choose_warps - 1) / choose_warps + warp - 1) / warp * warp;  // a warp's quads
+  const uint32_t begin = min(end, first + w * run), stop = min(end, begin + run);
+  const auto is_taken = [&](uint32_t quad) { return quad < stop && shares[quad] / random_of(quad, seed) >= t; };
+  // Twice: to count, and to write where the count says.
+  uint32_t count = 0;
+#pragma unroll 8
+  for (uint32_t i = begin; i < stop; i += warp) count += is_taken(i + lane);
+  uint32_t found;
+  uint32_t place = before_this(count, counts[1], &found);
+  place = __shfl_sync(all_lanes, place, 0);
+#pragma unroll 4
+  for (uint32_t i = begin; i < stop; i += warp) {
+    const uint32_t quad = i + lane;
+    const bool taken = is_taken(quad);
+    const unsigned mask = __ballot_sync(all_lanes, taken);
+    const uint32_t to = place + __popc(mask & ((1u << lane) - 1));
+    if (taken && to < a.most) {  // more than there is room for is all but impossible
+      list[to] = quad;
+      biases[to] = shares[quad] < t ? __logf(t / shares[quad]) : 0.0f;
+    }
+    place += __popc(mask);
+  }
+  found = min(found, a.most);
+  if (thread == 0) a.list_counts[2 * at] = found;
+  if (!a.hot.room) return;
+  __syncthreads();
+  const uint32_t hot = find_hot(kv, a.hot, head, list, found, counts[2]);
+  if (thread == 0) a.list_counts[2 * at + 1] = hot;
+}
 
 #define KVASIR_OF_DIM(dim, groups) \
   __global__ void __launch_bounds__(scan_threads) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }

@@ -136,7 +136,6 @@ int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t 
 
 // ---- attention --------------------------------------------------------------------------------------------------------------
 
-constexpr unsigned most_scan_blocks = 128;
 
 struct AttentionName {
   char text[32];
@@ -151,12 +150,19 @@ int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
 }
 
-int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  const unsigned tiles = a.extents * kv.page_tokens / kv.block_tokens, blocks = blocks_for(tiles, scan_threads / 32);
-  return launch(s, AttentionName("scan", kv.dim).text, Grid{blocks < most_scan_blocks ? blocks : most_scan_blocks, kv.kv_heads * a.n}, scan_threads, kv, a);
+// Blocks that score a KV head's quads.
+unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
+  const unsigned tiles = a.extents * kv.page_tokens / 4, blocks = blocks_for(tiles, scan_threads / 32);  // 16 pages an extent, 16 quads a tile
+  return blocks < most_score_parts ? blocks : most_score_parts;
 }
 
-int choose_blocks(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.n}, scan_threads, kv, a);
+}
+
+int choose_quads(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  const unsigned blocks = blocks_for(std::size_t{a.extents} * kv.page_tokens * 4, share_quads);
+  if (const int error = launch(s, "attention_shares", Grid{blocks, kv.kv_heads * a.n}, share_threads, kv, a, score_parts(kv, a))) return error;
   return launch(s, "attention_choose", Grid{kv.kv_heads, a.n}, choose_threads, kv, a);
 }
 
@@ -208,7 +214,8 @@ int find_kernels(DeviceContext* context) {
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_finish"})
     if (const int error = find(name, attention)) return error;
-  if (const int error = find("attention_choose", choice)) return error;
+  for (const char* name : {"attention_shares", "attention_choose"})
+    if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
     for (const char* what : {"near", "chosen"})
       if (const int error = find(AttentionName(what, dim).text, attention)) return error;
@@ -240,7 +247,7 @@ void fill_operations(DeviceKernels* k) {
   k->begin_attention = begin_attention;
   k->attend_near = attend_near;
   k->score_sketch = score_sketch;
-  k->choose_blocks = choose_blocks;
+  k->choose_quads = choose_quads;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;

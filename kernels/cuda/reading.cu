@@ -75,7 +75,6 @@ __global__ void __launch_bounds__(1024) reading_largest(DeviceReading r, const f
 
 // Block (page or, behind them, as many rows as a page has, head): their keys and values. There are rows of zeros up to a multiple of reading_keys.
 __global__ void __launch_bounds__(layout_threads) reading_lay_out(DeviceReading r, const float* k, const float* v) {
-  __shared__ uint32_t words[page_size / 8 + page_size / 8 / 8];  // of K
   after_previous();
   const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim, groups = dim / 4;
   const float by[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
@@ -96,12 +95,15 @@ __global__ void __launch_bounds__(layout_threads) reading_lay_out(DeviceReading 
                      (std::size_t{head} * extent_pages + page % extent_pages) * (page_size / 4);
   const auto* scales = reinterpret_cast<const uint16_t*>(r.scales_at[page / extent_pages] + r.scales_offset) +
                        (std::size_t{head} * extent_pages + page % extent_pages) * 2 * tokens;
-  for (uint32_t i = threadIdx.x; i < page_size / 8; i += layout_threads) words[i / tokens * (tokens + 1) + i % tokens] = data[i];
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < page_size / 8; i += layout_threads) {
-    const uint32_t t = i / groups, word = words[i % groups * (tokens + 1) + t];
-    const float s = from_bf16(scales[t]) * by[0];
-    keys[i] = make_uint2(halves(signed_byte(word, 0) * s, signed_byte(word, 1) * s), halves(signed_byte(word, 2) * s, signed_byte(word, 3) * s));
+  const auto* quads = reinterpret_cast<const uint4*>(data);  // of four tokens, four dimensions each
+  for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
+    const uint4 of = quads[i];
+    const uint32_t t = i / groups * 4, words[4] = {of.x, of.y, of.z, of.w};
+    for (int j = 0; j < 4; ++j) {
+      const float s = from_bf16(scales[t + j]) * by[0];
+      keys[(t + j) * groups + i % groups] = make_uint2(halves(signed_byte(words[j], 0) * s, signed_byte(words[j], 1) * s),
+                                                       halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s));
+    }
   }
   const auto* fours = reinterpret_cast<const uint4*>(data + page_size / 8);  // four dimensions of four tokens
   for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {

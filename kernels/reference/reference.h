@@ -43,11 +43,12 @@ double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block,
 
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
 // One number of an extent's sketch.
-double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel);
+double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t quad, uint32_t token, uint32_t channel);
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
                   std::size_t stride);
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares);
-void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, double* priorities);
+// The random number of a sample, in (0, 1).
+double sample_random(uint32_t number, uint32_t seed);
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out);
 
 }  // namespace kvasir::reference

@@ -31,21 +31,23 @@ void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* boun
   }
 }
 
-double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t block, uint32_t token, uint32_t channel) {
-  const uint32_t groups = shape.sketch_dim() / 8, tiles = shape.extent_blocks() / 16;
-  const std::size_t tile_bytes = std::size_t{shape.block_tokens} * groups * 64;
-  const auto byte = static_cast<uint8_t>(sketch[block / 16 * tile_bytes + (token * groups + channel / 8) * 64 + block % 16 * 4 + channel % 4]);
+double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t quad, uint32_t token, uint32_t channel) {
+  const uint32_t groups = shape.sketch_dim() / 8, tiles = shape.extent_tokens() / 64;
+  const std::size_t tile_bytes = std::size_t{4} * groups * 64;
+  const auto byte = static_cast<uint8_t>(sketch[quad / 16 * tile_bytes + (token * groups + channel / 8) * 64 + quad % 16 * 4 + channel % 4]);
   const int value = (channel % 8 < 4 ? byte & 15 : byte >> 4) - 8;
-  return value * read_float(sketch + tiles * tile_bytes + block * 4);
+  uint16_t scale;
+  std::memcpy(&scale, sketch + tiles * tile_bytes + quad * 2, 2);
+  return value * from_bf16(scale);
 }
 
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
                   std::size_t stride) {
   const uint32_t n = shape.sketch_dim();
   for (std::size_t r = 0; r < rows; ++r) {
-    for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
+    for (uint32_t b = 0; b < shape.extent_tokens() / 4; ++b) {
       double best = -HUGE_VAL;
-      for (uint32_t t = 0; t < shape.block_tokens; ++t) {
+      for (uint32_t t = 0; t < 4; ++t) {
         double sum = 0;
         for (uint32_t c = 0; c < n; ++c) sum += q[r * n + c] * sketch_value(shape, sketch, b, t, c);
         best = std::max(best, sum);
@@ -64,14 +66,12 @@ void attention_shares(const float* scores, uint32_t n, float m, float l, double*
   for (uint32_t i = 0; i < n; ++i) shares[i] /= total;
 }
 
-void sample_priorities(const float* shares, uint32_t n, uint32_t first, uint32_t seed, double* priorities) {
-  for (uint32_t i = 0; i < n; ++i) {
-    uint32_t x = (first + i) * 0x9e3779b1u + seed;
-    x ^= x >> 16, x *= 0x85ebca6bu;
-    x ^= x >> 13, x *= 0xc2b2ae35u;
-    x ^= x >> 16;
-    priorities[i] = double{shares[i]} / std::ldexp((x >> 8) + 0.5, -24);
-  }
+double sample_random(uint32_t number, uint32_t seed) {
+  uint32_t x = number * 0x9e3779b1u + seed;
+  x ^= x >> 16, x *= 0x85ebca6bu;
+  x ^= x >> 13, x *= 0xc2b2ae35u;
+  x ^= x >> 16;
+  return std::ldexp((x >> 8) + 0.5, -24);
 }
 
 uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out) {

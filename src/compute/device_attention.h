@@ -13,11 +13,11 @@ namespace kvasir {
 struct DeviceCounts {
   uint32_t pages;   // sealed
   uint32_t window;  // rows before the step
-  uint32_t turn;    // 0 or 1: which half of DeviceHotPages a step of one token fills;
-  uint32_t hot;     // 1: the other half has the pages that the step before it chose, and they are what they were
+  uint32_t turn;    // 0 or 1: which half of DeviceHotQuads a step of one token fills;
+  uint32_t hot;     // 1: the other half has the quads that the step before it chose, and they are what they were
 };
 
-// Blocks that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it.
+// Quads that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it.
 struct DeviceBudget {
   uint32_t least, most;
   float variance;
@@ -25,7 +25,7 @@ struct DeviceBudget {
 
 // One layer of a timeline. Arrays are as the store has them (compute/page.h, store/key_sketch.h), of the layer's KV heads.
 struct DeviceKv {
-  uint32_t layer, kv_heads, group, head_dim, dim, page_tokens, block_tokens, sketch_dim;
+  uint32_t layer, kv_heads, group, head_dim, dim, page_tokens, sketch_dim;
   const DeviceCounts* counts;
   const DeviceBudget* budget;
   const int8_t* sketch;                     // of extent 0; that of extent e is e * stride behind, a head's its size behind the one before
@@ -39,33 +39,38 @@ struct DeviceKv {
   uint32_t window_rows;
 };
 
-// Pages that stay in the device's memory from one token to the next, which chooses a third to a half of them again: those of the last choice. A step of
+// Quads that stay in the device's memory from one token to the next, which chooses many of them again: those of the last choice. A step of
 // one token copies what it reads, from the other half or from the processor's memory, so that nothing has to make room. Of one layer.
-struct DeviceHotPages {
-  uint32_t room;          // pages of a KV head that stay, the first ones of its list; 0: none
-  std::size_t page_size;  // bytes: a page, then its tokens' scales
-  uint8_t* pages;         // [2][kv_heads][room][page_size]
+struct DeviceHotQuads {
+  uint32_t room;          // quads of a KV head that stay, the first ones of its list; 0: none
+  std::size_t quad_bytes; // of its keys, its values, then the keys' and the values' four scales
+  uint8_t* quads;         // [2][kv_heads][room][quad_bytes]
   uint32_t* held;         // [2][kv_heads][room] their numbers, ascending
   uint32_t* held_counts;  // [2][kv_heads]
-  uint32_t* found;        // [kv_heads][room] of this step's list: 1 + where the other half has the page; 0: it has not
+  uint32_t* found;        // [kv_heads][room] of this step's list: 1 + where the other half has the quad; 0: it has not
 };
 
 // What the operations hand on, of a step of n tokens.
 struct DeviceAttention {
   uint32_t n;
-  uint32_t extents, most;              // that there is room for, and pages of a list
+  uint32_t extents, most;              // that there is room for, and quads of a list
   float* q;                            // [kv_heads][n][group][dim] by 1 / sqrt(head_dim), padded
   int8_t* q8;                          // the same, rounded as Kernels::quantize_queries has it,
   float* q_scale;                      // [kv_heads][n][group]
   int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise
   float* projected_scale;
-  float* scores;                       // [kv_heads][n][group][blocks of `extents`] then, in the first row of a group, the sums of their shares
-  uint32_t* lists;                     // [kv_heads][n][most] page << 4 | its blocks, a bit each; ascending
-  float* biases;                       // [kv_heads][n][most][blocks of a page] as PageRef::bias, a block each; 0: it stands for itself
-  uint32_t* list_counts;               // [kv_heads][n][3] pages in the list, tokens, pages of DeviceHotPages
+  float* scores;                       // [kv_heads][n][group][quads of `extents`] then, in the first row of a group, the sums of their shares
+  float* score_sums;                   // [kv_heads][n][group][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
+  uint32_t* share_counts;              // [kv_heads][n][share_bins] how many shares are of a size
+  uint32_t* lists;                     // [kv_heads][n][most] quads, ascending
+  float* biases;                       // [kv_heads][n][most] as PageRef::bias; 0: the quad stands for itself
+  uint32_t* list_counts;               // [kv_heads][n][2] quads in the list, and those of DeviceHotQuads
   float* states;                       // [kv_heads][n][attention_parts][group][dim + state_sums] o, m, l, and what of l stands for itself
-  DeviceHotPages hot;                  // of steps of one token; room 0 in others
+  DeviceHotQuads hot;                  // of steps of one token; room 0 in others
 };
+
+// Sixteen sizes of shares from one power of two to the next, from 2^-43 on.
+constexpr uint32_t most_score_parts = 128, share_bins = 768;
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, and chosen
 // pages.

@@ -59,6 +59,12 @@ struct KeyRef {
   float scale;
 };
 
+// Of shares below a threshold, their sum and that of their squares; how many are not below.
+struct ShareSums {
+  double below, squares;
+  uint32_t at_least;
+};
+
 struct Kernels {
   const char* name;  // "avx512vnni", "avx2", "neon-dotprod", "scalar"
 
@@ -137,7 +143,7 @@ struct Kernels {
   // Writes page `page` (0 .. 15) of an extent's sketch from the page: key . basis for every token, in 4 bits. basis: [dim][sketch_dim].
   void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t page,
                       int8_t* sketch);
-  // The largest estimate of q . k among the tokens of each block of an extent, scores[r * stride + b]. q: int8 [rows][sketch_dim],
+  // The largest estimate of q . k among the tokens of each quad of an extent, scores[r * stride + quad]. q: int8 [rows][sketch_dim],
   // the queries in the sketch's coordinates, with a scale each. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
                        const int8_t* next, float* scores, std::size_t stride);
@@ -145,9 +151,11 @@ struct Kernels {
   // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores under the largest by 24 and more may get 0.
   void (*attention_shares)(float* scores, uint32_t n, float m, float l);
 
-  // priorities[i] = shares[i] / u, where u in (0, 1) is the random number that belongs to seed and first + i (select/sampling.h): the 24 upper bits of
-  // MurmurHash3's finalizer over (first + i) * 0x9e3779b1 + seed, and a half, in units of 2^-24.
-  void (*sample_priorities)(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float* priorities);
+  // What a threshold of samples leaves (select/sampling.h). Shares that are no numbers are in none of the sums.
+  ShareSums (*sum_shares)(const float* shares, uint32_t n, float threshold);
+  // The i with shares[i] / u >= threshold, ascending, of n; returns how many. u in (0, 1) is the random number that belongs to seed and first + i: the 24
+  // upper bits of MurmurHash3's finalizer over (first + i) * 0x9e3779b1 + seed, and a half, in units of 2^-24. out: room for n.
+  uint32_t (*sample)(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float threshold, uint32_t* out);
 
   // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index. Returns how many:
   // min(k, n), or fewer when a score is NaN, which a damaged summary may cause. scratch: n * 4 bytes.

@@ -15,8 +15,8 @@
 // All parts of a page that is not sealed are zero.
 //
 // A sketch holds a few numbers of every key, in 4 bits, so that one scan estimates every token's score (store/key_sketch.h):
-//   sketch  [tiles][block_tokens][sketch_dim / 8][16 blocks][4]   value + 8: channel 8 i + j in the low half of byte j, 8 i + 4 + j in
-//           the high half; then f32 [tiles][16 blocks]: one scale a block
+//   sketch  [tiles][4 tokens][sketch_dim / 8][16 quads][4]   value + 8: channel 8 i + j in the low half of byte j, 8 i + 4 + j in the
+//           high half; then bf16 [tiles][16 quads]: one scale a quad, four tokens
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ namespace kvasir {
 
 constexpr uint32_t page_bytes = 4096;
 constexpr uint32_t extent_pages = 16;
-constexpr uint32_t quad_tokens = 4;
-constexpr uint32_t tile_blocks = 16;  // blocks whose bounds are interleaved: the int32 lanes of a 512-bit register
+constexpr uint32_t quad_tokens = 4;   // the fewest tokens that are chosen: what an integer dot product takes together
+constexpr uint32_t tile_blocks = 16;  // blocks whose bounds, and quads whose sketches are interleaved: the int32 lanes of a 512-bit register
 constexpr uint32_t max_head_dim = 256;
 
 struct PageShape {
@@ -50,6 +50,9 @@ struct PageShape {
   constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
   constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
   constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
+  constexpr uint32_t page_quads() const { return page_tokens / quad_tokens; }            // quads a page: 16, 8, 4, 2
+  constexpr uint32_t extent_quads() const { return extent_pages * page_quads(); }
+  constexpr uint32_t quad_tiles() const { return extent_quads() / tile_blocks; }
 
   // Where a token's key begins in a page; its dimension d is at d / 4 * key_stride + d % 4 from there.
   static constexpr uint32_t key_stride = quad_tokens * 4;
@@ -65,7 +68,7 @@ struct PageShape {
   // Numbers a key that a sketch keeps: three in eight, in whole bytes of two groups of four.
   constexpr uint32_t sketch_dim() const { return (dim * 3 / 8 + 7) / 8 * 8; }
   constexpr std::size_t sketch_bytes() const {
-    return std::size_t{extent_tiles()} * tile_blocks * (block_tokens * sketch_dim() / 2 + sizeof(float));
+    return std::size_t{extent_quads()} * (quad_tokens * sketch_dim() / 2 + sizeof(uint16_t));
   }
 
   constexpr bool operator==(const PageShape&) const = default;

@@ -30,7 +30,7 @@ struct ReadCounts {
   uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
-  uint64_t pages_hot = 0;       // of these, those that a device had from the step before
+  uint64_t tokens_hot = 0;      // of those read, what a device had from the step before
   uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t head_keys = 0;       // as Selection has it
@@ -43,7 +43,7 @@ struct ReadCounts {
     tokens_read += o.tokens_read;
     tokens_present += o.tokens_present;
     pages_touched += o.pages_touched;
-    pages_hot += o.pages_hot;
+    tokens_hot += o.tokens_hot;
     summary_bytes += o.summary_bytes;
     keys_scanned += o.keys_scanned;
     head_keys += o.head_keys;

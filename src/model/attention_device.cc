@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -13,7 +14,7 @@
 namespace kvasir {
 
 constexpr const char* what = "attention";
-constexpr uint32_t most_hot_pages = 1024;  // of a KV head: of 32 layers with 8 heads they take 2 GB
+constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2 GB
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
     : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers), timeline_(device, shape, layers, heads.heads) {}
@@ -33,7 +34,7 @@ const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uin
 }
 
 DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const {
-  const SampleSize size = sample_size(plan.budget(layer), plan.coverage, shape_.page.block_tokens, heads_.group());
+  const SampleSize size = sample_size(plan.budget(layer), plan.coverage, heads_.group());
   return {size.least, size.most, static_cast<float>(size.variance)};
 }
 
@@ -41,22 +42,25 @@ DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const 
 Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
   for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
-  most = std::min(most, extents * extent_pages);
+  // A sample has so many in the mean: with room for eight standard deviations more, none is left out.
+  most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64, extents * shape_.page.extent_quads());
   if (n <= room_ && extents == extents_ && most <= most_) return {};
   const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, states_ = {}, lists_ = {}, biases_ = {};
-  forget_hot_pages();
+  scores_ = {}, score_sums_ = {}, share_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {};
+  forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
-  Status s = scores_.allocate(device_, rows * extents * page.extent_blocks(), what);
+  Status s = scores_.allocate(device_, rows * extents * page.extent_quads(), what);
+  if (s.ok()) s = score_sums_.allocate(device_, rows * most_score_parts * 2, what);
+  if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
-  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 3, what);
-  if (s.ok()) s = biases_.allocate(device_, of_heads * most * page.page_blocks(), what);
+  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
+  if (s.ok()) s = biases_.allocate(device_, of_heads * most, what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
@@ -67,41 +71,41 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
   if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
-  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 3);
+  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
   room_ = tokens, extents_ = extents, most_ = most;
   return {};
 }
 
-void AttentionDevice::forget_hot_pages() {
+void AttentionDevice::forget_hot_quads() {
   hot_ = false;
   hot_room_ = 0;
-  hot_pages_ = {}, held_ = {}, held_counts_ = {}, found_ = {};
+  hot_quads_ = {}, held_ = {}, held_counts_ = {}, found_ = {};
 }
 
-Status AttentionDevice::keep_hot_pages(const KvStore& store, uint64_t reserve) {
-  const uint32_t pages = store.pages().pages();
-  if (std::min({most_, most_hot_pages, pages}) <= hot_tried_) return {};
-  forget_hot_pages();
+Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
+  const uint32_t quads = store.pages().pages() * shape_.page.page_quads();
+  if (std::min({most_, most_hot_quads, quads}) <= hot_tried_) return {};
+  forget_hot_quads();
   ++generation_;
-  const uint32_t room = std::min({most_, most_hot_pages, pages + pages / 4 + extent_pages});
+  const uint32_t room = std::min({most_, most_hot_quads, quads + quads / 4 + shape_.page.extent_quads()});
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
-  const uint64_t bytes = 2 * lists * room * hot_page_bytes();
+  const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
   if (device_->left() < bytes + reserve + timeline_.bytes()) return {};
-  Status s = hot_pages_.allocate(device_, bytes, what);
+  Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
   if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);
   if (s.ok()) s = found_.allocate(device_, lists * room, what);
   if (s.ok()) return hot_room_ = room, Status();
-  forget_hot_pages();
+  forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);
 }
 
-bool AttentionDevice::drop_hot_pages() {
+bool AttentionDevice::drop_hot_quads() {
   if (hot_room_ == 0) return false;
-  forget_hot_pages();
+  forget_hot_quads();
   ++generation_;
   return true;
 }
@@ -119,10 +123,10 @@ void AttentionDevice::release() {
   timeline_.release();
   ++generation_;
   room_ = extents_ = most_ = 0;
-  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &biases_, &states_, &totals_, &mass_}) *b = {};
-  for (DeviceBuffer<uint32_t>* b : {&lists_, &list_counts_}) *b = {};
+  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &score_sums_, &biases_, &states_, &totals_, &mass_}) *b = {};
+  for (DeviceBuffer<uint32_t>* b : {&share_counts_, &lists_, &list_counts_}) *b = {};
   q8_ = {}, projected_ = {};
-  forget_hot_pages();
+  forget_hot_quads();
   hot_tried_ = 0;
 }
 
@@ -137,11 +141,13 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           projected_.get(),
           projected_scale_.get(),
           scores_.get(),
+          score_sums_.get(),
+          share_counts_.get(),
           lists_.get() + layer * lists * most_,
           biases_.get(),
-          list_counts_.get() + layer * lists * 3,
+          list_counts_.get() + layer * lists * 2,
           states_.get(),
-          {n_ == 1 ? hot_room_ : 0, hot_page_bytes(), hot_pages_.get() + 2 * hot * hot_page_bytes(), held_.get() + 2 * hot,
+          {n_ == 1 ? hot_room_ : 0, hot_quad_bytes(), hot_quads_.get() + 2 * hot * hot_quad_bytes(), held_.get() + 2 * hot,
            held_counts_.get() + std::size_t{2} * layer * shape_.kv_heads, found_.get() + hot}};
 }
 
@@ -152,7 +158,7 @@ int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, 
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.attend_near(stream, kv, a);
   if (!error) error = ops_.score_sketch(stream, kv, a);
-  if (!error) error = ops_.choose_blocks(stream, kv, a);
+  if (!error) error = ops_.choose_quads(stream, kv, a);
   if (!error) error = ops_.attend_chosen(stream, kv, a);
   return error ? error : ops_.finish_attention(stream, kv, a, out, totals_.get() + rows, mass_.get() + rows);
 }
@@ -161,27 +167,35 @@ int AttentionDevice::give_results(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, lists = std::size_t{layers_} * n_ * shape_.kv_heads;
   int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
-  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 3 * sizeof(uint32_t));
+  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 2 * sizeof(uint32_t));
   return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
 }
 
 Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const {
   const PageStore& pages = store.pages();
   const std::size_t of_layer = std::size_t{n_} * shape_.kv_heads, lists = layers_ * of_layer;
+  const bool mapped = pages.mapped_bytes() > 0;
   std::atomic<bool> intact{true};
-  if (pages.mapped_bytes() > 0)
-    pool->run(layers_, [&](uint32_t layer, uint32_t) {
-      for (std::size_t i = layer * of_layer; i < (layer + 1) * of_layer; ++i) {
-        const auto head = static_cast<uint32_t>(i % of_layer / n_);
-        const uint32_t* list = lists_host_.get() + i * most_;
-        for (uint32_t p = 0; p < list_counts_host_.get()[3 * i]; ++p)
-          if (!pages.intact_page(layer, head, list[p] >> 4)) intact = false;
+  std::atomic<uint64_t> touched{0};
+  pool->run(layers_, [&](uint32_t layer, uint32_t) {
+    for (std::size_t i = layer * of_layer; i < (layer + 1) * of_layer; ++i) {
+      const auto head = static_cast<uint32_t>(i % of_layer / n_);
+      const uint32_t* list = lists_host_.get() + i * most_;
+      uint32_t its = 0;
+      for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
+        const uint32_t page = list[q] / shape_.page.page_quads();
+        if (page == last) continue;
+        last = page, ++its;
+        if (mapped && !pages.intact_page(layer, head, page)) intact = false;
       }
-    });
+      touched += its;
+    }
+  });
   if (!intact) return pages.damaged();
+  counts->pages_touched += touched;
   for (std::size_t i = 0; i < lists; ++i) {
-    const uint32_t* its = list_counts_host_.get() + 3 * i;
-    counts->pages_touched += its[0], counts->tokens_read += its[1], counts->pages_hot += its[2];
+    const uint32_t* its = list_counts_host_.get() + 2 * i;
+    counts->tokens_read += uint64_t{its[0]} * quad_tokens, counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};

@@ -23,11 +23,11 @@ class AttentionDevice {
   // Brings what the device has up to date. Errors as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
 
-  // After prepare(): makes room for pages that stay from token to token, where so much is left then that another session could attend too and have
+  // After prepare(): makes room for quads that stay from token to token, where so much is left then that another session could attend too and have
   // `reserve` bytes besides. Otherwise all are read from the processor's memory. Code::device.
-  Status keep_hot_pages(const KvStore& store, uint64_t reserve);
+  Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   // Whether there were any: there is more room then.
-  bool drop_hot_pages();
+  bool drop_hot_quads();
 
   // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q. An error of
   // the table.
@@ -54,9 +54,9 @@ class AttentionDevice {
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
-  void forget_hot_pages();
-  std::size_t hot_page_bytes() const { return page_bytes + shape_.page.scales_bytes() / extent_pages; }
+  void forget_hot_quads();
   DeviceAttention work(uint32_t layer) const;
+  std::size_t hot_quad_bytes() const { return std::size_t{8} * shape_.page.dim + 2 * quad_tokens * sizeof(uint16_t); }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
@@ -66,13 +66,14 @@ class AttentionDevice {
   DeviceTimeline timeline_;
   uint64_t generation_ = 0;
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
-  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, biases_, states_, totals_, mass_;
+  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, biases_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
+  DeviceBuffer<uint32_t> share_counts_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
-  uint32_t hot_tried_ = 0;    // pages of a KV head that room was last looked for
-  uint32_t hot_room_ = 0;     // pages of a KV head, as DeviceHotPages has it, of all layers
+  uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
+  uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers
   bool hot_ = false;          // the last step was of one token, and the store has it
-  DeviceBuffer<uint8_t> hot_pages_;
+  DeviceBuffer<uint8_t> hot_quads_;
   DeviceBuffer<uint32_t> held_, held_counts_, found_;
   PinnedBuffer<float> totals_host_, mass_host_;
   PinnedBuffer<uint32_t> lists_host_, list_counts_host_;

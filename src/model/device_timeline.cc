@@ -248,7 +248,6 @@ DeviceKv DeviceTimeline::layer(uint32_t layer) const {
           page.head_dim,
           page.dim,
           page.page_tokens,
-          page.block_tokens,
           page.sketch_dim(),
           counts_.get(),
           budgets_.get() + layer,

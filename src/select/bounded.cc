@@ -14,13 +14,13 @@
 namespace kvasir {
 namespace {
 
-constexpr float like_the_best = 4;  // a block counts for as many tokens as its best one: between one match and an even block of 16
+constexpr float like_the_best = 2;  // a quad counts for as many tokens as its best one: between one match and an even quad
 
 class BoundedSelector final : public Selector {
  public:
   Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const PageShape& shape = query.pages.shape().page;
-    const uint32_t extents = query.pages.extents(), rows = query.rows.rows, stride = extents * shape.extent_blocks();
+    const uint32_t extents = query.pages.extents(), rows = query.rows.rows, stride = extents * shape.extent_quads();
     if (query.pages.pages() <= query.first_page) return {};
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
@@ -29,24 +29,24 @@ class BoundedSelector final : public Selector {
       const int8_t* next = e + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, e + 1) : nullptr;
       query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
                                  query.sketch.extent(query.layer, query.kv_head, e), next,
-                                 scratch->scores.data() + std::size_t{e} * shape.extent_blocks(), stride);
+                                 scratch->scores.data() + std::size_t{e} * shape.extent_quads(), stride);
     }
     return {uint64_t{extents} * shape.sketch_bytes(), true};
   }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const PageShape& shape = query.pages.shape().page;
-    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_blocks();
-    const uint32_t first = query.first_page * shape.page_blocks(), blocks = query.pages.pages() * shape.page_blocks();
+    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_quads();
+    const uint32_t first = query.first_page * shape.page_quads(), end = query.pages.pages() * shape.page_quads();
     begin_selection(query.share ? 1 : rows, out);
-    if (blocks <= first) return;
+    if (end <= first) return;
     float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride + first;
     if (query.share && rows > 1)
-      add_shares(query, like_the_best, scores, stride, blocks - first);
+      add_shares(query, like_the_best, scores, stride, end - first);
     else
-      to_shares(query, like_the_best, scores, stride, blocks - first);
-    const BlockRange range{shape.block_tokens, first, blocks, stride, query.first_row};
-    const SampleSize size = sample_size(query.budget_tokens, query.coverage, shape.block_tokens, query.share ? rows : 1);
+      to_shares(query, like_the_best, scores, stride, end - first);
+    const BlockRange range{quad_tokens, first, end, stride, query.first_row};
+    const SampleSize size = sample_size(query.budget_tokens, query.coverage, query.share ? rows : 1);
     begin_samples(out);
     for (std::size_t i = 0; i < out->lists.size(); ++i) sample_list(query, range, i, size, scratch, out);
   }

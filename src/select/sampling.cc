@@ -2,38 +2,52 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <limits>
 
 #include "base/checked.h"
 
 namespace kvasir {
 namespace {
 
-// The sums of shares and of their squares, in a fixed order that compilers make vectors of.
-struct Sums {
-  double shares = 0, squares = 0;
-
-  void add(const float* x, uint32_t n) {
-    constexpr uint32_t lanes = 8;
-    double one[lanes] = {}, two[lanes] = {};
-    for (uint32_t i = 0; i + lanes <= n; i += lanes)
-      for (uint32_t lane = 0; lane < lanes; ++lane) {
-        const auto share = static_cast<double>(x[i + lane]);
-        one[lane] += share;
-        two[lane] += share * share;
-      }
-    for (uint32_t i = n / lanes * lanes; i < n; ++i) shares += static_cast<double>(x[i]), squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    for (uint32_t lane = 0; lane < lanes; ++lane) shares += one[lane], squares += two[lane];
-  }
-};
+constexpr int most_steps = 24;             // of Newton's; a handful is the rule
+constexpr double near_enough = 1 + 1e-3;   // a threshold: its precision costs no bias
 
 }  // namespace
 
-SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t block_tokens, uint32_t heads) {
-  const auto blocks = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(tokens, block_tokens), UINT32_MAX / 64)); };
-  if (coverage == 0) return {blocks(budget_tokens), blocks(budget_tokens), 0};
+SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads) {
+  const auto quads = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(tokens, quad_tokens), UINT32_MAX / 64)); };
+  if (coverage == 0) return {quads(budget_tokens), quads(budget_tokens), 0};
   const double error = (1 - static_cast<double>(coverage)) * heads;
-  return {blocks(budget_tokens / 4), blocks(budget_tokens * 4), error * error};
+  return {quads(budget_tokens / 4), quads(budget_tokens * 4), error * error};
+}
+
+float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, const SampleSize& size) {
+  if (n <= size.least) return 0;
+  constexpr double lowest = std::numeric_limits<float>::min();  // what has no share is not read
+  const auto sums_at = [&](double t) { return kernels.sum_shares(shares, n, static_cast<float>(t)); };
+  const ShareSums all = sums_at(std::numeric_limits<float>::max());
+  if (!(all.below > 0) || size.most == 0) return std::numeric_limits<float>::max();
+  // Convex in t and made of straight pieces: from the right, each tangent meets the variance nearer to where the sum does.
+  double t = (size.variance + all.squares) / all.below;
+  ShareSums at = sums_at(t);
+  for (int i = 0; i < most_steps && at.below > 0; ++i) {
+    const double next = (size.variance + at.squares) / at.below;
+    if (next * near_enough >= t) break;
+    at = sums_at(t = next);
+  }
+  const double expected = at.at_least + (t > 0 ? at.below / t : 0);
+  if (expected >= size.least && expected <= size.most) return static_cast<float>(std::max(t, lowest));
+  // The number is concave in 1 / t, and is wanted in the same way.
+  const double count = expected > size.most ? size.most : size.least;
+  t = all.below / count;
+  for (int i = 0; i < most_steps; ++i) {
+    at = sums_at(t);
+    if (!(at.below > 0) || at.at_least >= count) break;
+    const double next = at.below / (count - at.at_least);
+    if (next * near_enough >= t) break;
+    t = next;
+  }
+  return static_cast<float>(std::max(t, lowest));
 }
 
 void begin_samples(Selection* out) {
@@ -44,65 +58,15 @@ void begin_samples(Selection* out) {
 }
 
 void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, const SampleSize& size, SelectorScratch* scratch, Selection* out) {
-  const uint32_t n = range.end - range.first, most = std::min(n, size.most), least = std::min(most, size.least);
+  const uint32_t n = range.end - range.first, page_quads = query.pages.shape().page.page_quads();
   const float* shares = scratch->scores.data() + (range.row + list) * range.stride + range.first;
+  const float t = sample_threshold(query.kernels, shares, n, size);
   scratch->chosen.resize(n);
-  scratch->bytes.resize(std::size_t{n} * 4);
-  scratch->priorities.resize(std::size_t{2} * n);
-  float* priorities = scratch->priorities.data();
-  query.kernels.sample_priorities(shares, n, range.first, sample_seed(query.layer, query.kv_head), priorities);
-  // One more than may be chosen: the first that is left out.
-  uint32_t* chosen = scratch->chosen.data();
-  const uint32_t found = query.kernels.top_k(priorities, n, most + 1, chosen, scratch->bytes.data());
-  float* ranked = priorities + n;
-  // What is no number, of a damaged file, would not be in any order: it comes last.
-  for (uint32_t i = 0; i < found; ++i) ranked[i] = priorities[chosen[i]] > 0 ? priorities[chosen[i]] : 0;
-  Sums all;
-  all.add(shares, n);
-  // Whose share is at least t has no lower a priority, so it is among those that were found.
-  const auto below = [&](float t) {
-    Sums rest = all;
-    for (uint32_t i = 0; i < found; ++i) {
-      const auto share = static_cast<double>(shares[chosen[i]]);
-      if (shares[chosen[i]] >= t) rest.shares -= share, rest.squares -= share * share;
-    }
-    return rest;
-  };
-  const auto is_enough = [&](float t) {
-    const Sums rest = below(t);
-    return static_cast<double>(t) * rest.shares - rest.squares <= size.variance;
-  };
-  // The priority that so many others are above.
-  uint32_t begin = 0, end = found;  // ranked: what is before `begin` is no smaller, what is at `end` or behind it no larger than what is between
-  const auto after = [&](uint32_t count) {
-    std::nth_element(ranked + begin, ranked + count, ranked + end, std::greater<>());
-    return ranked[count];
-  };
-  uint32_t low = std::min(least, found), high = std::min(most, found);
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (is_enough(after(middle)))
-      high = middle, end = middle + 1;
-    else
-      low = begin = middle + 1;
-  }
-  float t = low < found ? after(low) : 0;
-  if (low > least && low < std::min(most, found)) {
-    const float next = t, last = std::nextafter(*std::min_element(ranked, ranked + low), 0.0f);
-    for (int i = 0; i < 6; ++i) {  // Newton's steps, of a function that is convex and made of straight pieces
-      const Sums rest = below(t);
-      if (!(rest.shares > 0)) break;
-      t = std::clamp(static_cast<float>((size.variance + rest.squares) / rest.shares), next, last);
-    }
-  }
-
-  const PageShape& page = query.pages.shape().page;
+  const uint32_t found = query.kernels.sample(shares, n, range.first, sample_seed(query.layer, query.kv_head), t, scratch->chosen.data());
   for (uint32_t i = 0; i < found; ++i) {
-    const float share = shares[chosen[i]];
-    if (!(priorities[chosen[i]] > t || least == n)) continue;  // without a share only where everything is wanted
-    const uint32_t block = chosen[i] + range.first, number = block / page.page_blocks();
-    const uint64_t tokens = ~uint64_t{0} >> (64 - page.block_tokens) << block % page.page_blocks() * page.block_tokens;
-    out->tokens += page.block_tokens;
+    const uint32_t quad = scratch->chosen[i] + range.first, number = quad / page_quads;
+    const uint64_t tokens = uint64_t{(1 << quad_tokens) - 1} << quad % page_quads * quad_tokens;
+    const float share = shares[scratch->chosen[i]];
     if (share < t) {
       out->samples[list].push_back({nullptr, nullptr, tokens, std::log(t / share)});
       out->sample_numbers[list].push_back(number);
@@ -113,6 +77,7 @@ void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_
       out->lists[list].back().tokens |= tokens;
     }
   }
+  out->tokens += uint64_t{found} * quad_tokens;
 }
 
 }  // namespace kvasir

@@ -179,8 +179,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
-  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version - 1 < KeySketch::section_version) {
-    // of this version or before: a newer one's is made again
+  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == KeySketch::section_version) {
     if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
   }
   Representatives representatives(shape, window_tokens);

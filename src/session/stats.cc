@@ -157,7 +157,7 @@ std::string Session::stats_json() const {
   json.count("last_tokens_read", last_read_.tokens_read);
   json.count("last_tokens_present", last_read_.tokens_present);
   json.count("last_pages_touched", last_read_.pages_touched);
-  if (model_->device_weights()) json.count("last_pages_in_device", last_read_.pages_hot);
+  if (model_->device_weights()) json.count("last_tokens_in_device", last_read_.tokens_hot);
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
   if (plan.strategy->index) json.count("last_head_keys", last_read_.head_keys);

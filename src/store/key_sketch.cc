@@ -18,6 +18,7 @@ constexpr uint32_t iterations = 24;          // of the subspace: the leading dir
 constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys
 constexpr uint64_t section_page = 4096;
 constexpr double known_queries = 0.5;         // their share in the second moment of queries
+constexpr double scaled_by = 0.375;            // power of a coordinate's variance: of 1/4, 3/8 and 1/2, which makes keys vary alike in all, it left the least error
 constexpr double least_variance = 1e-6;       // of a coordinate, of the largest one's: what is smaller is not made larger
 
 using Square = std::vector<double>;  // [n][n]
@@ -127,7 +128,7 @@ void find_bases(const Square& keys, Square* queries, uint32_t n, uint32_t m, flo
   }
   const double largest = *std::max_element(variance.begin(), variance.end());
   for (uint32_t j = 0; j < m; ++j) {
-    const double scale = largest > 0 ? std::pow(std::max(variance[j] / largest, least_variance), 0.25) : 1;
+    const double scale = largest > 0 ? std::pow(std::max(variance[j] / largest, least_variance), scaled_by) : 1;
     for (uint32_t i = 0; i < n; ++i) {
       double sum = 0;
       for (uint32_t k = 0; k <= i; ++k) sum += l[i * n + k] * w[k * m + j];
@@ -145,12 +146,12 @@ void find_bases(const Square& keys, Square* queries, uint32_t n, uint32_t m, flo
 // Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
   const PageShape& page = shape.page;
-  const std::size_t lines = std::size_t{page.block_tokens} * page.sketch_dim() / 8, tile_bytes = lines * tile_blocks * 4;
+  const std::size_t lines = std::size_t{quad_tokens} * page.sketch_dim() / 8, tile_bytes = lines * tile_blocks * 4;
   for (uint32_t at = 0; at < shape.heads_total(); ++at, extent += page.sketch_bytes())
-    for (uint32_t b = p * page.page_blocks(); b < (p + 1) * page.page_blocks(); ++b) {
-      int8_t* block = extent + b / tile_blocks * tile_bytes + b % tile_blocks * 4;
-      for (std::size_t i = 0; i < lines; ++i) std::memset(block + i * tile_blocks * 4, 0, 4);
-      std::memset(extent + page.extent_tiles() * tile_bytes + b * sizeof(float), 0, sizeof(float));
+    for (uint32_t i = p * page.page_quads(); i < (p + 1) * page.page_quads(); ++i) {
+      int8_t* quad = extent + i / tile_blocks * tile_bytes + i % tile_blocks * 4;
+      for (std::size_t line = 0; line < lines; ++line) std::memset(quad + line * tile_blocks * 4, 0, 4);
+      std::memset(extent + page.quad_tiles() * tile_bytes + i * sizeof(uint16_t), 0, sizeof(uint16_t));
     }
 }
 
@@ -295,15 +296,13 @@ uint64_t KeySketch::private_bytes() const {
   return bytes;
 }
 
-uint64_t KeySketch::head_bytes(uint32_t version) const {
-  return round_up((version == 1 ? basis_bytes() / 2 : basis_bytes()) + 2 * sizeof(uint32_t), section_page);
-}
+uint64_t KeySketch::head_bytes() const { return round_up(basis_bytes() + 2 * sizeof(uint32_t), section_page); }
 
-uint64_t KeySketch::file_bytes() const { return built() ? head_bytes(section_version) + extents_.size() * extent_bytes() : 0; }
+uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents_.size() * extent_bytes() : 0; }
 
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
-  Array<std::byte> head(head_bytes(section_version));
+  Array<std::byte> head(head_bytes());
   auto* floats = std::copy(bases_->begin(), bases_->end(), reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
@@ -329,17 +328,14 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const auto corrupt = [&](const char* what) {
     return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded", file->path().c_str(), what);
   };
-  const uint32_t version = section->version;
-  const uint64_t head = sketch.head_bytes(version), extents = ceil_div(pages, extent_pages);
+  const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
   if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
   if (!file->check(*section, 0, head)) return file->failure();
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
-  const std::size_t all = sketch.basis_bytes() / sizeof(float), size = version == 1 ? all / 2 : all;
+  const std::size_t size = sketch.basis_bytes() / sizeof(float);
   if (!std::all_of(floats, floats + size, [](float x) { return std::isfinite(x); })) return corrupt("holds a number that is not finite");
   auto bases = std::make_shared<Bases>(floats, floats + size);
-  bases->resize(all);
-  std::copy_n(bases->begin(), all - size, bases->begin() + static_cast<std::ptrdiff_t>(size));
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");

@@ -5,7 +5,7 @@
 // RoPE. A and B, [dim][n], are those of rank n whose estimates differ least from the scores, in the mean over keys of second moment K and queries
 // of second moment Q: with Q = L L^T and the leading eigenvectors W of L^T K L, A = L W and B = L^-T W. (A principal component analysis of the keys
 // alone, Loki's, arXiv 2406.02542, section 4, is the case Q = 1; it keeps what keys differ by most, which heads that look for one token among many
-// do not look at.) Each coordinate is then scaled so that keys and queries vary alike in it: all of a block share one step of 4 bits.
+// do not look at.) Each coordinate is then scaled so that keys vary nearly alike in all of them: all of a quad, four tokens, share one step of 4 bits.
 // Q is half of what the newest queries of the reading have, half the same in all directions, because what is asked differs from what was read. Where
 // none are known, in a cache without a model or a session that went back past them, Q = 1: the sketch has the components of the keys alone.
 // Measured over 128,000 tokens of a book, attention that the best hundredth of the blocks has in the four heads that the keys' components serve worst,
@@ -67,10 +67,10 @@ class KeySketch {
 
   // The section of a cache file: f32 A [layers][kv_heads][dim][sketch_dim], B likewise, u32 built_pages and pages, zeros up to a multiple of
   // 4096, then [extents][layers][kv_heads][sketch_bytes]. 0 when there is nothing to write.
-  static constexpr uint32_t section_version = 2;  // 1, which is read too, had one basis for keys and queries
+  static constexpr uint32_t section_version = 3;  // a section of another one is left alone, and the sketch found again
   uint64_t file_bytes() const;
   Status write(const std::function<Status(const void* data, std::size_t size)>& write) const;
-  // Over a section of a mapped file, of this version or an older one, for a store of `pages` pages. Code::corrupt.
+  // Over a section of this version in a mapped file, for a store of `pages` pages. Code::corrupt.
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, KeySketch* out);
 
  private:
@@ -82,7 +82,7 @@ class KeySketch {
   using Bases = Array<float>;  // A [layers][kv_heads][dim][sketch_dim], then B
   std::size_t extent_bytes() const { return shape_.page.sketch_bytes() * shape_.heads_total(); }
   std::size_t basis_floats() const { return std::size_t{shape_.page.dim} * shape_.page.sketch_dim(); }
-  uint64_t head_bytes(uint32_t version) const;  // of the section, before the extents
+  uint64_t head_bytes() const;  // of the section, before the extents
   Extent new_extent() const;
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const;
 

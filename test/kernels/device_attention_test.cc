@@ -124,7 +124,6 @@ struct OnDevice {
           t.page.head_dim,
           t.page.dim,
           t.page.page_tokens,
-          t.page.block_tokens,
           t.page.sketch_dim(),
           counts.data(),
           budget.data(),
@@ -153,31 +152,33 @@ struct Work {
   explicit Work(const Timeline& t)
       : rows(std::size_t{t.shape.kv_heads} * t.shape.n * t.shape.group),
         lists(std::size_t{t.shape.kv_heads} * t.shape.n),
-        stride(std::size_t{t.extents} * t.page.extent_blocks()),
-        most(std::max(1u, std::min(t.shape.most, t.shape.pages))),
+        stride(std::size_t{t.extents} * t.page.extent_quads()),
+        most(static_cast<uint32_t>(std::min<std::size_t>(t.shape.most + 8 * static_cast<uint32_t>(std::sqrt(t.shape.most)) + 64, stride))),
         q(rows * t.page.dim),
         q8(rows * t.page.dim),
         q_scale(rows),
         projected(rows * t.page.sketch_dim()),
         projected_scale(rows),
         scores(rows * stride),
+        score_sums(rows * most_score_parts * 2),
+        share_counts(lists * share_bins),
         chosen(lists * most),
-        biases(lists * most * t.page.page_blocks()),
-        counts(lists * 3),
+        biases(lists * most),
+        counts(lists * 2),
         states(lists * attention_parts * t.shape.group * (t.page.dim + state_sums)),
         out(t.q.size()),
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   chosen.data(), biases.data(), counts.data(), states.data()} {}
+          scores.data(),   score_sums.data(), share_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
   std::size_t rows, lists, stride;
   uint32_t most;
   Memory<float> q;
   Memory<int8_t> q8;
   Memory<float> q_scale;
   Memory<int8_t> projected;
-  Memory<float> projected_scale, scores;
-  Memory<uint32_t> chosen;
+  Memory<float> projected_scale, scores, score_sums;
+  Memory<uint32_t> share_counts, chosen;
   Memory<float> biases;
   Memory<uint32_t> counts;
   Memory<float> states, out, totals, mass;
@@ -207,13 +208,13 @@ void check_timeline(const Shape& s, Random& random) {
   OnDevice d(t);
   Work w(t);
   const PageShape& page = t.page;
-  const uint32_t dim = page.dim, n = page.sketch_dim(), blocks = s.pages * page.page_blocks(), first = page.page_blocks();
+  const uint32_t dim = page.dim, n = page.sketch_dim(), quads = s.pages * page.page_quads(), first = page.page_quads();
   OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
   OK(ops().attend_near(stream(), d.kv, w.a));
   OK(ops().score_sketch(stream(), d.kv, w.a));
   const Guarded<float>& scores = w.scores.get();
   std::vector<float> scored(scores.data(), scores.data() + scores.size());
-  OK(ops().choose_blocks(stream(), d.kv, w.a));
+  OK(ops().choose_quads(stream(), d.kv, w.a));
   OK(ops().attend_chosen(stream(), d.kv, w.a));
   OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
@@ -237,32 +238,28 @@ void check_timeline(const Shape& s, Random& random) {
         wrong += k[(s.window + token) * dim + i] != t.k[from] - t.centre[h * dim + i];
         wrong += v[(s.window + token) * dim + i] != t.v[from];
       }
-      // The list: ascending, of whole blocks, and as its bits say.
-      const uint32_t count = counts[3 * at], most = std::min(s.most, blocks > first ? blocks - first : 0), least = std::min(s.least, most);
-      std::vector<uint32_t> chosen_blocks;
+      // The list: ascending, of quads that may be chosen.
+      const uint32_t count = counts[2 * at], n_quads = quads > first ? quads - first : 0;
+      std::vector<uint32_t> chosen_quads;
       std::vector<float> its_biases;
       std::vector<PageRef> refs;
       REQUIRE(count <= w.most);
       for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t p = lists[at * w.most + i] >> 4, mask = lists[at * w.most + i] & 15;
-        REQUIRE((p >= 1 && p < s.pages && mask > 0 && mask < 1u << page.page_blocks()));
-        REQUIRE((i == 0 || p > lists[at * w.most + i - 1] >> 4));
+        const uint32_t quad = lists[at * w.most + i], p = quad / page.page_quads();
+        REQUIRE((quad >= first && quad < quads));
+        REQUIRE((i == 0 || quad > lists[at * w.most + i - 1]));
         const std::size_t e = std::size_t{p / extent_pages} * s.kv_heads + h;
-        for (uint32_t b = 0; b < page.page_blocks(); ++b) {
-          if (!(mask >> b & 1)) continue;
-          const float bias = biases[(at * w.most + i) * page.page_blocks() + b];
-          chosen_blocks.push_back(p * page.page_blocks() + b);
-          its_biases.push_back(bias);
-          refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
-                          t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens,
-                          (~uint64_t{0} >> (64 - page.block_tokens)) << b * page.block_tokens, bias});
-        }
+        const float bias = biases[at * w.most + i];
+        chosen_quads.push_back(quad);
+        its_biases.push_back(bias);
+        refs.push_back({t.pages.data() + e * PageShape::pages_bytes() + p % extent_pages * std::size_t{page_bytes},
+                        t.scales.data() + e * page.scales_bytes() / 2 + p % extent_pages * std::size_t{2} * page.page_tokens,
+                        uint64_t{15} << quad % page.page_quads() * quad_tokens, bias});
       }
-      CHECK(counts[3 * at + 1] == chosen_blocks.size() * page.block_tokens);
 
-      // Its shares, and that it is the fewest of the highest priorities, each with its weight.
+      // Its shares, and that it is what a threshold takes that reads as many as it may or leaves the variance, each with its weight.
       std::vector<State> states(s.group);
-      std::vector<double> expected(blocks > first ? blocks - first : 0);
+      std::vector<double> expected(n_quads);
       for (uint32_t r = 0; r < s.group; ++r) {
         const std::size_t row = first_row + r, from = (std::size_t{token} * s.kv_heads * s.group + h * s.group + r) * s.head_dim;
         const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
@@ -289,46 +286,54 @@ void check_timeline(const Shape& s, Random& random) {
           reference::attend_rows(query, its, its + std::size_t{page.page_tokens} * dim, page.page_tokens, nullptr, sinks.o.data(), &sinks.m, &sinks.l);
           merge(&near, sinks);
         }
-        std::vector<double> sketched(page.extent_blocks());
+        std::vector<double> sketched(page.extent_quads());
         for (uint32_t e = 0; e * extent_pages < s.pages; ++e) {
           reference::score_sketch(page, 1, projected.data() + row * n, projected_scale.data() + row,
-                                  t.sketch.data() + (std::size_t{e} * s.kv_heads + h) * page.sketch_bytes(), sketched.data(), page.extent_blocks());
-          for (uint32_t b = 0; b < page.extent_blocks(); ++b)
-            worst_score = std::max(worst_score, std::fabs(double{scored[row * w.stride + e * page.extent_blocks() + b]} - sketched[b]));
+                                  t.sketch.data() + (std::size_t{e} * s.kv_heads + h) * page.sketch_bytes(), sketched.data(), page.extent_quads());
+          for (uint32_t b = 0; b < page.extent_quads(); ++b)
+            worst_score = std::max(worst_score, std::fabs(double{scored[row * w.stride + e * page.extent_quads() + b]} - sketched[b]));
         }
         std::vector<double> its_shares(expected.size());
         reference::attention_shares(scored.data() + row * w.stride + first, static_cast<uint32_t>(expected.size()),
-                                    static_cast<float>(near.m - std::log(4.0)), static_cast<float>(near.l), its_shares.data());
+                                    static_cast<float>(near.m - std::log(2.0)), static_cast<float>(near.l), its_shares.data());
         for (std::size_t b = 0; b < expected.size(); ++b) expected[b] += its_shares[b];
       }
       const float* its_shares = shares.data() + first_row * w.stride;
       for (std::size_t b = 0; b < expected.size(); ++b) wrong += std::fabs(double{its_shares[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
-      std::vector<double> priorities(expected.size());
-      reference::sample_priorities(its_shares + first, static_cast<uint32_t>(priorities.size()), first, sample_seed(layer, h), priorities.data());
-      std::vector<uint32_t> order(expected.size());
-      for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::stable_sort(order.begin(), order.end(), [&](uint32_t i, uint32_t j) { return priorities[i] > priorities[j]; });
-      const auto left_out = [&](std::size_t i) { return i < order.size() ? priorities[order[i]] : 0.0; };
-      const auto is_enough = [&](std::size_t i, double rounding) {
-        double variance = 0;
-        for (std::size_t b = 0; b < expected.size(); ++b) variance += its_shares[first + b] * std::max(left_out(i) - double{its_shares[first + b]}, 0.0);
-        return variance <= double{s.variance} * (1 + rounding);
-      };
-      std::size_t fewest = least, largest = least;  // within the rounding of sums
-      while (fewest < most && !is_enough(fewest, 1e-2)) ++fewest;
-      while (largest < most && !is_enough(largest, -1e-2)) ++largest;
-      CHECK(chosen_blocks.size() + 1 >= fewest);  // a threshold between two priorities may do
-      CHECK(chosen_blocks.size() >= least);
-      CHECK(chosen_blocks.size() <= largest);
-      std::vector<uint32_t> best;
-      for (std::size_t i = 0; i < std::min(chosen_blocks.size(), order.size()); ++i) best.push_back(first + order[i]);
-      std::sort(best.begin(), best.end());
-      CHECK(best == chosen_blocks);
-      const double low = left_out(chosen_blocks.size()), high = chosen_blocks.empty() ? low : left_out(chosen_blocks.size() - 1);
-      for (std::size_t i = 0; i < chosen_blocks.size(); ++i) {
-        const double share = double{its_shares[chosen_blocks[i]]}, weighed = share * std::exp(double{its_biases[i]});
-        wrong += its_biases[i] < 0 || weighed < low * (1 - 1e-4) || (its_biases[i] > 0 && weighed > high * (1 + 1e-4));
+      // All that was taken has at least the threshold, all else less; samples' weights say which it is.
+      double low = 0, high = HUGE_VAL, threshold = 0;
+      for (uint32_t i = 0, j = 0; i < n_quads; ++i) {
+        const double share = double{its_shares[first + i]}, priority = share / reference::sample_random(first + i, sample_seed(layer, h));
+        const bool taken = j < chosen_quads.size() && chosen_quads[j] == first + i;
+        if (!taken) {
+          low = std::max(low, priority);
+          continue;
+        }
+        high = std::min(high, priority);
+        if (its_biases[j] > 0) {
+          const double its = share * std::exp(double{its_biases[j]});
+          wrong += threshold > 0 && std::fabs(its - threshold) > 1e-5 * threshold;
+          threshold = its;
+        }
+        wrong += its_biases[j] < 0;
+        ++j;
       }
+      if (threshold == 0) threshold = high == HUGE_VAL ? low * 1.0001 + 1e-30 : std::max(low, 1e-30);  // all of what was taken stand for themselves
+      CHECK(low <= threshold * (1 + 1e-5));
+      CHECK((chosen_quads.empty() || high >= threshold * (1 - 1e-5)));
+      double want = 0, variance = 0, positive = 0;
+      for (uint32_t i = 0; i < n_quads; ++i) {
+        const double share = double{its_shares[first + i]};
+        want += std::min(1.0, share / threshold), variance += share * std::max(threshold - share, 0.0);
+        positive += share > 1e-13;
+      }
+      // Within what the sizes of shares are known to.
+      const double least = std::min<double>(s.least, positive), most = std::min<double>(s.most, positive);
+      CHECK(want >= least * 0.93 - 1);
+      CHECK(want <= s.most * 1.07 + (n_quads <= s.least ? n_quads : 0) + 1e-9);
+      if (want < most * 0.93) CHECK(variance <= double{s.variance} * 1.1 + 1e-12);
+      if (want > least * 1.07 + 1) CHECK(variance >= double{s.variance} * 0.9);
+      CHECK(static_cast<double>(count) <= want + 8 * std::sqrt(want) + 8);
 
       // The output, of what was chosen.
       for (uint32_t r = 0; r < s.group; ++r) {
@@ -388,7 +393,7 @@ TEST_CASE("a device's attention of timelines with few pages, with budgets of not
   check_timeline({128, 2, 4, 1300, 130, 1, 30, 480, 0.02f}, random);
 }
 
-TEST_CASE("pages that the step before has read stay in the device's memory, and what is attended stays the same bits") {
+TEST_CASE("quads that the step before has read stay in the device's memory, and what is attended stays the same bits") {
   if (!stream()) return;
   Random random(14);
   for (const uint32_t head_dim : {64u, 128u}) {
@@ -401,17 +406,17 @@ TEST_CASE("pages that the step before has read stay in the device's memory, and 
         Timeline t(s, random);
         OnDevice d(t);
         Work hot(t), plain(t);
-        const std::size_t page_size = page_bytes + t.page.scales_bytes() / extent_pages;
-        Memory<uint8_t> pages(2 * s.kv_heads * room * page_size);
+        const std::size_t quad_bytes = std::size_t{8} * t.page.dim + 16;
+        Memory<uint8_t> hot_quads(2 * s.kv_heads * room * quad_bytes);
         Memory<uint32_t> held(std::size_t{2} * s.kv_heads * room), held_counts(std::size_t{2} * s.kv_heads), found(std::size_t{s.kv_heads} * room);
-        hot.a.hot = {room, page_size, pages.data(), held.data(), held_counts.data(), found.data()};
+        hot.a.hot = {room, quad_bytes, hot_quads.data(), held.data(), held_counts.data(), found.data()};
         const auto step = [&](Work& w, uint32_t turn, uint32_t known) {
           const DeviceCounts c{s.pages, s.window, turn, known};
           d.counts.put(&c);
           OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
           OK(ops().attend_near(stream(), d.kv, w.a));
           OK(ops().score_sketch(stream(), d.kv, w.a));
-          OK(ops().choose_blocks(stream(), d.kv, w.a));
+          OK(ops().choose_quads(stream(), d.kv, w.a));
           OK(ops().attend_chosen(stream(), d.kv, w.a));
           OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
           const Guarded<float>& out = w.out.get();
@@ -420,10 +425,10 @@ TEST_CASE("pages that the step before has read stay in the device's memory, and 
         const auto numbers = [&](Work& w, uint32_t head) {
           const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
           std::vector<uint32_t> out;
-          for (uint32_t i = 0; i < counts[3 * head]; ++i) out.push_back(lists[head * w.most + i] >> 4);
+          for (uint32_t i = 0; i < counts[2 * head]; ++i) out.push_back(lists[head * w.most + i]);
           return out;
         };
-        const auto found_by = [&](uint32_t head) { return hot.counts.get()[3 * head + 2]; };
+        const auto found_by = [&](uint32_t head) { return hot.counts.get()[2 * head + 1]; };
 
         const auto first = step(plain, 0, 0);
         CHECK(step(hot, 0, 0) == first);
@@ -438,10 +443,12 @@ TEST_CASE("pages that the step before has read stay in the device's memory, and 
         std::vector<uint16_t> kept_scales(t.scales.data(), t.scales.data() + t.scales.size());
         for (uint32_t h = 0; h < s.kv_heads; ++h) {
           for (std::size_t i = 0; i < std::min<std::size_t>(room, before[h].size()); ++i) {
-            const uint32_t p = before[h][i];
-            const std::size_t in_extent = (std::size_t{p / extent_pages} * s.kv_heads + h) * extent_pages + p % extent_pages;
-            std::fill_n(t.pages.data() + in_extent * page_bytes, page_bytes, int8_t{77});
-            std::fill_n(t.scales.data() + in_extent * 2 * t.page.page_tokens, 2 * t.page.page_tokens, uint16_t{0x4000});
+            const uint32_t p = before[h][i] / t.page.page_quads(), in_page = before[h][i] % t.page.page_quads();
+            const std::size_t in_extent = (std::size_t{p / extent_pages} * s.kv_heads + h) * extent_pages + p % extent_pages, bytes = std::size_t{4} * t.page.dim;
+            for (const std::size_t half : {std::size_t{0}, std::size_t{page_bytes / 2}})
+              std::fill_n(t.pages.data() + in_extent * page_bytes + half + in_page * bytes, bytes, int8_t{77});
+            for (const uint32_t half : {0u, t.page.page_tokens})
+              std::fill_n(t.scales.data() + in_extent * 2 * t.page.page_tokens + half + in_page * 4, 4, uint16_t{0x4000});
           }
         }
         CHECK(step(hot, 1, 1) == first);

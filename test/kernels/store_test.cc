@@ -370,21 +370,21 @@ TEST_CASE("a sketch holds the projected keys within half a step, and nothing bes
                        sketch.data());
       CHECK(sketch.guards_intact());
       bool within = true, clean = true;
-      for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
-        const uint32_t p = b / shape.page_blocks(), first = b % shape.page_blocks() * shape.block_tokens;
+      for (uint32_t quad = 0; quad < shape.extent_quads(); ++quad) {
+        const uint32_t p = quad / shape.page_quads(), first = quad % shape.page_quads() * quad_tokens;
         double largest = 0;
-        std::vector<double> want(std::size_t{shape.block_tokens} * n);
-        for (uint32_t t = 0; t < shape.block_tokens && p < sealed; ++t)
+        std::vector<double> want(std::size_t{quad_tokens} * n);
+        for (uint32_t t = 0; t < quad_tokens && p < sealed; ++t)
           for (uint32_t c = 0; c < n; ++c) {
             double x = 0;
             for (uint32_t d = 0; d < shape.dim; ++d) x += extent.key(p, first + t, d) * static_cast<double>(basis[d * n + c]);
             want[t * n + c] = x;
             largest = std::max(largest, std::fabs(x));
           }
-        for (uint32_t t = 0; t < shape.block_tokens; ++t)
+        for (uint32_t t = 0; t < quad_tokens; ++t)
           for (uint32_t c = 0; c < n; ++c) {
-            const double value = reference::sketch_value(shape, sketch.data(), b, t, c);
-            if (p < sealed) within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.5001;
+            const double value = reference::sketch_value(shape, sketch.data(), quad, t, c);
+            if (p < sealed) within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.504;
             else clean = clean && value == 0;
           }
       }
@@ -401,15 +401,15 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
     for (uint32_t head_dim : {32u, 64u, 128u, 256u}) {
       Random random(head_dim + 5);
       const PageShape shape = PageShape::of(head_dim);
-      const uint32_t n = shape.sketch_dim(), blocks = shape.extent_blocks(), stride = blocks + 5;
+      const uint32_t n = shape.sketch_dim(), quads = shape.extent_quads(), stride = quads + 5;
       Guarded<int8_t> sketch(shape.sketch_bytes());
       for (std::size_t i = 0; i < sketch.size(); ++i)
         sketch[i] = static_cast<int8_t>((1 + random.below(15)) | (1 + random.below(15)) << 4);
-      float* scales = reinterpret_cast<float*>(sketch.data() + sketch.size() - std::size_t{blocks} * sizeof(float));
-      for (uint32_t b = 0; b < blocks; ++b) scales[b] = random.uniform(0, 2);
+      auto* scales = reinterpret_cast<uint16_t*>(sketch.data() + sketch.size() - std::size_t{quads} * sizeof(uint16_t));
+      for (uint32_t i = 0; i < quads; ++i) scales[i] = static_cast<uint16_t>(random.below(0x4000));  // up to 2
       for (uint32_t rows = 1; rows <= 9; ++rows) {
         Guarded<int8_t> q(std::size_t{rows} * n);
-        Guarded<float> q_scale(rows), scores(std::size_t{rows - 1} * stride + blocks);
+        Guarded<float> q_scale(rows), scores(std::size_t{rows - 1} * stride + quads);
         for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
         for (uint32_t r = 0; r < rows; ++r) q_scale[r] = random.uniform(0, 1);
         k->score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), rows % 2 ? sketch.data() : nullptr, scores.data(), stride);
@@ -419,39 +419,55 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
         CAPTURE(head_dim);
         CHECK(scores.guards_intact());
         for (std::size_t r = 0; r < rows; ++r)
-          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) < 2e-7);
+          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, quads) < 2e-7);
       }
     }
   }
 }
 
-TEST_CASE("priorities of samples are shares by the blocks' random numbers, which are evenly spread and not alike") {
-  constexpr uint32_t n = 10007;
+TEST_CASE("samples are taken by their random numbers, which are evenly spread and not alike, and the sums of what is below are the reference's") {
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(k->name);
-    for (uint32_t seed : {0u, 1u, 0x9e3779b1u, 0xffffffffu}) {
-      Random random(seed);
-      Guarded<float> shares(n), priorities(n);
-      for (std::size_t i = 0; i < n; ++i) shares[i] = i % 5 == 0 ? 0.0f : std::exp(random.uniform(-80, 2));
-      std::vector<double> want(n);
-      k->sample_priorities(shares.data(), n, 77, seed, priorities.data());
-      reference::sample_priorities(shares.data(), n, 77, seed, want.data());
-      CHECK(priorities.guards_intact());
-      double sum = 0, product = 0, before = 0;
-      bool same = true;
-      for (std::size_t i = 0; i < n; ++i) {
-        same = same && std::fabs(static_cast<double>(priorities[i]) - want[i]) <= 2e-7 * want[i];
-        const float one = 1;
-        double u = 0;
-        reference::sample_priorities(&one, 1, static_cast<uint32_t>(77 + i), seed, &u);
-        u = 1 / u - 0.5;
-        CHECK(std::fabs(u) <= 0.5);
-        sum += u, product += u * before, before = u;
-      }
-      CHECK(same);
-      // Four standard deviations of n numbers evenly spread, and of products of neighbours that know nothing of each other.
-      CHECK(std::fabs(sum / n) < 4 * std::sqrt(1.0 / 12 / n));
-      CHECK(std::fabs(product / n) < 4 / 12.0 / std::sqrt(n));
+    for (uint32_t n : {1u, 15u, 33u, 64u, 10007u})
+      for (uint32_t seed : {0u, 1u, 0x9e3779b1u, 0xffffffffu})
+        for (float threshold : {0.0f, 1e-6f, 0.01f, 1.0f, 3e38f}) {
+          Random random(seed + n);
+          Guarded<float> shares(n);
+          Guarded<uint32_t> taken(n);
+          for (std::size_t i = 0; i < n; ++i) shares[i] = i % 5 == 0 ? 0.0f : std::exp(random.uniform(-30, 2));
+          if (n > 40) shares[7] = shares[n - 1] = std::nanf("");
+          const uint32_t count = k->sample(shares.data(), n, 77, seed, threshold, taken.data());
+          CHECK(taken.guards_intact());
+          REQUIRE(count <= n);
+          const ShareSums sums = k->sum_shares(shares.data(), n, threshold);
+          double below = 0, squares = 0;
+          uint32_t at_least = 0, at = 0, wrong = 0;
+          for (uint32_t i = 0; i < n; ++i) {
+            const auto share = static_cast<double>(shares[i]), priority = share / reference::sample_random(77 + i, seed);
+            if (shares[i] < threshold) below += share, squares += share * share;
+            at_least += shares[i] >= threshold;
+            const bool is_taken = at < count && taken[at] == i;
+            at += is_taken;
+            if (std::isnan(share) ? is_taken : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority && is_taken != priority >= static_cast<double>(threshold))
+              ++wrong;
+          }
+          CHECK(at == count);  // ascending
+          CHECK(wrong == 0);
+          CHECK(sums.at_least == at_least);
+          CHECK(sums.below == doctest::Approx(below).epsilon(1e-5));
+          CHECK(sums.squares == doctest::Approx(squares).epsilon(1e-5));
+        }
+  }
+  constexpr uint32_t n = 10007;
+  for (uint32_t seed : {0u, 1u, 0x9e3779b1u, 0xffffffffu}) {
+    double sum = 0, product = 0, before = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const double u = reference::sample_random(77 + i, seed) - 0.5;
+      CHECK(std::fabs(u) < 0.5);
+      sum += u, product += u * before, before = u;
     }
+    // Four standard deviations of n numbers evenly spread, and of products of neighbours that know nothing of each other.
+    CHECK(std::fabs(sum / n) < 4 * std::sqrt(1.0 / 12 / n));
+    CHECK(std::fabs(product / n) < 4 / 12.0 / std::sqrt(n));
   }
 }

@@ -12,14 +12,14 @@ using test::random_store;
 
 namespace {
 
-constexpr uint32_t first = 2, end = 80, blocks = end - first;
+constexpr uint32_t first = 8, end = 88, quads = end - first, page_quads = 8;
 
 struct Chosen {
-  std::vector<uint32_t> numbers;  // of blocks, ascending
+  std::vector<uint32_t> numbers;  // of quads, ascending
   std::vector<double> weights;
 };
 
-// From shares of blocks 2 to 79 of a store whose pages have two blocks of 16.
+// From shares of quads 8 to 87 of a store whose pages have eight of them.
 Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shares, const SampleSize& size) {
   SelectorQuery query = asked.query(0, true);
   query.layer = layer;
@@ -29,32 +29,40 @@ Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shar
   Selection out;
   begin_selection(1, &out);
   begin_samples(&out);
-  sample_list(query, {16, first, end, end}, 0, size, &scratch, &out);
+  sample_list(query, {quad_tokens, first, end, end}, 0, size, &scratch, &out);
   std::vector<std::pair<uint32_t, double>> found;
   const auto add = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers, bool sampled) {
     for (std::size_t i = 0; i < pages.size(); ++i) {
       CHECK((sampled ? pages[i].bias > 0 : pages[i].bias == 0));
-      if (sampled) CHECK(std::popcount(pages[i].tokens) == 16);
+      if (sampled) CHECK(std::popcount(pages[i].tokens) == 4);
       if (i > 0) CHECK((sampled ? numbers[i] >= numbers[i - 1] : numbers[i] > numbers[i - 1]));
-      for (uint32_t half : {0u, 1u})
-        if (const uint64_t tokens = pages[i].tokens >> 16 * half & 0xffff) {
-          CHECK(tokens == 0xffff);
-          found.push_back({numbers[i] * 2 + half, std::exp(static_cast<double>(pages[i].bias))});
+      for (uint32_t quad = 0; quad < page_quads; ++quad)
+        if (const uint64_t tokens = pages[i].tokens >> 4 * quad & 15) {
+          CHECK(tokens == 15);
+          found.push_back({numbers[i] * page_quads + quad, std::exp(static_cast<double>(pages[i].bias))});
         }
     }
   };
   add(out.lists[0], out.page_numbers[0], false);
   add(out.samples[0], out.sample_numbers[0], true);
   std::sort(found.begin(), found.end());
-  CHECK(out.tokens == found.size() * 16);
+  CHECK(out.tokens == found.size() * 4);
   Chosen chosen;
   for (const auto& [number, weight] : found) chosen.numbers.push_back(number), chosen.weights.push_back(weight);
   return chosen;
 }
 
+// Kernels::sample's.
+double random_of(uint32_t number, uint32_t seed) {
+  uint32_t x = number * 0x9e3779b1u + seed;
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  return std::ldexp(((x ^ x >> 16) >> 8) + 0.5, -24);
+}
+
 std::vector<float> random_shares(std::mt19937* random, float power, float sum) {
   std::exponential_distribution<float> exponential;
-  std::vector<float> shares(blocks);
+  std::vector<float> shares(quads);
   for (float& s : shares) s = std::pow(exponential(*random), power);
   const float all = std::accumulate(shares.begin(), shares.end(), 0.0f);
   for (float& s : shares) s *= sum / all;
@@ -63,49 +71,45 @@ std::vector<float> random_shares(std::mt19937* random, float power, float sum) {
 
 }  // namespace
 
-TEST_CASE("a sample is the fewest blocks of the highest priorities that leave no more variance than is allowed, each with its weight") {
+TEST_CASE("a sample is what the threshold takes that reads the fewest and leaves no more variance than is allowed, each with its weight") {
   const PageStore store = random_store(64, 40, 2, 64);
   const Asked asked(store, 1, 3, 5);
   std::mt19937 random(3);
   for (uint32_t layer = 0; layer < 5; ++layer)
     for (double variance : {1e-6, 1e-4, 1e-3, 1e-2, 1.0})
-      for (const auto& [least, most] : {std::pair{0u, 0u}, {0u, 5u}, {1u, 16u}, {5u, 5u}, {10u, 200u}, {77u, 78u}, {78u, 78u}, {100u, 200u}}) {
+      for (const auto& [least, most] : {std::pair{0u, 0u}, {0u, 5u}, {1u, 16u}, {5u, 5u}, {10u, 200u}, {79u, 80u}, {80u, 80u}, {100u, 200u}}) {
         std::vector<float> shares = random_shares(&random, 4, 0.8f);
         if (layer == 4) shares[5] = shares[6] = shares[60] = 0;
-        const Chosen got = sample(asked, layer, shares, {least, most, variance});
-        std::vector<float> priorities(blocks);
-        cpu_kernels().sample_priorities(shares.data(), blocks, first, sample_seed(layer, asked.kv_head), priorities.data());
-        std::vector<uint32_t> order(blocks);
-        std::iota(order.begin(), order.end(), 0u);
-        std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return priorities[a] > priorities[b]; });
-        const auto left_out = [&](std::size_t i) { return i < blocks ? static_cast<double>(priorities[order[i]]) : 0; };
-        const auto left = [&](std::size_t i) {
+        const auto sum_of = [&](auto f) {
           double sum = 0;
-          for (float s : shares) sum += static_cast<double>(s) * std::max(left_out(i) - static_cast<double>(s), 0.0);
+          for (float s : shares) sum += f(static_cast<double>(s));
           return sum;
         };
-        std::size_t want = std::min(least, blocks);
-        while (want < std::min(most, blocks) && left(want) > variance) ++want;
-        double t = left_out(want);
-        if (want > least && want < std::min(most, blocks)) {  // the threshold at which the variance is the allowed one
-          double high = left_out(want - 1);
-          for (int i = 0; i < 100; ++i) {
-            const double middle = (t + high) / 2;
-            double sum = 0;
-            for (float s : shares) sum += static_cast<double>(s) * std::max(middle - static_cast<double>(s), 0.0);
-            (sum <= variance ? t : high) = middle;
-          }
-        }
-        std::vector<uint32_t> numbers;
-        for (std::size_t i = 0; i < want; ++i)
-          if (priorities[order[i]] > 0 || least >= blocks) numbers.push_back(order[i] + first);
-        std::sort(numbers.begin(), numbers.end());
+        const auto left = [&](double t) { return sum_of([&](double s) { return s * std::max(t - s, 0.0); }); };
+        const auto expected = [&](double t) { return sum_of([&](double s) { return std::min(1.0, s / t); }); };
+        const Chosen got = sample(asked, layer, shares, {least, most, variance});
         CAPTURE(least);
         CAPTURE(most);
         CAPTURE(variance);
+        const double its = static_cast<double>(sample_threshold(cpu_kernels(), shares.data(), quads, {least, most, variance}));
+        if (least >= quads) {
+          CHECK(its == 0);
+        } else if (most == 0) {
+          CHECK(got.numbers.empty());
+          continue;
+        } else {
+          const double count = expected(its), positive = sum_of([](double s) { return s > 0 ? 1.0 : 0.0; });
+          CHECK(count <= most * 1.01);
+          CHECK(count >= std::min<double>(least, positive) * 0.99);
+          if (count < std::min<double>(most, positive) * 0.99) CHECK(left(its) <= variance * 1.01);
+          if (count > least * 1.01) CHECK(left(its) >= variance * 0.98);  // it reads no more than it has to
+        }
+        std::vector<uint32_t> numbers;
+        for (uint32_t i = 0; i < quads; ++i)
+          if (static_cast<double>(shares[i]) / random_of(first + i, sample_seed(layer, asked.kv_head)) >= its) numbers.push_back(first + i);
         REQUIRE(got.numbers == numbers);
         for (std::size_t i = 0; i < numbers.size(); ++i)
-          CHECK(got.weights[i] == doctest::Approx(std::max(1.0, t / static_cast<double>(shares[numbers[i] - first]))).epsilon(1e-4));
+          CHECK(got.weights[i] == doctest::Approx(std::max(1.0, its > 0 ? its / static_cast<double>(shares[numbers[i] - first]) : 1.0)).epsilon(1e-4));
       }
 }
 
@@ -116,7 +120,7 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
   std::normal_distribution<double> normal;
   for (float power : {0.5f, 2.0f, 6.0f}) {
     const std::vector<float> shares = random_shares(&random, power, 1);
-    std::vector<double> asked_of(blocks);  // what has little to do with the shares
+    std::vector<double> asked_of(quads);  // what has little to do with the shares
     double want = 0;
     for (double& x : asked_of) want += x = 1 + normal(random);
     for (uint32_t count : {4u, 20u}) {
@@ -135,7 +139,7 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
       CAPTURE(power);
       CAPTURE(count);
       CHECK(of_shares == doctest::Approx(1).epsilon(0.02));
-      if (power < 3) CHECK(std::fabs(mean - want) < 5 * error);  // beyond, blocks that hardly ever come decide the sum
+      if (power < 3) CHECK(std::fabs(mean - want) < 5 * error);  // beyond, quads that hardly ever come decide the sum
     }
   }
 }
@@ -163,9 +167,9 @@ TEST_CASE("where a variance decides how many there are, the sum of the shares is
 }
 
 TEST_CASE("a coverage is a standard error, a quarter of the budget to four times it its limits; a budget alone is the number") {
-  const SampleSize by_budget = sample_size(1000, 0, 16, 3);
-  CHECK((by_budget.least == 63 && by_budget.most == 63 && by_budget.variance == 0));
-  const SampleSize by_coverage = sample_size(1600, 0.9f, 16, 3);
-  CHECK((by_coverage.least == 25 && by_coverage.most == 400));
+  const SampleSize by_budget = sample_size(1000, 0, 3);
+  CHECK((by_budget.least == 250 && by_budget.most == 250 && by_budget.variance == 0));
+  const SampleSize by_coverage = sample_size(1600, 0.9f, 3);
+  CHECK((by_coverage.least == 100 && by_coverage.most == 1600));
   CHECK(by_coverage.variance == doctest::Approx(0.09).epsilon(1e-6));
 }

@@ -321,18 +321,19 @@ TEST_CASE("certificate: it is never above the truth, not without use where littl
       }
 }
 
-TEST_CASE("coverage: the fewest blocks that reach it, between a quarter of the budget and four times it") {
+TEST_CASE("coverage: the fewest quads that reach it, between a quarter of the budget and four times it") {
   const auto read = [&](float coverage) {
     SessionOptions o = comparing("bounded", 128);
     o.select.coverage = coverage;
     return numbers(compared_of_saved(o), "tokens");
   };
   const std::vector<double> by_budget = read(0), half = read(0.5f), most = read(0.95f), all_of_it = read(0.9999f);
-  for (std::size_t i = 0; i < half.size(); ++i) {
-    CHECK(half[i] <= most[i]);
-    CHECK(half[i] * 4 >= by_budget[i]);
-    CHECK(all_of_it[i] <= by_budget[i] * 4 + 16);
-  }
+  // How many there are in each is a matter of chance, of what is expected.
+  const auto mean = [](const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); };
+  CHECK(mean(by_budget) == doctest::Approx(128).epsilon(0.05));
+  CHECK(mean(half) >= 32 * 0.95);
+  CHECK(mean(half) <= 32 * 1.25);
+  CHECK(mean(all_of_it) <= 512 * 1.05);
   CHECK(std::accumulate(half.begin(), half.end(), 0.0) < std::accumulate(most.begin(), most.end(), 0.0));
   CHECK(std::accumulate(most.begin(), most.end(), 0.0) < std::accumulate(all_of_it.begin(), all_of_it.end(), 0.0));
   SessionOptions quest = comparing("quest", 128);

@@ -268,7 +268,7 @@ TEST_CASE("a device attends what it chooses as the processor does, of a mapped f
     const std::vector<float> wanted = score(expected.get(), next), of_file = score(mapped.get(), next), of_memory = score(memory.get(), next);
     CHECK(attends(*mapped));
     CHECK(attends(*memory));
-    for (const Session* session : {mapped.get(), memory.get()}) CHECK(stat_of(*session, "last_pages_in_device") > 0);
+    for (const Session* session : {mapped.get(), memory.get()}) CHECK(stat_of(*session, "last_tokens_in_device") > 0);
     CHECK_FALSE(attends(*expected));
     // What the rounding of weights' inputs does, as above, where the processor attends everything for both.
     SessionOptions everything = bounded_options(0);

@@ -215,7 +215,7 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   CHECK(continue_with(loaded.get(), 20) == continue_with(again.get(), 20));
 }
 
-TEST_CASE("bounded chooses by a file's sketch of an older version, and makes one of a newer version again") {
+TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const auto session = reader("bounded", 2);
@@ -231,23 +231,16 @@ TEST_CASE("bounded chooses by a file's sketch of an older version, and makes one
     log.clear();
     return loaded;
   };
-  const auto older = load_with([&](uint32_t* version, auto* bytes) {  // without the queries' basis
-    const std::size_t bases = session->store().sketch().basis_bytes(), counts = 8;
-    const auto head = [](std::size_t size) { return (size + 4095) / 4096 * 4096; };
-    std::vector<std::byte> one(head(bases / 2 + counts));
-    std::copy_n(bytes->begin(), bases / 2, one.begin());
-    std::copy_n(bytes->data() + bases, counts, one.data() + bases / 2);
-    one.insert(one.end(), bytes->data() + head(bases + counts), bytes->data() + bytes->size());
-    *bytes = std::move(one);
-    *version = 1;
-  });
-  CHECK(older->store().sketch().pages() == session->store().pages().pages());
-  ask(older.get(), question);
+  const auto same = load_with([](uint32_t*, auto*) {});
+  CHECK(same->store().sketch().pages() == session->store().pages().pages());
+  ask(same.get(), question);
   CHECK(log.find("sketch") == std::string::npos);
-  const auto newer = load_with([](uint32_t* version, auto*) { *version = KeySketch::section_version + 1; });
-  CHECK_FALSE(newer->store().sketch().built());
-  CHECK(ask(newer.get(), question) == ask(session.get(), question));
-  CHECK(log.find("sketch") != std::string::npos);
+  for (const uint32_t other_version : {KeySketch::section_version - 1, KeySketch::section_version + 1}) {
+    const auto made_again = load_with([&](uint32_t* version, auto*) { *version = other_version; });
+    CHECK_FALSE(made_again->store().sketch().built());
+    CHECK(ask(made_again.get(), question) == ask(session.get(), question));
+    CHECK(log.find("sketch") != std::string::npos);
+  }
 }
 
 TEST_CASE("a damaged choice or damaged representatives are refused") {

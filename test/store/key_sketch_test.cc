@@ -57,7 +57,7 @@ std::vector<int8_t> contents(const KeySketch& s) {
   return out;
 }
 
-// The correlation of estimated and exact best scores of all blocks, for random queries, whose coordinates are weighed where weights are given.
+// The correlation of estimated and exact best scores of all quads, for random queries, whose coordinates are weighed where weights are given.
 double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head, const std::vector<float>& weights = {}) {
   const uint32_t dim = shape.page.dim, n = shape.page.sketch_dim();
   std::mt19937 random(3);
@@ -75,18 +75,18 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
     for (uint32_t c = 0; c < n; ++c) low8[c] = static_cast<int8_t>(std::lrint(low[c] * 127 / largest));
     const float scale = largest / 127;
     for (uint32_t e = 0; e < pages.extents(); ++e) {
-      Array<float> scores(shape.page.extent_blocks());
+      Array<float> scores(shape.page.extent_quads());
       cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e), nullptr, scores.data(), scores.size());
       for (uint32_t b = 0; b < scores.size(); ++b) {
-        const uint32_t p = e * extent_pages + b / shape.page.page_blocks();
+        const uint32_t p = e * extent_pages + b / shape.page.page_quads();
         if (p >= pages.pages()) continue;
         const PageRef ref = pages.page(layer, head, p);
         Array<float> k(page_tokens * dim), v(page_tokens * dim);
         cpu_kernels().unseal_page(shape.page, ref.data, ref.scales, k.data(), v.data());
         double best = -1e30;
-        for (uint32_t t = 0; t < 16; ++t) {
+        for (uint32_t t = 0; t < quad_tokens; ++t) {
           double s = 0;
-          for (uint32_t d = 0; d < dim; ++d) s += static_cast<double>(q[d] * k[(b % 2 * 16 + t) * dim + d]);
+          for (uint32_t d = 0; d < dim; ++d) s += static_cast<double>(q[d] * k[(b % shape.page.page_quads() * quad_tokens + t) * dim + d]);
           best = std::max(best, s);
         }
         const auto x = static_cast<double>(scores[b]);
@@ -105,10 +105,10 @@ auto into(std::vector<uint8_t>* out) {
   };
 }
 
-// A section of one version in a file, mapped for a store of so many pages.
-Status map_section(const TempFolder& folder, uint32_t version, const std::vector<uint8_t>& section, uint32_t pages, KeySketch* out) {
+// A section in a file, mapped for a store of so many pages.
+Status map_section(const TempFolder& folder, const std::vector<uint8_t>& section, uint32_t pages, KeySketch* out) {
   const std::string path = folder.file("a.kv");
-  if (Status s = samples::save(path, {{samples::SectionKind::sketch, version, section}}, pages * page_tokens); !s.ok()) return s;
+  if (Status s = samples::save(path, {{samples::SectionKind::sketch, KeySketch::section_version, section}}, pages * page_tokens); !s.ok()) return s;
   std::shared_ptr<const CacheFile> file;
   if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
   return KeySketch::map(shape, std::move(file), pages, out);
@@ -184,15 +184,16 @@ TEST_CASE("appended pages get what building them with the same bases gives, and 
   CHECK_FALSE(sketch.built());
 }
 
-TEST_CASE("a section of version 1, whose one basis is for keys and queries, is read, goes on by that basis and is written as version 2") {
+TEST_CASE("a section is read as the format says, goes on by its bases and is written so") {
   constexpr uint32_t pages_then = 21, built = 20, pages_now = 50, all_heads = layers * heads;
   const uint32_t floats = shape.page.dim * shape.page.sketch_dim();
   PageStore pages(shape);
   seal_pages(&pages, pages_then, 4);
   std::mt19937 random(6);
   std::normal_distribution<float> normal;
-  std::vector<float> bases(all_heads * floats);
+  std::vector<float> bases(all_heads * floats), of_queries(all_heads * floats);
   for (float& x : bases) x = normal(random);
+  for (float& x : of_queries) x = normal(random);
   // Of all pages that there are, in the order of a file.
   const auto extents = [&] {
     std::vector<uint8_t> out(pages.extents() * all_heads * shape.page.sketch_bytes());
@@ -204,11 +205,12 @@ TEST_CASE("a section of version 1, whose one basis is for keys and queries, is r
       }
     return out;
   };
-  // The bases so many times, the counts, zeros, extents: format.md.
-  const auto section_of = [&](uint32_t times, uint32_t built_pages) {
-    std::vector<uint8_t> out(times * bases.size() * sizeof(float));
-    for (uint32_t i = 0; i < times; ++i) std::memcpy(out.data() + i * bases.size() * sizeof(float), bases.data(), bases.size() * sizeof(float));
-    const uint32_t counts[] = {built_pages, pages.pages()};
+  // The bases, those of keys and then those of queries, the counts, zeros, extents: format.md.
+  const auto section = [&] {
+    std::vector<uint8_t> out(2 * bases.size() * sizeof(float));
+    std::memcpy(out.data(), bases.data(), bases.size() * sizeof(float));
+    std::memcpy(out.data() + out.size() / 2, of_queries.data(), of_queries.size() * sizeof(float));
+    const uint32_t counts[] = {built, pages.pages()};
     out.insert(out.end(), reinterpret_cast<const uint8_t*>(counts), reinterpret_cast<const uint8_t*>(counts + 2));
     out.resize((out.size() + 4095) / 4096 * 4096);
     const auto rest = extents();
@@ -219,7 +221,7 @@ TEST_CASE("a section of version 1, whose one basis is for keys and queries, is r
     const auto expected = extents();
     for (uint32_t at = 0; at < all_heads; ++at) {
       const uint32_t l = at / heads, h = at % heads;
-      CHECK(std::equal(bases.begin() + at * floats, bases.begin() + (at + 1) * floats, sketch.query_basis(l, h)));
+      CHECK(std::equal(of_queries.begin() + at * floats, of_queries.begin() + (at + 1) * floats, sketch.query_basis(l, h)));
       for (uint32_t e = 0; e < pages.extents(); ++e) {
         CHECK(sketch.intact(l, h, e));
         CHECK(std::memcmp(sketch.extent(l, h, e), expected.data() + (e * all_heads + at) * shape.page.sketch_bytes(), shape.page.sketch_bytes()) == 0);
@@ -228,9 +230,9 @@ TEST_CASE("a section of version 1, whose one basis is for keys and queries, is r
   };
 
   TempFolder folder;
-  const std::vector<uint8_t> first = section_of(1, built);
+  const std::vector<uint8_t> first = section();
   KeySketch sketch(shape);
-  REQUIRE(map_section(folder, 1, first, pages_then, &sketch).ok());
+  REQUIRE(map_section(folder, first, pages_then, &sketch).ok());
   CHECK(sketch.pages() == pages_then);
   CHECK(sketch.built_pages() == built);
   is_of_the_bases(sketch);
@@ -242,14 +244,10 @@ TEST_CASE("a section of version 1, whose one basis is for keys and queries, is r
   std::vector<uint8_t> second;
   REQUIRE(sketch.write(into(&second)).ok());
   CHECK(second.size() == sketch.file_bytes());
-  CHECK(second == section_of(2, built));
+  CHECK(second == section());
   KeySketch again(shape);
-  REQUIRE(map_section(folder, KeySketch::section_version, second, pages_now, &again).ok());
+  REQUIRE(map_section(folder, second, pages_now, &again).ok());
   is_of_the_bases(again);
-
-  // One version's bytes are not the other's.
-  CHECK(map_section(folder, 2, first, pages_then, &again).code() == Code::corrupt);
-  CHECK(map_section(folder, 1, second, pages_now, &again).code() == Code::corrupt);
 }
 
 TEST_CASE("nothing of pages that were taken back is written") {
