@@ -102,6 +102,8 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
 constexpr unsigned choose_warps = choose_threads / warp;
+constexpr uint32_t exact_steps = 2;
+constexpr uint32_t kept_masks = 4096;  // of 131,072 quads
 constexpr uint32_t bin_shift = 19, first_bin = (127 - 43) << 4;  // of a float's bits
 
 __device__ float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
@@ -133,6 +135,14 @@ __device__ T before_this(T x, T* parts, T* all) {
   *all = __shfl_sync(all_lanes, of_warps, warp - 1);
   const T before = __shfl_sync(all_lanes, of_warps, w > 0 ? w - 1 : 0);
   return (w > 0 ? before : T()) + its - x;
+}
+
+// To all threads, summed in their order. parts: [choose_warps], not used by the call before.
+template <class T>
+__device__ T sum_of_all(T x, T* parts) {
+  T all;
+  before_this(x, parts, &all);
+  return all;
 }
 
 // Of a head's new list: which of its quads the other half of the hot ones has. By all threads of a block; the list is written. Gives their number to all.
@@ -206,10 +216,11 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
 // A block a KV head and token: the threshold by how many shares are of which size, and what it takes.
 __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
   after_previous();
-  __shared__ float sums[2][choose_warps];
-  __shared__ uint32_t counts[3][choose_warps];
-  __shared__ float edges[share_bins + 1][2];  // sums of shares below a bin's edge, and of their squares
-  __shared__ uint32_t not_below[share_bins + 1];
+  __shared__ float sums[4][choose_warps];
+  __shared__ uint32_t counts[4][choose_warps];
+  __shared__ float below_edge[share_bins + 1][2];  // the sums of shares below a bin's edge, and of their squares
+  __shared__ uint32_t above_edge[share_bins + 1];
+  __shared__ unsigned masks[kept_masks];  // what is taken of 32 quads
   const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, pages = kv.counts->pages;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
@@ -220,51 +231,69 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   const DeviceBudget budget = *kv.budget;
   const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
   if (pages <= 1 || budget.most == 0) return;
+  const float* shares = a.scores + at * kv.group * stride;
 
-  // What lies below the edge of each bin. A share counts as the middle of its bin: the threshold needs no precision, it has only to be the same for all.
+  // What lies below the edge of each bin. A share counts as the middle of its bin.
   const uint32_t its = thread < share_bins ? a.share_counts[at * share_bins + thread] : 0;
   const float middle = thread < share_bins ? bin_edge(thread) * (1 + 1.0f / 32) : 0.0f, its_sum = static_cast<float>(its) * middle;
   uint32_t all;
   float sum, squares;
   const uint32_t before = before_this(its, counts[0], &all);
   const float below = before_this(its_sum, sums[0], &sum), squares_below = before_this(its_sum * middle, sums[1], &squares);
-  if (thread < share_bins) edges[thread][0] = below, edges[thread][1] = squares_below, not_below[thread] = all - before;
-  if (thread == 0) edges[share_bins][0] = sum, edges[share_bins][1] = squares, not_below[share_bins] = 0;
+  if (thread < share_bins) below_edge[thread][0] = below, below_edge[thread][1] = squares_below, above_edge[thread] = all - before;
+  if (thread == 0) below_edge[share_bins][0] = sum, below_edge[share_bins][1] = squares, above_edge[share_bins] = 0;
   bool low = false;  // the threshold is not below the bin's edge
   if (thread < share_bins) {
     const float t = bin_edge(thread), expected = static_cast<float>(all - before) + below / t;
     low = expected >= static_cast<float>(budget.least) && (t * below - squares_below <= budget.variance || expected > static_cast<float>(budget.most));
   }
   const auto bins = static_cast<uint32_t>(__syncthreads_count(low));
+  // A step of select/sampling.cc's from where so much is below.
+  const auto next = [&](float sum_below, float squares_of, float others) {
+    const auto by_count = [&](uint32_t count) { return static_cast<float>(count) > others ? sum_below / (static_cast<float>(count) - others) : INFINITY; };
+    return sum_below > 0 ? fminf(fmaxf((budget.variance + squares_of) / sum_below, by_count(budget.most)), by_count(budget.least)) : INFINITY;
+  };
   float t = end - first > budget.least ? bin_edge(0) : 0;
   if (t > 0 && bins > 0) {
-    // Within the bin: as if all of it were below (select/sampling.cc's steps).
-    const float rest = edges[bins][0], taken = static_cast<float>(not_below[bins]);
-    const auto by_count = [&](uint32_t count) { return static_cast<float>(count) > taken ? rest / (static_cast<float>(count) - taken) : INFINITY; };
-    t = rest > 0 ? fminf(fmaxf((budget.variance + edges[bins][1]) / rest, by_count(budget.most)), by_count(budget.least)) : INFINITY;
-    t = fmaxf(t, bin_edge(bins - 1));
+    t = fmaxf(next(below_edge[bins][0], below_edge[bins][1], static_cast<float>(above_edge[bins])), bin_edge(bins - 1));
     t = fminf(t, bins < share_bins ? bin_edge(bins) : 3e38f);
+    // From there by the shares themselves, so that it is the processor's.
+    for (uint32_t step = 0; step < exact_steps; ++step) {
+      float its_below = 0, its_squares = 0;
+      uint32_t others = 0;
+#pragma unroll 8
+      for (uint32_t i = first + thread; i < end; i += choose_threads) {
+        const float share = shares[i], x = share < t ? share : 0.0f;
+        its_below += x, its_squares += x * x, others += share >= t;
+      }
+      its_below = sum_of_all(its_below, sums[2 * (step % 2)]), its_squares = sum_of_all(its_squares, sums[2 * (step % 2) + 1]);
+      others = sum_of_all(others, counts[1 + step % 2]);
+      if (its_below > 0) t = fminf(next(its_below, its_squares, static_cast<float>(others)), 3e38f);
+    }
   }
 
   const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
-  const float* shares = a.scores + at * kv.group * stride;
-  const uint32_t run = ((end - first + choose_warps - 1) / choose_warps + warp - 1) / warp * warp;  // a warp's quads
-  const uint32_t begin = min(end, first + w * run), stop = min(end, begin + run);
-  const auto is_taken = [&](uint32_t quad) { return quad < stop && shares[quad] / random_of(quad, seed) >= t; };
-  // Twice: to count, and to write where the count says.
+  const uint32_t run = ((end - first + choose_warps - 1) / choose_warps + warp - 1) / warp;  // times 32 a warp's quads
+  const uint32_t begin = first + w * run * warp, runs = begin < end ? min(run, (end - begin + warp - 1) / warp) : 0;
+  const bool kept = run * choose_warps <= kept_masks;
+  const auto mask_of = [&](uint32_t i) {
+    const uint32_t quad = begin + i * warp + lane;
+    return __ballot_sync(all_lanes, quad < end && shares[quad] / random_of(quad, seed) >= t);
+  };
+  // To count, then to write where the count says.
   uint32_t count = 0;
 #pragma unroll 8
-  for (uint32_t i = begin; i < stop; i += warp) count += is_taken(i + lane);
+  for (uint32_t i = 0; i < runs; ++i) {
+    const unsigned mask = mask_of(i);
+    if (kept && lane == 0) masks[w * run + i] = mask;
+    count += lane == 0 ? __popc(mask) : 0;
+  }
   uint32_t found;
-  uint32_t place = before_this(count, counts[1], &found);
-  place = __shfl_sync(all_lanes, place, 0);
-#pragma unroll 4
-  for (uint32_t i = begin; i < stop; i += warp) {
-    const uint32_t quad = i + lane;
-    const bool taken = is_taken(quad);
-    const unsigned mask = __ballot_sync(all_lanes, taken);
-    const uint32_t to = place + __popc(mask & ((1u << lane) - 1));
-    if (taken && to < a.most) {  // more than there is room for is all but impossible
+  uint32_t place = __shfl_sync(all_lanes, before_this(count, counts[3], &found), 0);
+  for (uint32_t i = 0; i < runs; ++i) {
+    const unsigned mask = kept ? masks[w * run + i] : mask_of(i);
+    const uint32_t to = place + __popc(mask & ((1u << lane) - 1)), quad = begin + i * warp + lane;
+    if (mask >> lane & 1 && to < a.most) {  // more than there is room for is all but impossible
       list[to] = quad;
       biases[to] = shares[quad] < t ? __logf(t / shares[quad]) : 0.0f;
     }
@@ -274,7 +303,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   if (thread == 0) a.list_counts[2 * at] = found;
   if (!a.hot.room) return;
   __syncthreads();
-  const uint32_t hot = find_hot(kv, a.hot, head, list, found, counts[2]);
+  const uint32_t hot = find_hot(kv, a.hot, head, list, found, counts[0]);
   if (thread == 0) a.list_counts[2 * at + 1] = hot;
 }
 

@@ -32,8 +32,10 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, 
   ShareSums at = sums_at(t);
   for (int i = 0; i < most_steps && at.below > 0; ++i) {
     const double next = (size.variance + at.squares) / at.below;
-    if (next * near_enough >= t) break;
-    at = sums_at(t = next);
+    const bool last = next * near_enough >= t;
+    t = next;
+    if (last) break;
+    at = sums_at(t);
   }
   const double expected = at.at_least + (t > 0 ? at.below / t : 0);
   if (expected >= size.least && expected <= size.most) return static_cast<float>(std::max(t, lowest));
@@ -44,8 +46,9 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, 
     at = sums_at(t);
     if (!(at.below > 0) || at.at_least >= count) break;
     const double next = at.below / (count - at.at_least);
-    if (next * near_enough >= t) break;
+    const bool last = next * near_enough >= t;
     t = next;
+    if (last) break;
   }
   return static_cast<float>(std::max(t, lowest));
 }

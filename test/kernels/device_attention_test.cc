@@ -318,22 +318,28 @@ void check_timeline(const Shape& s, Random& random) {
         wrong += its_biases[j] < 0;
         ++j;
       }
-      if (threshold == 0) threshold = high == HUGE_VAL ? low * 1.0001 + 1e-30 : std::max(low, 1e-30);  // all of what was taken stand for themselves
-      CHECK(low <= threshold * (1 + 1e-5));
-      CHECK((chosen_quads.empty() || high >= threshold * (1 - 1e-5)));
-      double want = 0, variance = 0, positive = 0;
-      for (uint32_t i = 0; i < n_quads; ++i) {
-        const double share = double{its_shares[first + i]};
-        want += std::min(1.0, share / threshold), variance += share * std::max(threshold - share, 0.0);
-        positive += share > 1e-13;
-      }
-      // Within what the sizes of shares are known to.
+      CHECK((chosen_quads.empty() || high >= std::max(low, threshold) * (1 - 1e-5)));
+      if (threshold > 0) CHECK(low <= threshold * (1 + 1e-5));
+      // What is known of it where all that was taken stand for themselves: that it lies between the two.
+      const double from = threshold > 0 ? threshold : std::max(low, 1e-38), to = threshold > 0 ? threshold : std::min(high, 1e30);
+      const auto sum_of = [&](auto f) {
+        double sum = 0;
+        for (uint32_t i = 0; i < n_quads; ++i) sum += f(double{its_shares[first + i]});
+        return sum;
+      };
+      const auto expected_at = [&](double t) { return sum_of([&](double share) { return std::min(1.0, share / t); }); };
+      const auto left_at = [&](double t) { return sum_of([&](double share) { return share * std::max(t - share, 0.0); }); };
+      const double positive = sum_of([](double share) { return share > 1e-13 ? 1.0 : 0.0; });
       const double least = std::min<double>(s.least, positive), most = std::min<double>(s.most, positive);
-      CHECK(want >= least * 0.93 - 1);
-      CHECK(want <= s.most * 1.07 + (n_quads <= s.least ? n_quads : 0) + 1e-9);
-      if (want < most * 0.93) CHECK(variance <= double{s.variance} * 1.1 + 1e-12);
-      if (want > least * 1.07 + 1) CHECK(variance >= double{s.variance} * 0.9);
-      CHECK(static_cast<double>(count) <= want + 8 * std::sqrt(want) + 8);
+      if (s.most == 0 || n_quads <= s.least) {
+        CHECK(count == (s.most == 0 ? 0 : n_quads));
+      } else {
+        CHECK(expected_at(from) >= least * 0.999);
+        CHECK(expected_at(to) <= s.most * 1.001);
+        if (expected_at(from) < most * 0.999) CHECK(left_at(from) <= double{s.variance} * 1.002 + 1e-12);
+        if (expected_at(to) > least * 1.001) CHECK(left_at(to) >= double{s.variance} * 0.998);
+      }
+      CHECK(static_cast<double>(count) <= expected_at(from) + 8 * std::sqrt(expected_at(from)) + 8);
 
       // The output, of what was chosen.
       for (uint32_t r = 0; r < s.group; ++r) {
