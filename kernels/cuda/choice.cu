@@ -31,25 +31,31 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
     for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(its + i);
   }
   after_previous();
+  constexpr uint32_t its_rows = scan_rows / 2;  // a half's, when scores are known: every other one
   __shared__ float parts[warps][scan_rows][2];
   const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
   const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
-  const std::size_t first_row = (std::size_t{head} * a.n + token) * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_quads;
+  const std::size_t at = std::size_t{head} * a.n + token, first_row = at * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_quads;
   for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < share_bins; i += gridDim.x * scan_threads)
-    a.share_counts[(std::size_t{head} * a.n + token) * share_bins + i] = 0;
+    a.share_counts[at * share_bins + i] = 0, a.share_sums[at * share_bins + i] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
   for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
-    int32_t q[scan_rows][groups * 2], offset[scan_rows];
-    float scale[scan_rows], m[scan_rows], l[scan_rows];
+    int32_t q[scan_rows][groups * 2];
+    int32_t offset[its_rows] = {};
+    float scale[its_rows], m[its_rows], l[its_rows] = {};
 #pragma unroll
     for (uint32_t r = 0; r < scan_rows; ++r) {
-      const bool there = begin + r < kv.group;
-      offset[r] = 0, m[r] = -INFINITY, l[r] = 0;
-      scale[r] = there ? a.projected_scale[first_row + begin + r] : 0.0f;
+      const uint32_t row = min(begin + r, kv.group - 1);
 #pragma unroll
-      for (uint32_t i = 0; i < groups * 2; ++i) {
-        q[r][i] = there ? reinterpret_cast<const int32_t*>(a.projected + (first_row + begin + r) * n)[i] : 0;
-        offset[r] = __dp4a(0x08080808, q[r][i], offset[r]);  // the sketch's values are larger by 8
-      }
+      for (uint32_t i = 0; i < groups * 2; ++i) q[r][i] = reinterpret_cast<const int32_t*>(a.projected + (first_row + row) * n)[i];
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < its_rows; ++r) {
+      const uint32_t row = min(begin + 2 * r + half, kv.group - 1);
+      scale[r] = a.projected_scale[first_row + row];
+      m[r] = a.states[state_at(kv, a, head, token, 0, row) + kv.dim];  // few scores are above what sinks and window have
+#pragma unroll
+      for (uint32_t i = 0; i < groups * 2; ++i) offset[r] = __dp4a(0x08080808, half ? q[2 * r + 1][i] : q[2 * r][i], offset[r]);  // the sketch's values are larger by 8
     }
     for (uint32_t tile = blockIdx.x * warps + w; tile < tiles; tile += gridDim.x * warps) {
       const int8_t* sketch = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size;
@@ -61,32 +67,38 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 #pragma unroll
         for (uint32_t g = 0; g < groups; ++g) words[i][g] = __ldcs(lines + ((2 * i + half) * groups + g) * tile_quads);
       const float step = from_bf16(scales[tile % tiles_of * tile_quads + quad]);
-      const uint32_t at = tile * tile_quads + quad;
+      int32_t best[scan_rows];
 #pragma unroll
       for (uint32_t r = 0; r < scan_rows; ++r) {
-        int32_t best = INT32_MIN;
+        int32_t sums[2] = {};
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {
-          int32_t sum = 0;
+        for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
           for (uint32_t g = 0; g < groups; ++g) {
-            sum = __dp4a(static_cast<int32_t>(words[i][g] & 0x0f0f0f0f), q[r][2 * g], sum);
-            sum = __dp4a(static_cast<int32_t>(words[i][g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sum);
+            sums[i] = __dp4a(static_cast<int32_t>(words[i][g] & 0x0f0f0f0f), q[r][2 * g], sums[i]);
+            sums[i] = __dp4a(static_cast<int32_t>(words[i][g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sums[i]);
           }
-          best = max(best, sum);
-        }
-        best = max(best, __shfl_xor_sync(all_lanes, best, tile_quads));
-        if (half == 0 && begin + r < kv.group) {
-          const float score = static_cast<float>(best - offset[r]) * step * scale[r];
-          a.scores[(first_row + begin + r) * stride + at] = score;
-          if (at >= first && at < end) add_scores(m[r], l[r], score, 1);
-        }
+        best[r] = max(sums[0], sums[1]);
+        best[r] = max(best[r], __shfl_xor_sync(all_lanes, best[r], tile_quads));
+      }
+      const uint32_t its = tile * tile_quads + quad;
+#pragma unroll
+      for (uint32_t r = 0; r < its_rows; ++r) {
+        const uint32_t row = begin + 2 * r + half;
+        if (row >= kv.group) continue;
+        const float score = static_cast<float>((half ? best[2 * r + 1] : best[2 * r]) - offset[r]) * step * scale[r];
+        a.scores[(first_row + row) * stride + its] = score;
+        if (its < first || its >= end) continue;
+        if (score > m[r])
+          l[r] = l[r] * __expf(m[r] - score) + 1, m[r] = score;
+        else
+          l[r] += __expf(score - m[r]);
       }
     }
 #pragma unroll
-    for (uint32_t r = 0; r < scan_rows; ++r) {
-      const float most = warp_max(m[r]), sum = warp_sum(l[r] * relative(m[r], most));
-      if (lane == 0) parts[w][r][0] = most, parts[w][r][1] = sum;
+    for (uint32_t r = 0; r < its_rows; ++r) {
+      const float most = warp_max(m[r], tile_quads), sum = warp_sum(l[r] * relative(m[r], most), tile_quads);
+      if (quad == 0) parts[w][2 * r + half][0] = most, parts[w][2 * r + half][1] = sum;
     }
     __syncthreads();
     if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < kv.group) {
@@ -101,9 +113,6 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 
 // ---- the choice -----------------------------------------------------------------------------------------------------------
 
-constexpr unsigned choose_warps = choose_threads / warp;
-constexpr uint32_t exact_steps = 2;
-constexpr uint32_t kept_masks = 4096;  // of 131,072 quads
 constexpr uint32_t bin_shift = 19, first_bin = (127 - 43) << 4;  // of a float's bits
 
 __device__ float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
@@ -117,76 +126,93 @@ __device__ float random_of(uint32_t quad, uint32_t seed) {
   return (static_cast<float>(x >> 8) + 0.5f) * 0x1p-24f;
 }
 
-// The sum of x of the threads before this one, in their order; *all gets that of all. parts: [choose_warps], not used by the call before.
-template <class T>
+// The sum of x of a block's threads before this one, in their order; *all gets that of all. parts: [warps], not used by the call before.
+template <uint32_t threads, class T>
 __device__ T before_this(T x, T* parts, T* all) {
+  constexpr uint32_t warps = threads / warp;
   const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const auto up_to = [&](T sum) {
-    for (unsigned step = 1; step < warp; step *= 2) {
-      const T other = __shfl_up_sync(all_lanes, sum, step);
-      if (lane >= step) sum += other;
-    }
-    return sum;
-  };
-  const T its = up_to(x);
+  T its = x, before{}, sum{};
+  for (unsigned step = 1; step < warp; step *= 2) {
+    const T other = __shfl_up_sync(all_lanes, its, step);
+    if (lane >= step) its += other;
+  }
   if (lane == warp - 1) parts[w] = its;
   __syncthreads();
-  const T of_warps = up_to(parts[lane]);
-  *all = __shfl_sync(all_lanes, of_warps, warp - 1);
-  const T before = __shfl_sync(all_lanes, of_warps, w > 0 ? w - 1 : 0);
-  return (w > 0 ? before : T()) + its - x;
-}
-
-// To all threads, summed in their order. parts: [choose_warps], not used by the call before.
-template <class T>
-__device__ T sum_of_all(T x, T* parts) {
-  T all;
-  before_this(x, parts, &all);
-  return all;
-}
-
-// Of a head's new list: which of its quads the other half of the hot ones has. By all threads of a block; the list is written. Gives their number to all.
-__device__ uint32_t find_hot(const DeviceKv& kv, const DeviceHotQuads& hot, uint32_t head, const uint32_t* list, uint32_t count, uint32_t* parts) {
-  const uint32_t turn = kv.counts->turn, mine = turn * kv.kv_heads + head, other = (1 - turn) * kv.kv_heads + head, kept = min(count, hot.room);
-  const uint32_t* before = hot.held + std::size_t{other} * hot.room;
-  const uint32_t known = kv.counts->hot ? hot.held_counts[other] : 0;
-  uint32_t found = 0;
-  for (uint32_t i = threadIdx.x; i < kept; i += choose_threads) {
-    const uint32_t quad = list[i];
-    uint32_t begin = 0, end = known;  // of the quads that are not below this one the first is in [begin, end]
-    while (begin < end) {
-      const uint32_t middle = (begin + end) / 2;
-      if (before[middle] < quad)
-        begin = middle + 1;
-      else
-        end = middle;
-    }
-    const bool there = begin < known && before[begin] == quad;
-    hot.found[std::size_t{head} * hot.room + i] = there ? begin + 1 : 0;
-    hot.held[std::size_t{mine} * hot.room + i] = quad;
-    found += there;
+#pragma unroll
+  for (uint32_t i = 0; i < warps; ++i) {
+    if (i == w) before = sum;
+    sum += parts[i];
   }
-  if (threadIdx.x == 0) hot.held_counts[mine] = kept;
-  uint32_t all;
-  before_this(found, parts, &all);
-  return all;
+  *all = sum;
+  return before + (its - x);
+}
+
+// The threshold by how many shares are of which size. By all threads of a block of choose_threads, to all. What select/sampling.cc finds by steps is found
+// by the bin in which it lies; the shares of that bin count as their mean, which makes it differ by a thousandth at most.
+__device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const uint32_t* bin_counts, const unsigned long long* bin_sums) {
+  constexpr uint32_t each = share_bins / choose_threads;
+  static_assert(share_bins % choose_threads == 0);
+  __shared__ uint32_t counts[choose_threads / warp];
+  __shared__ unsigned long long sums[choose_threads / warp];
+  __shared__ float square_sums[choose_threads / warp];
+  __shared__ float below[share_bins + 1], squares_below[share_bins + 1];  // the sums of shares below a bin's edge, and of their squares
+  __shared__ uint32_t above[share_bins + 1];                             // how many are not below
+  if (n <= budget.least) return 0;
+  const auto as_share = [](unsigned long long sum) { return static_cast<float>(sum) * (1 / share_unit); };
+  uint32_t count[each], its_count = 0, all;
+  unsigned long long sum[each], its_sum = 0, all_sum;
+  float squares[each], its_squares = 0, all_squares;
+#pragma unroll
+  for (uint32_t i = 0; i < each; ++i) {
+    const uint32_t bin = threadIdx.x * each + i;
+    count[i] = bin_counts[bin], sum[i] = bin_sums[bin];
+    squares[i] = count[i] > 0 ? as_share(sum[i]) * as_share(sum[i]) / static_cast<float>(count[i]) : 0.0f;
+    its_count += count[i], its_sum += sum[i], its_squares += squares[i];
+  }
+  uint32_t before = before_this<choose_threads>(its_count, counts, &all);
+  unsigned long long sum_before = before_this<choose_threads>(its_sum, sums, &all_sum);
+  float squares_before = before_this<choose_threads>(its_squares, square_sums, &all_squares);
+  uint32_t bins = 0;  // of which the threshold is not below the edge: the first ones
+#pragma unroll
+  for (uint32_t i = 0; i < each; ++i) {
+    const uint32_t bin = threadIdx.x * each + i, others = all - before;
+    const float t = bin_edge(bin), its_below = as_share(sum_before), expected = static_cast<float>(others) + its_below / t;
+    below[bin] = its_below, squares_below[bin] = squares_before, above[bin] = others;
+    const bool low = expected >= static_cast<float>(budget.least) && (t * its_below - squares_before <= budget.variance || expected > static_cast<float>(budget.most));
+    bins += static_cast<uint32_t>(__syncthreads_count(low));
+    before += count[i], sum_before += sum[i], squares_before += squares[i];
+  }
+  if (threadIdx.x == 0) below[share_bins] = as_share(all_sum), squares_below[share_bins] = all_squares, above[share_bins] = 0;
+  __syncthreads();
+  if (bins == 0) return bin_edge(0);
+  const auto from = [&](uint32_t edge) {
+    const auto others = static_cast<float>(above[edge]);
+    const auto by_count = [&](uint32_t wanted) { return static_cast<float>(wanted) > others ? below[edge] / (static_cast<float>(wanted) - others) : INFINITY; };
+    return below[edge] > 0 ? fminf(fmaxf((budget.variance + squares_below[edge]) / below[edge], by_count(budget.most)), by_count(budget.least)) : INFINITY;
+  };
+  const uint32_t its_bin = above[bins - 1] - above[bins];
+  const float mean = its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
+  const float if_below = from(bins), if_not = from(bins - 1), t = if_below >= mean ? if_below : fminf(if_not, mean);
+  return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);
 }
 
 }  // namespace
 
 extern "C" {
 
-// Blocks of share_quads quads of a KV head and token: the rows' shares, summed, in the place of the first row's scores, and how many are of which size.
+// Blocks of share_quads quads of a KV head and token: the rows' shares, summed, in the place of the first row's scores, and how many are
+// of which size. Sums are of whole numbers, so that their order does not matter.
 __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
   after_previous();
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
   __shared__ uint32_t counts[share_bins];
+  __shared__ unsigned long long shares_of[share_bins];
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads;
   const uint32_t begin = max(first, blockIdx.x * share_quads), stop = min(end, (blockIdx.x + 1) * share_quads);
   if (begin >= stop) return;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
-  for (uint32_t i = thread; i < share_bins; i += share_threads) counts[i] = 0;
+  for (uint32_t i = thread; i < share_bins; i += share_threads) counts[i] = 0, shares_of[i] = 0;
   for (uint32_t r = w; r < kv.group; r += share_threads / warp) {
     const float* sums = a.score_sums + (at * kv.group + r) * most_score_parts * 2;
     const float* state = a.states + state_at(kv, a, head, token, 0, r);
@@ -206,105 +232,100 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
     for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
     share = share >= 0 ? share : 0;  // a not-a-number is none
     scores[quad] = share;
-    if (const uint32_t bin = __float_as_uint(share) >> bin_shift; bin >= first_bin) atomicAdd(counts + min(bin - first_bin, share_bins - 1), 1u);
+    if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
+      const uint32_t bin = min(bits - first_bin, share_bins - 1);
+      atomicAdd(counts + bin, 1u);
+      atomicAdd(shares_of + bin, __float2ull_rn(share * share_unit));
+    }
   }
   __syncthreads();
   for (uint32_t i = thread; i < share_bins; i += share_threads)
-    if (counts[i] > 0) atomicAdd(a.share_counts + at * share_bins + i, counts[i]);
+    if (counts[i] > 0) atomicAdd(a.share_counts + at * share_bins + i, counts[i]), atomicAdd(a.share_sums + at * share_bins + i, shares_of[i]);
 }
 
-// A block a KV head and token: the threshold by how many shares are of which size, and what it takes.
+// Blocks of choose_quads of a KV head and token: what the threshold takes of them, a bit each, and how many.
 __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
   after_previous();
-  __shared__ float sums[4][choose_warps];
-  __shared__ uint32_t counts[4][choose_warps];
-  __shared__ float below_edge[share_bins + 1][2];  // the sums of shares below a bin's edge, and of their squares
-  __shared__ uint32_t above_edge[share_bins + 1];
-  __shared__ unsigned masks[kept_masks];  // what is taken of 32 quads
-  const uint32_t head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
-  const uint32_t page_quads = kv.page_tokens / 4, pages = kv.counts->pages;
+  __shared__ uint32_t parts[choose_threads / warp];
+  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
-  uint32_t* list = a.lists + at * a.most;
-  float* biases = a.biases + at * a.most;
-  if (thread < 2) a.list_counts[2 * at + thread] = 0;
-  if (a.hot.room && thread == 0) a.hot.held_counts[kv.counts->turn * kv.kv_heads + head] = 0;
   const DeviceBudget budget = *kv.budget;
-  const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
-  if (pages <= 1 || budget.most == 0) return;
+  if (end <= first || begin >= end || budget.most == 0) return;
+  const float t = find_threshold(budget, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
   const float* shares = a.scores + at * kv.group * stride;
-
-  // What lies below the edge of each bin. A share counts as the middle of its bin.
-  const uint32_t its = thread < share_bins ? a.share_counts[at * share_bins + thread] : 0;
-  const float middle = thread < share_bins ? bin_edge(thread) * (1 + 1.0f / 32) : 0.0f, its_sum = static_cast<float>(its) * middle;
-  uint32_t all;
-  float sum, squares;
-  const uint32_t before = before_this(its, counts[0], &all);
-  const float below = before_this(its_sum, sums[0], &sum), squares_below = before_this(its_sum * middle, sums[1], &squares);
-  if (thread < share_bins) below_edge[thread][0] = below, below_edge[thread][1] = squares_below, above_edge[thread] = all - before;
-  if (thread == 0) below_edge[share_bins][0] = sum, below_edge[share_bins][1] = squares, above_edge[share_bins] = 0;
-  bool low = false;  // the threshold is not below the bin's edge
-  if (thread < share_bins) {
-    const float t = bin_edge(thread), expected = static_cast<float>(all - before) + below / t;
-    low = expected >= static_cast<float>(budget.least) && (t * below - squares_below <= budget.variance || expected > static_cast<float>(budget.most));
-  }
-  const auto bins = static_cast<uint32_t>(__syncthreads_count(low));
-  // A step of select/sampling.cc's from where so much is below.
-  const auto next = [&](float sum_below, float squares_of, float others) {
-    const auto by_count = [&](uint32_t count) { return static_cast<float>(count) > others ? sum_below / (static_cast<float>(count) - others) : INFINITY; };
-    return sum_below > 0 ? fminf(fmaxf((budget.variance + squares_of) / sum_below, by_count(budget.most)), by_count(budget.least)) : INFINITY;
-  };
-  float t = end - first > budget.least ? bin_edge(0) : 0;
-  if (t > 0 && bins > 0) {
-    t = fmaxf(next(below_edge[bins][0], below_edge[bins][1], static_cast<float>(above_edge[bins])), bin_edge(bins - 1));
-    t = fminf(t, bins < share_bins ? bin_edge(bins) : 3e38f);
-    // From there by the shares themselves, so that it is the processor's.
-    for (uint32_t step = 0; step < exact_steps; ++step) {
-      float its_below = 0, its_squares = 0;
-      uint32_t others = 0;
-#pragma unroll 8
-      for (uint32_t i = first + thread; i < end; i += choose_threads) {
-        const float share = shares[i], x = share < t ? share : 0.0f;
-        its_below += x, its_squares += x * x, others += share >= t;
-      }
-      its_below = sum_of_all(its_below, sums[2 * (step % 2)]), its_squares = sum_of_all(its_squares, sums[2 * (step % 2) + 1]);
-      others = sum_of_all(others, counts[1 + step % 2]);
-      if (its_below > 0) t = fminf(next(its_below, its_squares, static_cast<float>(others)), 3e38f);
-    }
-  }
-
   const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
-  const uint32_t run = ((end - first + choose_warps - 1) / choose_warps + warp - 1) / warp;  // times 32 a warp's quads
-  const uint32_t begin = first + w * run * warp, runs = begin < end ? min(run, (end - begin + warp - 1) / warp) : 0;
-  const bool kept = run * choose_warps <= kept_masks;
-  const auto mask_of = [&](uint32_t i) {
-    const uint32_t quad = begin + i * warp + lane;
-    return __ballot_sync(all_lanes, quad < end && shares[quad] / random_of(quad, seed) >= t);
-  };
-  // To count, then to write where the count says.
+  uint32_t* masks = a.masks + (at * gridDim.x + blockIdx.x) * (choose_quads / warp);
   uint32_t count = 0;
-#pragma unroll 8
-  for (uint32_t i = 0; i < runs; ++i) {
-    const unsigned mask = mask_of(i);
-    if (kept && lane == 0) masks[w * run + i] = mask;
-    count += lane == 0 ? __popc(mask) : 0;
+#pragma unroll
+  for (uint32_t i = 0; i < choose_quads / choose_threads; ++i) {
+    const uint32_t quad = begin + i * choose_threads + threadIdx.x;
+    const unsigned mask = __ballot_sync(all_lanes, quad >= first && quad < end && shares[quad] / random_of(quad, seed) >= t);
+    if (lane == 0) masks[i * (choose_threads / warp) + w] = mask, count += __popc(mask);
   }
-  uint32_t found;
-  uint32_t place = __shfl_sync(all_lanes, before_this(count, counts[3], &found), 0);
-  for (uint32_t i = 0; i < runs; ++i) {
-    const unsigned mask = kept ? masks[w * run + i] : mask_of(i);
-    const uint32_t to = place + __popc(mask & ((1u << lane) - 1)), quad = begin + i * warp + lane;
-    if (mask >> lane & 1 && to < a.most) {  // more than there is room for is all but impossible
-      list[to] = quad;
-      biases[to] = shares[quad] < t ? __logf(t / shares[quad]) : 0.0f;
-    }
-    place += __popc(mask);
+  uint32_t all;
+  before_this<choose_threads>(count, parts, &all);
+  if (threadIdx.x == 0) a.part_counts[at * gridDim.x + blockIdx.x] = all;
+  if (threadIdx.x == 0 && blockIdx.x == 0) a.thresholds[at] = t;
+}
+
+// The same blocks: their part of the list, and which of it the other half of the hot quads has.
+__global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, DeviceAttention a) {
+  after_previous();
+  constexpr uint32_t its_masks = choose_quads / warp;
+  static_assert(its_masks <= choose_threads);
+  __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks];
+  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
+  const uint32_t page_quads = kv.page_tokens / 4, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
+  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  const DeviceHotQuads& hot = a.hot;
+  const uint32_t turn = kv.counts->turn, mine = turn * kv.kv_heads + head, other = (1 - turn) * kv.kv_heads + head;
+  if (end <= page_quads || kv.budget->most == 0) {  // nothing is chosen
+    if (hot.room && thread == 0 && blockIdx.x == 0) hot.held_counts[mine] = 0;
+    return;
   }
-  found = min(found, a.most);
-  if (thread == 0) a.list_counts[2 * at] = found;
-  if (!a.hot.room) return;
+  if (begin >= end) return;
+  const uint32_t* counts = a.part_counts + at * gridDim.x;
+  uint32_t before_block = 0, first_place, all;
+  for (uint32_t i = thread; i < blockIdx.x; i += choose_threads) before_block += counts[i];
+  before_this<choose_threads>(before_block, parts[0], &first_place);
+  const uint32_t* masks = a.masks + (at * gridDim.x + blockIdx.x) * its_masks;
+  const uint32_t its = thread < its_masks ? masks[thread] : 0;
+  const uint32_t place = first_place + before_this<choose_threads>(static_cast<uint32_t>(__popc(its)), parts[1], &all);
+  if (thread < its_masks) places[thread] = place;
   __syncthreads();
-  const uint32_t hot = find_hot(kv, a.hot, head, list, found, counts[0]);
-  if (thread == 0) a.list_counts[2 * at + 1] = hot;
+  const uint32_t found = min(first_place + all, a.most);  // more than there is room for is all but impossible
+  if (begin + choose_quads >= end && thread == 0) {
+    a.list_counts[2 * at] = found;
+    if (hot.room) hot.held_counts[mine] = min(found, hot.room);
+  }
+  const float t = a.thresholds[at];
+  const float* shares = a.scores + at * kv.group * stride;
+  const uint32_t* before = hot.held + std::size_t{other} * hot.room;
+  const uint32_t known = hot.room && kv.counts->hot ? hot.held_counts[other] : 0;
+  uint32_t again = 0;
+  for (uint32_t i = w; i < its_masks; i += choose_threads / warp) {
+    const unsigned mask = masks[i];
+    const uint32_t to = places[i] + __popc(mask & ((1u << lane) - 1)), quad = begin + i * warp + lane;
+    if (!(mask >> lane & 1) || to >= a.most) continue;
+    const float share = shares[quad];
+    a.lists[at * a.most + to] = quad;
+    a.biases[at * a.most + to] = share < t ? __logf(t / share) : 0.0f;
+    if (to >= hot.room) continue;
+    uint32_t low = 0, high = known;  // of the quads that are not below this one the first is in [low, high]
+    while (low < high) {
+      const uint32_t middle = (low + high) / 2;
+      if (before[middle] < quad)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    const bool there = low < known && before[low] == quad;
+    hot.found[std::size_t{head} * hot.room + to] = there ? low + 1 : 0;
+    hot.held[std::size_t{mine} * hot.room + to] = quad;
+    again += there;
+  }
+  if (again > 0) atomicAdd(a.list_counts + 2 * at + 1, again);
 }
 
 #define KVASIR_OF_DIM(dim, groups) \

@@ -1,4 +1,5 @@
 // The operations: which kernel runs, over how many blocks.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -142,6 +143,8 @@ struct AttentionName {
   AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
 };
 
+constexpr unsigned least_score_parts = 32, all_score_parts = 256;
+
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
   return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv, a, q, k, v);
 }
@@ -150,20 +153,23 @@ int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
 }
 
-// Blocks that score a KV head's quads.
+// Blocks that score a KV head's quads: two for each processor of a large device, of all heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
-  const unsigned tiles = a.extents * kv.page_tokens / 4, blocks = blocks_for(tiles, scan_threads / 32);  // 16 pages an extent, 16 quads a tile
-  return blocks < most_score_parts ? blocks : most_score_parts;
+  const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
+  const unsigned most = std::clamp(all_score_parts / (kv.kv_heads * a.n), least_score_parts, unsigned{most_score_parts});
+  return std::min(blocks_for(tiles, scan_threads / 32), most);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.n}, scan_threads, kv, a);
 }
 
-int choose_quads(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  const unsigned blocks = blocks_for(std::size_t{a.extents} * kv.page_tokens * 4, share_quads);
-  if (const int error = launch(s, "attention_shares", Grid{blocks, kv.kv_heads * a.n}, share_threads, kv, a, score_parts(kv, a))) return error;
-  return launch(s, "attention_choose", Grid{kv.kv_heads, a.n}, choose_threads, kv, a);
+int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  const std::size_t quads = std::size_t{a.extents} * kv.page_tokens * 4;
+  const unsigned lists = kv.kv_heads * a.n, parts = blocks_for(quads, choose_quads);
+  int error = launch(s, "attention_shares", Grid{blocks_for(quads, share_quads), lists}, share_threads, kv, a, score_parts(kv, a));
+  if (!error) error = launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
+  return error ? error : launch(s, "attention_list", Grid{parts, lists}, choose_threads, kv, a);
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -214,7 +220,7 @@ int find_kernels(DeviceContext* context) {
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_finish"})
     if (const int error = find(name, attention)) return error;
-  for (const char* name : {"attention_shares", "attention_choose"})
+  for (const char* name : {"attention_shares", "attention_choose", "attention_list"})
     if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
     for (const char* what : {"near", "chosen"})
@@ -247,7 +253,7 @@ void fill_operations(DeviceKernels* k) {
   k->begin_attention = begin_attention;
   k->attend_near = attend_near;
   k->score_sketch = score_sketch;
-  k->choose_quads = choose_quads;
+  k->choose = choose;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;

@@ -101,7 +101,7 @@ struct DeviceKernels {
   int (*begin_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v);
   int (*attend_near)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
-  int (*choose_quads)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads
+  int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   // out: as q; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read and stands for itself.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass);

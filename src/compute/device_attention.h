@@ -61,7 +61,11 @@ struct DeviceAttention {
   float* projected_scale;
   float* scores;                       // [kv_heads][n][group][quads of `extents`] then, in the first row of a group, the sums of their shares
   float* score_sums;                   // [kv_heads][n][group][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
-  uint32_t* share_counts;              // [kv_heads][n][share_bins] how many shares are of a size
+  uint32_t* share_counts;              // [kv_heads][n][share_bins] how many shares are of a size,
+  unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
+  float* thresholds;                   // [kv_heads][n] of shares; see select/sampling.h
+  uint32_t* masks;                     // [kv_heads][n][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
+  uint32_t* part_counts;               // [kv_heads][n][parts of choose_quads] how many of them
   uint32_t* lists;                     // [kv_heads][n][most] quads, ascending
   float* biases;                       // [kv_heads][n][most] as PageRef::bias; 0: the quad stands for itself
   uint32_t* list_counts;               // [kv_heads][n][2] quads in the list, and those of DeviceHotQuads
@@ -70,7 +74,8 @@ struct DeviceAttention {
 };
 
 // Sixteen sizes of shares from one power of two to the next, from 2^-43 on.
-constexpr uint32_t most_score_parts = 128, share_bins = 768;
+constexpr uint32_t most_score_parts = 128, share_bins = 768, choose_quads = 2048;
+constexpr float share_unit = 0x1p40f;
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, and chosen
 // pages.

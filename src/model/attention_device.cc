@@ -49,7 +49,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, score_sums_ = {}, share_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {};
+  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, masks_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
@@ -57,6 +57,10 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   Status s = scores_.allocate(device_, rows * extents * page.extent_quads(), what);
   if (s.ok()) s = score_sums_.allocate(device_, rows * most_score_parts * 2, what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
+  if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
+  if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
+  if (s.ok()) s = masks_.allocate(device_, of_heads * round_up(extents * page.extent_quads(), choose_quads) / 32, what);
+  if (s.ok()) s = part_counts_.allocate(device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
   if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
@@ -123,9 +127,9 @@ void AttentionDevice::release() {
   timeline_.release();
   ++generation_;
   room_ = extents_ = most_ = 0;
-  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &score_sums_, &biases_, &states_, &totals_, &mass_}) *b = {};
-  for (DeviceBuffer<uint32_t>* b : {&share_counts_, &lists_, &list_counts_}) *b = {};
-  q8_ = {}, projected_ = {};
+  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &score_sums_, &thresholds_, &biases_, &states_, &totals_, &mass_}) *b = {};
+  for (DeviceBuffer<uint32_t>* b : {&share_counts_, &masks_, &part_counts_, &lists_, &list_counts_}) *b = {};
+  q8_ = {}, projected_ = {}, share_sums_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
 }
@@ -143,6 +147,10 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           scores_.get(),
           score_sums_.get(),
           share_counts_.get(),
+          share_sums_.get(),
+          thresholds_.get(),
+          masks_.get(),
+          part_counts_.get(),
           lists_.get() + layer * lists * most_,
           biases_.get(),
           list_counts_.get() + layer * lists * 2,
@@ -158,7 +166,7 @@ int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, 
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.attend_near(stream, kv, a);
   if (!error) error = ops_.score_sketch(stream, kv, a);
-  if (!error) error = ops_.choose_quads(stream, kv, a);
+  if (!error) error = ops_.choose(stream, kv, a);
   if (!error) error = ops_.attend_chosen(stream, kv, a);
   return error ? error : ops_.finish_attention(stream, kv, a, out, totals_.get() + rows, mass_.get() + rows);
 }

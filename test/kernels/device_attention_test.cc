@@ -162,6 +162,10 @@ struct Work {
         scores(rows * stride),
         score_sums(rows * most_score_parts * 2),
         share_counts(lists * share_bins),
+        share_sums(lists * share_bins),
+        thresholds(lists),
+        masks(lists * ((stride + choose_quads - 1) / choose_quads) * choose_quads / 32),
+        part_counts(lists * ((stride + choose_quads - 1) / choose_quads)),
         chosen(lists * most),
         biases(lists * most),
         counts(lists * 2),
@@ -170,7 +174,7 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
   std::size_t rows, lists, stride;
   uint32_t most;
   Memory<float> q;
@@ -178,7 +182,10 @@ struct Work {
   Memory<float> q_scale;
   Memory<int8_t> projected;
   Memory<float> projected_scale, scores, score_sums;
-  Memory<uint32_t> share_counts, chosen;
+  Memory<uint32_t> share_counts;
+  Memory<unsigned long long> share_sums;
+  Memory<float> thresholds;
+  Memory<uint32_t> masks, part_counts, chosen;
   Memory<float> biases;
   Memory<uint32_t> counts;
   Memory<float> states, out, totals, mass;
@@ -214,7 +221,7 @@ void check_timeline(const Shape& s, Random& random) {
   OK(ops().score_sketch(stream(), d.kv, w.a));
   const Guarded<float>& scores = w.scores.get();
   std::vector<float> scored(scores.data(), scores.data() + scores.size());
-  OK(ops().choose_quads(stream(), d.kv, w.a));
+  OK(ops().choose(stream(), d.kv, w.a));
   OK(ops().attend_chosen(stream(), d.kv, w.a));
   OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
@@ -327,17 +334,17 @@ void check_timeline(const Shape& s, Random& random) {
         for (uint32_t i = 0; i < n_quads; ++i) sum += f(double{its_shares[first + i]});
         return sum;
       };
-      const auto expected_at = [&](double t) { return sum_of([&](double share) { return std::min(1.0, share / t); }); };
-      const auto left_at = [&](double t) { return sum_of([&](double share) { return share * std::max(t - share, 0.0); }); };
+      const auto expected_at = [&](double at_least) { return sum_of([&](double share) { return std::min(1.0, share / at_least); }); };
+      const auto left_at = [&](double at_least) { return sum_of([&](double share) { return share * std::max(at_least - share, 0.0); }); };
       const double positive = sum_of([](double share) { return share > 1e-13 ? 1.0 : 0.0; });
       const double least = std::min<double>(s.least, positive), most = std::min<double>(s.most, positive);
       if (s.most == 0 || n_quads <= s.least) {
         CHECK(count == (s.most == 0 ? 0 : n_quads));
       } else {
-        CHECK(expected_at(from) >= least * 0.999);
-        CHECK(expected_at(to) <= s.most * 1.001);
-        if (expected_at(from) < most * 0.999) CHECK(left_at(from) <= double{s.variance} * 1.002 + 1e-12);
-        if (expected_at(to) > least * 1.001) CHECK(left_at(to) >= double{s.variance} * 0.998);
+        CHECK(expected_at(from) >= least * 0.998);
+        CHECK(expected_at(to) <= s.most * 1.002);
+        if (expected_at(from) < most * 0.999) CHECK(left_at(from) <= double{s.variance} * 1.004 + 1e-12);
+        if (expected_at(to) > least * 1.001) CHECK(left_at(to) >= double{s.variance} * 0.996);
       }
       CHECK(static_cast<double>(count) <= expected_at(from) + 8 * std::sqrt(expected_at(from)) + 8);
 
@@ -422,7 +429,7 @@ TEST_CASE("quads that the step before has read stay in the device's memory, and 
           OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
           OK(ops().attend_near(stream(), d.kv, w.a));
           OK(ops().score_sketch(stream(), d.kv, w.a));
-          OK(ops().choose_quads(stream(), d.kv, w.a));
+          OK(ops().choose(stream(), d.kv, w.a));
           OK(ops().attend_chosen(stream(), d.kv, w.a));
           OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
           const Guarded<float>& out = w.out.get();
