@@ -290,9 +290,9 @@ typedef struct kv_session_options {
   double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
   /* Of the strategy "bounded", which reads what should get much attention for certain, and of all the rest a sample that stands for it: read as
-   * many blocks as keep the standard error of the sampled attention below 1 - coverage, 0 to less than 1, as the sketch expects it, in each layer
-   * between a quarter of the budget and four times it; 0: 0.98 with the default budget, else what the budget says, for every token alike. Others do
-   * not take it: KV_BAD_ARGUMENT. */
+   * many tokens as keep the standard error of the sampled attention below 1 - coverage, 0 to less than 1, as the sketch expects it, in each layer
+   * between a quarter of the budget and four times it; 0: 0.96 with the default budget, else what the budget says, for every token alike. How many a
+   * step reads is left to chance, around these numbers. Others do not take it: KV_BAD_ARGUMENT. */
   float coverage;
   /* How far strategies with an index search it: "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the
    * clusters it reads. 0: as the budget needs; "ood": an eighth of it, at least 128. */

@@ -67,7 +67,7 @@ type SessionOptions struct {
 	PrefillStrategy       string
 	PrefillBudgetFraction float64 // chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048
 	PrefillExactTokens    uint64  // of each Prefill the last so many tokens are read exactly all the same
-	// "bounded": read as many blocks as keep the standard error of the sampled attention below 1 - Coverage, 0 to less than 1; 0: 0.98 with the
+	// "bounded": read as many tokens as keep the standard error of the sampled attention below 1 - Coverage, 0 to less than 1; 0: 0.96 with the
 	// default budget, else what the budget says.
 	Coverage float32
 	// "hnsw", "ood", "dipr-graph": the tokens a search keeps at a time, at least 64; "ivf": the clusters it reads. 0: as the budget needs.

@@ -33,7 +33,7 @@ ShareSums sum_shares(const float* shares, uint32_t n, float threshold) {
 template <class Isa>
 uint32_t sample(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float threshold, uint32_t* out) {
   constexpr uint32_t together = 64;
-  float priorities[together];
+  float above[together];  // of a quad's share what is above the threshold times its random number
   uint32_t found = 0;
   for (uint32_t begin = 0; begin < n; begin += together) {
     const uint32_t count = smaller(together, n - begin);
@@ -43,11 +43,11 @@ uint32_t sample(const float* shares, uint32_t n, uint32_t first, uint32_t seed, 
       x = (x ^ x >> 13) * 0xc2b2ae35u;
       x ^= x >> 16;
       const float u = (static_cast<float>(static_cast<int32_t>(x >> 8)) + 0.5f) * 0x1p-24f;  // at most 1 - 2^-25, which rounds to 1
-      priorities[i] = shares[begin + i] / u;
+      above[i] = shares[begin + i] - threshold * u;
     }
-    for (uint32_t i = count; i < together; ++i) priorities[i] = -1;
+    for (uint32_t i = count; i < together; ++i) above[i] = -1;
     for (uint32_t i = 0; i < together; i += Isa::lanes)
-      for (uint32_t some = Isa::at_least(priorities + i, threshold); some; some &= some - 1)
+      for (uint32_t some = Isa::at_least(above + i, 0); some; some &= some - 1)
         out[found++] = begin + i + static_cast<uint32_t>(__builtin_ctz(some));
   }
   return found;

@@ -67,8 +67,9 @@ void score_bounds(const PageShape& shape, const QueryRows& rows, const int8_t* b
 
 constexpr float no_share = 24.0f;  // e^-24 of the largest: a million such scores are not seen in a float
 
+// scores[i] <- e^(scores[i] - the largest); returns what makes shares of them.
 template <class Isa>
-void attention_shares(float* scores, uint32_t n, float m, float l) {
+float exponentials(float* scores, uint32_t n, float m, float l) {
   const uint32_t whole = n / Isa::lanes * Isa::lanes;
   auto best = Isa::set(m);
   for (uint32_t i = 0; i < whole; i += Isa::lanes) best = Isa::max(best, Isa::load(scores + i));
@@ -76,7 +77,7 @@ void attention_shares(float* scores, uint32_t n, float m, float l) {
   for (uint32_t i = whole; i < n; ++i) most = scores[i] > most ? scores[i] : most;
   if (most == minus_infinity) {
     std::memset(scores, 0, n * sizeof(float));
-    return;
+    return 0;
   }
   float rest[Isa::lanes];  // the last scores, filled up with what has no share
   for (uint32_t i = 0; i < Isa::lanes; ++i) rest[i] = whole + i < n ? scores[whole + i] : minus_infinity;
@@ -94,11 +95,26 @@ void attention_shares(float* scores, uint32_t n, float m, float l) {
   }
   const auto last = exp_negative<Isa>(Isa::sub(Isa::load(rest), shift));
   Isa::store(rest, last);
-  const float others = l > 0 ? l * exp_negative_one<Isa>(m - most) : 0;
-  const auto inverse = Isa::set(1 / (Isa::sum(Isa::add(total, last)) + others));
-  for (uint32_t i = 0; i < whole; i += Isa::lanes) Isa::store(scores + i, Isa::mul(Isa::load(scores + i), inverse));
-  Isa::store(rest, Isa::mul(Isa::load(rest), inverse));
   for (uint32_t i = whole; i < n; ++i) scores[i] = rest[i - whole];
+  const float others = l > 0 ? l * exp_negative_one<Isa>(m - most) : 0;
+  return 1 / (Isa::sum(Isa::add(total, last)) + others);
+}
+
+template <class Isa>
+void attention_shares(float* scores, uint32_t rows, std::size_t stride, uint32_t n, const float* m, const float* l) {
+  const uint32_t whole = n / Isa::lanes * Isa::lanes;
+  float scale = exponentials<Isa>(scores, n, m[0], l[0]);  // of the first row, which the sum begins with
+  for (uint32_t r = 1; r < rows; ++r, scale = 1) {
+    float* row = scores + r * stride;
+    const float its_scale = exponentials<Isa>(row, n, m[r], l[r]);
+    const auto of_sum = Isa::set(scale), of_row = Isa::set(its_scale);
+    for (uint32_t i = 0; i < whole; i += Isa::lanes)
+      Isa::store(scores + i, Isa::add(Isa::mul(Isa::load(scores + i), of_sum), Isa::mul(Isa::load(row + i), of_row)));
+    for (uint32_t i = whole; i < n; ++i) scores[i] = scores[i] * scale + row[i] * its_scale;
+  }
+  if (rows > 1) return;
+  for (uint32_t i = 0; i < whole; i += Isa::lanes) Isa::store(scores + i, Isa::mul(Isa::load(scores + i), Isa::set(scale)));
+  for (uint32_t i = whole; i < n; ++i) scores[i] *= scale;
 }
 
 }  // namespace

@@ -45,9 +45,9 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
     float largest = 0;
     for (uint32_t c = 0; c < quad_tokens * n; ++c) {
       const float a = x[c] < 0 ? -x[c] : x[c];
-      largest = a > largest ? a : largest;
+      largest = a <= largest ? largest : a;  // a not-a-number too, which makes it none
     }
-    const bool none = !(largest > tiny_magnitude) || largest > 1e30f;
+    const bool none = !(largest > tiny_magnitude && largest <= 1e30f);
     const uint16_t scale = none ? uint16_t{0} : bf16_upwards(largest / sketch_steps);
     const float inverse = none ? 0 : 1 / from_bf16(scale);
     const uint32_t quad = page * shape.page_quads() + i, tile = quad / tile_blocks, lane = quad % tile_blocks;
@@ -65,43 +65,48 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
   }
 }
 
-// For R rows and 16 quads: the largest of the tokens' integer scores, times the scales. G: sketch_dim / 8.
+// For R rows and tiles of 16 quads: the largest of the tokens' integer scores, times the scales. G: sketch_dim / 8.
 // q: [R][G][2] in every lane, so that a product reads its query from memory.
 template <class Isa, uint32_t R, uint32_t G>
-void score_sketch_tile(const int8_t* data, const int8_t* scale, const int8_t* ahead, const typename Isa::I* q, const int32_t* starts,
-                       const float* q_scale, float* out, std::size_t stride) {
-  uint16_t halves[tile_blocks];
-  std::memcpy(halves, scale, sizeof halves);
-  float scales[tile_blocks];
-  for (uint32_t i = 0; i < tile_blocks; ++i) scales[i] = from_bf16(halves[i]);
-  for (uint32_t lane = 0; lane < tile_blocks; lane += Isa::lanes) {
-    typename Isa::I best[R];
+void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale, const int8_t* ahead, const typename Isa::I* q, const int32_t* starts,
+                        const float* q_scale, float* out, std::size_t stride) {
+  typename Isa::I start[R];
+  typename Isa::F unit[R];
 #pragma GCC unroll 8
-    for (uint32_t r = 0; r < R; ++r) best[r] = Isa::iset(INT32_MIN);
-    const int8_t* from = data + lane * 4;
-    for (uint32_t t = 0; t < quad_tokens; ++t) {
-      typename Isa::I acc[R];
+  for (uint32_t r = 0; r < R; ++r) start[r] = Isa::iset(starts[r]), unit[r] = Isa::set(q_scale[r]);
+  for (uint32_t tile = 0; tile < tiles; ++tile, out += tile_blocks) {
+    uint16_t halves[tile_blocks];
+    std::memcpy(halves, scale + tile * sizeof halves, sizeof halves);
+    float scales[tile_blocks];
+    for (uint32_t i = 0; i < tile_blocks; ++i) scales[i] = from_bf16(halves[i]);
+    for (uint32_t lane = 0; lane < tile_blocks; lane += Isa::lanes) {
+      typename Isa::I best[R];
+      const int8_t* from = data + lane * 4;
+#pragma GCC unroll 4
+      for (uint32_t t = 0; t < quad_tokens; ++t) {
+        typename Isa::I acc[R];
 #pragma GCC unroll 8
-      for (uint32_t r = 0; r < R; ++r) acc[r] = Isa::iset(starts[r]);
+        for (uint32_t r = 0; r < R; ++r) acc[r] = start[r];
 #pragma GCC unroll 12
-      for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
-        if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
-        typename Isa::N low, high;
-        Isa::nibbles(from, low, high);
+        for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
+          if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
+          typename Isa::N low, high;
+          Isa::nibbles(from, low, high);
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < R; ++r) {
-          acc[r] = Isa::dot_nibbles(acc[r], low, q[(r * G + g) * 2]);
-          acc[r] = Isa::dot_nibbles(acc[r], high, q[(r * G + g) * 2 + 1]);
+          for (uint32_t r = 0; r < R; ++r) {
+            acc[r] = Isa::dot_nibbles(acc[r], low, q[(r * G + g) * 2]);
+            acc[r] = Isa::dot_nibbles(acc[r], high, q[(r * G + g) * 2 + 1]);
+          }
         }
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < R; ++r) best[r] = t == 0 ? acc[r] : Isa::imax(best[r], acc[r]);
       }
+      const auto step = Isa::load(scales + lane);
 #pragma GCC unroll 8
-      for (uint32_t r = 0; r < R; ++r) best[r] = Isa::imax(best[r], acc[r]);
+      for (uint32_t r = 0; r < R; ++r) Isa::store(out + r * stride + lane, Isa::mul(Isa::to_float(best[r]), Isa::mul(step, unit[r])));
     }
-#pragma GCC unroll 8
-    for (uint32_t r = 0; r < R; ++r) {
-      const auto unit = Isa::mul(Isa::load(scales + lane), Isa::set(q_scale[r]));
-      Isa::store(out + r * stride + lane, Isa::mul(Isa::to_float(best[r]), unit));
-    }
+    data += std::size_t{quad_tokens} * G * tile_blocks * 4;
+    ahead += std::size_t{quad_tokens} * G * tile_blocks * 4;
   }
 }
 
@@ -120,15 +125,10 @@ void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, con
       for (uint32_t c = 0; c < n; ++c) starts[r] -= sketch_offset * of_row[c];
       for (uint32_t c = 0; c < n; c += 4) block[(r * n + c) / 4] = Isa::iset(load_four(of_row + c));
     }
-    for (uint32_t tile = 0; tile < tiles; ++tile) {
-      const int8_t* data = sketch + tile * tile_bytes;
-      const int8_t* ahead = next && row == 0 ? next + tile * tile_bytes : data;
-      const int8_t* scales = sketch + tiles * tile_bytes + tile * tile_blocks * sizeof(uint16_t);
-      float* out = scores + row * stride + tile * tile_blocks;
-      with_count<Isa::scan_rows>(count, [&](auto n_rows) {
-        score_sketch_tile<Isa, n_rows.value, G>(data, scales, ahead, block, starts, q_scale + row, out, stride);
-      });
-    }
+    with_count<Isa::scan_rows>(count, [&](auto n_rows) {
+      score_sketch_tiles<Isa, n_rows.value, G>(tiles, sketch, sketch + tiles * tile_bytes, next && row == 0 ? next : sketch, block, starts, q_scale + row,
+                                               scores + row * stride, stride);
+    });
   });
 }
 

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
     if (quad < begin || quad >= stop) continue;
     float share = 0;
     for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
-    share = share >= 0 ? share : 0;  // a not-a-number is none
+    share = share >= bin_edge(0) ? share : 0;  // what is no number too
     scores[quad] = share;
     if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
       const uint32_t bin = min(bits - first_bin, share_bins - 1);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
 #pragma unroll
   for (uint32_t i = 0; i < choose_quads / choose_threads; ++i) {
     const uint32_t quad = begin + i * choose_threads + threadIdx.x;
-    const unsigned mask = __ballot_sync(all_lanes, quad >= first && quad < end && shares[quad] / random_of(quad, seed) >= t);
+    const unsigned mask = __ballot_sync(all_lanes, quad >= first && quad < end && shares[quad] >= t * random_of(quad, seed));
     if (lane == 0) masks[i * (choose_threads / warp) + w] = mask, count += __popc(mask);
   }
   uint32_t all;

@@ -73,9 +73,9 @@ struct DeviceAttention {
   DeviceHotQuads hot;                  // of steps of one token; room 0 in others
 };
 
-// Sixteen sizes of shares from one power of two to the next, from 2^-43 on.
+// Sixteen sizes of shares from one power of two to the next, from 2^-43 on: what is less counts as nothing.
 constexpr uint32_t most_score_parts = 128, share_bins = 768, choose_quads = 2048;
-constexpr float share_unit = 0x1p40f;
+constexpr float share_unit = 0x1p56f;
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, and chosen
 // pages.

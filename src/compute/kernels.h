@@ -147,13 +147,14 @@ struct Kernels {
   // the queries in the sketch's coordinates, with a scale each. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch,
                        const int8_t* next, float* scores, std::size_t stride);
-  // scores[i] <- exp(scores[i]) / (l * e^m + sum of all exp(scores)): the share of attention that each would have beside others whose
-  // maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l = 0). Scores under the largest by 24 and more may get 0.
-  void (*attention_shares)(float* scores, uint32_t n, float m, float l);
+  // The shares of attention of n scores, exp(score) / (l * e^m + sum of all exp(scores)), beside others whose maximum is m and whose exponentials,
+  // relative to it, sum to l (none: m = -inf, l = 0); summed over rows into the first of scores, [rows][stride]. The others are lost. m, l: [rows].
+  // Scores under the largest by 24 and more may get 0.
+  void (*attention_shares)(float* scores, uint32_t rows, std::size_t stride, uint32_t n, const float* m, const float* l);
 
   // What a threshold of samples leaves (select/sampling.h). Shares that are no numbers are in none of the sums.
   ShareSums (*sum_shares)(const float* shares, uint32_t n, float threshold);
-  // The i with shares[i] / u >= threshold, ascending, of n; returns how many. u in (0, 1) is the random number that belongs to seed and first + i: the 24
+  // The i with shares[i] >= threshold * u, ascending, of n; returns how many. u in (0, 1) is the random number that belongs to seed and first + i: the 24
   // upper bits of MurmurHash3's finalizer over (first + i) * 0x9e3779b1 + seed, and a half, in units of 2^-24. out: room for n.
   uint32_t (*sample)(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float threshold, uint32_t* out);
 

@@ -256,7 +256,12 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
       return pages.empty() ? Status() : store.pages().fetch(layer, head, its_numbers, pages.data(), &hold);
     };
     const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {
-      for (std::size_t p = 0; p < pages.size(); ++p) w->counts.pages_touched += p == 0 || its_numbers[p] != its_numbers[p - 1];
+      for (std::size_t p = 0, q = 0; p < pages.size(); ++p) {
+        if (p > 0 && its_numbers[p] == its_numbers[p - 1]) continue;
+        if (&pages != &list)
+          while (q < numbers.size() && numbers[q] < its_numbers[p]) ++q;
+        w->counts.pages_touched += &pages == &list || q == numbers.size() || numbers[q] != its_numbers[p];
+      }
       if (Status s = fetch(pages, its_numbers); !s.ok() || pages.empty()) return s;
       attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
       return Status();

@@ -1,6 +1,7 @@
 // What strategies share that choose blocks of tokens.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "select/selector.h"
@@ -17,16 +18,25 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->sampled = false;
 }
 
-// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; and their sum, into the first row.
+// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; or their sum, into the first row.
 // scores: [rows][stride], n of each row.
 inline void to_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
   const float log_tokens = std::log(tokens);
-  for (uint32_t r = 0; r < query.rows.rows; ++r)
-    query.kernels.attention_shares(scores + std::size_t{r} * stride, n, query.near_m[r] - log_tokens, query.near_l[r]);
+  for (uint32_t r = 0; r < query.rows.rows; ++r) {
+    const float m = query.near_m[r] - log_tokens;
+    query.kernels.attention_shares(scores + std::size_t{r} * stride, 1, stride, n, &m, query.near_l + r);
+  }
 }
 inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
-  to_shares(query, tokens, scores, stride, n);
-  for (uint32_t r = 1; r < query.rows.rows; ++r) query.kernels.add(scores, scores + std::size_t{r} * stride, n);
+  constexpr uint32_t together = 16;
+  const float log_tokens = std::log(tokens);
+  for (uint32_t first = 0; first < query.rows.rows; first += together) {
+    const uint32_t rows = std::min(together, query.rows.rows - first);
+    float m[together], *its = scores + std::size_t{first} * stride;
+    for (uint32_t r = 0; r < rows; ++r) m[r] = query.near_m[first + r] - log_tokens;
+    query.kernels.attention_shares(its, rows, stride, n, m, query.near_l + first);
+    if (first > 0) query.kernels.add(scores, its, n);
+  }
 }
 
 // Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a page, or several pages.

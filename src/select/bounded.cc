@@ -1,11 +1,11 @@
-// `bounded`: blocks of tokens sampled by a sketch of their keys, so that what is not read is estimated, not dropped. Kvasir's own, the default.
+// `bounded`: quads of tokens sampled by a sketch of their keys, so that what is not read is estimated, not dropped. Kvasir's own, the default.
 //
-//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a block of 16 tokens counts by its best one
-//   choose  the heads of a group share a list: a block counts with the sum of the shares of attention that it would have. Large shares are read for
+//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a quad, four tokens, counts by its best one
+//   choose  the heads of a group share a list: a quad counts with the sum of the shares of attention that it would have. Large shares are read for
 //           certain, of the others a sample that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and vAttention (arXiv
 //           2510.05688) sample too, by hashes and evenly
-//   budget  layers get more of it the worse chosen blocks serve them, as measured while reading (select/plan.h)
-//           or, with a coverage, each query and layer reads the fewest blocks that keep the expected error of its sample below 1 - coverage
+//   budget  layers get more of it the worse chosen tokens serve them, as measured while reading (select/plan.h)
+//           or, with a coverage, each query and layer reads the fewest quads that keep the expected error of its sample below 1 - coverage
 #include <algorithm>
 #include <cmath>
 

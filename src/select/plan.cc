@@ -8,8 +8,8 @@ namespace kvasir {
 
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
-// A standard error of 2% of a head's attention.
-constexpr float default_coverage = 0.98f;
+// A standard error of 4% of a head's attention.
+constexpr float default_coverage = 0.96f;
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
 constexpr uint64_t sparse_context = 4096;  // sealed tokens: before, sparse reading would leave out next to nothing

@@ -15,7 +15,9 @@ constexpr double near_enough = 1 + 1e-3;   // a threshold: its precision costs n
 }  // namespace
 
 SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads) {
+  constexpr uint64_t most_tokens = uint64_t{1} << 40;
   const auto quads = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(tokens, quad_tokens), UINT32_MAX / 64)); };
+  budget_tokens = std::min(budget_tokens, most_tokens);
   if (coverage == 0) return {quads(budget_tokens), quads(budget_tokens), 0};
   const double error = (1 - static_cast<double>(coverage)) * heads;
   return {quads(budget_tokens / 4), quads(budget_tokens * 4), error * error};
@@ -30,17 +32,18 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, 
   // Convex in t and made of straight pieces: from the right, each tangent meets the variance nearer to where the sum does.
   double t = (size.variance + all.squares) / all.below;
   ShareSums at = sums_at(t);
-  for (int i = 0; i < most_steps && at.below > 0; ++i) {
+  const auto expected = [&] { return at.at_least + (t > 0 ? at.below / t : 0); };
+  for (int i = 0; i < most_steps && at.below > 0 && expected() <= size.most; ++i) {  // a lower one reads more
     const double next = (size.variance + at.squares) / at.below;
     const bool last = next * near_enough >= t;
     t = next;
     if (last) break;
     at = sums_at(t);
   }
-  const double expected = at.at_least + (t > 0 ? at.below / t : 0);
-  if (expected >= size.least && expected <= size.most) return static_cast<float>(std::max(t, lowest));
+  const double found = expected();
+  if (found >= size.least && found <= size.most) return static_cast<float>(std::max(t, lowest));
   // The number is concave in 1 / t, and is wanted in the same way.
-  const double count = expected > size.most ? size.most : size.least;
+  const double count = found > size.most ? size.most : size.least;
   t = all.below / count;
   for (int i = 0; i < most_steps; ++i) {
     at = sums_at(t);

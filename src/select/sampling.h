@@ -1,7 +1,7 @@
 // Which quads of tokens a query reads so that the rest is estimated without bias: threshold sampling (Duffield, Lund, Thorup, Learn more, sample less:
 // control of volume and variance in network measurement, IEEE Trans. Inf. Theory 51(5), 2005), by the shares of attention that quads are expected to have.
 //
-//   choice  a quad is read when share / u is at least the threshold t, with a random number u in (0, 1) that the quad keeps from token to token, its own
+//   choice  a quad is read when its share is at least u times the threshold t, with a random number u in (0, 1) that the quad keeps from token to token, its own
 //           in each layer and KV head: for certain when its share is at least t, else with probability share / t
 //   weight  one that is there for certain stands for itself. Another one, a sample, stands for t / share quads like itself: its exponentials count so
 //           many times

@@ -96,11 +96,10 @@ struct Scanned {
 };
 
 struct SelectorScratch {
-  Array<float> scores;     // [rows][blocks]
+  Array<float> scores;     // [rows][blocks or quads]
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
-  Array<float> priorities;  // [blocks], then the highest
   Array<std::byte> bytes;
   SearchScratch search;
 };

@@ -326,28 +326,37 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
   }
 }
 
-TEST_CASE("attention shares sum up with the others to one, and are the softmax") {
+TEST_CASE("attention shares are the softmax beside others, summed over rows") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(12);
     for (uint32_t i = 0; i < 200; ++i) {
-      const uint32_t n = i < 20 ? i : random.below(5000);
+      const uint32_t n = i < 20 ? i : random.below(3000), rows = 1 + i % 5, stride = n + random.below(9);
       const float spread = i % 3 == 0 ? 40.0f : 3.0f;
-      Guarded<float> scores(n);
-      for (uint32_t j = 0; j < n; ++j) scores[j] = i % 4 == 1 && random.below(3) == 0 ? -infinity : spread * random.normal();
-      const float m = i % 5 == 2 ? -infinity : spread * random.normal(), l = i % 5 == 2 ? 0.0f : random.uniform(1, 90);
-      std::vector<double> want(n);
-      reference::attention_shares(scores.data(), n, m, l, want.data());
-      k->attention_shares(scores.data(), n, m, l);
+      Guarded<float> scores(std::size_t{rows - 1} * stride + n);
+      for (std::size_t j = 0; j < scores.size(); ++j) scores[j] = i % 4 == 1 && random.below(3) == 0 ? -infinity : spread * random.normal();
+      if (i % 7 == 3 && rows > 1) std::fill_n(scores.data() + stride, n, -infinity);  // a row without any
+      std::vector<float> m(rows), l(rows);
+      for (uint32_t r = 0; r < rows; ++r) {
+        const bool none = (i + r) % 5 == 2;
+        m[r] = none ? -infinity : spread * random.normal(), l[r] = none ? 0.0f : random.uniform(1, 90);
+      }
+      std::vector<double> want(n), of_row(n);
+      for (uint32_t r = 0; r < rows; ++r) {
+        reference::attention_shares(scores.data() + std::size_t{r} * stride, n, m[r], l[r], of_row.data());
+        for (uint32_t j = 0; j < n; ++j) want[j] += of_row[j];
+      }
+      k->attention_shares(scores.data(), rows, stride, n, m.data(), l.data());
       CAPTURE(k->name);
       CAPTURE(n);
       CHECK(scores.guards_intact());
-      double difference = 0;  // of shares of one whole
+      double difference = 0;  // of shares of one whole a row
       for (uint32_t j = 0; j < n; ++j) difference += std::abs(static_cast<double>(scores[j]) - want[j]);
-      CHECK(difference < 1e-5);
+      CHECK(difference < 1e-5 * rows);
     }
     Guarded<float> none(37);
     for (uint32_t j = 0; j < 37; ++j) none[j] = -infinity;
-    k->attention_shares(none.data(), 37, -infinity, 0);
+    const float m = -infinity, l = 0;
+    k->attention_shares(none.data(), 1, 37, 37, &m, &l);
     for (uint32_t j = 0; j < 37; ++j) CHECK(none[j] == 0);
   }
 }
@@ -448,7 +457,7 @@ TEST_CASE("samples are taken by their random numbers, which are evenly spread an
             at_least += shares[i] >= threshold;
             const bool is_taken = at < count && taken[at] == i;
             at += is_taken;
-            if (std::isnan(share) ? is_taken : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority && is_taken != priority >= static_cast<double>(threshold))
+            if (std::isnan(share) ? is_taken : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority && is_taken != (priority >= static_cast<double>(threshold)))
               ++wrong;
           }
           CHECK(at == count);  // ascending

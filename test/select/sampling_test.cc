@@ -106,7 +106,7 @@ TEST_CASE("a sample is what the threshold takes that reads the fewest and leaves
         }
         std::vector<uint32_t> numbers;
         for (uint32_t i = 0; i < quads; ++i)
-          if (static_cast<double>(shares[i]) / random_of(first + i, sample_seed(layer, asked.kv_head)) >= its) numbers.push_back(first + i);
+          if (static_cast<double>(shares[i]) >= random_of(first + i, sample_seed(layer, asked.kv_head)) * its) numbers.push_back(first + i);
         REQUIRE(got.numbers == numbers);
         for (std::size_t i = 0; i < numbers.size(); ++i)
           CHECK(got.weights[i] == doctest::Approx(std::max(1.0, its > 0 ? its / static_cast<double>(shares[numbers[i] - first]) : 1.0)).epsilon(1e-4));

@@ -66,8 +66,8 @@ TEST_CASE("unknown strategies and budgets out of range are refused") {
 
 TEST_CASE("bounded covers attention by itself where no budget is asked for, or as asked, and reads an asked budget as it is") {
   SelectOptions o = options("bounded");
-  CHECK(make_plan(o, 100000, 10, {}).coverage == 0.98f);
-  CHECK(make_plan(options("auto"), 100000, 10, {}).coverage == 0.98f);
+  CHECK(make_plan(o, 100000, 10, {}).coverage == 0.96f);
+  CHECK(make_plan(options("auto"), 100000, 10, {}).coverage == 0.96f);
   CHECK(make_plan(options("quest"), 100000, 10, {}).coverage == 0);
   o.budget_tokens = 500;
   CHECK(make_plan(o, 100000, 10, {}).coverage == 0);

@@ -57,7 +57,7 @@ options! {
             prefill_budget_fraction: f64,
             /// The last so many tokens of each prefill are read exactly all the same.
             prefill_exact_tokens: u64,
-            /// Of "bounded": read what keeps the standard error of the sampled attention below 1 less this, 0 to less than 1; 0: 0.98 with the
+            /// Of "bounded": read what keeps the standard error of the sampled attention below 1 less this, 0 to less than 1; 0: 0.96 with the
             /// default budget, else what the budget says.
             coverage: f32,
             /// How far strategies with an index search it: tokens kept at a time, at least 64 ("ivf": clusters read); 0: as the budget needs.
