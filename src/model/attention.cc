@@ -242,53 +242,62 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
   return std::move(failure).take();
 }
 
+// Points list i of the selection and its samples at their pages, which stay there as long as `hold` holds them. Both are read together, in the order of
+// the pages: a page that is in both, or has several samples, is read once.
+Status Attention::fetch_choice(uint32_t layer, uint32_t head, std::size_t i, const KvStore& store, PageStore::Hold* hold, Worker* w) const {
+  Selection& s = w->selection;
+  const std::size_t read = s.lists[i].size(), sampled = s.sampled ? s.samples[i].size() : 0;
+  const auto in_order = [&](auto&& f) {
+    for (std::size_t a = 0, b = 0; a < read || b < sampled;) {
+      if (b == sampled || (a < read && s.page_numbers[i][a] <= s.sample_numbers[i][b]))
+        f(&s.lists[i][a], s.page_numbers[i][a]), ++a;
+      else
+        f(&s.samples[i][b], s.sample_numbers[i][b]), ++b;
+    }
+  };
+  w->numbers.clear();
+  in_order([&](PageRef*, uint32_t number) {
+    w->counts.pages_touched += w->numbers.empty() || w->numbers.back() != number;
+    w->numbers.push_back(number);
+  });
+  if (w->numbers.empty()) return {};
+  w->pages.resize(w->numbers.size());
+  if (Status e = store.pages().fetch(layer, head, w->numbers, w->pages.data(), hold); !e.ok()) return e;
+  const PageRef* at = w->pages.data();
+  in_order([&](PageRef* page, uint32_t) { page->data = at->data, page->scales = at->scales, ++at; });
+  return {};
+}
+
 // What was chosen for one token, whose rows and state these are, first what stands for itself, then samples of the rest. traced: for trace_, too.
 Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                                 const Plan& plan, bool traced, const CancelLatch& cancel, Worker* w) const {
   PageStore::Hold hold;
   const std::size_t lists = w->selection.lists.size();
   for (std::size_t i = 0; i < lists; ++i) {
-    Array<PageRef>& list = w->selection.lists[i];
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
     const AttentionState its = lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
-    const Array<uint32_t>& numbers = w->selection.page_numbers[i];
-    const auto fetch = [&](Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {  // they stay until the next ones are
-      return pages.empty() ? Status() : store.pages().fetch(layer, head, its_numbers, pages.data(), &hold);
+    const auto attend = [&](const Array<PageRef>& pages) {
+      if (!pages.empty()) attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
     };
-    const auto attend = [&](Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {
-      for (std::size_t p = 0, q = 0; p < pages.size(); ++p) {
-        if (p > 0 && its_numbers[p] == its_numbers[p - 1]) continue;
-        if (&pages != &list)
-          while (q < numbers.size() && numbers[q] < its_numbers[p]) ++q;
-        w->counts.pages_touched += &pages == &list || q == numbers.size() || numbers[q] != its_numbers[p];
-      }
-      if (Status s = fetch(pages, its_numbers); !s.ok() || pages.empty()) return s;
-      attend_pages(layer, head, some, pages.data(), static_cast<uint32_t>(pages.size()), store, softcap_, cancel, its, w);
-      return Status();
+    const auto trace = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers) {  // by the state that all have left
+      for (std::size_t p = 0; p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
     };
-    const auto trace = [&](const Array<PageRef>& pages, const Array<uint32_t>& its_numbers) {  // by the state that all have left
-      for (std::size_t p = 0; p < pages.size(); ++p) trace_page(head, static_cast<uint32_t>(i), some, pages[p], its_numbers[p], its.m, w);
-    };
-    if (Status s = attend(list, numbers); !s.ok()) return s;
+    if (Status s = fetch_choice(layer, head, i, store, &hold, w); !s.ok()) return s;
+    attend(w->selection.lists[i]);
     if (plan.certify && !certify(layer, head, some, store, i, its, w)) return store.pages().damaged();
-    if (!w->selection.sampled) {
-      if (traced) trace(list, numbers);
-      continue;
+    if (w->selection.sampled) {
+      w->read_m.assign(its.m, its.m + some.rows);
+      w->read_l.assign(its.l, its.l + some.rows);
+      attend(w->selection.samples[i]);
+      if (traced) trace(w->selection.samples[i], w->selection.sample_numbers[i]);
+      for (uint32_t r = 0; r < some.rows; ++r) {
+        const double read = its.l[r] > 0 ? static_cast<double>(w->read_l[r] / its.l[r]) * std::exp(static_cast<double>(w->read_m[r] - its.m[r])) : 0;
+        w->counts.mass += read;
+        if (plan.compare != CompareLevel::none) w->compare.estimated.push_back(read);
+      }
+      w->counts.queries += some.rows;
     }
-    w->read_m.assign(its.m, its.m + some.rows);
-    w->read_l.assign(its.l, its.l + some.rows);
-    if (Status s = attend(w->selection.samples[i], w->selection.sample_numbers[i]); !s.ok()) return s;
-    if (traced) {
-      trace(w->selection.samples[i], w->selection.sample_numbers[i]);
-      if (Status s = fetch(list, numbers); !s.ok()) return s;
-      trace(list, numbers);
-    }
-    for (uint32_t r = 0; r < some.rows; ++r) {
-      const double read = its.l[r] > 0 ? static_cast<double>(w->read_l[r] / its.l[r]) * std::exp(static_cast<double>(w->read_m[r] - its.m[r])) : 0;
-      w->counts.mass += read;
-      if (plan.compare != CompareLevel::none) w->compare.estimated.push_back(read);
-    }
-    w->counts.queries += some.rows;
+    if (traced) trace(w->selection.lists[i], w->selection.page_numbers[i]);
   }
   w->counts.tokens_read += w->selection.tokens;
   w->counts.summary_bytes += w->selection.summary_bytes;

@@ -110,6 +110,7 @@ class Attention {
                    const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
   // After exact(): what it gave against itself, as Comparison has it.
   Status compare_exact(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const CancelLatch& cancel, const float* out);
+  Status fetch_choice(uint32_t layer, uint32_t head, std::size_t i, const KvStore& store, PageStore::Hold* hold, Worker* w) const;
   Status attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                        const Plan& plan, bool traced, const CancelLatch& cancel, Worker* worker) const;
   bool certify(uint32_t layer, uint32_t head, const QueryRows& rows, const KvStore& store, std::size_t list, const AttentionState& state,

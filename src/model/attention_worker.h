@@ -24,6 +24,8 @@ struct Attention::Worker {
   Array<std::byte> scratch;
   SelectorScratch selector;
   Selection selection;
+  Array<uint32_t> numbers;   // of what is fetched together,
+  Array<PageRef> pages;      // and where it lies
   struct Sample {            // of a block's queries, [sample_tokens * group] rows
     Array<float> f32, scale, m, l;
     Array<int8_t> q8, split;

@@ -164,7 +164,8 @@ Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRe
   if (Status s = fetch_distinct(head, distinct, hold->refs_.data(), hold); !s.ok()) return s;
   for (std::size_t i = 0, at = 0; i < numbers.size(); ++i) {
     if (i > 0 && numbers[i] != numbers[i - 1]) ++at;
-    refs[i].data = hold->refs_[at].data, refs[i].scales = hold->refs_[at].scales;
+    refs[i].data = hold->refs_[at].data;
+    if (scale_bytes_) refs[i].scales = hold->refs_[at].scales;
   }
   return {};
 }
