@@ -278,7 +278,7 @@ void check_timeline(const Shape& s, Random& random) {
         wrong += std::fabs(q_scale[row] - its_scale[0]) > 1e-6f * its_scale[0];
         std::vector<double> coordinates(n);
         for (uint32_t i = 0; i < dim; ++i) {
-          wrong += std::fabs(q[row * dim + i] - x[i]) > 1e-6f || std::abs(q8[row * dim + i] - its8[i]) > 1;
+          wrong += std::fabs(q[row * dim + i] - x[i]) > 1e-6f * s.sharpness || std::abs(q8[row * dim + i] - its8[i]) > 1;
           for (uint32_t c = 0; c < n; ++c) coordinates[c] += double{x[i]} * double{t.basis[(std::size_t{h} * dim + i) * n + c]};
         }
         double largest = 0;
