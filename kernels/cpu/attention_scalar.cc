@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 struct Scalar {
-  static constexpr uint32_t lanes = 1, row_block = 4, scan_rows = 4, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 1, row_block = 4, scan_rows = 2, key_columns = 4, row_columns = 4;
   static constexpr int32_t key_offset = 0;
   using F = float;
   using I = int32_t;

@@ -81,9 +81,11 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
     for (uint32_t i = 0; i < tile_blocks; ++i) scales[i] = from_bf16(halves[i]);
     for (uint32_t lane = 0; lane < tile_blocks; lane += Isa::lanes) {
       typename Isa::I best[R];
+#pragma GCC unroll 8
+      for (uint32_t r = 0; r < R; ++r) best[r] = Isa::iset(INT32_MIN);
       const int8_t* from = data + lane * 4;
-#pragma GCC unroll 4
-      for (uint32_t t = 0; t < quad_tokens; ++t) {
+#pragma GCC unroll 1
+      for (uint32_t t = 0; t < quad_tokens; ++t) {  // unrolled it would be no faster, and large
         typename Isa::I acc[R];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) acc[r] = start[r];
@@ -99,7 +101,7 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
           }
         }
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < R; ++r) best[r] = t == 0 ? acc[r] : Isa::imax(best[r], acc[r]);
+        for (uint32_t r = 0; r < R; ++r) best[r] = Isa::imax(best[r], acc[r]);
       }
       const auto step = Isa::load(scales + lane);
 #pragma GCC unroll 8
