@@ -218,7 +218,7 @@ Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t toke
   if (section->bytes != scores_at + scores_bytes) return corrupt("does not have the size of its tokens");
   if (!file->check(*section, scores_at, scores_bytes)) return file->failure();
   found.undecided_.resize(static_cast<std::size_t>(undecided) * heads);
-  std::memcpy(found.undecided_.data(), at + scores_at, scores_bytes);
+  if (scores_bytes > 0) std::memcpy(found.undecided_.data(), at + scores_at, scores_bytes);
   if (!all_finite(found.undecided_)) return corrupt("holds a number that is not finite");
   const auto* keys = reinterpret_cast<const uint16_t*>(at + head_bytes);
   for (uint64_t b = 0; b < blocks; ++b) found.blocks_.push_back({keys + b * size, nullptr});
