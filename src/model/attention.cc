@@ -242,12 +242,16 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
   return std::move(failure).take();
 }
 
-// Points list i of the selection and its samples at their pages, which stay there as long as `hold` holds them. Both are read together, in the order of
-// the pages: a page that is in both, or has several samples, is read once.
+// Points list i of the selection and its samples at their pages, which stay there as long as `hold` holds them. Both are read together: a page that is in
+// both, or has several samples, once.
 Status Attention::fetch_choice(uint32_t layer, uint32_t head, std::size_t i, const KvStore& store, PageStore::Hold* hold, Worker* w) const {
   Selection& s = w->selection;
-  const std::size_t read = s.lists[i].size(), sampled = s.sampled ? s.samples[i].size() : 0;
-  const auto in_order = [&](auto&& f) {
+  if (!s.sampled) {
+    w->counts.pages_touched += s.lists[i].size();
+    return s.lists[i].empty() ? Status() : store.pages().fetch(layer, head, s.page_numbers[i], s.lists[i].data(), hold);
+  }
+  const std::size_t read = s.lists[i].size(), sampled = s.samples[i].size();
+  const auto in_order = [&](auto&& f) {  // both are ascending
     for (std::size_t a = 0, b = 0; a < read || b < sampled;) {
       if (b == sampled || (a < read && s.page_numbers[i][a] <= s.sample_numbers[i][b]))
         f(&s.lists[i][a], s.page_numbers[i][a]), ++a;
@@ -257,14 +261,17 @@ Status Attention::fetch_choice(uint32_t layer, uint32_t head, std::size_t i, con
   };
   w->numbers.clear();
   in_order([&](PageRef*, uint32_t number) {
-    w->counts.pages_touched += w->numbers.empty() || w->numbers.back() != number;
-    w->numbers.push_back(number);
+    if (w->numbers.empty() || w->numbers.back() != number) w->numbers.push_back(number);
   });
+  w->counts.pages_touched += w->numbers.size();
   if (w->numbers.empty()) return {};
   w->pages.resize(w->numbers.size());
   if (Status e = store.pages().fetch(layer, head, w->numbers, w->pages.data(), hold); !e.ok()) return e;
-  const PageRef* at = w->pages.data();
-  in_order([&](PageRef* page, uint32_t) { page->data = at->data, page->scales = at->scales, ++at; });
+  std::size_t at = 0;
+  in_order([&](PageRef* page, uint32_t number) {
+    if (w->numbers[at] != number) ++at;
+    page->data = w->pages[at].data, page->scales = w->pages[at].scales;
+  });
   return {};
 }
 

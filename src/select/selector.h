@@ -63,7 +63,7 @@ struct Selection {
   // lists[0] for all rows when shared, else one a row. Pages ascending; where they are is left open, PageStore::fetch() tells.
   std::vector<Array<PageRef>> lists;
   std::vector<Array<uint32_t>> page_numbers;  // of the same entries
-  // Where `sampled`: besides, for each list, a sample of what is not in it, a block an entry, whose bias says how much each stands for. Blocks ascending.
+  // Where `sampled`: besides, for each list, a sample of what is not in it, a quad an entry, whose bias says how much each stands for. Quads ascending.
   std::vector<Array<PageRef>> samples;
   std::vector<Array<uint32_t>> sample_numbers;  // their pages
   uint64_t tokens = 0;                        // chosen and sampled, summed over lists

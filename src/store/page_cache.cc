@@ -155,22 +155,6 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
 }
 
 Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) {
-  Array<uint32_t>& distinct = hold->distinct_;
-  distinct.clear();
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    if (i == 0 || numbers[i] != numbers[i - 1]) distinct.push_back(numbers[i]);
-  if (distinct.size() == numbers.size()) return fetch_distinct(head, numbers, refs, hold);
-  hold->refs_.resize(distinct.size());
-  if (Status s = fetch_distinct(head, distinct, hold->refs_.data(), hold); !s.ok()) return s;
-  for (std::size_t i = 0, at = 0; i < numbers.size(); ++i) {
-    if (i > 0 && numbers[i] != numbers[i - 1]) ++at;
-    refs[i].data = hold->refs_[at].data;
-    if (scale_bytes_) refs[i].scales = hold->refs_[at].scales;
-  }
-  return {};
-}
-
-Status PageCache::fetch_distinct(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) {
   hold->release();
   if (numbers.empty()) return {};
   hold->begin(room_for(head, numbers.size()), numbers.size());

@@ -47,9 +47,9 @@ class PageCache {
   PageCache(const PageCache&) = delete;
   PageCache& operator=(const PageCache&) = delete;
 
-  // Points refs[i].data, and .scales where the file has them, at page numbers[i] of a head; the rest is left alone. A page that neighbours share is read
-  // once. The pages stay there until
-  // `hold` lets go of them; what it held before it lets go of first. Page p is the file's page p % 16 of extent p / 16. Code::corrupt or Code::io: nothing is held. Throws std::bad_alloc.
+  // Points refs[i].data, and .scales where the file has them, at page numbers[i] of a head; the rest is left alone. No page comes twice. The pages stay
+  // there until `hold` lets go of them; what it held before it lets go of first. Page p is the file's page p % 16 of extent p / 16. Code::corrupt or
+  // Code::io: nothing is held. Throws std::bad_alloc.
   Status fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
 
   // Bytes of pages that are kept. What is being attended stays beyond it, in memory of its own, until it is let go of: any limit works,
@@ -64,7 +64,6 @@ class PageCache {
   Counts counts() const;
 
  private:
-  Status fetch_distinct(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold);
   friend class PageHold;
   struct Room;
 
@@ -102,8 +101,6 @@ class PageHold {
   void begin(std::shared_ptr<PageCache::Room> room, std::size_t pages);
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
-  Array<uint32_t> distinct_;  // numbers, where some come again,
-  Array<PageRef> refs_;       // and their pages
   Array<Missing> missing_;  // while they are read
   Buffer<int8_t> beside_;   // pages for which there was no slot,
   Buffer<uint16_t> scales_beside_;  // and their scales

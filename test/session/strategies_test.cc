@@ -243,6 +243,28 @@ TEST_CASE("bounded chooses by a file's sketch, and makes one of another version 
   }
 }
 
+TEST_CASE("a page that holds what was chosen for certain, samples or several of them is fetched once for a token") {
+  TempFolder folder;
+  REQUIRE(reader("bounded", 2)->save(folder.file("a.kv"), nullptr, {}).ok());
+  SessionOptions o = choosing("bounded", 2);
+  o.select.budget_tokens = 400;  // several of most pages
+  std::unique_ptr<Session> session;
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), o, true, nullptr, {}, &session).ok());
+  const auto fetched = [&] {
+    const PageCache::Counts counts = session->store().pages().cache_counts();
+    return counts.found + counts.read;
+  };
+  Token token = 0;
+  bool end = false;
+  REQUIRE(session->next({}, nullptr, &token, &end).ok());
+  const uint64_t before = fetched();
+  REQUIRE(session->next({}, nullptr, &token, &end).ok());
+  const std::string json = session->stats_json(), key = "\"last_pages_touched\":";
+  const uint64_t touched = std::stoull(json.substr(json.find(key) + key.size()));
+  CHECK(touched > 100);
+  CHECK(fetched() - before == touched);
+}
+
 TEST_CASE("a damaged choice or damaged representatives are refused") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");

@@ -156,23 +156,6 @@ TEST_CASE("pages that are held stay as they are while others take all the room")
   CHECK(store.cache_counts().kept == 3);
 }
 
-TEST_CASE("a page that comes several times in a list is read once, and takes the room of one") {
-  Saved saved;
-  for (const bool spilled : {false, true}) {
-    CAPTURE(spilled);
-    PageStore store = spilled ? in_memory() : saved.map();
-    TempFolder folder;
-    if (spilled) REQUIRE(store.spill(folder.path(), 0).ok());
-    const std::vector<uint32_t> numbers = {3, 3, 3, 4, 17, 17, 90, 90, 90, 90, 91};
-    std::vector<PageRef> refs(numbers.size());
-    PageStore::Hold hold;
-    REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
-    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 1, 2, numbers[i]));
-    CHECK(store.cache_counts().read == 5);
-    CHECK(store.cache_counts().kept == 5);
-  }
-}
-
 TEST_CASE("a step's pages are found again by the next one, however large the budget") {
   Saved saved;
   for (uint32_t list : {2u, 20u, 150u}) {
