@@ -282,12 +282,13 @@ typedef struct kv_session_options {
    * query heads and tokens) and last_least_certificate. Samples of "bounded" do not count as read. Such bounds are loose: of a long document they may
    * leave next to nothing certain. 0 (default): no certificate. */
   uint32_t certify;
-  /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "quest", "flat", "filter-layers" or "window": sparsely, several times
-   * faster where the text is long: about forty neighbouring tokens read the same pages, which that strategy chooses for a sample of them,
-   * with sinks, window and the newest 512 tokens before them. "filter-layers": the filter layers read everything and choose for those behind
-   * them. What was read so is a little different from the exact keys and values; kv_stats says how far (sparse_tokens). */
+  /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "bounded", "quest", "flat", "filter-layers" or "window": sparsely,
+   * several times faster where the text is long: about forty neighbouring tokens read the same tokens before them, which that strategy chooses by the
+   * queries of every second one, with sinks, window and the newest 512 tokens. "bounded" answers nearest to exact reading. "filter-layers": the
+   * filter layers read everything and choose for those behind them. What was read so is a little different from the exact keys and values; kv_stats
+   * says how far (sparse_tokens). */
   const char *prefill_strategy;
-  double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048 */
+  double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.1, of these at least 2048 */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
   /* Of the strategy "bounded", which reads what should get much attention for certain, and of all the rest a sample that stands for it: read as
    * many tokens as keep the standard error of the sampled attention below 1 - coverage, 0 to less than 1, as the sketch expects it, in each layer

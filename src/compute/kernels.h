@@ -45,6 +45,12 @@ struct QueryRows {
   const float* scale = nullptr;     // [rows]
 };
 
+// `rows` of them, from `row` on.
+inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
+  return {rows, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
+          q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
+}
+
 // A partial attention of several query rows: unnormalised output, running maximum, sum of exponentials.
 //   softmax part = o / l;  two parts merge by rescaling to the larger m.  Empty: m = -inf, l = 0, o = 0.
 struct AttentionState {

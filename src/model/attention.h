@@ -103,8 +103,8 @@ class Attention {
                    const CancelLatch& cancel, const AttentionState& state, Worker* worker) const;
   Status by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                    const CancelLatch& cancel, float* out, float* totals);
-  void choose_for_block(uint32_t layer, uint32_t head, uint32_t count, const QueryRows& rows, const KvStore& store, const Selector& selector,
-                        uint64_t budget, const AttentionState& near, Worker* worker) const;
+  void choose_for_block(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
+                        uint64_t budget, const CancelLatch& cancel, Worker* worker) const;
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t first, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                    const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);

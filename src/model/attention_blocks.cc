@@ -1,11 +1,12 @@
 // Sparse prefill: the queries of a block of neighbouring tokens read the same chosen pages, so that a page that is read serves a hundred
-// rows, and choosing costs a few rows' scores.
+// rows.
 //
-//   choose  a sample of the block's queries scores the summaries, as if it were the heads of one group: a block of tokens counts with the sum of
-//           the shares of attention that it would have. Choosing for a pooled block of queries is what MInference (arXiv 2407.02490, section
-//           3.2, block-sparse head) does; its blocks' mean queries and keys are replaced by sampled queries and the strategy's own scores
+//   choose  the queries of every second token score the summaries, as if they were the heads of one group: a unit counts with the sum of the shares
+//           of attention that it would have. Choosing for a block of queries is what MInference (arXiv 2407.02490, section 3.2, block-sparse head)
+//           does; its blocks' mean queries and keys are replaced by the queries themselves and the strategy's own scores: what one token among
+//           forty looks for is not in their mean, nor in a sample of four
 //   near    sinks, window, the step's own tokens and the newest pages are read by every block
-//   filter  with filter layers (OmniKV) these read everything; what the sample scores highest there, in any KV head, is what all heads of the
+//   filter  with filter layers (OmniKV) these read everything; what the queries score highest there, in any KV head, is what all heads of the
 //           layers up to the next one read
 #include <bit>
 #include <span>
@@ -15,12 +16,16 @@
 
 namespace kvasir {
 
-constexpr uint32_t sample_tokens = 4;  // of a block's (about 40), that choose for it
+constexpr uint32_t asking_stride = 2;  // of a block's tokens, every second one chooses for it
+constexpr uint32_t summed_rows = 12;  // whose scores are there together: 1.5 MB of quads' at 128K tokens
 
 namespace {
 
 // Every block also reads the pages from `first` on, whole.
 void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection* out) {
+  if (out->sampled)
+    for (Array<uint32_t>& numbers = out->sample_numbers[0]; !numbers.empty() && numbers.back() >= first; numbers.pop_back())
+      out->samples[0].pop_back(), out->tokens -= quad_tokens;
   Array<PageRef>& list = out->lists[0];
   Array<uint32_t>& numbers = out->page_numbers[0];
   while (!numbers.empty() && numbers.back() >= first) {
@@ -50,30 +55,19 @@ void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
 
 }  // namespace
 
-// Into the worker's selection. `near` is what the block's rows have attended so far.
-void Attention::choose_for_block(uint32_t layer, uint32_t head, uint32_t count, const QueryRows& rows, const KvStore& store, const Selector& selector,
-                                 uint64_t budget, const AttentionState& near, Worker* w) const {
-  const uint32_t group = config_.group(), dim = shape_.dim, tokens = std::min(count, sample_tokens), sampled = tokens * group;
-  Worker::Sample& sample = w->sample;
-  sample.f32.resize(std::size_t{sampled} * dim);
-  sample.q8.resize(std::size_t{sampled} * dim);
-  sample.split.resize(std::size_t{sampled} * 2 * dim);
-  for (Array<float>* x : {&sample.scale, &sample.m, &sample.l}) x->resize(sampled);
-  for (uint32_t i = 0; i < tokens; ++i) {
-    const std::size_t from = std::size_t{(i + 1) * count / tokens - 1} * group, to = std::size_t{i} * group;
-    std::copy_n(rows.f32 + from * dim, group * dim, sample.f32.data() + to * dim);
-    std::copy_n(rows.q + from * dim, group * dim, sample.q8.data() + to * dim);
-    std::copy_n(rows.split + from * 2 * dim, group * 2 * dim, sample.split.data() + to * 2 * dim);
-    std::copy_n(rows.scale + from, group, sample.scale.data() + to);
-    std::copy_n(near.m + from, group, sample.m.data() + to);
-    std::copy_n(near.l + from, group, sample.l.data() + to);
-  }
-  const QueryRows queries{sampled, dim, sample.f32.data(), sample.q8.data(), sample.split.data(), sample.scale.data()};
-  SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, head, queries, sample.m.data(), sample.l.data(), 1, budget, true};
-  selector.select(query, &w->selector, &w->selection);
+// For `count` tokens from `first` on, into the worker's selection.
+void Attention::choose_for_block(uint32_t layer, uint32_t head, uint32_t first_token, uint32_t count, const float* q, const KvStore& store,
+                                 const Selector& selector, uint64_t budget, const CancelLatch& cancel, Worker* w) const {
+  const auto tokens = static_cast<uint32_t>(ceil_div(count, asking_stride));
+  const uint32_t from = first_token + (count - 1) % asking_stride;  // the last one is among them
+  const QueryRows rows = gather(w, q, from, tokens, asking_stride, head, true);
+  const AttentionState near = empty_state(w->state.data(), rows.rows, shape_.dim);
+  attend_near(layer, head, from, tokens, asking_stride, rows, store, 0, cancel, near, w);
+  SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, head, rows, near.m, near.l, 1, budget, true};
+  query.draw = static_cast<uint32_t>(store.tokens() + first_token);
+  selector.select_together(query, summed_rows, &w->selector, &w->selection);
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
-  w->counts.head_keys += w->selection.head_keys;
 }
 
 Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
@@ -82,29 +76,31 @@ Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const Kv
   const auto blocks = static_cast<uint32_t>(ceil_div(n, block_tokens));
   const auto near_pages = static_cast<uint32_t>(ceil_div(plan.recent_tokens, shape_.page_tokens));
   const uint32_t recent = std::max(1u, pages - std::min(pages, near_pages));  // page 0 holds the sinks
-  const uint32_t part_pages = part_tokens / shape_.page_tokens;
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads, first = block * block_tokens, count = std::min(block_tokens, n - first);
+    if (plan.filter.empty())
+      choose_for_block(layer, h, first, count, q, store, selector, plan.budget(layer), cancel, &w);
+    else
+      w.selection = block_choices_[block];
     const QueryRows rows = gather(&w, q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
     attend_near(layer, h, first, count, 1, rows, store, 0, cancel, state, &w);
-    if (plan.filter.empty())
-      choose_for_block(layer, h, count, rows, store, selector, plan.budget(layer), state, &w);
-    else
-      w.selection = block_choices_[block];
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     add_recent(recent, pages, shape_.page_tokens, &w.selection);
     PageStore::Hold hold;
-    Array<PageRef>& list = w.selection.lists[0];
-    if (Status s = store.pages().fetch(layer, h, w.selection.page_numbers[0], list.data(), &hold); !s.ok()) return failure.note(std::move(s));
-    for (std::size_t at = 0; at < list.size() && !cancel.fired(); at += part_pages)
-      kernels_.attend_pages(rows, list.data() + at, static_cast<uint32_t>(std::min<std::size_t>(part_pages, list.size() - at)), state,
-                            w.scratch.data());
+    const uint64_t touched = w.counts.pages_touched;
+    if (Status s = fetch_choice(layer, h, 0, store, &hold, &w); !s.ok()) return failure.note(std::move(s));
+    w.counts.pages_touched = touched + count * (w.counts.pages_touched - touched);
+    const auto attend = [&](const Array<PageRef>& refs, uint32_t together) {
+      for (std::size_t at = 0; at < refs.size() && !cancel.fired(); at += together)
+        kernels_.attend_pages(rows, refs.data() + at, static_cast<uint32_t>(std::min<std::size_t>(together, refs.size() - at)), state, w.scratch.data());
+    };
+    attend(w.selection.lists[0], part_tokens / shape_.page_tokens);
+    if (w.selection.sampled) attend(w.selection.samples[0], part_tokens / quad_tokens);
     w.counts.tokens_read += count * w.selection.tokens;
-    w.counts.pages_touched += count * list.size();
     write_out(state, first, count, h, out, totals);
   });
   return std::move(failure).take();
@@ -120,10 +116,7 @@ Status Attention::filter_blocks(uint32_t layer, uint32_t n, const float* q, cons
     if (cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = task / heads, first = block * block_tokens, count = std::min(block_tokens, n - first);
-    const QueryRows rows = gather(&w, q, first, count, 1, h, true);
-    const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
-    attend_near(layer, h, first, count, 1, rows, store, 0, cancel, state, &w);
-    choose_for_block(layer, h, count, rows, store, selector, ceil_div(plan.budget_tokens, heads), state, &w);
+    choose_for_block(layer, h, first, count, q, store, selector, ceil_div(plan.budget_tokens, heads), cancel, &w);
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     std::swap(of_heads[std::size_t{block} * heads + h], w.selection);
   });

@@ -26,10 +26,6 @@ struct Attention::Worker {
   Selection selection;
   Array<uint32_t> numbers;   // of what is fetched together,
   Array<PageRef> pages;      // and where it lies
-  struct Sample {            // of a block's queries, [sample_tokens * group] rows
-    Array<float> f32, scale, m, l;
-    Array<int8_t> q8, split;
-  } sample;
   Array<float> read_m, read_l;  // [rows] before the samples are added
   Array<float> bounds;       // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] that a list has not
@@ -54,10 +50,5 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
 
 // From `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) { return {s.o + std::size_t{row} * dim, s.m + row, s.l + row}; }
-
-inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
-  return {rows, q.dim, q.f32 + std::size_t{row} * q.dim, q.q + std::size_t{row} * q.dim,
-          q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr, q.scale + row};
-}
 
 }  // namespace kvasir

@@ -8,6 +8,8 @@
 //           or, with a coverage, each query and layer reads the fewest quads that keep the expected error of its sample below 1 - coverage
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "select/sampling.h"
 
@@ -35,23 +37,51 @@ class BoundedSelector final : public Selector {
   }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
-    const PageShape& shape = query.pages.shape().page;
-    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_quads();
-    const uint32_t first = query.first_page * shape.page_quads(), end = query.pages.pages() * shape.page_quads();
+    const uint32_t rows = query.rows.rows;
     begin_selection(query.share ? 1 : rows, out);
-    if (end <= first) return;
-    float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride + first;
+    const BlockRange range = quads_of(query);
+    if (range.end <= range.first) return;
     if (query.share && rows > 1)
-      add_shares(query, like_the_best, scores, stride, end - first);
+      sum(query, scratch);
     else
-      to_shares(query, like_the_best, scores, stride, end - first);
-    const BlockRange range{quad_tokens, first, end, stride, query.first_row};
-    const SampleSize size = sample_size(query.budget_tokens, query.coverage, query.share ? rows : 1);
+      to_shares(query, like_the_best, scratch->scores.data() + std::size_t{range.row} * range.stride + range.first, range.stride, range.end - range.first);
+    sample(query, range, query.share ? rows : 1, scratch, out);
+  }
+
+ protected:
+  void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    const BlockRange range = quads_of(query);
+    if (range.end <= range.first) return;
+    add_shares(query, like_the_best, scratch->scores.data() + std::size_t{range.row} * range.stride + range.first, range.stride, range.end - range.first);
+  }
+
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    begin_selection(1, out);
+    const BlockRange range = quads_of(query);
+    if (range.end <= range.first) return;
+    // A share that is too small for one of many rows makes a sample of it too heavy for all of them: none stands for more than ten times what one of
+    // samples drawn evenly would.
+    float* shares = scratch->scores.data() + range.first;
+    const uint32_t n = range.end - range.first;
+    const auto least = static_cast<float>(0.1 * query.kernels.sum_shares(shares, n, std::numeric_limits<float>::max()).below / n);
+    for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], least);
+    sample(query, range, query.rows.rows, scratch, out);
+  }
+
+ private:
+  static BlockRange quads_of(const SelectorQuery& query) {
+    const PageShape& shape = query.pages.shape().page;
+    return {quad_tokens, query.first_page * shape.page_quads(), query.pages.pages() * shape.page_quads(), query.pages.extents() * shape.extent_quads(),
+            query.first_row};
+  }
+
+  // By the rows of shares, of so many heads each.
+  static void sample(const SelectorQuery& query, const BlockRange& range, uint32_t heads, SelectorScratch* scratch, Selection* out) {
+    const SampleSize size = sample_size(query.budget_tokens, query.coverage, heads);
     begin_samples(out);
     for (std::size_t i = 0; i < out->lists.size(); ++i) sample_list(query, range, i, size, scratch, out);
   }
 
- private:
   // The queries in the sketch's coordinates, in int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
     const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
@@ -61,9 +91,16 @@ class BoundedSelector final : public Selector {
     scratch->query_scale.resize(rows);
     for (uint32_t r = 0; r < rows; ++r) {
       float* x = scratch->query.data() + std::size_t{r} * n;
-      for (uint32_t d = 0; d < dim; ++d)
-        for (uint32_t c = 0; c < n; c += 8)  // a constant 8: vectors without a loop's beginning and end
-          for (uint32_t i = c; i < c + 8; ++i) x[i] += query.rows.f32[r * dim + d] * basis[d * n + i];
+      for (uint32_t c = 0; c < n; c += 8) {
+        typedef float Four __attribute__((vector_size(16)));  // left to a compiler, d would be the vectors' dimension
+        Four low{}, high{};
+        for (uint32_t d = 0; d < dim; ++d) {
+          Four at[2];
+          std::memcpy(at, basis + d * n + c, sizeof at);
+          low += at[0] * query.rows.f32[r * dim + d], high += at[1] * query.rows.f32[r * dim + d];
+        }
+        std::memcpy(x + c, &low, sizeof low), std::memcpy(x + c + 4, &high, sizeof high);
+      }
       float largest = 0;
       for (uint32_t c = 0; c < n; ++c) largest = std::max(largest, std::fabs(x[c]));
       const bool none = !(largest > 1e-30f && largest < 1e30f);

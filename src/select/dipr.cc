@@ -45,11 +45,13 @@ namespace {
 
 class DiprSelector final : public Selector {
  public:
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override { return score_all_tokens(query, scratch); }
+
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const uint32_t page_tokens = query.pages.shape().page.page_tokens;
     const uint32_t first = query.first_page * page_tokens, tokens = query.pages.pages() * page_tokens, n = tokens - first;
     begin_selection(query.share ? 1 : query.rows.rows, out);
-    if (tokens <= first || !score_all_tokens(query, scratch, out)) return;
+    if (tokens <= first) return;
     float* scores = scratch->scores.data() + first;
     for (std::size_t i = 0; i < out->lists.size(); ++i)
       choose_list(query, {1, first, tokens, tokens}, i, count_in_range(query, i, scores, tokens, n, scratch), scratch, out);

@@ -13,7 +13,7 @@ constexpr float default_coverage = 0.96f;
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
 constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
 constexpr uint64_t sparse_context = 4096;  // sealed tokens: before, sparse reading would leave out next to nothing
-constexpr double read_fraction = 0.05;      // of the sealed tokens,
+constexpr double read_fraction = 0.1;       // of the sealed tokens,
 constexpr uint64_t read_floor = 2048;       // but so many
 constexpr uint64_t read_recent = 512;
 constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets

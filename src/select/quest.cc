@@ -27,22 +27,50 @@ class QuestSelector final : public Selector {
   }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
-    const PageShape& shape = query.pages.shape().page;
-    const uint32_t rows = query.rows.rows, stride = query.pages.extents() * shape.extent_blocks();
-    const uint32_t first = query.first_page * shape.page_blocks();
-    const uint32_t blocks = query.pages.pages() * shape.page_blocks();
-    const uint32_t parts = std::max(query.unit_tokens, shape.block_tokens) / shape.block_tokens;
+    const uint32_t rows = query.rows.rows;
     begin_selection(query.share ? 1 : rows, out);
-    if (blocks <= first) return;
-    float* scores = scratch->scores.data() + std::size_t{query.first_row} * stride;
-    const BlockRange range{parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts, stride, query.first_row};
-    for (uint32_t r = 0; parts > 1 && r < rows; ++r) merge_parts(parts, first, blocks, scores + std::size_t{r} * stride);
+    const BlockRange range = units_of(query);
+    if (range.end <= range.first) return;
     if (query.share && rows > 1)
-      add_shares(query, static_cast<float>(range.block_tokens), scores + range.first, stride, range.end - range.first);
+      sum(query, scratch);
+    else
+      merge_rows(query, range, scratch);
     choose_blocks(query, range, scratch, out);
   }
 
+ protected:
+  void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    const BlockRange range = units_of(query);
+    if (range.end <= range.first) return;
+    float* scores = merge_rows(query, range, scratch);
+    add_shares(query, static_cast<float>(range.block_tokens), scores + range.first, range.stride, range.end - range.first);
+  }
+
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    begin_selection(1, out);
+    if (const BlockRange range = units_of(query); range.end > range.first) choose_blocks(query, range, scratch, out);
+  }
+
  private:
+  static uint32_t unit_blocks(const SelectorQuery& query) {
+    const uint32_t block_tokens = query.pages.shape().page.block_tokens;
+    return std::max(query.unit_tokens, block_tokens) / block_tokens;
+  }
+  // What is chosen or not, from the page on that may be.
+  static BlockRange units_of(const SelectorQuery& query) {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t parts = unit_blocks(query), blocks = query.pages.pages() * shape.page_blocks(), first = query.first_page * shape.page_blocks();
+    return {parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts, query.pages.extents() * shape.extent_blocks(), query.first_row};
+  }
+  // The query's rows of the scores, of units.
+  static float* merge_rows(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch) {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t parts = unit_blocks(query), first = query.first_page * shape.page_blocks(), blocks = query.pages.pages() * shape.page_blocks();
+    float* scores = scratch->scores.data() + std::size_t{query.first_row} * range.stride;
+    for (uint32_t r = 0; parts > 1 && r < query.rows.rows; ++r) merge_parts(parts, first, blocks, scores + std::size_t{r} * range.stride);
+    return scores;
+  }
+
   // Scores of the small blocks first .. end - 1 to those of blocks of `parts` of them, in place.
   static void merge_parts(uint32_t parts, uint32_t first, uint32_t end, float* scores) {
     for (uint32_t i = first; i < end; ++i) scores[i / parts] = i == first || i % parts == 0 ? scores[i] : std::max(scores[i / parts], scores[i]);

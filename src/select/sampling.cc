@@ -68,7 +68,7 @@ void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_
   const float* shares = scratch->scores.data() + (range.row + list) * range.stride + range.first;
   const float t = sample_threshold(query.kernels, shares, n, size);
   scratch->chosen.resize(n);
-  const uint32_t found = query.kernels.sample(shares, n, range.first, sample_seed(query.layer, query.kv_head), t, scratch->chosen.data());
+  const uint32_t found = query.kernels.sample(shares, n, range.first, sample_seed(query.layer, query.kv_head, query.draw), t, scratch->chosen.data());
   for (uint32_t i = 0; i < found; ++i) {
     const uint32_t quad = scratch->chosen[i] + range.first, number = quad / page_quads;
     const uint64_t tokens = uint64_t{(1 << quad_tokens) - 1} << quad % page_quads * quad_tokens;

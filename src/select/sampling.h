@@ -28,8 +28,8 @@ struct SampleSize {
 // heads, summed.
 SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads);
 
-// Of a layer's KV head; the quad's number makes it the quad's.
-constexpr uint32_t sample_seed(uint32_t layer, uint32_t kv_head) { return (layer << 16 | kv_head) * 0x85ebca6bu; }
+// Of a layer's KV head, and of a draw; the quad's number makes it the quad's.
+constexpr uint32_t sample_seed(uint32_t layer, uint32_t kv_head, uint32_t draw = 0) { return (layer << 16 | kv_head) * 0x85ebca6bu + draw * 0xc2b2ae3du; }
 
 // The threshold for n shares; 0 reads everything.
 float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, const SampleSize& size);

@@ -57,6 +57,7 @@ struct SelectorQuery {
   const TokenIndexes* indexes = nullptr;  // of the store; where the strategy wants one
   uint32_t breadth = 0;    // of a search of an index, as SelectOptions has it
   uint32_t first_row = 0;  // of `rows`, among those of the scan
+  uint32_t draw = 0;       // where the strategy samples: queries of another draw have other random numbers
 };
 
 struct Selection {
@@ -92,11 +93,13 @@ struct SearchScratch {
 // What scan() read.
 struct Scanned {
   uint64_t summary_bytes = 0;
-  bool intact = true;  // as Selection has it; where false, there is nothing to choose by
+  bool intact = true;  // these as Selection has them; where false, there is nothing to choose by
+  uint64_t keys_scanned = 0;
 };
 
 struct SelectorScratch {
   Array<float> scores;     // [rows][blocks or quads]
+  Array<float> sums;       // [blocks or quads] of rows that choose together
   Array<float> query, query_scale;  // [rows][sketch_dim], [rows]
   Array<int8_t> query8;             // [rows][sketch_dim]
   Array<uint32_t> chosen;
@@ -149,13 +152,21 @@ class Selector {
   virtual Scanned scan(const SelectorQuery&, SelectorScratch*) const { return {}; }
   // The choice of one token, whose rows begin at query.first_row of the scan's.
   virtual void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
-  // Both, for queries that choose together.
+  // Both, of one token.
   void select(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const {
     const Scanned scanned = scan(query, scratch);
     if (scanned.intact) choose(query, scratch, out);
     out->intact = out->intact && scanned.intact;
     out->summary_bytes += scanned.summary_bytes;
+    out->keys_scanned += scanned.keys_scanned;
   }
+  // One list for the rows of many tokens (StrategyInfo::reads_blocks), by the sum of their shares of attention. The scores of so many rows are there at a time.
+  void select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const;
+
+ protected:
+  // Makes shares of what scan() found and sums them into the first row of scratch->scores; chooses by such a sum over all rows.
+  virtual void sum(const SelectorQuery&, SelectorScratch*) const {}
+  virtual void choose_together(const SelectorQuery&, SelectorScratch*, Selection*) const {}
 };
 
 // What a strategy asks of the engine when the caller did not say.

@@ -1,4 +1,5 @@
 // The table of strategies. Names are persisted and never change.
+#include <algorithm>
 #include <iterator>
 
 #include "select/selector.h"
@@ -15,7 +16,7 @@ constexpr StrategyInfo strategies[] = {
     // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples | StrategyInfo::takes_coverage |
-         StrategyInfo::scans | StrategyInfo::on_device},
+         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::on_device},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys, IndexKind::ood},
     {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys, IndexKind::ood},
@@ -35,6 +36,29 @@ std::string strategy_names() {
     names += info.name;
   }
   return names;
+}
+
+void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const {
+  Scanned all;
+  SelectorQuery part = query;
+  for (uint32_t first = 0; first < query.rows.rows; first += rows) {
+    part.rows = row_of(query.rows, first, std::min(rows, query.rows.rows - first));
+    part.near_m = query.near_m + first, part.near_l = query.near_l + first;
+    const Scanned scanned = scan(part, scratch);
+    out->intact = scanned.intact;
+    if (!scanned.intact) return;
+    all.summary_bytes += scanned.summary_bytes, all.keys_scanned += scanned.keys_scanned;
+    sum(part, scratch);
+    const float* sums = scratch->scores.data();
+    const std::size_t units = scratch->scores.size() / part.rows.rows;
+    if (first == 0)
+      scratch->sums.assign(sums, sums + units);
+    else
+      query.kernels.add(scratch->sums.data(), sums, units);
+  }
+  std::copy(scratch->sums.begin(), scratch->sums.end(), scratch->scores.data());
+  choose_together(query, scratch, out);
+  out->summary_bytes += all.summary_bytes, out->keys_scanned += all.keys_scanned;
 }
 
 const StrategyInfo* strategy_info(std::string_view name) {

@@ -6,7 +6,7 @@
 namespace kvasir {
 
 // The exact score of every sealed token from first_page on, to scratch->scores: [rows][pages * page_tokens], those of earlier pages left
-// as they are. Counts what it reads. False: a page of a mapped file is damaged, which *out says.
-bool score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch, Selection* out);
+// as they are.
+Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch);
 
 }  // namespace kvasir

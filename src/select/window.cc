@@ -9,6 +9,9 @@ class WindowSelector final : public Selector {
   void choose(const SelectorQuery&, SelectorScratch*, Selection* out) const override {
     begin_selection(1, out);
   }
+
+ protected:
+  void choose_together(const SelectorQuery&, SelectorScratch*, Selection* out) const override { begin_selection(1, out); }
 };
 
 }  // namespace

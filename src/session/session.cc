@@ -14,6 +14,7 @@ constexpr char probe_strategy[] = "quest";
 constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing much is left out
 constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
 constexpr uint32_t probe_tokens = 32;
+constexpr uint32_t probe_chunk = 128;     // tokens of such a step, which is exact, where others are not
 constexpr uint64_t sketch_context = 1024;  // sealed tokens: a shorter text gets a sketch when a strategy asks for it
 constexpr uint64_t least_insertion = 64;  // one in so many of the sealed tokens: fewer are scored sooner than a graph is copied
 constexpr uint64_t index_context = 2048;  // sealed tokens: all of a shorter text are scored
@@ -126,7 +127,9 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
   next_logits_.resize(vocabulary);
   while (*done < tokens.size()) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
-    const std::size_t n = std::min<std::size_t>(options_.prefill_chunk, tokens.size() - *done);
+    const bool probes = document && probe_is_due();
+    const std::size_t most = probes && options_.read.strategy != "full" ? std::min(options_.prefill_chunk, probe_chunk) : options_.prefill_chunk;
+    const std::size_t n = std::min(most, tokens.size() - *done);
     ForwardStep step;
     step.tokens = tokens.subspan(*done, n);
     step.cancel = cancel;
@@ -138,8 +141,9 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
       plan_step(&step);
     }
     Array<float> errors;
-    if (document) plan_probe(&step, &errors);
-    if (document && !step.probe) plan_read(&step, tokens.size() - *done - n);
+    if (probes) plan_probe(&step, &errors);
+    if (document && !probes)
+      if (Status s = plan_read(&step, tokens.size() - *done - n); !s.ok()) return s;
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
@@ -163,9 +167,12 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
 // Which layers a choice of pages serves badly is a property of model and text, so it is measured where the exact answer is known:
 // while reading, each time the text has grown by a quarter. A layer that retrieves shows it only where the text gives it
 // something to retrieve, so what counts is the largest error seen.
-void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
+bool Session::probe_is_due() const {
   const uint64_t sealed = store_.sealed_tokens();
-  if (sealed < probe_context || sealed * 4 < probed_at_ * 5) return;
+  return sealed >= probe_context && sealed * 4 >= probed_at_ * 5;
+}
+
+void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   if (!probe_selector_) probe_selector_ = strategy_info(probe_strategy)->make();
   SelectOptions select = options_.select;
   select.strategy = probe_strategy;
@@ -173,7 +180,7 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   select.budget_tokens = 0;
   select.budget_fraction = probe_fraction;
   select.unit_tokens = 0;
-  step->plan = make_plan(select, sealed, model_->config().layers, {});
+  step->plan = make_plan(select, store_.sealed_tokens(), model_->config().layers, {});
   step->probe = probe_selector_.get();
   step->probe_tokens = probe_tokens;
   errors->resize(model_->config().layers);
@@ -182,13 +189,16 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
 }
 
 // A step of a document after which `left` tokens of it follow, where it is to be read sparsely. Steps in which layers are measured are exact.
-void Session::plan_read(ForwardStep* step, uint64_t left) {
-  if (options_.full_precision || left < options_.read.exact_tokens) return;
+Status Session::plan_read(ForwardStep* step, uint64_t left) {
+  if (options_.full_precision || left < options_.read.exact_tokens) return {};
   Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(), model_->config().layers);
-  if (!plan.strategy) return;
+  if (!plan.strategy) return {};
+  if (plan.strategy->has(StrategyInfo::wants_sketch) && !store_.sketch().is_current())  // found again at the end
+    if (Status s = build_sketch(); !s.ok()) return s;
   if (!read_selector_) read_selector_ = plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
   step->plan = std::move(plan);
   step->selector = read_selector_.get();
+  return {};
 }
 
 void Session::note_probe(const Array<float>& errors) {

@@ -146,8 +146,9 @@ class Session {
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
   void plan_step(ForwardStep* step);
+  bool probe_is_due() const;
   void plan_probe(ForwardStep* step, Array<float>* errors);
-  void plan_read(ForwardStep* step, uint64_t left);
+  Status plan_read(ForwardStep* step, uint64_t left);
   void note_probe(const Array<float>& errors);
   Status build_sketch();
   bool sketch_is_due() const;

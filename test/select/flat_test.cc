@@ -59,6 +59,25 @@ TEST_CASE("flat chooses the tokens with the largest exact scores, or with the la
   }
 }
 
+TEST_CASE("rows that choose together do so by the sum of all their shares, however many are scored at a time") {
+  const PageStore store = random_store(64, 37, 1, 4);
+  const Asked asked(store, 0, 40, 6);
+  SelectorScratch scratch;
+  Selection out;
+  for (uint32_t at_a_time : {1u, 7u, 40u}) {
+    CAPTURE(at_a_time);
+    strategy_info("flat")->make()->select_together(asked.query(100, true), at_a_time, &scratch, &out);
+    REQUIRE(out.lists.size() == 1);
+    CHECK(out.tokens == 100);
+    CHECK(out.keys_scanned == (asked.tokens() - asked.first()) * ((40 + at_a_time - 1) / at_a_time));
+    check_best(asked, chosen_tokens(out, 0, store.shape().page), 40 * std::exp(-24.0), [&](uint32_t t) {
+      double sum = 0;
+      for (uint32_t r = 0; r < 40; ++r) sum += asked.share(r, t);
+      return sum;
+    });
+  }
+}
+
 TEST_CASE("flat chooses nothing where there is nothing behind the sinks") {
   for (uint32_t pages : {1u, 2u}) {
     const PageStore store = random_store(64, pages, 1, 3);

@@ -105,6 +105,9 @@ TEST_CASE("quest's heads share the units that have most of their attention when 
     strategy_info("quest")->make()->select(query, &scratch, &out);
     REQUIRE(out.lists.size() == 1);
     const auto chosen = chosen_tokens(out, 0, store.shape().page);
+    Selection together;
+    strategy_info("quest")->make()->select_together(query, 2, &scratch, &together);
+    CHECK(chosen_tokens(together, 0, store.shape().page) == chosen);
     std::vector<double> shares(plain_units(asked, 0, unit).size());
     for (uint32_t r = 0; r < 3; ++r) {
       const auto units = plain_units(asked, r, unit);

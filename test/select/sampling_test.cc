@@ -173,3 +173,35 @@ TEST_CASE("a coverage is a standard error, a quarter of the budget to four times
   CHECK((by_coverage.least == 100 && by_coverage.most == 1600));
   CHECK(by_coverage.variance == doctest::Approx(0.09).epsilon(1e-6));
 }
+
+TEST_CASE("rows that choose together read what one of them alone looks for, and no sample stands for too many") {
+  constexpr uint32_t rows = 60, alone = 17, wanted = 702, budget = 288;  // of 1152 tokens behind the sinks
+  const PageStore store = random_store(64, 37, 1, 8);
+  KeySketch sketch(store.shape());
+  REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2)).ok());
+  Asked asked(store, 0, rows, 3);
+  const PageShape& shape = store.shape().page;
+  Array<float> k(std::size_t{shape.page_tokens} * shape.dim), v(k.size());
+  const PageRef page = store.page(0, 0, wanted / shape.page_tokens);
+  cpu_kernels().unseal_page(shape, page.data, page.scales, k.data(), v.data());
+  for (uint32_t d = 0; d < shape.dim; ++d) asked.f32[alone * shape.dim + d] = 3 * k[wanted % shape.page_tokens * shape.dim + d];
+  cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(), asked.split.data(), asked.scale.data());
+  SelectorQuery query{cpu_kernels(), store, sketch, 0, 0, asked.rows, asked.near_m.data(), asked.near_l.data(), 1, budget, true};
+  SelectorScratch scratch;
+  Selection out;
+  std::set<std::vector<uint32_t>> drawn;
+  double heaviest = 0, read = 0;
+  constexpr uint32_t draws = 200;
+  for (query.draw = 0; query.draw < draws; ++query.draw) {
+    strategy_info("bounded")->make()->select_together(query, 12, &scratch, &out);
+    REQUIRE(out.sampled);
+    CHECK(test::chosen_tokens(out, 0, shape).count(wanted) == 1);
+    for (const PageRef& sample : out.samples[0]) heaviest = std::max(heaviest, std::exp(static_cast<double>(sample.bias)));
+    drawn.insert({out.sample_numbers[0].begin(), out.sample_numbers[0].end()});
+    read += static_cast<double>(out.tokens);
+  }
+  CHECK(drawn.size() > draws / 2);  // their own random numbers
+  CHECK(heaviest > 5);
+  CHECK(heaviest < 10 * 1152 / budget * 1.01);
+  CHECK(read / draws == doctest::Approx(budget).epsilon(0.05));
+}

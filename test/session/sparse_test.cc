@@ -60,23 +60,25 @@ TEST_CASE("sparse prefill: a budget of everything is exact prefill, bit for bit;
   auto exact = read_by(reading("full"));
   CHECK(sparse_tokens(*exact) == 0);
   const auto expected = logits_after(exact.get(), 1);
-  for (const char* strategy : {"quest", "flat"}) {
+  for (const char* strategy : {"quest", "flat", "bounded"}) {
     CAPTURE(strategy);
     auto all = read_by(reading(strategy, 1));
     CHECK(sparse_tokens(*all) > exact_tokens);
     CHECK(logits_after(all.get(), 1) == expected);
   }
-  auto window = read_by(reading("window")), quest = read_by(reading("quest", 0.25)), flat = read_by(reading("flat", 0.25));
+  auto window = read_by(reading("window")), quest = read_by(reading("quest", 0.25)), flat = read_by(reading("flat", 0.25)),
+       bounded = read_by(reading("bounded", 0.25));
   const double without = distance(expected, logits_after(window.get(), 1));
   CHECK(distance(expected, logits_after(quest.get(), 1)) < without);
   CHECK(distance(expected, logits_after(flat.get(), 1)) < without);
+  CHECK(distance(expected, logits_after(bounded.get(), 1)) < without / 2);
   auto filtered = read_by(reading("filter-layers", 0.25));
   CHECK(sparse_tokens(*filtered) > exact_tokens);
   CHECK(distance(expected, logits_after(filtered.get(), 1)) < without);
 }
 
 TEST_CASE("sparse prefill: one thread and several give the same bits, and saving says what was read sparsely") {
-  for (const char* strategy : {"quest", "filter-layers"}) {
+  for (const char* strategy : {"quest", "filter-layers", "bounded"}) {
     auto one = read_by(reading(strategy, 0.1, 1)), three = read_by(reading(strategy, 0.1, 3));
     TempFolder folder;
     REQUIRE(one->save(folder.file("a.kv"), nullptr, {}).ok());
@@ -97,7 +99,7 @@ TEST_CASE("sparse prefill: the end of a text is read exactly on request, and wha
   const uint64_t sparse = sparse_tokens(*read_by(o));
   CHECK(sparse > exact_tokens);
   CHECK(sparse <= text_tokens - 400);
-  for (const char* strategy : {"bounded", "dipr", "nothing"}) {
+  for (const char* strategy : {"infllm", "dipr", "nothing"}) {
     std::unique_ptr<Session> none;
     const Status s = Session::open(mini_model(), reading(strategy), &none);
     CHECK(s.code() == Code::bad_argument);
