@@ -220,6 +220,7 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
     const Scanned scanned = selector.scan(query, &w.selector);
     if (!scanned.intact) return failure.note(store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes;
+    w.counts.keys_scanned += scanned.keys_scanned;
     for (uint32_t t = 0; t < tokens; ++t) {
       if (cancel.fired()) return;
       query.first_row = t * group;

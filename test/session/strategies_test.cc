@@ -1,4 +1,5 @@
 // What every strategy promises, those to come included.
+#include <cstring>
 #include <functional>
 
 #include "helpers.h"
@@ -240,6 +241,18 @@ TEST_CASE("bounded chooses by a file's sketch, and makes one of another version 
     CHECK_FALSE(made_again->store().sketch().built());
     CHECK(ask(made_again.get(), question) == ask(session.get(), question));
     CHECK(log.find("sketch") != std::string::npos);
+  }
+}
+
+TEST_CASE("what scans all keys says so") {
+  for (const char* strategy : {"flat", "dipr"}) {
+    auto session = reader(strategy, 2);
+    Token token = 0;
+    bool end = false;
+    REQUIRE(session->next({}, nullptr, &token, &end).ok());
+    const std::string json = session->stats_json();
+    const auto number = [&](const char* key) { return std::stoull(json.substr(json.find(key) + std::strlen(key))); };
+    CHECK(number("\"last_keys_scanned\":") == number("\"last_tokens_present\":"));
   }
 }
 
