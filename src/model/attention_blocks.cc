@@ -73,7 +73,7 @@ void Attention::choose_for_block(uint32_t layer, uint32_t head, uint32_t count, 
   selector.select(query, &w->selector, &w->selection);
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
-  w->counts.head_keys += w->selection.head_keys;
+  w->counts.head_keys += w->selection.head_keys();
 }
 
 Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
