@@ -9,8 +9,8 @@
 namespace kvasir {
 
 constexpr uint32_t head_steps = 400;     // at 32K tokens a head's graph takes as long as reading so many of them again
-constexpr uint32_t query_tokens = 6144;  // measured in select/ood.cc
-constexpr uint64_t ood_words = 13, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
+constexpr uint32_t query_tokens = 4096;  // measured in select/ood.cc
+constexpr uint64_t ood_words = 17, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
     : kernels_(kernels), dim_(pages.shape().page.dim) {

@@ -13,7 +13,7 @@ using test::some_queries;
 
 namespace {
 
-constexpr uint32_t nearest_keys = 400, better_links = 2, most_projected = 40, links = 12, build_breadth = 32, starts = 64;  // select/ood.cc
+constexpr uint32_t nearest_keys = 400, better_links = 2, most_projected = 40, links = 16, build_breadth = 48, starts = 64;  // select/ood.cc
 
 using Near = std::pair<double, uint32_t>;  // distance, item
 using Lists = std::vector<std::vector<uint32_t>>;
@@ -227,7 +227,7 @@ Lists lists_of(const TokenIndex::Head& head) {
 
 TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
   for (uint32_t head_dim : {48u, 64u}) {
-    const PageStore store = random_store(head_dim, 24, 2, head_dim + 1);
+    const PageStore store = random_store(head_dim, 24, 2, head_dim + 2);  // no two distances differ by a rounding to float
     const IndexQueries queries = some_queries(store, 3, 50, 9);
     for (uint32_t graphs : {1u, 3u}) {
       const auto index = build(IndexKind::ood, store, queries, 2, graphs);
