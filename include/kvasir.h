@@ -270,7 +270,8 @@ typedef struct kv_session_options {
   uint32_t filter_window;    /* kv_filter_window */
   /* For measurement, at the cost of full attention. 1: each token that decode attends is also attended exactly and compared, and kv_stats has
    * it under "compared", of the last answer: for each layer and KV head, over query heads and tokens, the share of the exact attention that was
-   * read ("mass"), the relative error of the output ("error"), the share of the 100 tokens with the largest scores that were read ("recall").
+   * read ("mass"), the relative error of the output ("error"), the share of the 100 tokens with the largest scores that were read ("recall"); of
+   * a strategy with an index also what the search of a query head scans, were it alone ("search_keys"), and its recall ("search_recall").
    * 2: also how alike the layers are, of the newest token of each step: "covered"[i][j] is the share of layer j's attention that sinks, window
    * and the 5% of the tokens that layer i attends most hold. 0 (default): neither. */
   uint32_t compare;

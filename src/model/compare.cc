@@ -15,6 +15,9 @@ Compared& Compared::operator+=(const Compared& o) {
   recall += o.recall;
   least_recall = std::min(least_recall, o.least_recall);
   tokens += o.tokens;
+  searches += o.searches;
+  search_keys += o.search_keys;
+  search_recall += o.search_recall;
   estimates += o.estimates;
   mass_estimated += o.mass_estimated;
   estimate_error += o.estimate_error;
@@ -92,6 +95,12 @@ uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<
   return count;
 }
 
+// Those instead that the row's own search has scanned.
+void mark_found(const Comparison::Case& one, uint32_t row, uint32_t n, Array<uint8_t>* read) {
+  read->assign(n, 0);
+  for (const uint32_t token : one.chosen->found[row]) (*read)[token - one.first_page * one.pages.shape().page.page_tokens] = 1;
+}
+
 double output_error(const float* out, const float* exact, uint32_t n) {
   double difference = 0, norm = 0;
   for (uint32_t d = 0; d < n; ++d) {
@@ -124,13 +133,16 @@ bool Comparison::compare(const Case& one, Scratch* s) {
     }
     s->best.resize(std::min(compared_best, n_));
     const uint32_t best = one.kernels.top_k(scores, n_, static_cast<uint32_t>(s->best.size()), s->best.data(), s->bytes.data());
-    const auto found = std::count_if(s->best.begin(), s->best.begin() + best, [&](uint32_t t) { return s->read[t] != 0; });
+    const auto share_of_best = [&] {
+      const auto found = std::count_if(s->best.begin(), s->best.begin() + best, [&](uint32_t t) { return s->read[t] != 0; });
+      return static_cast<double>(found) / std::max(best, 1u);
+    };
 
     Compared c;
     c.queries = 1;
     c.mass = c.least_mass = read / total;
     c.error = c.largest_error = output_error(one.out + std::size_t{r} * head_dim, s->exact.data() + std::size_t{r} * head_dim, head_dim);
-    c.recall = c.least_recall = static_cast<double>(found) / std::max(best, 1u);
+    c.recall = c.least_recall = share_of_best();
     c.tokens = count;
     if (!s->estimated.empty()) {
       c.estimates = 1;
@@ -141,6 +153,12 @@ bool Comparison::compare(const Case& one, Scratch* s) {
       c.certified = 1;
       c.certificate = s->certified[r];
       c.certificate_excess = c.certificate - certain / total;
+    }
+    if (one.chosen && r < one.chosen->found.size() && !one.chosen->found[r].empty()) {
+      c.searches = 1;
+      c.search_keys = static_cast<double>(one.chosen->found[r].size());
+      mark_found(one, r, n_, &s->read);
+      c.search_recall = share_of_best();
     }
     sum += c;
     if (layers_too_ && one.token + 1 == tokens_) keep_shares(one, *s, r, largest, total, near);

@@ -4,6 +4,7 @@
 //   mass    the share of the exact softmax that was read: by sinks, window and the tokens chosen
 //   error   |output - exact output| / |exact output| of the head, L2, with all that the strategy adds for what it did not read
 //   recall  the share of the 100 tokens with the largest exact scores that were read
+// and, where each query head searches an index, of its own search, were it alone: the keys that it scans, and the share of those 100 among them.
 // Exact is attention over the store's int8 keys and values behind the sinks, and sinks and window as they are. Layers that attend everything
 // are compared too.
 //
@@ -33,6 +34,8 @@ struct Compared {
   double error = 0, largest_error = 0;
   double recall = 0, least_recall = 1;
   double tokens = 0;  // read, beside sinks and window
+  uint64_t searches = 0;                         // queries that searched an index:
+  double search_keys = 0, search_recall = 0;     // what their own searches scanned, and the recall of that
   uint64_t estimates = 0;                        // queries whose strategy estimated the part of its mass that is no sample,
   double mass_estimated = 0, estimate_error = 0;  // the estimates, and how far they were from it
   uint64_t certified = 0;                        // queries with a certificate of what they have read at least,

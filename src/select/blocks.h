@@ -13,7 +13,8 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->lists.resize(lists);
   out->page_numbers.resize(lists);
   for (uint32_t i = 0; i < lists; ++i) out->lists[i].clear(), out->page_numbers[i].clear();
-  out->tokens = out->summary_bytes = out->keys_scanned = out->head_keys = 0;
+  out->tokens = out->summary_bytes = out->keys_scanned = 0;
+  for (auto& tokens : out->found) tokens.clear();
   out->intact = true;
   out->sampled = false;
 }

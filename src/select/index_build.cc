@@ -1,5 +1,6 @@
 #include "select/index_build.h"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -8,8 +9,8 @@
 namespace kvasir {
 
 constexpr uint32_t head_steps = 400;     // at 32K tokens a head's graph takes as long as reading so many of them again
-constexpr uint32_t query_tokens = 2048;  // of the newest: measured in select/ood.cc
-constexpr uint64_t ood_words = 25, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
+constexpr uint32_t query_tokens = 4096;  // measured in select/ood.cc
+constexpr uint64_t ood_words = 17, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
     : kernels_(kernels), dim_(pages.shape().page.dim) {
@@ -42,6 +43,42 @@ void KeyRows::dots(uint32_t item, std::span<const uint32_t> others, Array<KeyRef
   for (const uint32_t other : others) refs->push_back(ref(other));
   kernels_.score_keys({1, dim_, nullptr, row(item), nullptr, &scales_[item]}, refs->data(), static_cast<uint32_t>(others.size()), 4, dots,
                       others.size());
+}
+
+void KeyRows::measure_by(std::span<const float> metric) {
+  if (metric.empty()) return;
+  Array<float> key(dim_);
+  std::vector<double> sums(dim_);
+  for (uint32_t i = 0; i < items_; ++i) {
+    int8_t* row = rows_.data() + std::size_t{i} * dim_;
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (uint32_t d = 0; d < dim_; ++d)
+      for (uint32_t j = 0; j < dim_; ++j) sums[j] += static_cast<double>(metric[d * dim_ + j]) * row[d];
+    for (uint32_t j = 0; j < dim_; ++j) key[j] = static_cast<float>(sums[j] * static_cast<double>(scales_[i]));
+    kernels_.quantize_queries(key.data(), 1, dim_, row, nullptr, &scales_[i]);
+    squares_[i] = dot(i, i);
+  }
+}
+
+Array<float> query_metric(const QueryRows& queries) {
+  const uint32_t n = queries.dim;
+  std::vector<double> l(std::size_t{n} * n);
+  for (uint32_t r = 0; r < queries.rows; ++r) {
+    const int8_t* q = queries.q + std::size_t{r} * n;
+    const double square = static_cast<double>(queries.scale[r]) * static_cast<double>(queries.scale[r]);
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t j = 0; j <= i; ++j) l[i * n + j] += square * (q[i] * q[j]);
+  }
+  double trace = 0;
+  for (uint32_t i = 0; i < n; ++i) trace += l[i * n + i];
+  if (!(trace > 0)) return {};
+  for (uint32_t j = 0; j < n; ++j)  // Cholesky, in place
+    for (uint32_t i = j; i < n; ++i) {
+      double sum = l[i * n + j] * n / trace + (i == j ? 1 : 0);
+      for (uint32_t k = 0; k < j; ++k) sum -= l[i * n + k] * l[j * n + k];
+      l[i * n + j] = i == j ? std::sqrt(sum) : sum / l[j * n + j];
+    }
+  return Array<float>(l.begin(), l.end());
 }
 
 IndexQueries::IndexQueries(const StoreShape& shape, uint32_t heads, uint32_t tokens)

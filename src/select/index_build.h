@@ -23,6 +23,9 @@ class KeyRows {
   // Items: the tokens from first_token to the last sealed one. Throws std::bad_alloc. The pages have been verified.
   KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token);
 
+  // The same rows with L^T key in the place of each key, L as query_metric() makes it; as they are where it is empty.
+  void measure_by(std::span<const float> metric);
+
   uint32_t items() const { return items_; }
   uint32_t dim() const { return dim_; }
   const int8_t* row(uint32_t item) const { return rows_.data() + std::size_t{item} * dim_; }
@@ -61,6 +64,11 @@ class IndexQueries {
   Array<float> scale_;   // [layers][kv_heads][group][tokens]
   Array<float> padded_;  // [dim]
 };
+
+// How near two keys are to each other for these queries: half by how alike they are, half by how alike their scores are. L [dim][dim], lower triangular,
+// of L L^T = I + C dim / trace C, C the second moment of the queries: |L^T (a - b)|^2 = |a - b|^2 + the mean of (q . a - q . b)^2 in the unit of the
+// queries' mean square. Empty where there are no queries but zeros.
+Array<float> query_metric(const QueryRows& queries);
 
 struct IndexInput {
   const Kernels& kernels;

@@ -126,7 +126,7 @@ class IvfSelector final : public Selector {
     uint64_t read = 0;
     for (uint32_t i = 0; i < count && (query.breadth ? i < query.breadth : read < wanted); ++i) {
       const std::span<const uint32_t> items = clusters.list(scratch->chosen[i]);
-      search->score_items(items);
+      search->score_items(items, r);
       read += items.size();
     }
   }

@@ -70,9 +70,15 @@ struct Selection {
   uint64_t tokens = 0;                        // chosen and sampled, summed over lists
   uint64_t summary_bytes = 0;                 // read to choose
   uint64_t keys_scanned = 0;                  // keys of the store whose scores were computed to choose; of summaries: none
-  uint64_t head_keys = 0;                     // of a search that each query head makes: what each alone would have scanned, summed over them
+  std::vector<Array<uint32_t>> found;         // of a search that each query head makes, [rows] the tokens that each alone would have scanned; else empty
   bool intact = true;                         // false: a summary of a mapped file is damaged
   bool sampled = false;
+
+  uint64_t head_keys() const {  // of `found`
+    uint64_t keys = 0;
+    for (const auto& its : found) keys += its.size();
+    return keys;
+  }
 };
 
 // Of a search for single tokens.

@@ -16,6 +16,7 @@ TokenSearch::TokenSearch(const SelectorQuery& query, const TokenIndexes::Entry& 
     : query_(query), scratch_(scratch), s_(scratch->search), out_(out), rows_(query.rows.rows),
       page_tokens_(query.pages.shape().page.page_tokens), first_(query.first_page * page_tokens_), end_(query.pages.pages() * page_tokens_) {
   begin_selection(query.share ? 1 : rows_, out);
+  out->found.resize(rows_);
   s_.tokens.clear();
   s_.visits.clear();
   s_.scores.clear();
@@ -94,7 +95,7 @@ void TokenSearch::collect(uint32_t item, uint32_t row) {
     }
   }
   score_fresh();
-  out_->head_keys += s_.met_now.size();
+  for (const uint32_t place : s_.met_now) out_->found[row].push_back(s_.tokens[place]);
 }
 
 // Puts what a row's search begins with into s_.met_now: from the graph's entry down its levels, each time to the best of the neighbours, as long as
@@ -120,7 +121,7 @@ void TokenSearch::start(uint32_t row) {
         if (found == level.items.end() || *found != at) break;
         const auto list = level.list(static_cast<uint32_t>(found - level.items.begin()));
         for (const uint32_t next : list)
-          if (next < items_) meet(next), ++out_->head_keys;
+          if (next < items_) meet(next), out_->found[row].push_back(first_item_ + next);
         score_fresh();
         for (const uint32_t next : list) {
           if (next >= items_) continue;
@@ -131,8 +132,7 @@ void TokenSearch::start(uint32_t row) {
     }
     s_.met_now.push_back(place);
   }
-  for (const uint32_t place : s_.met_now) visit(place, row);
-  out_->head_keys += s_.met_now.size();
+  for (const uint32_t place : s_.met_now) visit(place, row), out_->found[row].push_back(s_.tokens[place]);
 }
 
 void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
@@ -186,9 +186,9 @@ void TokenSearch::within(uint32_t row, uint32_t capacity, float range, float see
   }
 }
 
-void TokenSearch::score_items(std::span<const uint32_t> items) {
+void TokenSearch::score_items(std::span<const uint32_t> items, uint32_t row) {
   for (const uint32_t item : items)
-    if (item < items_) meet(item), ++out_->head_keys;
+    if (item < items_) meet(item), out_->found[row].push_back(first_item_ + item);
   score_fresh();
 }
 
@@ -205,11 +205,11 @@ void TokenSearch::score_rest() {
     query_.kernels.score_tokens(query_.rows, &ref, 1, scratch_->scores.data(), page_tokens_, scratch_->bytes.data());
     for (uint32_t t = 0; t < page_tokens_; ++t) {
       s_.tokens.push_back(p * page_tokens_ + t);
+      for (auto& found : out_->found) found.push_back(p * page_tokens_ + t);
       for (uint32_t r = 0; r < rows_; ++r) s_.scores.push_back(scratch_->scores[std::size_t{r} * page_tokens_ + t]);
     }
   }
   out_->keys_scanned += uint64_t{pages - begin} * page_tokens_;
-  out_->head_keys += uint64_t{pages - begin} * page_tokens_ * rows_;
   out_->summary_bytes += uint64_t{pages - begin} * (page_bytes / 2 + page_tokens_ * sizeof(uint16_t));
 }
 

@@ -22,8 +22,8 @@ class TokenSearch {
   // The range query (DIPRS of AlayaDB, arXiv 2504.10326, algorithm 1): goes on from every token that is, when it is met, within `range` of the
   // largest score met so far (`seed` included), and from the first `capacity` in any case.
   void within(uint32_t row, uint32_t capacity, float range, float seed);
-  // Scores all of these items that have not been scored.
-  void score_items(std::span<const uint32_t> items);
+  // Scores all of these items that have not been scored, for a row's search.
+  void score_items(std::span<const uint32_t> items, uint32_t row);
   // Scores the tokens that are not in the index.
   void score_rest();
 

@@ -62,6 +62,10 @@ std::string compared_json(const Comparison& comparison) {
       json.real("recall", c.recall / n);
       json.real("least_recall", c.least_recall);
       json.real("tokens", c.tokens / n);
+      if (c.searches > 0) {
+        json.real("search_keys", c.search_keys / static_cast<double>(c.searches));
+        json.real("search_recall", c.search_recall / static_cast<double>(c.searches));
+      }
       if (c.estimates > 0) {
         json.real("mass_estimated", c.mass_estimated / static_cast<double>(c.estimates));
         json.real("estimate_error", c.estimate_error / static_cast<double>(c.estimates));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/checked.h"
 
@@ -16,7 +17,7 @@ namespace {
 constexpr uint64_t section_page = 4096;
 constexpr std::size_t section_facts = 8;
 constexpr uint32_t most_levels = 32;
-constexpr uint32_t index_version = 2;  // of the words' meaning
+constexpr uint32_t index_version = 3;  // of the words' meaning
 
 }  // namespace
 
@@ -77,9 +78,12 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   }
   std::span<const uint32_t> rest;
   if (!take(floats, &rest) || at != words.size()) return false;
-  if (kind_ == IndexKind::ivf && floats != uint64_t{out->levels[0].lists()} * shape_.page.dim) return false;
+  const uint32_t dim = shape_.page.dim;
+  if (kind_ == IndexKind::ivf && floats != uint64_t{out->levels[0].lists()} * dim) return false;
+  if (kind_ == IndexKind::ood && floats != 0 && floats != dim * dim) return false;
   out->floats = {reinterpret_cast<const float*>(rest.data()), rest.size()};
-  return std::all_of(out->floats.begin(), out->floats.end(), [](float x) { return std::isfinite(x); });
+  const float most = kind_ == IndexKind::ood ? static_cast<float>(dim) : std::numeric_limits<float>::max();  // so that distances stay numbers
+  return std::all_of(out->floats.begin(), out->floats.end(), [=](float x) { return std::fabs(x) <= most; });
 }
 
 std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, const Extent& extent, std::vector<Words> heads) {

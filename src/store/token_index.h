@@ -6,7 +6,7 @@
 // items of upper levels; or the items of every cluster. In memory and file a head is an array of 32-bit words:
 //   levels, entry, floats, 0; lists and items of each level (2 a level);
 //   for each level: [lists] its items' numbers, ascending (level 0: not there, they are 0 .. lists - 1); [lists + 1] where each list begins;
-//   [items] the lists; at last [floats] f32
+//   [items] the lists; at last [floats] f32: centroids, or the metric of `ood`
 //
 // A built index never changes. Threads: all functions may run together; head() needs a check() before it where the index comes from a file.
 #pragma once

@@ -46,7 +46,7 @@ class Comparing(tool.InFolder):
     def test_the_table_says_the_same_of_a_document_that_is_read_now(self):
         self.read()
         table = self.expect(run(*self.recall(strategy="full,window")), 0).stdout
-        self.assertRegex(table, r"strategy +budget +tokens +summaries +keys +a head's +mass +certain +least +error +largest +recall +claimed\nfull ")
+        self.assertRegex(table, r"strategy +budget +tokens +summaries +keys +a head's +finds +mass +certain +least +error +largest +recall +claimed\nfull ")
         self.assertRegex(table, r"\nfull .* 100\.00%")
         again = run("recall", "-m", MODEL, "-f", self.folder / "a.txt", "--strategy", "full,window", "--steps", 8, "-o", self.folder / "again.json")
         self.assertEqual(self.expect(again, 0).stdout.split("All of it")[0], table.split("All of it")[0])

@@ -1,6 +1,6 @@
 // The graph of `ood` against RoarGraph's algorithms as they are written (arXiv 2408.08933, section 4), and what is inserted into it.
 #include <algorithm>
-#include <map>
+#include <cmath>
 
 #include "helpers.h"
 
@@ -13,39 +13,53 @@ using test::some_queries;
 
 namespace {
 
-constexpr uint32_t nearest_keys = 64, links = 24, build_breadth = 64;  // select/ood.cc
+constexpr uint32_t nearest_keys = 400, better_links = 2, most_projected = 40, links = 16, build_breadth = 48, starts = 64;  // select/ood.cc
 
 using Near = std::pair<double, uint32_t>;  // distance, item
 using Lists = std::vector<std::vector<uint32_t>>;
 
-// One head's keys in double precision and the graph over them.
+// One head's keys in double precision and the graph over them, whose distances are of keys multiplied by the metric.
 class PlainRoarGraph {
  public:
-  PlainRoarGraph(const PageStore& store, uint32_t kv_head) : page_(store.shape().page) {
-    Array<float> k(std::size_t{page_.page_tokens} * page_.dim), v(k.size());
+  PlainRoarGraph(const PageStore& store, uint32_t kv_head, std::span<const float> metric) : page_(store.shape().page) {
+    const uint32_t dim = page_.dim;
+    Array<float> k(std::size_t{page_.page_tokens} * dim), v(k.size()), measured(dim);
+    Array<int8_t> rounded(dim);
     for (uint32_t p = 1; p < store.pages(); ++p) {  // the first page is no item
       const PageRef ref = store.page(0, kv_head, p);
       cpu_kernels().unseal_page(page_, ref.data, ref.scales, k.data(), v.data());
-      for (uint32_t t = 0; t < page_.page_tokens; ++t) keys_.emplace_back(k.begin() + t * page_.dim, k.begin() + (t + 1) * page_.dim);
+      for (uint32_t t = 0; t < page_.page_tokens; ++t) {
+        const std::vector<double>& key = keys_.emplace_back(k.begin() + t * dim, k.begin() + (t + 1) * dim);
+        measured_.push_back(key);
+        if (metric.empty()) continue;
+        for (uint32_t j = 0; j < dim; ++j) {
+          double sum = 0;
+          for (uint32_t d = 0; d < dim; ++d) sum += static_cast<double>(metric[d * dim + j]) * key[d];
+          measured[j] = static_cast<float>(sum);
+        }
+        float scale = 0;
+        cpu_kernels().quantize_queries(measured.data(), 1, dim, rounded.data(), nullptr, &scale);
+        for (uint32_t j = 0; j < dim; ++j) measured_.back()[j] = static_cast<double>(scale) * rounded[j];
+      }
     }
     lists_.resize(keys_.size());
-    entry_ = central(static_cast<uint32_t>(keys_.size()));
+    projected_.resize(keys_.size());
   }
 
-  // Of the first `items` keys the one nearest to their mean.
+  // Of the first `items` keys the one with links that is nearest to their mean.
   uint32_t central(uint32_t items) const {
     std::vector<double> mean(page_.dim);
     for (uint32_t i = 0; i < items; ++i)
-      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += keys_[i][d] / static_cast<double>(items);
-    uint32_t best = 0;
+      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += measured_[i][d] / static_cast<double>(items);
+    std::vector<Near> linked;
     for (uint32_t i = 0; i < items; ++i)
-      if (distance(mean, keys_[i]) < distance(mean, keys_[best])) best = i;
-    return best;
+      if (!lists_[i].empty()) linked.push_back({distance(mean, measured_[i]), i});
+    return std::min_element(linked.begin(), linked.end())->second;
   }
 
-  // 4.1 and 4.2: a query's nearest key gets the others.
+  // 4.1, and 4.2 as select/ood.cc has it: of each query's keys, best first, every one is linked from better ones near it.
   void project(const QueryRows& queries) {
-    std::map<uint32_t, std::set<uint32_t>> candidates;
+    std::vector<uint32_t> bests;
     for (uint32_t r = 0; r < queries.rows; ++r) {
       std::vector<Near> order;
       for (uint32_t i = 0; i < keys_.size(); ++i) {
@@ -54,9 +68,38 @@ class PlainRoarGraph {
         order.push_back({-dot, i});
       }
       std::sort(order.begin(), order.end());
-      for (uint32_t i = 1; i < std::min<std::size_t>(nearest_keys, order.size()); ++i) candidates[order[0].second].insert(order[i].second);
+      bests.push_back(order[0].second);
+      for (uint32_t rank = 1; rank < std::min<std::size_t>(nearest_keys, order.size()); ++rank) {
+        const uint32_t item = order[rank].second;
+        uint32_t there = 0;
+        std::vector<Near> better;
+        for (uint32_t i = 0; i < rank; ++i) {
+          const uint32_t other = order[i].second;
+          if (std::count(lists_[other].begin(), lists_[other].end(), item)) ++there;
+          else if (lists_[other].size() < most_projected) better.push_back({between(item, other), other});
+        }
+        std::sort(better.begin(), better.end());
+        for (std::size_t i = 0; i < better.size() && there < better_links; ++i, ++there) lists_[better[i].second].push_back(item);
+      }
     }
-    for (const auto& [item, others] : candidates) link_all(item, acquire(from(item, {others.begin(), others.end()})));
+    for (std::size_t i = 0; i < lists_.size(); ++i) projected_[i] = lists_[i].size();
+    entry_ = central(static_cast<uint32_t>(keys_.size()));
+    auto& first = lists_[entry_];  // begins with the best keys of queries from all of them
+    for (uint32_t i = 0; i < starts; ++i) {
+      const uint32_t best = bests[bests.size() * i / starts];
+      if (best != entry_ && !std::count(first.begin(), first.end(), best)) first.push_back(best);
+    }
+    projected_[entry_] = first.size();
+  }
+
+  // Goes on from a graph, of which the first items are there still.
+  void adopt(const Lists& lists, uint32_t items, uint32_t entry) {
+    for (uint32_t i = 0; i < items; ++i) {
+      lists_[i] = lists[i];
+      std::erase_if(lists_[i], [&](uint32_t other) { return other >= items; });
+      projected_[i] = std::min<std::size_t>(most_projected, lists_[i].size());
+    }
+    entry_ = entry < items ? entry : central(items);
   }
 
   // 4.3: every key from this one on is searched and linked.
@@ -73,7 +116,7 @@ class PlainRoarGraph {
     for (std::size_t d = 0; d < a.size(); ++d) sum += (a[d] - b[d]) * (a[d] - b[d]);
     return sum;
   }
-  double between(uint32_t a, uint32_t b) const { return distance(keys_[a], keys_[b]); }
+  double between(uint32_t a, uint32_t b) const { return distance(measured_[a], measured_[b]); }
 
   std::vector<Near> from(uint32_t item, const std::vector<uint32_t>& others) const {
     std::vector<Near> out;
@@ -95,10 +138,14 @@ class PlainRoarGraph {
   }
 
   void link(uint32_t a, uint32_t b) {
-    auto& list = lists_[a];
+    std::vector<uint32_t>& list = lists_[a];
     if (std::count(list.begin(), list.end(), b)) return;
     list.push_back(b);
-    if (list.size() > 2 * links) list = acquire(from(a, list));
+    const auto chosen_of = list.begin() + static_cast<std::ptrdiff_t>(projected_[a]);
+    if (list.size() <= projected_[a] + 2 * links) return;
+    const std::vector<uint32_t> chosen = acquire(from(a, {chosen_of, list.end()}));
+    list.resize(projected_[a]);
+    list.insert(list.end(), chosen.begin(), chosen.end());
   }
   void link_all(uint32_t item, const std::vector<uint32_t>& chosen) {
     for (uint32_t c : chosen) link(item, c);
@@ -128,8 +175,29 @@ class PlainRoarGraph {
   }
 
   PageShape page_;
-  std::vector<std::vector<double>> keys_;
+  std::vector<std::vector<double>> keys_, measured_;
+  std::vector<std::size_t> projected_;  // of an item's links the first ones, which stay
 };
+
+// L L^T = I + C dim / trace C, C the second moment of the queries.
+void check_metric(std::span<const float> l, const QueryRows& queries) {
+  const uint32_t dim = queries.dim;
+  REQUIRE(l.size() == dim * dim);
+  std::vector<double> moment(dim * dim);
+  for (uint32_t r = 0; r < queries.rows; ++r)
+    for (uint32_t i = 0; i < dim; ++i)
+      for (uint32_t j = 0; j < dim; ++j)
+        moment[i * dim + j] += std::pow(static_cast<double>(queries.scale[r]), 2) * queries.q[r * dim + i] * queries.q[r * dim + j];
+  double trace = 0;
+  for (uint32_t i = 0; i < dim; ++i) trace += moment[i * dim + i];
+  for (uint32_t i = 0; i < dim; ++i)
+    for (uint32_t j = 0; j < dim; ++j) {
+      double product = 0;
+      for (uint32_t k = 0; k < dim; ++k) product += static_cast<double>(l[i * dim + k]) * static_cast<double>(l[j * dim + k]);
+      CHECK(product == doctest::Approx((i == j ? 1 : 0) + moment[i * dim + j] * dim / trace).epsilon(1e-5));
+      if (j > i) CHECK(l[i * dim + j] == 0);
+    }
+}
 
 // Items that following links from the entry meets, itself among them.
 std::size_t reached(const Lists& lists, uint32_t entry) {
@@ -159,7 +227,7 @@ Lists lists_of(const TokenIndex::Head& head) {
 
 TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
   for (uint32_t head_dim : {48u, 64u}) {
-    const PageStore store = random_store(head_dim, 24, 2, head_dim + 1);
+    const PageStore store = random_store(head_dim, 24, 2, head_dim + 2);  // no two distances differ by a rounding to float
     const IndexQueries queries = some_queries(store, 3, 50, 9);
     for (uint32_t graphs : {1u, 3u}) {
       const auto index = build(IndexKind::ood, store, queries, 2, graphs);
@@ -168,8 +236,10 @@ TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or o
         for (uint32_t g = 0; g < graphs; ++g) {
           CAPTURE(head);
           CAPTURE(g);
-          PlainRoarGraph plain(store, head);
-          plain.project(queries.rows_of(0, head, g * queries.rows() / graphs, queries.rows() / graphs));
+          const QueryRows rows = queries.rows_of(0, head, g * queries.rows() / graphs, queries.rows() / graphs);
+          check_metric(index->heads(0, head)[g].floats, rows);
+          PlainRoarGraph plain(store, head, index->heads(0, head)[g].floats);
+          plain.project(rows);
           plain.connect(0);
           CHECK(index->heads(0, head)[g].entry == plain.entry_);
           CHECK(lists_of(index->heads(0, head)[g]) == plain.lists_);
@@ -192,12 +262,10 @@ TEST_CASE("ood: a token is inserted by connectivity enhancement, also behind tok
     const auto grown = build(IndexKind::ood, store, {}, 2, 1, {made, pages * 32});
     CHECK(grown->tokens() == 40 * 32);
     CHECK(grown->built() == pages * 32);
-    PlainRoarGraph plain(store, 0);
-    plain.lists_ = lists_of(made->heads(0, 0)[0]);
-    plain.lists_.resize(known);
-    for (auto& list : plain.lists_) std::erase_if(list, [&](uint32_t i) { return i >= known; });
-    plain.lists_.resize(39 * 32);
-    plain.entry_ = middle < known ? middle : plain.central(known);
+    const std::span<const float> metric = grown->heads(0, 0)[0].floats;
+    CHECK(std::ranges::equal(metric, made->heads(0, 0)[0].floats));
+    PlainRoarGraph plain(store, 0, metric);
+    plain.adopt(lists_of(made->heads(0, 0)[0]), known, middle);
     plain.connect(known);
     CHECK(grown->heads(0, 0)[0].entry == plain.entry_);
     CHECK(lists_of(grown->heads(0, 0)[0]) == plain.lists_);

@@ -1,6 +1,7 @@
 // Searches of an index for single tokens, against the algorithms as they are written, and the indexes against their definitions.
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <queue>
 
 #include "helpers.h"
@@ -173,9 +174,12 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
           const Walk walk = plain_nearest(graph, 5, known, breadth, [&](uint32_t i) { return exact(asked, r, first + i); });
           scored.insert(walk.scored.begin(), walk.scored.end());
           alone += walk.scored.size();
+          std::set<uint32_t> own;
+          for (uint32_t i : walk.scored) own.insert(first + i);
+          CHECK(std::set<uint32_t>(out.found[r].begin(), out.found[r].end()) == own);
         }
         CHECK(out.keys_scanned == scored.size());
-        CHECK(out.head_keys == alone);
+        CHECK(out.head_keys() == alone);
         for (uint32_t r = 0; r < 2; ++r) {  // the best of all that were scored
           std::vector<uint32_t> best(scored.begin(), scored.end());
           std::sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) { return exact(asked, r, first + a) > exact(asked, r, first + b); });
@@ -353,6 +357,15 @@ TEST_CASE("an index that names what is not there is refused") {
   const TokenIndex::Words good = TokenIndex::encode(0, {&level, 1}, {});
   CHECK(made(good));
   CHECK_FALSE(made(good, IndexKind::ivf));  // no centroids
+  std::vector<float> metric(64 * 64);
+  const auto measured = [&] { return made(TokenIndex::encode(0, {&level, 1}, metric)); };
+  CHECK(measured());
+  for (const float x : {65.0f, -65.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {  // distances would be none
+    metric[70] = x;
+    CHECK_FALSE(measured());
+  }
+  metric.assign(64 * 63, 0.0f);
+  CHECK_FALSE(measured());
   for (std::size_t i = 0; i < good.size(); ++i) {
     TokenIndex::Words bad = good;
     bad[i] = UINT32_MAX;

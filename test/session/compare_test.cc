@@ -111,6 +111,10 @@ struct Compare {
               for (uint32_t t = 0; (share || r == i) && t < page.page_tokens; ++t)
                 if (bits >> t & 1) read[r].insert((p - 1) * page.page_tokens + t);
           }
+        if (!share) selection.found.resize(sample_group - 1);  // the last row did not search
+        for (auto& found : selection.found)
+          for (uint32_t t = page.page_tokens; t < store.pages() * page.page_tokens; ++t)
+            if (random() % 4 == 0) found.push_back(t);
         std::vector<float> out;
         Compared expected;
         for (uint32_t r = 0; r < sample_group; ++r) {
@@ -125,6 +129,11 @@ struct Compare {
           c.recall = c.least_recall =
               static_cast<double>(std::count_if(best.begin(), best.end(), [&](uint32_t t) { return read[r].count(t); })) / static_cast<double>(best.size());
           c.tokens = static_cast<double>(read[r].size());
+          if (r < selection.found.size()) {
+            c.searches = 1;
+            c.search_keys = static_cast<double>(selection.found[r].size());
+            for (const uint32_t t : selection.found[r]) c.search_recall += best.count(t - page.page_tokens) > 0 ? 1.0 / static_cast<double>(best.size()) : 0;
+          }
           expected += c;
         }
         REQUIRE(comparison.compare({cpu_kernels(), store, l, h, 1, 0, rows, &selection, out.data()}, &scratch));
@@ -138,6 +147,9 @@ struct Compare {
         CHECK(got.recall == doctest::Approx(expected.recall));
         CHECK(got.least_recall == doctest::Approx(expected.least_recall));
         CHECK(got.tokens == expected.tokens);
+        CHECK(got.searches == expected.searches);
+        CHECK(got.search_keys == expected.search_keys);
+        CHECK(got.search_recall == doctest::Approx(expected.search_recall));
         comparison.reset();
         comparison.begin(level, store, 1, 1);
       }

@@ -16,6 +16,11 @@ void ComparedSum::add(const Json& head) {
   one.recall = n * real("recall");
   one.least_recall = real("least_recall");
   one.tokens = n * real("tokens");
+  if (head.contains("search_keys")) {
+    one.searches = n;
+    one.search_keys = n * real("search_keys");
+    one.search_recall = n * real("search_recall");
+  }
   if (head.contains("mass_estimated")) {
     one.estimated_queries = n;
     one.mass_estimated = n * real("mass_estimated");
@@ -38,6 +43,9 @@ void ComparedSum::add(const ComparedSum& o) {
   recall += o.recall;
   least_recall = std::min(least_recall, o.least_recall);
   tokens += o.tokens;
+  searches += o.searches;
+  search_keys += o.search_keys;
+  search_recall += o.search_recall;
   estimated_queries += o.estimated_queries;
   mass_estimated += o.mass_estimated;
   estimate_error += o.estimate_error;
@@ -52,6 +60,10 @@ Json ComparedSum::json() const {
                {"least_mass", least_mass},   {"error", error / n},
                {"largest_error", largest_error}, {"recall", recall / n},
                {"least_recall", least_recall},   {"tokens", tokens / n}};
+  if (searches > 0) {
+    json["search_keys"] = search_keys / searches;
+    json["search_recall"] = search_recall / searches;
+  }
   if (estimated_queries > 0) {
     json["mass_estimated"] = mass_estimated / estimated_queries;
     json["estimate_error"] = estimate_error / estimated_queries;
@@ -72,7 +84,6 @@ void ComparedSums::add(const Json& stats) {
     for (size_t h = 0; h < layers[l].size(); ++h) layers_[l][h].add(layers[l][h]);
   }
   keys_scanned_ += stats.at("last_keys_scanned").get<uint64_t>();
-  head_keys_ += stats.value("last_head_keys", uint64_t{0});
   summary_bytes_ += stats.at("last_summary_bytes").get<uint64_t>();
   const auto steps = compared.at("covered_steps").get<uint64_t>();
   const Json& covered = compared.at("covered");

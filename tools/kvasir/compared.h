@@ -15,6 +15,7 @@ struct ComparedSum {
   double error = 0, largest_error = 0;
   double recall = 0, least_recall = 1;
   double tokens = 0;
+  double searches = 0, search_keys = 0, search_recall = 0;  // of query heads alone
   double estimated_queries = 0, mass_estimated = 0, estimate_error = 0;
   double certified_queries = 0, certificate = 0, certificate_excess = -1;  // the largest: above 0 were a certificate that is wrong
 
@@ -31,14 +32,13 @@ class ComparedSums {
   ComparedSum all() const;
   const std::vector<std::vector<ComparedSum>>& layers() const { return layers_; }  // [layers][kv_heads]
   uint64_t keys_scanned() const { return keys_scanned_; }
-  uint64_t head_keys() const { return head_keys_; }  // that the heads' own searches would have scanned each alone; 0: none searches
   uint64_t summary_bytes() const { return summary_bytes_; }
   uint64_t covered_steps() const { return covered_steps_; }
   std::vector<std::vector<double>> covered() const;  // [layers][layers] means
 
  private:
   std::vector<std::vector<ComparedSum>> layers_;
-  uint64_t keys_scanned_ = 0, head_keys_ = 0, summary_bytes_ = 0, covered_steps_ = 0;
+  uint64_t keys_scanned_ = 0, summary_bytes_ = 0, covered_steps_ = 0;
   std::vector<std::vector<double>> covered_;
 };
 

@@ -167,7 +167,6 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
   Json row = {{"strategy", measured.method.strategy}, {"budget", measured.method.budget.name}, {"steps", steps}};
   row.update(measured.sums.all().json());
   row["keys_scanned"] = per(measured.sums.keys_scanned(), steps * info.layers * info.kv_heads);
-  if (measured.sums.head_keys() > 0) row["keys_scanned_by_head"] = per(measured.sums.head_keys(), steps * info.layers * info.heads);
   row["summary_bytes_per_token"] = per(measured.sums.summary_bytes(), steps);
   if (measured.log_probability < 0) row["perplexity"] = std::exp(-measured.log_probability);
   for (const char* name : {"dense_layers", "filter_layers", "layer_budgets", "planned_because"})
@@ -181,21 +180,21 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
 }
 
 void print_table(Terminal& terminal, const Json& result) {
-  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries", "keys",
-                         "a head's", "mass", "certain", "least", "error", "largest", "recall", "claimed"));
+  terminal.print(printed("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "strategy", "budget", "tokens", "summaries",
+                         "keys", "a head's", "finds", "mass", "certain", "least", "error", "largest", "recall", "claimed"));
   for (const Json& row : result.at("compared")) {
     const auto share = [&](const char* name) { return row.contains(name) ? printed("%.2f%%", 100 * row[name].get<double>()) : std::string("-"); };
     const auto keys = [&](const char* name) { return row.contains(name) ? grouped(static_cast<uint64_t>(row[name].get<double>())) : std::string("-"); };
-    terminal.print(printed("%-14s  %6s  %9.1f  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", row["strategy"].get<std::string>().c_str(),
+    terminal.print(printed("%-14s  %6s  %9.1f  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", row["strategy"].get<std::string>().c_str(),
                            row["budget"].get<std::string>().c_str(), row["tokens"].get<double>(),
                            byte_count(static_cast<uint64_t>(row["summary_bytes_per_token"].get<double>())).c_str(),
-                           keys("keys_scanned").c_str(), keys("keys_scanned_by_head").c_str(), share("mass").c_str(),
+                           keys("keys_scanned").c_str(), keys("search_keys").c_str(), share("search_recall").c_str(), share("mass").c_str(),
                            share("certificate").c_str(), share("least_mass").c_str(), share("error").c_str(),
                            share("largest_error").c_str(), share("recall").c_str(), share("mass_estimated").c_str()));
   }
   terminal.print(
       "\ntokens, keys: read, and scanned to choose, by each layer and key/value head for each token; a head's: scanned by the search of one query head,\n"
-      "were it alone; summaries: bytes read to choose, for each token;\n"
+      "were it alone, finds: the share of the 100 best tokens among these; summaries: bytes read to choose, for each token;\n"
       "mass: of the exact attention that was read, certain: at least, by its certificate, claimed: besides samples, as the strategy estimates it;\n"
       "error: of the output, relative; recall: of the 100 best tokens. Layers that read everything are in the means.\n");
 }
