@@ -1,8 +1,4 @@
 // A folder of documents: what is found, what is read, what is kept, what goes, and what becomes of it all when something fails.
-#include <sys/file.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -393,14 +389,16 @@ TEST_CASE("what dead writers left is removed, what living ones write is not, and
   const auto touch = [&](const std::string& name) { write_file(folder.file(name), {1, 2, 3}); };
   const std::string dead = "a.kv.0123456789abcdef.tmp", living = "b.kv.0123456789abcdef.tmp";
   touch(dead), touch(living), touch("notes.tmp"), touch("x.kv.0123.tmp"), touch("readme.txt");
-  const int fd = ::open(folder.file(living).c_str(), O_RDWR | O_CLOEXEC);
-  REQUIRE(flock(fd, LOCK_EX) == 0);
+  kvasir::os::File writer;
+  bool locked = false;
+  REQUIRE(kvasir::os::File::open_lock(folder.file(living), &writer).ok());
+  REQUIRE((writer.lock(kvasir::os::Lock::exclusive, &locked).ok() && locked));
   const Library library = open_library(folder.path());
   const auto there = [&](const std::string& name) { return std::filesystem::exists(folder.file(name)); };
   CHECK(!there(dead));
   CHECK(there(living));
   CHECK((there("notes.tmp") && there("x.kv.0123.tmp") && there("readme.txt")));
-  ::close(fd);
+  writer = kvasir::os::File();
   open_library(folder.path());
   CHECK(!there(living));
 
