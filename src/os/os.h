@@ -102,8 +102,8 @@ class Mapping {
   uint64_t size_ = 0;
 };
 
-// Atomic. On Windows a file that is in use is replaced and removed where the file system does it as POSIX says (NTFS does, of Windows 10 1607 and newer);
-// elsewhere EBUSY, and nothing is changed.
+// Atomic. On Windows a file that is in use is replaced where the system does it as POSIX says, which of a mapped one it need not; otherwise EBUSY, and
+// nothing is changed. Removed, it may keep its name until nobody has it.
 Status rename_replace(const std::string& from, const std::string& to);
 Status sync_folder_of(const std::string& path);                         // makes the rename durable
 Status remove_file(const std::string& path);

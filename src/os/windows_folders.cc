@@ -31,8 +31,14 @@ bool is_folder(const wchar_t* name) {
 
 bool is_file(const wchar_t* name) { return GetFileAttributesW(name) != INVALID_FILE_ATTRIBUTES && !is_folder(name); }
 
-// Where somebody has the file at the path, it stays as it is for him, and new openings meet the new one. The handle writes through, and with it
-// the change of names (there is no call for a folder).
+// The system only says that access is denied: where the file could be changed but for that, somebody has it open or mapped.
+int refused(const WidePath& name, DWORD error) {
+  if (error == ERROR_ACCESS_DENIED && Handle(open_to_change(name, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
+  return failing(error);
+}
+
+// Who has the file at the path open keeps it as it was, and new openings meet the new one; a mapped one may still be refused. The handle writes
+// through, and with it the change of names (there is no call for a folder).
 int replace(const WidePath& from, const WidePath& to) {
   {
     const Handle file(open_to_change(from, FILE_FLAG_WRITE_THROUGH));
@@ -44,13 +50,9 @@ int replace(const WidePath& from, const WidePath& to) {
     rename->FileNameLength = static_cast<DWORD>(bytes);
     std::memcpy(rename->FileName, to.c_str(), bytes);
     if (SetFileInformationByHandle(file, FileRenameInfoEx, rename, static_cast<DWORD>(memory.size()))) return 0;
-    if (!is_unknown(GetLastError())) return failing();
+    if (!is_unknown(GetLastError())) return refused(to, GetLastError());
   }
-  if (MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
-  // It says that access is denied: it is the target that is in use where one that could be removed is there.
-  const DWORD error = GetLastError();
-  if (error == ERROR_ACCESS_DENIED && Handle(open_to_change(to, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
-  return failing(error);
+  return MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) ? 0 : refused(to, GetLastError());
 }
 
 int remove(const WidePath& name) {
@@ -59,9 +61,9 @@ int remove(const WidePath& name) {
     if (!file.good()) return failing();
     FILE_DISPOSITION_INFO_EX gone{FILE_DISPOSITION_FLAG_DELETE | FILE_DISPOSITION_FLAG_POSIX_SEMANTICS};
     if (SetFileInformationByHandle(file, FileDispositionInfoEx, &gone, sizeof gone)) return 0;
-    if (!is_unknown(GetLastError())) return failing();
+    if (!is_unknown(GetLastError())) return refused(name, GetLastError());
   }
-  return DeleteFileW(name.c_str()) ? 0 : failing();
+  return DeleteFileW(name.c_str()) ? 0 : refused(name, GetLastError());
 }
 
 }  // namespace

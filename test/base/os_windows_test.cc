@@ -63,7 +63,7 @@ TEST_CASE("a path that is not UTF-8, and names that Windows does not allow, are 
   CHECK_FALSE(file.is_open());
 }
 
-// Windows itself replaces it. An older Wine knows only the way that refuses; then nothing has changed.
+// Wine 8 knows only the way that refuses; then nothing has changed.
 TEST_CASE("a file that is open and mapped is replaced while it is read as it was, or the refusal says that it is in use") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");

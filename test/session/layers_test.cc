@@ -3,8 +3,8 @@
 #include <fstream>
 
 #include "helpers.h"
-#include "temp_folder.h"
 #include "replacing.h"
+#include "temp_folder.h"
 
 using namespace kvasir;
 using namespace kvasir::test;

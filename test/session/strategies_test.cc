@@ -2,8 +2,8 @@
 #include <functional>
 
 #include "helpers.h"
-#include "temp_folder.h"
 #include "replacing.h"
+#include "temp_folder.h"
 
 using namespace kvasir;
 using namespace kvasir::test;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cache_samples.h"
+#include "replacing.h"
 #include "store/key_sketch.h"
 #include "temp_folder.h"
-#include "replacing.h"
 
 using namespace kvasir;
 

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "cache_samples.h"
+#include "replacing.h"
 #include "store/cache_peek.h"
 #include "store/token_chain.h"
 #include "temp_folder.h"
-#include "replacing.h"
 
 using namespace kvasir;
 
