@@ -34,8 +34,10 @@
 extern "C" {
 #endif
 
-#if defined(_WIN32)
-#define KV_API __declspec(dllimport)
+#if defined(_WIN32) && defined(KVASIR_EXPORTS) /* while the library itself is built */
+#define KV_API __declspec(dllexport)
+#elif defined(_WIN32)
+#define KV_API
 #elif defined(__GNUC__)
 #define KV_API __attribute__((visibility("default")))
 #else

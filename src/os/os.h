@@ -1,5 +1,5 @@
 // The only seam to the operating system: files, read-only mappings, folders, processors, time.
-// One implementation file a system (os_posix.cc). Everything above is portable C++.
+// Two implementations, os_posix.cc and os_windows.cc, each with its helpers beside it. Everything above is portable C++.
 //
 // Paths are UTF-8. Errors name the path. EINTR is retried and short transfers are continued here, so callers
 // see all of a transfer or an error. No function throws except on a failed small allocation.
@@ -66,13 +66,19 @@ class File {
 
  private:
   friend class Mapping;
-  int fd_ = -1;
-  int lock_fd_ = -1;  // the same open file, so that its lock outlasts close()
+#ifdef _WIN32
+  using Descriptor = std::intptr_t;  // a HANDLE, whose header would be in every file
+#else
+  using Descriptor = int;
+#endif
+  Descriptor fd_ = -1;
+  Descriptor lock_fd_ = -1;  // the same open file, so that its lock outlasts close()
   std::string path_;
 };
 
 // A read-only shared mapping of a whole file; an empty file has no data. Valid after the File is closed.
-// Reading a page that another process has cut off the file raises SIGBUS: the size is checked when it is made.
+// Reading a page that another process has cut off the file raises SIGBUS: the size is checked when it is made. Windows does not let a mapped file
+// be cut; there a page that a network or a drive does not give any more raises EXCEPTION_IN_PAGE_ERROR.
 class Mapping {
  public:
   Mapping() = default;
@@ -96,7 +102,9 @@ class Mapping {
   uint64_t size_ = 0;
 };
 
-Status rename_replace(const std::string& from, const std::string& to);  // atomic
+// Atomic. On Windows a file that is in use is replaced where the system does it as POSIX says, which of a mapped one it need not; otherwise EBUSY, and
+// nothing is changed. Removed, it may keep its name until nobody has it.
+Status rename_replace(const std::string& from, const std::string& to);
 Status sync_folder_of(const std::string& path);                         // makes the rename durable
 Status remove_file(const std::string& path);
 

@@ -3,7 +3,6 @@
 // A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A library must not
 // install handlers, so whatever may grow a file compares with the limit first.
 #include <fcntl.h>
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/file.h>
@@ -23,7 +22,7 @@
 #include <limits>
 #include <utility>
 
-#include "os/posix.h"
+#include "os/calls.h"
 
 #if !defined(__linux__) && !defined(__APPLE__)
 #error "os_posix.cc knows Linux and macOS; another system needs its own file beside it"
@@ -37,22 +36,6 @@ namespace {
 
 // What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2 GiB less a page.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
-
-// "<target>.<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
-bool temporary_name(const std::string& target, std::string* out) {
-  uint64_t random;
-  if (getentropy(&random, sizeof random) != 0) return false;
-  char ending[32];
-  std::snprintf(ending, sizeof ending, ".%016llx.tmp", static_cast<unsigned long long>(random));
-  const std::size_t slash = target.rfind('/');
-  const std::size_t name = slash == std::string::npos ? 0 : slash + 1;
-  std::size_t end = std::min(target.size(), name + NAME_MAX - std::strlen(ending));
-  if (end < target.size()) {
-    while (end > name && (static_cast<unsigned char>(target[end]) & 0xC0) == 0x80) --end;
-  }
-  *out = target.substr(0, end) + ending;
-  return true;
-}
 
 // A descriptor for writing must not take the place of a closed standard stream: the host would print into the file.
 int clear_of_standard_streams(int fd) {
@@ -72,12 +55,8 @@ bool within_file_limit(uint64_t size) {
   return size <= limit.rlim_cur;
 }
 
-// A plain file's status, or why it is none: reading a folder, a pipe or a device would fail late or wait for ever.
 Status require_regular(const std::string& path, const struct stat& info) {
-  if (S_ISREG(info.st_mode)) return {};
-  const char* kind = S_ISDIR(info.st_mode) ? "a folder" : "a pipe, a socket or a device";
-  return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind)
-      .with_errno(S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+  return S_ISREG(info.st_mode) ? Status() : not_a_file(path, S_ISDIR(info.st_mode));
 }
 
 }  // namespace
@@ -120,7 +99,9 @@ Status File::create_temporary(const std::string& target, File* out) {
   }
   File file;
   for (int attempt = 0; attempt < 16; ++attempt) {
-    if (!temporary_name(target, &file.path_)) return failed("name a temporary file for", target, errno);
+    uint64_t random;
+    if (getentropy(&random, sizeof random) != 0) return failed("name a temporary file for", target, errno);
+    file.path_ = temporary_name(target, random);
     file.fd_ = retried("open", file.path_, [&] {
       return ::open(file.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
     });

@@ -1,19 +1,14 @@
-// What is asked of folders and of names in them.
+// What is asked of folders.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-
-#include "os/posix.h"
+#include "os/calls.h"
 
 namespace kvasir::os {
 
 namespace {
-
-constexpr std::string_view temporary_ending = ".tmp";
-constexpr std::size_t temporary_digits = 16;
 
 uint64_t modified(const struct stat& info) {
 #ifdef __APPLE__
@@ -62,13 +57,6 @@ Status touch(const std::string& path) {
   const int result = retried("touch", path, [&] { return utimensat(AT_FDCWD, path.c_str(), nullptr, 0); });
   if (result != 0) return failed("set the time of", path, errno);
   return {};
-}
-
-bool is_temporary_name(std::string_view name) {
-  if (name.size() < temporary_ending.size() + temporary_digits + 1 || !name.ends_with(temporary_ending)) return false;
-  name.remove_suffix(temporary_ending.size());
-  const std::string_view digits = name.substr(name.size() - temporary_digits);
-  return name[name.size() - temporary_digits - 1] == '.' && digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 }  // namespace kvasir::os

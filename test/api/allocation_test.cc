@@ -282,7 +282,7 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
       const std::size_t descriptors = open_descriptors();
       const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_load(tiny_model(), path.c_str(), &o, &call, &out, e); });
       CHECK((out == nullptr) == outcome.failed);
-      CHECK(open_descriptors() == descriptors + (out ? 1 : 0));  // a session keeps its file open
+      CHECK(open_descriptors() == descriptors + (out && descriptors > 0 ? 1 : 0));  // a session keeps its file open; Wine counts none
       if (out) check_untouched(out);
       kv_session_close(out);
       return outcome;

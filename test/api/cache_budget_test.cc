@@ -97,7 +97,7 @@ TEST_CASE("a cache within a memory budget attends as one without does, saved, lo
     CHECK(number_in(cache.get(), "spilled_bytes") >= 4 * 256 << 10);
     CHECK(number_in(plain.get(), "spilled_bytes") == 0);
     CHECK(number_in(plain.get(), "private_bytes") > budget);
-    CHECK(folder.entries() == 0);  // the file has no name
+    CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
     CHECK(resident_of(folder.path()) < 64 << 10);
     const Cache copy = fork(cache.get());
     const auto wanted = go_on(fork(plain.get()).get(), long_text);

@@ -268,7 +268,7 @@ TEST_CASE("a memory budget and its folder are what the options say") {
   REQUIRE_OK(kv_stats(session.get(), json.data(), json.size(), &size, error));
   CHECK(json.find("\"memory_budget\":" + std::to_string(o.memory_budget) + ",") != std::string::npos);
   CHECK(json.find("\"spilled_bytes\":0,") == std::string::npos);
-  CHECK(folder.entries() == 0);
+  CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
   CHECK(peek(session.get(), 5) == peek(plain.get(), 5));
   const std::string nowhere = folder.file("nowhere");
   o.spill_folder = nowhere.c_str();

@@ -2,15 +2,13 @@
 //
 // A file is large and mostly zeros and checksums, so an input is a recipe: one byte of modes, the header's beginning, and
 // bytes for the sections. Checksums are made to match, or a fuzzer would never pass the first of them.
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <vector>
 
 #include "../store/cache_samples.h"
+#include "../temp_folder.h"
 #include "base/memory.h"
 #include "replay.h"
 #include "store/cache_file.h"
@@ -32,31 +30,12 @@ enum Mode : uint8_t {
   damage = 8,   // then flip a bit of the first section
 };
 
-// A name in the system's folder for temporary files, for as long as the process runs.
-class Scratch {
- public:
-  Scratch() {
-    path_ = (std::filesystem::temp_directory_path() / "kvasir-fuzz-XXXXXX").string();
-    fd_ = mkstemp(path_.data());
-    require(fd_ >= 0, "a temporary file");
-  }
-  ~Scratch() {
-    close(fd_);
-    unlink(path_.c_str());
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  const std::string& hold(const std::vector<uint8_t>& bytes) {
-    const auto size = static_cast<ssize_t>(bytes.size());
-    require(ftruncate(fd_, 0) == 0 && pwrite(fd_, bytes.data(), bytes.size(), 0) == size, "a temporary file's bytes");
-    return path_;
-  }
-
- private:
-  std::string path_;
-  int fd_ = -1;
-};
+const std::string& held(const std::vector<uint8_t>& bytes) {
+  static const TempFolder folder;
+  static const std::string path = folder.file("file");
+  write_file(path, bytes);
+  return path;
+}
 
 // Says where everything must be: written from format.md, not from the library.
 void arrange_sections(std::vector<uint8_t>& file) {
@@ -118,11 +97,10 @@ bool read_section(const CacheFile& file, const CacheFile::Section& section) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
-  static Scratch scratch;
   if (size == 0) return 0;
   const uint8_t modes = data[0];
   const std::vector<uint8_t> bytes = cook(data + 1, size - 1, modes);
-  const std::string& path = scratch.hold(bytes);
+  const std::string& path = held(bytes);
 
   largest_allocation = 0;
   allocation_fault = note_allocation;

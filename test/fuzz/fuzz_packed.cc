@@ -1,14 +1,13 @@
 // Any bytes as a packed document: unpack() restores what the header says or refuses, with bounded memory and nothing left behind.
 //
 // An input is one byte of modes and a file, whose checksums are made to match on request, or a fuzzer would never pass the first of them.
-#include <stdlib.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include "../store/cache_samples.h"
+#include "../temp_folder.h"
 #include "base/memory.h"
 #include "replay.h"
 #include "store/pack.h"
@@ -27,25 +26,6 @@ enum Mode : uint8_t {
 
 constexpr uint64_t largest_document = uint64_t{8} << 20;
 constexpr std::size_t largest_piece = std::size_t{512} << 10;  // that may be asked for at once
-
-class Scratch {
- public:
-  Scratch() {
-    path_ = (fs::temp_directory_path() / "kvasir-fuzz-XXXXXX").string();
-    require(mkdtemp(path_.data()) != nullptr, "a temporary folder");
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  std::string file(const char* name) const { return path_ + "/" + name; }
-  std::ptrdiff_t entries() const { return std::distance(fs::directory_iterator(path_), {}); }
-
- private:
-  std::string path_;
-};
 
 void repair_all(std::vector<uint8_t>& file) {
   if (file.size() < place::header_bytes) return;
@@ -69,7 +49,7 @@ bool note_allocation(std::size_t size) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
-  static Scratch scratch;
+  static const TempFolder scratch;
   if (size == 0) return 0;
   std::vector<uint8_t> bytes(data + 1, data + size);
   if (data[0] & repair) repair_all(bytes);

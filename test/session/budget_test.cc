@@ -70,7 +70,7 @@ int count_spills(const char* operation, const char* path) {
 }
 
 int no_default_folder(const char* operation, const char* path) {
-  return std::strcmp(operation, "open") == 0 && std::strstr(path, "/var/tmp/kvasir-spill") ? ENOENT : 0;
+  return std::strcmp(operation, "open") == 0 && std::strstr(path, "kvasir-spill") ? ENOENT : 0;
 }
 
 std::atomic<int> writes_left;
@@ -87,7 +87,7 @@ TEST_CASE("a budget: a text that was spilled while it was read answers as one in
   read(session.get(), {document().data(), long_text});
   const PageStore& pages = session->store().pages();
   CHECK(pages.spilled_bytes() > 8 * (1 << 20));
-  CHECK(folder.entries() == 0);  // the file has no name
+  CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
   for (const char* strategy : {"full", "quest", "bounded", "flat", "infllm"}) {
     CAPTURE(strategy);
     std::unique_ptr<Session> fork;
@@ -269,7 +269,8 @@ TEST_CASE("a budget is for the tokens that are loaded, not for those that are in
   CHECK(session->store().private_bytes() <= o.memory.bytes);
 }
 
-TEST_CASE("a budget: pages of a mapped file stay in memory where there is room for all of them, and only there") {
+// Windows does not say which pages of a mapping are in memory as /proc does.
+TEST_CASE("a budget: pages of a mapped file stay in memory where there is room for all of them, and only there" * doctest::skip(on_windows)) {
   TempFolder folder;
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   const uint64_t pages = unbounded()->store().pages().full_private_bytes();

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "helpers.h"
+#include "replacing.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -136,7 +137,7 @@ TEST_CASE("filter layers: a damaged page of a mapped file is found in a layer th
   CHECK(loaded->tokens().size() == tokens.size());
 }
 
-TEST_CASE("saved queries of a wrong size, or that are no numbers, are refused") {
+TEST_CASE("saved queries of a wrong size, or that are no numbers, are refused" * doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   auto session = open_session(mini_model());

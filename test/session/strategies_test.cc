@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "helpers.h"
+#include "replacing.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -80,7 +81,7 @@ TEST_CASE("every strategy: one thread, two and eight give the same bits") {
   }
 }
 
-TEST_CASE("every strategy: saving and loading, in the middle of an answer too, is continuing, and so is a fork") {
+TEST_CASE("every strategy: saving and loading, in the middle of an answer too, is continuing, and so is a fork" * doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (const StrategyInfo& strategy : all_strategies())
@@ -216,7 +217,7 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   CHECK(continue_with(loaded.get(), 20) == continue_with(again.get(), 20));
 }
 
-TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again") {
+TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again" * doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const auto session = reader("bounded", 2);

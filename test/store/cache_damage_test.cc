@@ -1,8 +1,6 @@
 // Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and told apart from a file that
 // is merely of another version.
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <functional>
 
@@ -69,19 +67,16 @@ void touch_everything(const CacheFile& file) {
 
 TEST_CASE("a flipped bit of the header is found") {
   Specimen specimen;
-  const int fd = ::open(specimen.path.c_str(), O_RDWR);
-  REQUIRE(fd >= 0);
   for (uint64_t bit = 0; bit < format::header_bytes * 8; ++bit) {
     const uint8_t damaged = static_cast<uint8_t>(specimen.sound[bit / 8] ^ 1u << bit % 8);
-    REQUIRE(pwrite(fd, &damaged, 1, static_cast<off_t>(bit / 8)) == 1);
+    REQUIRE(overwrite(specimen.path, bit / 8, &damaged, 1));
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
     count_faults("bits flipped");
     const bool other_magic = bit / 8 < 4 && s.code() == Code::not_a_cache;
     if (s.code() != Code::corrupt && !other_magic) FAIL_CHECK("bit ", bit, ": ", s.message());
-    REQUIRE(pwrite(fd, &specimen.sound[bit / 8], 1, static_cast<off_t>(bit / 8)) == 1);
+    REQUIRE(overwrite(specimen.path, bit / 8, &specimen.sound[bit / 8], 1));
   }
-  close(fd);
   CHECK(samples::holds(specimen.path, samples::parts(9), 1));
 }
 
@@ -96,26 +91,23 @@ TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only s
     return byte >= format::place_sections && byte < table_end &&
            (byte - format::place_sections) % format::entry_bytes < format::entry_offset;
   };
-  const int fd = ::open(specimen.path.c_str(), O_RDWR);
-  REQUIRE(fd >= 0);
   for (uint64_t bit = 0; bit < format::place_checksum * 8; ++bit) {
     std::vector<uint8_t> header(specimen.sound.begin(), specimen.sound.begin() + format::header_bytes);
     header[bit / 8] = static_cast<uint8_t>(header[bit / 8] ^ 1u << bit % 8);
     samples::repair_header(header);
-    REQUIRE(pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()));
+    REQUIRE(overwrite(specimen.path, 0, header.data(), header.size()));
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
     count_faults("bits flipped, checksums repaired");
     // A section's size may change within its last block: the block's checksum then differs.
     if (s.ok() && file->verify_all(nullptr, nullptr).ok() != is_fact(bit / 8)) FAIL_CHECK("bit ", bit, " was missed");
   }
-  close(fd);
 }
 
 TEST_CASE("a file cut off anywhere is refused") {
   Specimen specimen;
   const auto cut = [&](uint64_t size, Code code) {
-    REQUIRE(truncate(specimen.path.c_str(), static_cast<off_t>(size)) == 0);
+    std::filesystem::resize_file(specimen.path, size);
     std::shared_ptr<const CacheFile> file;
     const Status s = CacheFile::open(specimen.path, &file);
     count_faults("file cut, or with something at its end");
@@ -206,17 +198,14 @@ TEST_CASE("blocks swapped together with their checksums are found by their posit
 TEST_CASE("every byte of the checksum tables matters") {
   Specimen specimen;
   const uint64_t begin = get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
-  const int fd = ::open(specimen.path.c_str(), O_RDWR);
-  REQUIRE(fd >= 0);
   for (uint64_t i = begin; i < specimen.sound.size(); ++i) {
     const uint8_t damaged = specimen.sound[i] ^ 0x10;
-    REQUIRE(pwrite(fd, &damaged, 1, static_cast<off_t>(i)) == 1);
+    REQUIRE(overwrite(specimen.path, i, &damaged, 1));
     std::shared_ptr<const CacheFile> file;
     CHECK(CacheFile::open(specimen.path, &file).code() == Code::corrupt);
     count_faults("bits flipped");
-    REQUIRE(pwrite(fd, &specimen.sound[i], 1, static_cast<off_t>(i)) == 1);
+    REQUIRE(overwrite(specimen.path, i, &specimen.sound[i], 1));
   }
-  close(fd);
 }
 
 TEST_CASE("bytes between the sections are zero, and verify_all looks") {

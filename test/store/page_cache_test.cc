@@ -1,6 +1,5 @@
 // Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes of file, disk and memory.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -176,7 +175,8 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
   }
 }
 
-TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there") {
+// Windows does not say which pages of a mapping are in memory as /proc does.
+TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there" * doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
   CHECK(read_randomly(store, 1000, 1, 4) > 0);  // every page, a few at a time
@@ -202,7 +202,8 @@ TEST_CASE("going on after loading reads the last extent past the mapping") {
   for (uint32_t p = 0; p < pages; ++p) CHECK(same(refs[p], 1, 1, p));
 }
 
-TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal") {
+// Windows lets nobody cut a file that is mapped.
+TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" * doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
   std::mt19937 random(1);
@@ -210,7 +211,7 @@ TEST_CASE("a file that is cut while it is mapped is an error for what is gone, a
   PageStore::Hold hold;
   REQUIRE(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());
   const uint64_t end = saved.offset_of(0, 0, 100) + 1000;
-  REQUIRE(truncate(saved.path.c_str(), static_cast<off_t>(end)) == 0);
+  std::filesystem::resize_file(saved.path, end);
   count_faults("file cut while it is mapped");
   CHECK(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());  // they were read before
   CHECK(same(refs[0], 0, 0, 99));

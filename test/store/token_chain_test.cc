@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cache_samples.h"
+#include "replacing.h"
 #include "store/cache_peek.h"
 #include "store/token_chain.h"
 #include "temp_folder.h"
@@ -51,7 +52,7 @@ TEST_CASE("a chain finds how many whole blocks two timelines have in common, and
   CHECK(common(other) == 0);  // blocks in another order
 }
 
-TEST_CASE("a file is looked into without being mapped, and nothing damaged is believed") {
+TEST_CASE("a file is looked into without being mapped, and nothing damaged is believed" * doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const auto tokens = numbers(600);

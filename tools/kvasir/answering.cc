@@ -1,13 +1,12 @@
 #include "answering.h"
 
-#include <unistd.h>
-
 #include <exception>
 #include <sstream>
 #include <vector>
 
 #include "failure.h"
 #include "passages.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -121,7 +120,7 @@ Answer answer(Context& context, kv_session* session, const std::string& question
 std::vector<std::string> questions_of(const std::vector<std::string>& given, const std::string& document) {
   if (!given.empty()) return given;
   std::vector<std::string> questions;
-  if (isatty(STDIN_FILENO) == 0 && document != "-") {
+  if (!system::is_terminal(system::Stream::input) && document != "-") {
     std::istringstream lines(read_file("-"));
     for (std::string line; std::getline(lines, line);)
       if (line.find_first_not_of(" \t\r") != std::string::npos) questions.push_back(line);

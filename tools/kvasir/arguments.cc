@@ -154,6 +154,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
   Invocation invocation;
   CLI::App app("Read a long document once, keep it, question it for ever after.", "kvasir");
   describe(app);
+  app.allow_windows_style_options(false);  // "/a/b" is a path there too
   add_global(&app, &invocation.global);
   app.set_version_flag("--version", version_text, "Version, and what it was built with");
   Command chosen;

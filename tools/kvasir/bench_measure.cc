@@ -1,7 +1,5 @@
 #include "bench_measure.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -9,6 +7,7 @@
 
 #include "failure.h"
 #include "strategies.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -32,7 +31,7 @@ class TemporaryFile {
   explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
   ~TemporaryFile() {
     std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
+    std::filesystem::remove(system::path(path_), ignored);
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -177,7 +176,7 @@ DepthResult Bench::at_depth(uint64_t depth) {
 }
 
 std::vector<MappedCost> Bench::mapped(uint64_t depth) {
-  const TemporaryFile file(arguments_.folder + "/kvasir-bench-" + std::to_string(getpid()) + ".kv");
+  const TemporaryFile file(arguments_.folder + "/kvasir-bench-" + std::to_string(system::process_number()) + ".kv");
   save(context_, base_.get(), file.path());
   std::vector<MappedCost> costs;
   for (const std::string& strategy : arguments_.strategies) {

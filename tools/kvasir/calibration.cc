@@ -6,6 +6,7 @@
 #include "eval_random.h"
 #include "failure.h"
 #include "files.h"
+#include "system.h"
 
 namespace tool {
 
@@ -27,7 +28,7 @@ Json model_identity(const std::string& path, const kv_model* model) {
 
 std::optional<std::string> calibrated_filters(Context& context, const std::string& model_path, const kv_model* model) {
   const std::string path = calibration_path(model_path);
-  if (!std::filesystem::exists(path)) return {};
+  if (!std::filesystem::exists(system::path(path))) return {};
   try {
     const Json file = Json::parse(read_file(path));
     if (file.at("model") != model_identity(model_path, model)) {

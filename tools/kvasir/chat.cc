@@ -1,6 +1,4 @@
 // kvasir chat: a conversation in the terminal, or line by line from a pipe.
-#include <unistd.h>
-
 #include <cerrno>
 #include <optional>
 
@@ -9,6 +7,7 @@
 #include "commands.h"
 #include "failure.h"
 #include "reading.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -19,8 +18,7 @@ constexpr const char* help_text =
     "/stats      facts about the session as JSON\n"
     "/save FILE  save document and conversation; go on later with: kvasir chat -m MODEL -c FILE\n"
     "/help       this\n"
-    "Ctrl-C      stop the answer\n"
-    "Ctrl-D      leave\n";
+    "Ctrl-C      stop the answer\n";
 
 // Lines of standard input. Not std::getline, which cannot tell a Ctrl-C from the end.
 class Lines {
@@ -38,7 +36,7 @@ class Lines {
         return Kind::interrupted;
       }
       char buffer[4096];
-      const ssize_t size = ::read(STDIN_FILENO, buffer, sizeof buffer);
+      const ptrdiff_t size = system::read(buffer, sizeof buffer);
       if (size < 0 && errno == EINTR) continue;
       if (size <= 0) return pending_.empty() ? Kind::end : take(pending_.size(), pending_.size(), line);
       pending_.append(buffer, static_cast<size_t>(size));
@@ -109,15 +107,15 @@ void Chat::command(const std::string& line) {
   } else if (name == "/save") {
     save_as(argument);
   } else if (name == "/help") {
-    context_.terminal.print(help_text);
+    context_.terminal.print(help_text + std::string(system::end_of_input) + "      leave\n");
   } else {
     context_.terminal.error("no command " + name + "; /help lists them");
   }
 }
 
 void Chat::run() {
-  const bool person = isatty(STDIN_FILENO) == 1;
-  if (person) context_.terminal.note("Ask away. /help lists commands, Ctrl-D leaves.");
+  const bool person = system::is_terminal(system::Stream::input);
+  if (person) context_.terminal.note(std::string("Ask away. /help lists commands, ") + system::end_of_input + " leaves.");
   Lines lines(&context_.interrupt);
   bool leaving = false;  // a second Ctrl-C in a row at the prompt leaves too
   while (true) {
@@ -128,7 +126,7 @@ void Chat::run() {
     if (kind == Lines::Kind::end || (kind == Lines::Kind::interrupted && (leaving || !person))) break;
     leaving = kind == Lines::Kind::interrupted;
     if (leaving) {
-      context_.terminal.prompt("\nCtrl-D leaves.\n");
+      context_.terminal.prompt(std::string("\n") + system::end_of_input + " leaves.\n");
       continue;
     }
     if (line.find_first_not_of(" \t") == std::string::npos) continue;

@@ -1,13 +1,11 @@
 #include "context.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "failure.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -133,28 +131,24 @@ Json stats_of(kv_session* session) {
 
 void save(Context& context, kv_session* session, const std::string& path) {
   kv_error error{};
-  Progress progress(context.terminal, "Saving " + std::filesystem::path(path).filename().string(), Unit::bytes);
+  Progress progress(context.terminal, "Saving " + system::text(system::path(path).filename()), Unit::bytes);
   const kv_call_options options = call_options(context, &progress);
   check(kv_save(session, path.c_str(), &options, &error), error);
 }
 
+static bool read_input(std::string* text) {
+  std::vector<char> buffer(1 << 16);
+  ptrdiff_t size = 0;
+  while ((size = system::read(buffer.data(), buffer.size())) > 0) text->append(buffer.data(), static_cast<size_t>(size));
+  return size == 0;
+}
+
 std::string read_file(const std::string& path) {
   const bool from_input = path == "-";
-  const auto fail = [&path, from_input] {
-    throw Failure(exit_file, (from_input ? "standard input" : path) + ": " + std::strerror(errno));
-  };
-  const int file = from_input ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail();
   std::string text;
-  std::vector<char> buffer(1 << 16);
-  ssize_t size = 0;
-  while ((size = ::read(file, buffer.data(), buffer.size())) > 0) text.append(buffer.data(), static_cast<size_t>(size));
-  const int read_error = errno;
-  if (!from_input) ::close(file);
-  if (size < 0 && read_error == EINTR) throw Failure(exit_cancelled, "stopped; nothing was read");
-  errno = read_error;
-  if (size < 0) fail();
-  return text;
+  if (from_input ? read_input(&text) : system::read_file(path, &text)) return text;
+  if (errno == EINTR) throw Failure(exit_cancelled, "stopped; nothing was read");
+  throw Failure(exit_file, (from_input ? "standard input" : path) + ": " + std::strerror(errno));
 }
 
 std::string json_text(const Json& value) {

@@ -7,6 +7,7 @@
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -16,7 +17,7 @@ constexpr double beyond = 0.5;  // where full attention scores less, a task tell
 
 void make_folder(const std::string& path) {
   std::error_code failed;
-  std::filesystem::create_directories(path, failed);
+  std::filesystem::create_directories(system::path(path), failed);
   if (failed) throw Failure(exit_file, "cannot make the folder " + path + ": " + failed.message());
 }
 

@@ -1,8 +1,5 @@
 #include "eval_results.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -10,6 +7,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "system.h"
 
 namespace tool {
 
@@ -54,7 +52,7 @@ Result result_of(const Json& json) {
 }
 
 ResultFile::ResultFile(std::string path) : path_(std::move(path)) {
-  if (!std::filesystem::exists(path_)) return;
+  if (!std::filesystem::exists(system::path(path_))) return;
   const std::string text = read_file(path_);
   ends_with_newline_ = text.empty() || text.back() == '\n';
   for (size_t at = 0; at < text.size();) {
@@ -78,12 +76,10 @@ const Result* ResultFile::find(const std::string& key) const {
 void ResultFile::add(Result result) {
   const std::string line =
       (ends_with_newline_ ? "" : "\n") + to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  const ssize_t written = file < 0 ? -1 : ::write(file, line.data(), line.size());
+  const ptrdiff_t written = system::append(path_, line);
   const int code = errno;
-  if (file >= 0) ::close(file);
-  if (written != static_cast<ssize_t>(line.size()))
-    throw Failure(written >= 0 || code == ENOSPC || code == EDQUOT ? exit_resources : exit_file,
+  if (written != static_cast<ptrdiff_t>(line.size()))
+    throw Failure(written >= 0 || system::is_disk_full(code) ? exit_resources : exit_file,
                   "cannot write " + path_ + ": " + (written >= 0 ? "no space left" : std::strerror(code)));
   ends_with_newline_ = true;
   std::string key = result.key;

@@ -9,6 +9,7 @@
 #include "failure.h"
 #include "files.h"
 #include "strategies.h"
+#include "system.h"
 #include "timeline_text.h"
 #include "words.h"
 
@@ -82,7 +83,7 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
   flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session, arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
   if (!arguments.model.device.empty()) model_identity_ += " " + arguments.model.device;  // which rounds otherwise
-  program_identity_ = hex(sampled_hash("/proc/self/exe"));
+  program_identity_ = hex(sampled_hash(system::program_path()));
   context.terminal.draw("Making documents");
   make_jobs(Haystack(joined_texts(arguments.texts),
                      [model = model_.get()](std::string_view text) { return count_tokens(model, text); }));
@@ -164,7 +165,7 @@ void Evaluation::expect(const Job& job) {
 // What an earlier run has read of the document, or nothing.
 Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
   *bytes = *tokens = 0;
-  if (!std::filesystem::exists(path_of(job))) return nullptr;
+  if (!std::filesystem::exists(system::path(path_of(job)))) return nullptr;
   kv_error error{};
   kv_session* loaded = nullptr;
   const kv_session_options options = session_options(context_, flags_);

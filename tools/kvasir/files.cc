@@ -1,29 +1,32 @@
 #include "files.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "context.h"
 #include "eval_random.h"
 #include "failure.h"
+#include "system.h"
 
 namespace tool {
 
 void write_file(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".part";
-  std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+  std::ofstream file(system::path(temporary), std::ios::binary | std::ios::trunc);
   file << text;
   file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
+  std::error_code failed;
+  if (file) std::filesystem::rename(system::path(temporary), system::path(path), failed);
+  if (!file || failed) {
+    std::filesystem::remove(system::path(temporary), failed);
     throw Failure(exit_file, "cannot write " + path);
   }
 }
 
 uint64_t sampled_hash(const std::string& path) {
   constexpr uint64_t parts = 256, part_bytes = 16384;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::ifstream file(system::path(path), std::ios::binary | std::ios::ate);
   const auto size = static_cast<uint64_t>(std::max<std::streamoff>(file.tellg(), 0));
   uint64_t hash = hash_of(std::to_string(size));
   std::string part(part_bytes, '\0');

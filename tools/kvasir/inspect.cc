@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "failure.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -13,7 +14,7 @@ namespace {
 
 bool is_model(const std::string& path) {
   std::array<char, 4> magic{};
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(system::path(path), std::ios::binary);
   return file.read(magic.data(), magic.size()) && std::memcmp(magic.data(), "GGUF", 4) == 0;
 }
 
@@ -137,7 +138,7 @@ void run_verify(Context& context, const FileArguments& arguments) {
     verdict = "metadata and tensor shapes are sound (the format has no checksums for the weights)";
   } else {
     kv_error error{};
-    Progress progress(context.terminal, "Checking " + std::filesystem::path(arguments.path).filename().string(), Unit::bytes);
+    Progress progress(context.terminal, "Checking " + system::text(system::path(arguments.path).filename()), Unit::bytes);
     const kv_call_options options = call_options(context, &progress);
     const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
     if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");

@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "failure.h"
 #include "grammar.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -32,7 +33,7 @@ std::string day_and_time(uint64_t nanoseconds) {
   const auto seconds = static_cast<std::time_t>(nanoseconds / 1'000'000'000u);
   std::tm local{};
   char text[32] = "";
-  if (localtime_r(&seconds, &local) != nullptr) std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
+  if (system::local_time(seconds, &local)) std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
   return text;
 }
 
@@ -55,7 +56,7 @@ void list_document(Context& context, const kv_library_document& d) {
 // A session of the document: from the library as far as it is there, read and added where it is not.
 Session add(Context& context, kv_model* model, const LibraryAddArguments& arguments, const SessionFlags& flags) {
   const std::string text = read_file(arguments.document);
-  const std::string own = arguments.document == "-" ? "" : std::filesystem::path(arguments.document).filename().string();
+  const std::string own = arguments.document == "-" ? "" : system::text(system::path(arguments.document).filename());
   const std::string& name = arguments.name.empty() ? own : arguments.name;
   const Library library = open_library(context, arguments.library);
   const kv_session_options session_flags = session_options(context, flags);

@@ -1,10 +1,10 @@
 // kvasir: the library's command line. It uses the public header and nothing else of the library.
-#include <csignal>
 #include <new>
 
 #include "arguments.h"
 #include "commands.h"
 #include "failure.h"
+#include "system.h"
 
 namespace {
 
@@ -53,27 +53,28 @@ int run(const Invocation& invocation) {
 }
 
 // Whether errors are wanted as JSON has to be known also when the arguments make no sense.
-bool asks_for_json(int count, char** values) {
-  for (int i = 1; i < count && std::string_view(values[i]) != "--"; ++i)
-    if (std::string_view(values[i]) == "--json") return true;
+bool asks_for_json(const std::vector<std::string>& arguments) {
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i)
+    if (arguments[i] == "--json") return true;
   return false;
 }
 
 }  // namespace
 
 int main(int count, char** values) {
-  // A closed pipe is met as a failed write, so that everything is left in order.
-  std::signal(SIGPIPE, SIG_IGN);
+  const std::vector<std::string> given = system::begin(count, values);
+  std::vector<const char*> arguments;
+  for (const std::string& argument : given) arguments.push_back(argument.c_str());
   Invocation invocation;
   try {
-    invocation = parse_arguments(count, values);
+    invocation = parse_arguments(static_cast<int>(arguments.size()), arguments.data());
     if (!invocation.command) {
       Terminal(false, false).print(invocation.text);
       return exit_ok;
     }
     return run(invocation);
   } catch (const Failure& failure) {
-    const bool json = asks_for_json(count, values);
+    const bool json = asks_for_json(given);
     Terminal terminal(false, json);
     return report(failure, terminal, json, Json::object());
   }

@@ -3,6 +3,7 @@
 
 #include "commands.h"
 #include "failure.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 // What is replaced without a question is a file of the kind that is written, or none.
 void may_replace(const PackArguments& arguments, const char* kind, kv_status (*inspect)(const char* path)) {
   std::error_code ignored;
-  if (arguments.force || !fs::exists(arguments.output, ignored)) return;
+  if (arguments.force || !fs::exists(system::path(arguments.output), ignored)) return;
   if (inspect(arguments.output.c_str()) == KV_OK) return;
   throw Failure(exit_file, arguments.output + " is no " + kind + "; name another file, or add --force to replace it");
 }
@@ -30,7 +31,7 @@ kv_status is_cache(const char* path) {
   return kv_file_inspect(path, &info, nullptr);
 }
 
-std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
+std::string file_name(const std::string& path) { return system::text(system::path(path).filename()); }
 
 void run(Context& context, const PackArguments& arguments, const char* doing, decltype(kv_pack)* call) {
   Progress progress(context.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
@@ -45,7 +46,7 @@ void run(Context& context, const PackArguments& arguments, const char* doing, de
   if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped; " + arguments.output + " was not written");
   check(status, error);
   const double seconds = progress.seconds();
-  const uint64_t from = fs::file_size(arguments.path), to = fs::file_size(arguments.output);
+  const uint64_t from = fs::file_size(system::path(arguments.path)), to = fs::file_size(system::path(arguments.output));
   context.result = {{"path", arguments.path}, {"output", arguments.output}, {"bytes", from}, {"output_bytes", to}, {"seconds", seconds}};
   const double larger = static_cast<double>(std::max(from, to));
   if (!context.json)

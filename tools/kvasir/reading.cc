@@ -1,13 +1,11 @@
 #include "reading.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 
+#include "system.h"
 #include "timeline_text.h"
 #include "words.h"
 
@@ -36,7 +34,7 @@ class Reader {
   void refuse_to_overwrite(const std::string& why) const;
   void expect_writable_folder() const;
   std::string document_name() const {
-    return flags_.document == "-" ? "standard input" : std::filesystem::path(flags_.document).filename().string();
+    return flags_.document == "-" ? "standard input" : system::text(system::path(flags_.document).filename());
   }
 
   Context& context_;
@@ -84,17 +82,17 @@ void Reader::refuse_to_overwrite(const std::string& why) const {
 
 // Minutes of reading should not end with a folder that cannot be written.
 void Reader::expect_writable_folder() const {
-  std::filesystem::path folder = std::filesystem::path(flags_.save).parent_path();
+  std::filesystem::path folder = system::path(flags_.save).parent_path();
   if (folder.empty()) folder = ".";
-  if (std::filesystem::is_directory(flags_.save)) throw Failure(exit_file, flags_.save + " is a folder; name a file in it");
-  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw Failure(exit_file, "cannot write in the folder " + folder.string() + ": " + std::strerror(errno));
+  if (std::filesystem::is_directory(system::path(flags_.save))) throw Failure(exit_file, flags_.save + " is a folder; name a file in it");
+  if (system::may_write_in(system::text(folder))) return;
+  throw Failure(exit_file, "cannot write in the folder " + system::text(folder) + ": " + std::strerror(errno));
 }
 
 // Decides what the file that --save names is good for.
 void Reader::reuse_saved() {
-  struct stat facts;
-  if (stat(flags_.save.c_str(), &facts) != 0) return;
+  std::error_code unknown;
+  if (!std::filesystem::exists(system::path(flags_.save), unknown)) return;
   Terminal& terminal = context_.terminal;
   kv_error error{};
   const kv_status status = load(flags_.save, &error);

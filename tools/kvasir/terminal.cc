@@ -1,30 +1,13 @@
 #include "terminal.h"
 
-#include <langinfo.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <cerrno>
-#include <clocale>
-#include <cstdlib>
 #include <cstring>
 
 #include "failure.h"
+#include "system.h"
 
 namespace tool {
 namespace {
-
-bool write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t size = ::write(descriptor, text.data(), text.size());
-    if (size >= 0) {
-      text.remove_prefix(static_cast<size_t>(size));
-    } else if (errno != EINTR) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // Escape sequences could rewrite the screen or the window's title. C1 controls are two bytes in UTF-8: C2 80 to C2 9F.
 std::string without_controls(std::string_view text, bool keep_newlines) {
@@ -42,25 +25,19 @@ std::string without_controls(std::string_view text, bool keep_newlines) {
   return clean;
 }
 
-bool terminal_understands_drawing() {
-  const char* kind = std::getenv("TERM");
-  return isatty(STDERR_FILENO) == 1 && kind != nullptr && std::strcmp(kind, "dumb") != 0;
-}
-
 }  // namespace
 
 Terminal::Terminal(bool quiet, bool json)
-    : chatty_(!quiet && !json), output_is_terminal_(isatty(STDOUT_FILENO) == 1) {
-  draws_ = chatty_ && terminal_understands_drawing();
-  std::setlocale(LC_CTYPE, "");
-  utf8_ = std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+    : chatty_(!quiet && !json), output_is_terminal_(system::is_terminal(system::Stream::output)) {
+  draws_ = chatty_ && system::terminal_understands_drawing();
+  utf8_ = system::terminal_shows_utf8();
 }
 
 void Terminal::print(std::string_view text) {
   erase();
-  if (write_all(STDOUT_FILENO, text)) return;
+  if (system::write(system::Stream::output, text)) return;
   if (errno == EPIPE) throw Failure(exit_pipe, "");
-  const int code = errno == ENOSPC || errno == EDQUOT ? exit_resources : exit_file;
+  const int code = system::is_disk_full(errno) ? exit_resources : exit_file;
   throw Failure(code, std::string("cannot write to standard output: ") + std::strerror(errno));
 }
 
@@ -70,8 +47,8 @@ void Terminal::print_untrusted(std::string_view text) {
 
 void Terminal::say(std::string_view line) {
   erase();
-  std::string text = isatty(STDERR_FILENO) == 1 ? without_controls(line, false) : std::string(line);
-  write_all(STDERR_FILENO, text += '\n');
+  std::string text = system::is_terminal(system::Stream::error) ? without_controls(line, false) : std::string(line);
+  system::write(system::Stream::error, text += '\n');
 }
 
 void Terminal::note(std::string_view line) {
@@ -82,23 +59,23 @@ void Terminal::error(std::string_view line) { say("kvasir: " + std::string(line)
 
 void Terminal::prompt(std::string_view text) {
   erase();
-  write_all(STDERR_FILENO, text);
+  system::write(system::Stream::error, text);
 }
 
 int Terminal::columns() const {
-  winsize size = {};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  const int columns = system::terminal_columns();
+  return columns > 0 ? columns : 80;
 }
 
 void Terminal::draw(std::string_view line) {
   if (!draws_) return;
   drawn_ = true;
   // One write, so that the line is never seen half drawn; what an earlier, longer one left is erased behind it.
-  write_all(STDERR_FILENO, "\r" + without_controls(line, false) + "\x1b[K");
+  system::write(system::Stream::error, "\r" + without_controls(line, false) + "\x1b[K");
 }
 
 void Terminal::erase() {
-  if (drawn_) write_all(STDERR_FILENO, "\r\x1b[K");
+  if (drawn_) system::write(system::Stream::error, "\r\x1b[K");
   drawn_ = false;
 }
 

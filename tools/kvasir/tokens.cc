@@ -1,10 +1,11 @@
 // kvasir tokenize and kvasir logits: to compare with other runtimes.
 #include <algorithm>
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "commands.h"
 #include "failure.h"
+#include "system.h"
 #include "words.h"
 
 namespace tool {
@@ -23,9 +24,12 @@ std::vector<int32_t> read_token_ids(const std::string& path) {
 // A half-written file would look like a shorter result, so it does not stay.
 class OutputFile {
  public:
-  explicit OutputFile(const std::string& path) : path_(path), file_(path, std::ios::binary | std::ios::trunc) { expect(); }
+  explicit OutputFile(const std::string& path) : path_(path), file_(system::path(path), std::ios::binary | std::ios::trunc) { expect(); }
   ~OutputFile() {
-    if (!done_ && opened_) std::remove(path_.c_str());
+    if (done_ || !opened_) return;
+    file_.close();  // which Windows wants first
+    std::error_code failed;
+    std::filesystem::remove(system::path(path_), failed);
   }
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

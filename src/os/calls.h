@@ -34,7 +34,9 @@ auto retried(const char* operation, const std::string& path, Call call) -> declt
 inline Code code_of(int error) {
   switch (error) {
     case ENOSPC:
+#ifdef EDQUOT  // which Windows does not know
     case EDQUOT:
+#endif
     case EFBIG:
       return Code::no_space;
     case ENOENT:
@@ -51,16 +53,26 @@ inline Code code_of(int error) {
       return Code::limit;
     case EISDIR:
     case ENAMETOOLONG:
+    case EILSEQ:
     case ELOOP:
+#ifdef _WIN32  // a name with what no name may have
+    case EINVAL:
+#endif
       return Code::bad_argument;
     default:
       return Code::io;
   }
 }
 
+// An error in words, perhaps in the buffer.
+#ifdef _WIN32
+const char* error_text(int error, char* buffer, std::size_t size);
+#else
 // strerror_r comes in two kinds, told apart by what it returns.
-[[maybe_unused]] inline const char* error_text(const char* text, const char*) { return text; }
-[[maybe_unused]] inline const char* error_text(int, const char* buffer) { return buffer; }
+[[maybe_unused]] inline const char* chosen_text(const char* text, const char*) { return text; }
+[[maybe_unused]] inline const char* chosen_text(int, const char* buffer) { return buffer; }
+inline const char* error_text(int error, char* buffer, std::size_t size) { return chosen_text(strerror_r(error, buffer, size), buffer); }
+#endif
 
 // The end of a path that is too long for a message: the reason after it must survive.
 inline const char* shown(const std::string& path) {
@@ -74,14 +86,32 @@ inline const char* shown(const std::string& path) {
 // "cannot <what> <path>: <reason>", from errno.
 inline Status failed(const char* what, const std::string& path, int error) {
   char buffer[128] = {};
-  const char* reason = error_text(strerror_r(error, buffer, sizeof buffer), buffer);
+  const char* reason = error_text(error, buffer, sizeof buffer);
   return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason).with_errno(error);
 }
 
+// Where a path's last name begins.
+inline std::size_t name_begin(const std::string& path) {
+#ifdef _WIN32
+  const std::size_t separator = path.find_last_of("/\\:");
+#else
+  const std::size_t separator = path.rfind('/');
+#endif
+  return separator == std::string::npos ? 0 : separator + 1;
+}
+
 inline std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
+  const std::size_t name = name_begin(path);
+  return name == 0 ? "." : path.substr(0, name == 1 ? 1 : name - 1);
+}
+
+// "<target>.<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
+std::string temporary_name(const std::string& target, uint64_t random);
+
+// A system's refusal of what is no plain file: reading a folder, a pipe or a device would fail late or wait for ever.
+inline Status not_a_file(const std::string& path, bool folder) {
+  const char* kind = folder ? "a folder" : "a pipe, a socket or a device";
+  return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind).with_errno(folder ? EISDIR : EINVAL);
 }
 
 }  // namespace kvasir::os

@@ -1,0 +1,70 @@
+// What the Windows files of this folder share: paths as the system wants them, and its errors as errno.
+#pragma once
+
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "os/calls.h"
+
+namespace kvasir::os {
+
+// A path in UTF-16, absolute and of any length. Ordinary ones are made without the heap: a temporary file is removed also when memory is out.
+class WidePath {
+ public:
+  explicit WidePath(const std::string& path);
+  WidePath(const WidePath&) = delete;
+  WidePath& operator=(const WidePath&) = delete;
+  bool good() const { return size_ > 0; }  // errno where there is no such path
+  const wchar_t* c_str() const { return text_; }
+  std::size_t size() const { return size_; }
+  std::wstring folder() const;
+
+ private:
+  struct Units {
+    wchar_t inside[512];
+    std::unique_ptr<wchar_t[]> outside;
+    wchar_t* reserve(std::size_t size) noexcept;  // or null
+  };
+  Units full_;
+  const wchar_t* text_ = L"";
+  std::size_t size_ = 0;
+};
+
+std::string narrow(std::wstring_view text);
+
+// -1, and errno from a system's error.
+int failing(DWORD error);
+inline int failing() { return failing(GetLastError()); }
+
+bool random_bits(uint64_t* out);
+
+// Everybody may read, write, rename and remove what this process has open: what is held against that are locks.
+constexpr DWORD share_all = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+
+// Closed at the end of its block.
+class Handle {
+ public:
+  explicit Handle(HANDLE handle) : handle_(handle) {}
+  ~Handle() {
+    if (good()) CloseHandle(handle_);
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  bool good() const { return handle_ != nullptr && handle_ != INVALID_HANDLE_VALUE; }
+  operator HANDLE() const { return handle_; }
+
+ private:
+  HANDLE handle_;
+};
+
+}  // namespace kvasir::os

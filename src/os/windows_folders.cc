@@ -1,0 +1,161 @@
+// What is asked of folders, and of names in them.
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "os/windows_calls.h"
+
+namespace kvasir::os {
+
+namespace {
+
+uint64_t since_1970(const FILETIME& time) {
+  constexpr uint64_t between = 116'444'736'000'000'000u;  // from 1601, which Windows counts from, in its units of 100 ns
+  const uint64_t ticks = uint64_t{time.dwHighDateTime} << 32 | time.dwLowDateTime;
+  return ticks < between ? 0 : (ticks - between) * 100;
+}
+
+// Old systems, and file systems such as FAT, know only the older way, which refuses while somebody has the file.
+bool is_unknown(DWORD error) {
+  return error == ERROR_INVALID_PARAMETER || error == ERROR_INVALID_FUNCTION || error == ERROR_NOT_SUPPORTED || error == ERROR_CALL_NOT_IMPLEMENTED;
+}
+
+HANDLE open_to_change(const WidePath& name, DWORD flags) {
+  return CreateFileW(name.c_str(), DELETE | SYNCHRONIZE, share_all, nullptr, OPEN_EXISTING, flags, nullptr);
+}
+
+bool is_folder(const wchar_t* name) {
+  const DWORD attributes = GetFileAttributesW(name);
+  return attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0;
+}
+
+bool is_file(const wchar_t* name) { return GetFileAttributesW(name) != INVALID_FILE_ATTRIBUTES && !is_folder(name); }
+
+// The system only says that access is denied: where the file could be changed but for that, somebody has it open or mapped.
+int refused(const WidePath& name, DWORD error) {
+  if (error == ERROR_ACCESS_DENIED && Handle(open_to_change(name, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
+  return failing(error);
+}
+
+// Who has the file at the path open keeps it as it was, and new openings meet the new one; a mapped one may still be refused. The handle writes
+// through, and with it the change of names (there is no call for a folder).
+int replace(const WidePath& from, const WidePath& to) {
+  {
+    const Handle file(open_to_change(from, FILE_FLAG_WRITE_THROUGH));
+    if (!file.good()) return failing();
+    const std::size_t bytes = to.size() * sizeof(wchar_t);
+    std::string memory(offsetof(FILE_RENAME_INFO, FileName) + bytes + sizeof(wchar_t), '\0');
+    auto* rename = reinterpret_cast<FILE_RENAME_INFO*>(memory.data());
+    rename->Flags = FILE_RENAME_FLAG_REPLACE_IF_EXISTS | FILE_RENAME_FLAG_POSIX_SEMANTICS;
+    rename->FileNameLength = static_cast<DWORD>(bytes);
+    std::memcpy(rename->FileName, to.c_str(), bytes);
+    if (SetFileInformationByHandle(file, FileRenameInfoEx, rename, static_cast<DWORD>(memory.size()))) return 0;
+    if (!is_unknown(GetLastError())) return refused(to, GetLastError());
+  }
+  return MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) ? 0 : refused(to, GetLastError());
+}
+
+int remove(const WidePath& name) {
+  {
+    const Handle file(open_to_change(name, FILE_FLAG_OPEN_REPARSE_POINT));
+    if (!file.good()) return failing();
+    FILE_DISPOSITION_INFO_EX gone{FILE_DISPOSITION_FLAG_DELETE | FILE_DISPOSITION_FLAG_POSIX_SEMANTICS};
+    if (SetFileInformationByHandle(file, FileDispositionInfoEx, &gone, sizeof gone)) return 0;
+    if (!is_unknown(GetLastError())) return refused(name, GetLastError());
+  }
+  return DeleteFileW(name.c_str()) ? 0 : refused(name, GetLastError());
+}
+
+}  // namespace
+
+Status rename_replace(const std::string& from, const std::string& to) {
+  const int result = retried("rename", to, [&] {
+    const WidePath old_name(from), new_name(to);
+    return old_name.good() && new_name.good() ? replace(old_name, new_name) : -1;
+  });
+  if (result != 0) return failed("replace", to, errno);
+  return {};
+}
+
+// Renames are written through; where the system lets a folder be flushed, so is what else happened in it.
+Status sync_folder_of(const std::string& path) {
+  const WidePath name(path);
+  if (!name.good()) return failed("open the folder of", path, errno);
+  const std::wstring folder = name.folder();
+  const int result = retried("sync_folder", folder_of(path), [&] {
+    if (!is_folder(folder.c_str())) return failing(ERROR_PATH_NOT_FOUND);
+    const Handle handle(CreateFileW(folder.c_str(), GENERIC_WRITE, share_all, nullptr, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+    if (handle.good()) (void)FlushFileBuffers(handle);
+    return 0;
+  });
+  if (result != 0) return failed("sync the folder", folder_of(path), errno);
+  return {};
+}
+
+Status remove_file(const std::string& path) {
+  const int result = retried("remove", path, [&] {
+    const WidePath name(path);
+    return name.good() ? remove(name) : -1;
+  });
+  if (result != 0) return failed("remove", path, errno);
+  return {};
+}
+
+Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
+  WIN32_FIND_DATAW entry;
+  HANDLE search = INVALID_HANDLE_VALUE;
+  const int opened = retried("list", folder, [&] {
+    const WidePath pattern(folder + "/*");
+    if (!pattern.good()) return -1;
+    search = FindFirstFileExW(pattern.c_str(), FindExInfoBasic, &entry, FindExSearchNameMatch, nullptr, FIND_FIRST_EX_LARGE_FETCH);
+    if (search != INVALID_HANDLE_VALUE) return 0;
+    const DWORD error = GetLastError();
+    const WidePath name(folder);
+    return failing(name.good() && is_file(name.c_str()) ? ERROR_DIRECTORY : error);
+  });
+  if (opened != 0) return failed("list the folder", folder, errno);
+  struct Close {
+    HANDLE search;
+    ~Close() { FindClose(search); }
+  } close{search};
+  std::vector<FolderEntry> found;
+  do {
+    if ((entry.dwFileAttributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0) continue;
+    const bool link = (entry.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) != 0 && entry.dwReserved0 == IO_REPARSE_TAG_SYMLINK;
+    if (link) continue;  // of which the search tells nothing
+    found.push_back({narrow(entry.cFileName), uint64_t{entry.nFileSizeHigh} << 32 | entry.nFileSizeLow, since_1970(entry.ftLastWriteTime)});
+  } while (FindNextFileW(search, &entry));
+  if (GetLastError() != ERROR_NO_MORE_FILES) {
+    (void)failing();
+    return failed("list the folder", folder, errno);
+  }
+  *out = std::move(found);
+  return {};
+}
+
+Status make_folder(const std::string& folder) {
+  const WidePath name(folder);
+  if (!name.good()) return failed("make the folder", folder, errno);
+  const int result = retried("make_folder", folder, [&] {
+    return CreateDirectoryW(name.c_str(), nullptr) ? 0 : failing();
+  });
+  if (result == 0) return {};
+  if (errno == EEXIST && is_folder(name.c_str())) return {};
+  if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
+  return failed("make the folder", folder, errno);
+}
+
+Status touch(const std::string& path) {
+  const int result = retried("touch", path, [&] {
+    const WidePath name(path);
+    if (!name.good()) return -1;
+    const Handle file(CreateFileW(name.c_str(), FILE_WRITE_ATTRIBUTES, share_all, nullptr, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+    FILETIME now;
+    GetSystemTimePreciseAsFileTime(&now);
+    return file.good() && SetFileTime(file, nullptr, nullptr, &now) ? 0 : failing();
+  });
+  if (result != 0) return failed("set the time of", path, errno);
+  return {};
+}
+
+}  // namespace kvasir::os

@@ -1,0 +1,61 @@
+// What is asked of the machine and of this process.
+#include "os/windows_calls.h"  // before the system's own parts, which take its types for there
+
+#include <bcrypt.h>
+
+#include <bit>
+
+#include "os/signals.h"
+
+extern "C" WINBASEAPI HRESULT WINAPI SetThreadDescription(HANDLE, PCWSTR);  // which MinGW's headers lack
+
+namespace kvasir::os {
+
+bool random_bits(uint64_t* out) {
+  return BCryptGenRandom(nullptr, reinterpret_cast<UCHAR*>(out), sizeof *out, BCRYPT_USE_SYSTEM_PREFERRED_RNG) >= 0;
+}
+
+// Large pages are for accounts that an administrator allowed to lock memory.
+void prefer_huge_pages(void*, std::size_t) {}
+
+uint32_t processor_count() {
+  DWORD_PTR own = 0, all = 0;
+  // The masks are 0 for a process that runs in several groups of 64 processors.
+  if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != 0) return static_cast<uint32_t>(std::popcount(own));
+  const DWORD count = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+  return count > 0 ? count : 1;
+}
+
+uint64_t physical_memory() {
+  MEMORYSTATUSEX memory;
+  memory.dwLength = sizeof memory;
+  return GlobalMemoryStatusEx(&memory) ? memory.ullTotalPhys : UINT64_MAX;
+}
+
+uint64_t hash_seed() {
+  static const uint64_t seed = [] {
+    uint64_t random;
+    return random_bits(&random) ? random : now_ns() * 0x9E3779B97F4A7C15u;
+  }();
+  return seed;
+}
+
+uint64_t now_ns() {
+  LARGE_INTEGER frequency, ticks;
+  QueryPerformanceFrequency(&frequency);
+  QueryPerformanceCounter(&ticks);
+  const uint64_t rate = static_cast<uint64_t>(frequency.QuadPart), count = static_cast<uint64_t>(ticks.QuadPart);
+  return count / rate * 1'000'000'000u + count % rate * 1'000'000'000u / rate;
+}
+
+void name_this_thread(const char* name) {
+  wchar_t text[32] = {};
+  MultiByteToWideChar(CP_UTF8, 0, name, -1, text, 31);
+  (void)SetThreadDescription(GetCurrentThread(), text);
+}
+
+// There are no signals that a thread could be chosen for: the system makes one of its own for Ctrl-C.
+SignalsHeld::SignalsHeld() { (void)before_; }
+SignalsHeld::~SignalsHeld() = default;
+
+}  // namespace kvasir::os

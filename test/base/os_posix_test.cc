@@ -1,0 +1,187 @@
+// The seam where POSIX is: signals, limits and processes, pipes, modes.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+
+#include "os/os.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+
+namespace {
+
+// Runs in a process of its own, which may be disturbed; whether it returned true.
+bool in_child(const std::function<bool()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body() ? 0 : 1);
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// A new file of these bytes, open for writing under a name of its own.
+os::File temporary(const TempFolder& folder, const std::string& bytes = {}) {
+  os::File file;
+  const Status s = os::File::create_temporary(folder.file("target"), &file);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE(file.write(0, bytes.data(), bytes.size()).ok());
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("pipes are refused at once, and are no files of a folder") {
+  TempFolder folder;
+  os::File file;
+  REQUIRE(mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+  CHECK(os::File::open_read(folder.file("pipe"), &file).code() == Code::bad_argument);
+  CHECK(os::File::create_temporary(folder.file("pipe"), &file).code() == Code::bad_argument);
+  CHECK_FALSE(file.is_open());
+  std::vector<os::FolderEntry> entries;
+  REQUIRE(os::list_folder(folder.path(), &entries).ok());
+  CHECK(entries.empty());
+}
+
+TEST_CASE("a quota and a server's lost file become their codes") {
+  TempFolder folder;
+  os::File file = temporary(folder);
+  static int error = 0;
+  for (const auto& [number, code] : {std::pair{EDQUOT, Code::no_space}, std::pair{ESTALE, Code::io}}) {
+    error = number;
+    os::fault = [](const char*, const char*) { return error; };
+    const Status s = file.write(0, "y", 1);
+    os::fault = nullptr;
+    CHECK(s.code() == code);
+    CHECK(s.sys_errno() == number);
+  }
+}
+
+TEST_CASE("a temporary file is private to this process and never a standard stream") {
+  TempFolder folder;
+  const mode_t mask = umask(0);
+  umask(mask);
+  struct stat info;
+  REQUIRE(stat(temporary(folder).path().c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == (0666 & ~mask));
+  CHECK(in_child([&] {
+    close(0);
+    close(1);
+    close(2);
+    os::File file;
+    if (!os::File::create_temporary(folder.file("b"), &file).ok()) return false;
+    return fcntl(0, F_GETFD) == -1 && fcntl(1, F_GETFD) == -1 && fcntl(2, F_GETFD) == -1 &&
+           fcntl(3, F_GETFD) == FD_CLOEXEC;
+  }));
+}
+
+TEST_CASE("the process's limit on file sizes is an error, not a signal") {
+  TempFolder folder;
+  CHECK(in_child([&] {
+    os::File file;
+    if (!os::File::create_temporary(folder.file("a"), &file).ok()) return false;
+    const struct rlimit limit = {1000, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string data(1001, 'x');
+    return file.write(0, data.data(), 1000).ok() && file.write(0, data.data(), 1001).code() == Code::no_space &&
+           file.write(1000, data.data(), 1).sys_errno() == EFBIG && file.preallocate(1001).code() == Code::no_space;
+  }));
+}
+
+TEST_CASE("a temporary file whose lock could not outlast it is refused, and nothing is left of it") {
+  TempFolder folder;
+  CHECK(in_child([&] {
+    const int next = dup(STDERR_FILENO);  // the descriptor that the file gets: none comes after it
+    struct rlimit limit;
+    if (next < 0 || close(next) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+    limit.rlim_cur = static_cast<rlim_t>(next) + 1;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+    os::File file;
+    const Status s = os::File::create_temporary(folder.file("abc"), &file);
+    return !s.ok() && s.sys_errno() == EMFILE && !file.is_open();
+  }));
+  CHECK(folder.entries() == 0);
+}
+
+TEST_CASE("a thread's name is cut, not refused") {
+  CHECK(in_child([] {
+    os::name_this_thread("kvasir-worker-with-a-long-name");
+    char name[64] = {};
+    return pthread_getname_np(pthread_self(), name, sizeof name) == 0 && std::string(name).find("kvasir-worker") == 0;
+  }));
+}
+
+TEST_CASE("what a file gives back is free on the disk, and reads as zeros") {
+  TempFolder folder;
+  os::File file = temporary(folder, "abc");
+  constexpr std::size_t size = 1 << 20;
+  const std::vector<char> bytes(size, 'x');
+  REQUIRE(file.write(0, bytes.data(), size).ok());
+  REQUIRE(file.sync().ok());
+  const auto blocks = [&] {
+    struct stat info{};
+    REQUIRE(stat(file.path().c_str(), &info) == 0);
+    return uint64_t(info.st_blocks) * 512;
+  };
+  REQUIRE(blocks() >= size);
+  file.discard(size / 4, size / 2);
+  CHECK(blocks() <= size - size / 2 + (64 << 10));
+  std::vector<char> read(size);
+  REQUIRE(file.read(0, read.data(), size).ok());
+  std::vector<char> expected(bytes);
+  std::fill_n(expected.begin() + size / 4, size / 2, '\0');
+  CHECK(read == expected);
+}
+
+TEST_CASE("processors are those that this process may use") {
+  CHECK(os::processor_count() <= static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_CONF)));
+#ifdef __linux__
+  CHECK(in_child([] {
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all) != 0) return true;
+    std::size_t cpu = 0;
+    while (!CPU_ISSET(cpu, &all)) ++cpu;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof one, &one) == 0 && os::processor_count() == 1;
+  }));
+#endif
+}
+
+TEST_CASE("a lock is seen by other processes, and ends with its process") {
+  TempFolder folder;
+  const std::string path = folder.file("a");
+  write_file(path, {});
+  const auto taken = [&] {
+    os::File file;
+    bool locked = false;
+    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() && !locked;
+  };
+  int ready[2], done[2];
+  REQUIRE((pipe(ready) == 0 && pipe(done) == 0));
+  const pid_t child = fork();
+  if (child == 0) {
+    os::File file;
+    bool locked = false;
+    (void)(os::File::open_lock(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok());
+    (void)!write(ready[1], "x", 1);
+    char byte;
+    (void)!read(done[0], &byte, 1);  // until it is killed
+    _exit(0);
+  }
+  char byte = 0;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  CHECK(taken());
+  kill(child, SIGKILL);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(!taken());
+  for (int fd : {ready[0], ready[1], done[0], done[1]}) close(fd);
+}
