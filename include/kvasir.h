@@ -150,7 +150,8 @@ typedef struct kv_model_options {
    * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there. Keys and values stay in the processor's
    * memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the sealed pages that it has as long as it reads
    * (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy "bounded" it attends too: it has a sketch of
-   * the keys and the newest tokens, chooses, and reads the chosen pages where they are, for which that memory is pinned. Other strategies, sparse
+   * the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory is pinned; what it has read it keeps for the
+   * next token where there is room. Other strategies, sparse
    * reading, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
    * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the
    * library was built without CUDA: KV_UNSUPPORTED. */

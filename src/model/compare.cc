@@ -37,6 +37,7 @@ void Comparison::Scratch::keep_near(const AttentionState& state, uint32_t rows, 
 }
 
 void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t first_page, uint32_t tokens) {
+  if (sums_.empty()) sums_.assign(std::size_t{layers_} * kv_heads_, {});
   step_.assign(std::size_t{tokens} * kv_heads_, {});
   tokens_ = tokens;
   n_ = (pages.pages() - std::min(pages.pages(), first_page)) * pages.shape().page.page_tokens;

@@ -71,7 +71,7 @@ class Comparison {
     const float* out;         // [rows][head_dim] what the strategy's attention gave
   };
 
-  Comparison(uint32_t layers, uint32_t kv_heads) : layers_(layers), kv_heads_(kv_heads), sums_(layers * kv_heads) {}
+  Comparison(uint32_t layers, uint32_t kv_heads) : layers_(layers), kv_heads_(kv_heads) {}
 
   void begin(CompareLevel level, const PageStore& pages, uint32_t first_page, uint32_t tokens);
   // From any thread. False: a page of a mapped file is damaged.
@@ -81,7 +81,7 @@ class Comparison {
 
   uint32_t layers() const { return layers_; }
   uint32_t kv_heads() const { return kv_heads_; }
-  const Compared& of(uint32_t layer, uint32_t kv_head) const { return sums_[layer * kv_heads_ + kv_head]; }
+  Compared of(uint32_t layer, uint32_t kv_head) const { return sums_.empty() ? Compared{} : sums_[layer * kv_heads_ + kv_head]; }
   uint64_t covered_steps() const { return covered_steps_; }
   double covered(uint32_t i, uint32_t j) const { return covered_[i * layers_ + j] / static_cast<double>(covered_steps_); }
 
@@ -91,7 +91,7 @@ class Comparison {
   void add_covered();
 
   uint32_t layers_, kv_heads_;
-  Array<Compared> sums_;  // [layers][kv_heads]
+  Array<Compared> sums_;  // [layers][kv_heads], from the first begin() on
   Array<Compared> step_;  // [tokens of the step][kv_heads]
   Array<double> covered_; // [layers][layers]
   uint64_t covered_steps_ = 0;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t most_threads = 8;        // more start slowly; the limit itself is tried
 constexpr uint64_t most_cache_row = 4096;   // floats of a token's keys: larger caches are only opened
-constexpr std::size_t most_memory = std::size_t{128} << 20;  // bytes at once: a cache of 2^20 heads keeps 112 for each before it has a token
+constexpr std::size_t most_memory = std::size_t{128} << 20;  // bytes at once: a cache of 2^20 heads keeps some for each before it has a token
 
 // A caller's struct: as long as it says, to the byte.
 template <class T>
