@@ -292,7 +292,7 @@ typedef struct kv_session_options {
    * filter layers read everything and choose for those behind them. What was read so is a little different from the exact keys and values; kv_stats
    * says how far (sparse_tokens). */
   const char *prefill_strategy;
-  double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.1, of these at least 2048 */
+  double prefill_budget_fraction; /* chosen of the tokens before, 0 to 1; 0: 0.1; at least 2048 in any case */
   uint64_t prefill_exact_tokens;  /* of each kv_prefill the last so many tokens are read exactly all the same */
   /* Of the strategy "bounded", which reads what should get much attention for certain, and of all the rest a sample that stands for it: read as
    * many tokens as keep the standard error of the sampled attention below 1 - coverage, 0 to less than 1, as the sketch expects it, in each layer
@@ -307,11 +307,11 @@ typedef struct kv_session_options {
    * own queries, of that size and making time each. Others do not take it: KV_BAD_ARGUMENT. */
   uint32_t head_graphs;
   /* Bytes of memory that keys, values and all that is kept with them may take; 0 (default): no limit. Pages beyond it are written to a file without a
-   * name in spill_folder, or stay in the file that was loaded, and are read where they are needed; answers are the same, bit for bit. The
+   * name (on Windows: one that its process's end removes) in spill_folder, or stay in the file that was loaded, and are read where they are needed; answers are the same, bit for bit. The
    * window, the summaries (about a fifth of what keys and values take) and the pages that a step fills have to fit: KV_LIMIT says what that is,
-   * before anything is read. Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
+   * before anything is read. While the sketch is found again, as a text grows, it is there twice (a tenth of them). Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
   uint64_t memory_budget;
-  /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp. The file is gone with the last session
+  /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp, on Windows the folder for temporary files. The file is gone with the last session
    * that uses it, also when the process is killed. It is tried when a session is opened or loaded with a budget: KV_NOT_FOUND, KV_PERMISSION,
    * KV_NO_SPACE. */
   const char *spill_folder;

@@ -7,6 +7,9 @@
 
 inline bool replaces_files_in_use() {
   static const bool answer = [] {
+#ifndef _WIN32
+    return true;  // where it does not, the cases have to fail
+#endif
     const TempFolder folder;
     kvasir::os::File file;
     kvasir::os::Mapping mapping;

@@ -62,10 +62,10 @@ type SessionOptions struct {
 	Compare      uint32
 	SelectTokens uint32 // "quest": neighbouring tokens chosen together, a multiple of 16 up to 1024; 0: 16
 	Certify      bool   // each decoded token gets a certificate of how much of its attention was read at least: Stats
-	// How documents are read behind their first 4096 tokens: "" or "full": exactly; "quest", "flat", "filter-layers" or "window": sparsely,
-	// several times faster where the text is long.
+	// How documents are read behind their first 4096 tokens: "" or "full": exactly; "bounded", "quest", "flat", "filter-layers" or "window":
+	// sparsely, several times faster where the text is long.
 	PrefillStrategy       string
-	PrefillBudgetFraction float64 // chosen of the tokens before, 0 to 1; 0: 0.05, of these at least 2048
+	PrefillBudgetFraction float64 // chosen of the tokens before, 0 to 1; 0: 0.1; at least 2048 in any case
 	PrefillExactTokens    uint64  // of each Prefill the last so many tokens are read exactly all the same
 	// "bounded": read as many tokens as keep the standard error of the sampled attention below 1 - Coverage, 0 to less than 1; 0: 0.96 with the
 	// default budget, else what the budget says.

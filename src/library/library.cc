@@ -33,6 +33,7 @@ Status Library::check_name(const std::string& name) {
   if (name.front() == '.') return refused("it begins with a dot");
   const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
   if (std::any_of(name.begin(), name.end(), bad)) return refused("it has a slash, a backslash or a control character");
+  if (!os::can_name_file(name)) return refused("this system's files cannot have it");
   return {};
 }
 
@@ -187,7 +188,9 @@ Status Library::rename(const std::string& from, const std::string& to) const {
   };
   if (!has(from)) return Status::error(Code::not_found, "%s has no document '%s'", folder_.c_str(), from.c_str());
   if (from == to) return {};
-  if (has(to)) return Status::error(Code::bad_state, "%s has a document '%s' already; nothing was renamed", folder_.c_str(), to.c_str());
+  os::File there;  // under a name that the file system takes for this one, as where it does not tell capitals
+  if (has(to) || (os::File::open_read(path_of(to), &there).ok() && !there.is_at(path_of(from))))
+    return Status::error(Code::bad_state, "%s has a document '%s' already; nothing was renamed", folder_.c_str(), to.c_str());
   if (Status s = os::rename_replace(path_of(from), path_of(to)); !s.ok()) return s;
   return make_durable(path_of(to), "in place");
 }

@@ -2,7 +2,7 @@
 //
 //   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
-//   by blocks:  neighbouring queries of a step see the pages that the selector chose for a sample of them (sparse prefill)
+//   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse prefill)
 //
 // Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages depends on sizes alone, never on the number of
 // threads; blocks of queries may, as a query's sums do not depend on its neighbours. So results are the same bits on any number.

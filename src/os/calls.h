@@ -53,9 +53,9 @@ inline Code code_of(int error) {
       return Code::limit;
     case EISDIR:
     case ENAMETOOLONG:
-    case EILSEQ:
     case ELOOP:
 #ifdef _WIN32  // a name with what no name may have
+    case EILSEQ:
     case EINVAL:
 #endif
       return Code::bad_argument;

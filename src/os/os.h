@@ -113,6 +113,8 @@ struct FolderEntry {
   uint64_t bytes = 0;
   uint64_t modified_ns = 0;  // since 1970
 };
+// Whether a file may have this name, which is not empty and has no slash.
+bool can_name_file(const std::string& name);
 Status list_folder(const std::string& folder, std::vector<FolderEntry>* out);  // its plain files, in no order
 Status make_folder(const std::string& folder);                                 // unless there is one
 Status touch(const std::string& path);                                         // modified now

@@ -120,6 +120,10 @@ Status File::create_temporary(const std::string& target, File* out) {
     file.fd_ = retried("open", file.path_, [&] { return open_file(file.path_, GENERIC_READ | GENERIC_WRITE, CREATE_NEW); });
     if (file.fd_ < 0 && errno != EEXIST) break;
     if (file.fd_ < 0) continue;
+    if (GetFileType(handle_of(file.fd_)) != FILE_TYPE_DISK) {  // "nul.kv" is the device
+      CloseHandle(handle_of(std::exchange(file.fd_, -1)));
+      return not_a_file(target, false);
+    }
     bool locked = false;
     const bool can_lock = file.lock(Lock::exclusive, &locked).ok();  // some file systems have no locks
     // Who takes away what dead writers left may have come between; then the name is going.
@@ -176,7 +180,7 @@ Status File::lock(Lock kind, bool* got) const {
   return {};
 }
 
-// With a name, which nothing but a power cut can leave behind: a handle that removes the file when it is closed, with its process at the latest.
+// With a name: a handle removes the file when it is closed, with its process at the latest. A power cut leaves it, and a process that ends between the two openings.
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
   if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0) return Status::error(Code::io, "Windows names no folder for temporary files");

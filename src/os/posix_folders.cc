@@ -21,6 +21,8 @@ uint64_t modified(const struct stat& info) {
 
 }  // namespace
 
+bool can_name_file(const std::string&) { return true; }
+
 Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
   DIR* stream = nullptr;
   const int opened = retried("list", folder, [&] { return (stream = opendir(folder.c_str())) ? 0 : -1; });

@@ -33,7 +33,9 @@ bool is_file(const wchar_t* name) { return GetFileAttributesW(name) != INVALID_F
 
 // The system only says that access is denied: where the file could be changed but for that, somebody has it open or mapped.
 int refused(const WidePath& name, DWORD error) {
-  if (error == ERROR_ACCESS_DENIED && Handle(open_to_change(name, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
+  const DWORD attributes = GetFileAttributesW(name.c_str());
+  const bool may_write = attributes == INVALID_FILE_ATTRIBUTES || (attributes & FILE_ATTRIBUTE_READONLY) == 0;
+  if (error == ERROR_ACCESS_DENIED && may_write && Handle(open_to_change(name, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
   return failing(error);
 }
 
@@ -101,6 +103,17 @@ Status remove_file(const std::string& path) {
   return {};
 }
 
+// The names of devices are theirs with any ending.
+bool can_name_file(const std::string& name) {
+  if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' || name.back() == ' ' || !WidePath(name).good()) return false;
+  std::string stem = name.substr(0, name.find('.'));
+  while (!stem.empty() && stem.back() == ' ') stem.pop_back();
+  for (char& c : stem) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  for (const char* device : {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"})
+    if (stem == device) return false;
+  return !(stem.size() == 4 && (stem.starts_with("COM") || stem.starts_with("LPT")) && stem[3] >= '0' && stem[3] <= '9');
+}
+
 Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
   WIN32_FIND_DATAW entry;
   HANDLE search = INVALID_HANDLE_VALUE;
@@ -140,7 +153,9 @@ Status make_folder(const std::string& folder) {
     return CreateDirectoryW(name.c_str(), nullptr) ? 0 : failing();
   });
   if (result == 0) return {};
-  if (errno == EEXIST && is_folder(name.c_str())) return {};
+  const int error = errno;
+  if (is_folder(name.c_str())) return {};  // a drive's own is said to be denied
+  errno = error;
   if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
   return failed("make the folder", folder, errno);
 }

@@ -7,8 +7,6 @@
 
 #include "os/signals.h"
 
-extern "C" WINBASEAPI HRESULT WINAPI SetThreadDescription(HANDLE, PCWSTR);  // which MinGW's headers lack
-
 namespace kvasir::os {
 
 bool random_bits(uint64_t* out) {
@@ -51,7 +49,10 @@ uint64_t now_ns() {
 void name_this_thread(const char* name) {
   wchar_t text[32] = {};
   MultiByteToWideChar(CP_UTF8, 0, name, -1, text, 31);
-  (void)SetThreadDescription(GetCurrentThread(), text);
+  using Describe = HRESULT(WINAPI*)(HANDLE, PCWSTR);  // which KERNEL32 has from Windows 10 1703 on
+  const HMODULE kernel = GetModuleHandleW(L"kernelbase.dll");
+  const auto describe = kernel ? reinterpret_cast<Describe>(reinterpret_cast<void*>(GetProcAddress(kernel, "SetThreadDescription"))) : nullptr;
+  if (describe) (void)describe(GetCurrentThread(), text);
 }
 
 // There are no signals that a thread could be chosen for: the system makes one of its own for Ctrl-C.

@@ -10,7 +10,8 @@ namespace kvasir {
 
 constexpr uint32_t head_steps = 400;     // at 32K tokens a head's graph takes as long as reading so many of them again
 constexpr uint32_t query_tokens = 4096;  // measured in select/ood.cc
-constexpr uint64_t ood_words = 17, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
+constexpr float largest_scale = 1e9f;   // of a key: a damaged one's distances stay numbers, by any metric that a file may have
+constexpr uint64_t ood_words = 26, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
     : kernels_(kernels), dim_(pages.shape().page.dim) {
@@ -26,7 +27,8 @@ KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer,
     int8_t* to = rows_.data() + std::size_t{i} * dim_;
     const int8_t* key = page.data + shape.key_at(t);
     for (uint32_t d = 0; d < dim_; d += 4, key += PageShape::key_stride) std::memcpy(to + d, key, 4);
-    scales_[i] = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
+    const float scale = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
+    scales_[i] = std::fabs(scale) <= largest_scale ? scale : 0;
     squares_[i] = dot(i, i);
   }
 }
@@ -45,11 +47,12 @@ void KeyRows::dots(uint32_t item, std::span<const uint32_t> others, Array<KeyRef
                       others.size());
 }
 
-void KeyRows::measure_by(std::span<const float> metric) {
+void KeyRows::measure_by(std::span<const float> metric, const CancelLatch& cancel) {
   if (metric.empty()) return;
   Array<float> key(dim_);
   std::vector<double> sums(dim_);
   for (uint32_t i = 0; i < items_; ++i) {
+    if (i % 1024 == 0 && cancel.fired()) return;
     int8_t* row = rows_.data() + std::size_t{i} * dim_;
     std::fill(sums.begin(), sums.end(), 0.0);
     for (uint32_t d = 0; d < dim_; ++d)

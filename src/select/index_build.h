@@ -24,7 +24,7 @@ class KeyRows {
   KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token);
 
   // The same rows with L^T key in the place of each key, L as query_metric() makes it; as they are where it is empty.
-  void measure_by(std::span<const float> metric);
+  void measure_by(std::span<const float> metric, const CancelLatch& cancel);
 
   uint32_t items() const { return items_; }
   uint32_t dim() const { return dim_; }

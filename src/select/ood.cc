@@ -61,7 +61,7 @@ class RoarGraph {
         projected_(keys_.items()), met_(keys_.items()) {
     if (input.known) metric_.assign(input.known->floats.begin(), input.known->floats.end());
     else metric_ = query_metric(input.queries.rows_of(input.layer, input.kv_head, input.first_query, input.query_count));
-    keys_.measure_by(metric_);
+    keys_.measure_by(metric_, input.cancel);
   }
 
   TokenIndex::Words build() {
@@ -93,7 +93,7 @@ class RoarGraph {
     for (uint32_t i = 0; i < items; ++i) {
       for (const uint32_t other : graph.levels[0].list(i))
         if (other < items) links_[i].push_back(other);
-      projected_[i] = std::min(most_projected, static_cast<uint32_t>(links_[i].size()));
+      projected_[i] = std::min(i == graph.entry ? most_projected + starts : most_projected, static_cast<uint32_t>(links_[i].size()));
     }
     entry_ = graph.entry;
     if (entry_ >= items) find_entry(items);

@@ -41,6 +41,7 @@ std::string strategy_names() {
 void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const {
   Scanned all;
   SelectorQuery part = query;
+  scratch->scores.clear();  // a strategy that scans nothing leaves what was there
   for (uint32_t first = 0; first < query.rows.rows; first += rows) {
     part.rows = row_of(query.rows, first, std::min(rows, query.rows.rows - first));
     part.near_m = query.near_m + first, part.near_l = query.near_l + first;
@@ -50,11 +51,10 @@ void Selector::select_together(const SelectorQuery& query, uint32_t rows, Select
     all.summary_bytes += scanned.summary_bytes, all.keys_scanned += scanned.keys_scanned;
     sum(part, scratch);
     const float* sums = scratch->scores.data();
-    const std::size_t units = scratch->scores.size() / part.rows.rows;
     if (first == 0)
-      scratch->sums.assign(sums, sums + units);
+      scratch->sums.assign(sums, sums + scratch->scores.size() / part.rows.rows);
     else
-      query.kernels.add(scratch->sums.data(), sums, units);
+      query.kernels.add(scratch->sums.data(), sums, scratch->sums.size());
   }
   std::copy(scratch->sums.begin(), scratch->sums.end(), scratch->scores.data());
   choose_together(query, scratch, out);

@@ -9,6 +9,7 @@
 namespace kvasir {
 
 constexpr uint32_t asked_tokens = 32;  // of a passage
+constexpr uint32_t sparse_way = 2;     // counts the ways in which a text has been read sparsely: what was read in another one is not taken for this one's
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                                 Array<uint32_t>* lengths) const {
@@ -145,6 +146,7 @@ uint64_t Session::reading_key(bool sparsely) const {
   add(options_.window);
   add(uint32_t{options_.full_precision});
   if (sparsely) {
+    add(sparse_way);
     facts += options_.read.strategy;
     add(options_.read.budget_fraction);
     add(options_.read.exact_tokens);

@@ -139,7 +139,9 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, 
   const std::byte* at = file->bytes(section->kind).data();
   std::memcpy(facts, at, sizeof facts);
   if (facts[0] != index_version) return {};  // it is made again
-  if (facts[1] >= facts[2] || facts[3] <= facts[1] || facts[3] > facts[2] || facts[3] > sealed) return corrupt("is of other tokens");
+  const uint32_t page_tokens = shape.page.page_tokens;
+  if (facts[1] != page_tokens || facts[1] >= facts[2] || facts[3] <= facts[1] || facts[3] > facts[2] || facts[3] > sealed || facts[3] % page_tokens != 0)
+    return corrupt("is of other tokens");
   if (facts[4] <= facts[1] || facts[4] > facts[2] || (facts[5] != 1 && (facts[5] != group || kind != IndexKind::ood)))
     return corrupt("is of other tokens or heads");
   index->extent_ = {facts[1], facts[2], facts[4], facts[5]};

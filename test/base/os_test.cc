@@ -160,7 +160,11 @@ TEST_CASE("interrupted calls are made again and short transfers are continued") 
   for (const char* operation : {"sync", "preallocate"}) {
     WithFault fault(operation, EINTR);
     CHECK((*operation == 's' ? file.sync() : file.preallocate(2000)).ok());
+#ifdef _WIN32
     CHECK(calls >= 2);  // more where space cannot be reserved
+#else
+    CHECK(calls == 2);
+#endif
   }
 }
 

@@ -78,6 +78,18 @@ TEST_CASE("rows that choose together do so by the sum of all their shares, howev
   }
 }
 
+TEST_CASE("what scans nothing chooses nothing, whatever the scratch holds") {
+  const PageStore store = random_store(64, 37, 1, 4);
+  const Asked asked(store, 0, 40, 6);
+  SelectorScratch scratch;
+  scratch.scores.assign(24000, 1.0f);
+  Selection out;
+  strategy_info("window")->make()->select_together(asked.query(100, true), 12, &scratch, &out);
+  CHECK(scratch.sums.empty());
+  CHECK(out.lists.at(0).empty());
+  CHECK(out.tokens == 0);
+}
+
 TEST_CASE("flat chooses nothing where there is nothing behind the sinks") {
   for (uint32_t pages : {1u, 2u}) {
     const PageStore store = random_store(64, pages, 1, 3);

@@ -97,7 +97,7 @@ class PlainRoarGraph {
     for (uint32_t i = 0; i < items; ++i) {
       lists_[i] = lists[i];
       std::erase_if(lists_[i], [&](uint32_t other) { return other >= items; });
-      projected_[i] = std::min<std::size_t>(most_projected, lists_[i].size());
+      projected_[i] = std::min<std::size_t>(i == entry ? most_projected + starts : most_projected, lists_[i].size());
     }
     entry_ = entry < items ? entry : central(items);
   }

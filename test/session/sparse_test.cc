@@ -108,3 +108,14 @@ TEST_CASE("sparse prefill: the end of a text is read exactly on request, and wha
   std::unique_ptr<Session> none;
   CHECK(Session::open(mini_model(), reading("quest", 1.5), &none).code() == Code::bad_argument);
 }
+
+TEST_CASE("sparse prefill: from a text's first token on, by every strategy that reads so") {
+  const auto tokens = book_tokens(4900);
+  for (const char* strategy : {"window", "quest", "bounded"}) {
+    CAPTURE(strategy);
+    std::unique_ptr<Session> session;
+    REQUIRE(Session::open(mini_model(), reading(strategy), &session).ok());
+    read(session.get(), tokens);
+    CHECK(sparse_tokens(*session) > 4096);
+  }
+}

@@ -53,7 +53,7 @@ options! {
             select_tokens: u32,
             /// A lower bound of the attention that was read for each decoded token; the stats have it as "last_certificate".
             certify: bool,
-            /// Chosen of the tokens before, 0 to 1, where `prefill_strategy` reads sparsely; 0: 0.1, of these at least 2048.
+            /// Chosen of the tokens before, 0 to 1, where `prefill_strategy` reads sparsely; 0: 0.1; at least 2048 in any case.
             prefill_budget_fraction: f64,
             /// The last so many tokens of each prefill are read exactly all the same.
             prefill_exact_tokens: u64,
