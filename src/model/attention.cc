@@ -310,7 +310,6 @@ Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& 
   w->counts.tokens_read += w->selection.tokens;
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
-  w->counts.head_keys += w->selection.head_keys();
   return {};
 }
 

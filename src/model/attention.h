@@ -33,7 +33,6 @@ struct ReadCounts {
   uint64_t tokens_hot = 0;      // of those read, what a device had from the step before
   uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
-  uint64_t head_keys = 0;       // as Selection has it
   uint64_t queries = 0;         // query heads whose pages were sampled,
   double mass = 0;              // and the share of their attention that was read for certain, summed; the rest was estimated from samples
   uint64_t certified = 0;       // query heads with a certificate,
@@ -46,7 +45,6 @@ struct ReadCounts {
     tokens_hot += o.tokens_hot;
     summary_bytes += o.summary_bytes;
     keys_scanned += o.keys_scanned;
-    head_keys += o.head_keys;
     queries += o.queries;
     mass += o.mass;
     certified += o.certified;

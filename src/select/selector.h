@@ -73,12 +73,6 @@ struct Selection {
   std::vector<Array<uint32_t>> found;         // of a search that each query head makes, [rows] the tokens that each alone would have scanned; else empty
   bool intact = true;                         // false: a summary of a mapped file is damaged
   bool sampled = false;
-
-  uint64_t head_keys() const {  // of `found`
-    uint64_t keys = 0;
-    for (const auto& its : found) keys += its.size();
-    return keys;
-  }
 };
 
 // Of a search for single tokens.

@@ -164,7 +164,6 @@ std::string Session::stats_json() const {
   if (model_->device_weights()) json.count("last_tokens_in_device", last_read_.tokens_hot);
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
-  if (plan.strategy->index) json.count("last_head_keys", last_read_.head_keys);
   if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
   if (last_read_.certified > 0) {
     json.real("last_certificate", last_read_.certificate / static_cast<double>(last_read_.certified));
