@@ -57,7 +57,7 @@ struct DeviceKernels {
   int (*close)(DeviceContext* device);          // after all that was taken of it
   int (*describe)(DeviceContext* device, DeviceInfo* out);
   int (*allocate)(DeviceContext* device, std::size_t size, void** out);
-  int (*release)(DeviceContext* device, void* memory);
+  int (*release)(DeviceContext* device, void* memory);  // work that was given before may still use it
   int (*allocate_host)(DeviceContext* device, std::size_t size, void** out);  // of the processor's, which the device reads and writes at its full rate
   int (*release_host)(DeviceContext* device, void* memory);
   // Lets the device read memory that the processor has, from whole pages of it, at *out. It must stay until unshare_host().

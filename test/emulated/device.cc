@@ -1,0 +1,324 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "emulated.h"
+#include "state.h"
+
+namespace kvasir {
+namespace emulated {
+namespace {
+
+constexpr int devices = 2;
+constexpr uint64_t device_bytes = uint64_t{2} << 30, own_bytes = uint64_t{64} << 20, seen_bit = uint64_t{1} << 60;
+constexpr std::size_t page = 4096, most_poisoned = std::size_t{1} << 20;
+
+std::atomic<uint64_t> calls_made{0}, fails_at{0}, things_held{0};
+std::atomic<int> fails_with{0};
+
+std::mutex host_mutex;
+std::map<uintptr_t, std::size_t> host_memory;  // of allocate_host()
+
+uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+bool holds(const std::map<uintptr_t, std::size_t>& regions, uintptr_t at, std::size_t size) {
+  auto after = regions.upper_bound(at);
+  return after != regions.begin() && (--after, at + size <= after->first + after->second);
+}
+
+bool is_host_memory(const void* p, std::size_t size) {
+  const std::lock_guard lock(host_mutex);
+  return holds(host_memory, number(p), size);
+}
+
+// Comes first in every call that may fail.
+int begin_call(DeviceContext* c) {
+  const uint64_t call = ++calls_made;
+  int error = 0;
+  if (call == fails_at) error = fails_with;
+  if (!c) return error;
+  const std::lock_guard lock(c->mutex);
+  if (error == lost) c->is_lost = true;
+  return c->is_lost ? lost : error;
+}
+
+// The device's memory can be touched as long as one of them is there, and afterwards cannot: every eighth time, since that takes long.
+class Working {
+ public:
+  explicit Working(DeviceContext* c) : c_(c) {
+    const std::lock_guard lock(c_->mutex);
+    if (c_->working++ == 0 && c_->is_closed) protect(PROT_READ | PROT_WRITE);
+    c_->is_closed = false;
+  }
+  ~Working() {
+    const std::lock_guard lock(c_->mutex);
+    if (--c_->working > 0 || ++c_->rests % 8 != 0) return;
+    protect(PROT_NONE);
+    c_->is_closed = true;
+  }
+  Working(const Working&) = delete;
+  Working& operator=(const Working&) = delete;
+
+ private:
+  void protect(int access) {
+    for (const auto& [at, size] : c_->memory) (void)mprotect(reinterpret_cast<void*>(at), size, access);
+  }
+  DeviceContext* const c_;
+};
+
+// What was released while there was work that might use it.
+void unmap(DeviceContext* c) {
+  for (const auto& [at, size] : c->released) (void)munmap(reinterpret_cast<void*>(at), size + page);
+  c->released.clear();
+}
+
+int do_work(DeviceContext* c, StreamState* s, uint64_t until) {
+  const Working working(c);
+  while (s->done < until && !s->work.empty()) {
+    const Work work = std::move(s->work.front());
+    s->work.pop_front();
+    ++s->done;
+    const bool is_lost = (std::lock_guard(c->mutex), c->is_lost);
+    const int error = is_lost ? 0 : work();
+    const std::lock_guard lock(c->mutex);
+    --c->waiting;
+    if (error) c->is_lost = true;
+  }
+  const std::lock_guard lock(c->mutex);
+  if (c->waiting == 0) unmap(c);
+  return c->is_lost ? lost : 0;
+}
+
+int count(int* out) { return *out = devices, begin_call(nullptr); }
+
+const char* error_text(int error) {
+  return error == out_of_memory ? "out of memory" : error == lost ? "the device is lost" : "unknown error";
+}
+
+bool is_out_of_memory(int error) { return error == out_of_memory; }
+
+int capability(int, int* major, int* minor) { return *major = 9, *minor = 0, begin_call(nullptr); }
+
+int open(int index, DeviceContext** out) {
+  if (const int error = begin_call(nullptr)) return error;
+  *out = new DeviceContext;
+  (*out)->index = index;
+  ++things_held;
+  return 0;
+}
+
+int close(DeviceContext* c) {
+  unmap(c);
+  delete c;
+  --things_held;
+  return 0;
+}
+
+int describe(DeviceContext* c, DeviceInfo* out) {
+  if (const int error = begin_call(c)) return error;
+  const std::lock_guard lock(c->mutex);
+  *out = {"A device made of the processor", device_bytes, device_bytes - own_bytes - c->taken, 2};
+  return 0;
+}
+
+// In pages of its own, poisoned; the one behind cannot be touched.
+int allocate(DeviceContext* c, std::size_t size, void** out) {
+  if (const int error = begin_call(c)) return error;
+  const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
+  const std::lock_guard lock(c->mutex);
+  if (bytes > device_bytes - own_bytes - c->taken) return out_of_memory;
+  void* at = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return out_of_memory;
+  std::memset(at, 0xff, std::min(bytes, most_poisoned));
+  (void)mprotect(static_cast<std::byte*>(at) + bytes, page, PROT_NONE);
+  if (c->is_closed) (void)mprotect(at, bytes, PROT_NONE);
+  c->memory.emplace(number(at), bytes);
+  c->taken += bytes;
+  ++things_held;
+  return *out = at, 0;
+}
+
+int release(DeviceContext* c, void* memory) {
+  const std::lock_guard lock(c->mutex);
+  const auto at = c->memory.find(number(memory));
+  c->released.insert(*at);
+  c->taken -= at->second;
+  c->memory.erase(at);
+  if (c->waiting == 0) unmap(c);
+  --things_held;
+  return c->is_lost ? lost : 0;
+}
+
+int allocate_host(DeviceContext* c, std::size_t size, void** out) {
+  if (const int error = begin_call(c)) return error;
+  const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
+  *out = std::aligned_alloc(page, bytes);
+  std::memset(*out, 0xff, bytes);
+  const std::lock_guard lock(host_mutex);
+  host_memory.emplace(number(*out), size);
+  ++things_held;
+  return 0;
+}
+
+int release_host(DeviceContext*, void* memory) {
+  const std::lock_guard lock(host_mutex);
+  host_memory.erase(number(memory));
+  std::free(memory);
+  --things_held;
+  return 0;
+}
+
+int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+  if (const int error = begin_call(c)) return error;
+  const std::lock_guard lock(c->mutex);
+  const uintptr_t begin = number(memory);
+  const auto after = c->shared.upper_bound(begin);
+  const bool overlaps = (after != c->shared.end() && after->first < begin + size) || holds(c->shared, begin, 1);
+  if (overlaps || begin % page != 0 || size % page != 0) return 1;
+  c->shared.emplace(begin, size);
+  ++things_held;
+  return *out = begin | seen_bit, 0;
+}
+
+int unshare_host(DeviceContext* c, const void* memory) {
+  const std::lock_guard lock(c->mutex);
+  things_held -= c->shared.erase(number(memory));
+  return c->is_lost ? lost : 0;
+}
+
+int open_stream(DeviceContext* c, DeviceStream** out) {
+  if (const int error = begin_call(c)) return error;
+  *out = new DeviceStream{c, std::make_shared<StreamState>()};
+  ++things_held;
+  return 0;
+}
+
+int wait(DeviceStream* s) {
+  if (const int error = begin_call(s->context)) return error;
+  return do_work(s->context, s->state.get(), UINT64_MAX);
+}
+
+int close_stream(DeviceStream* s) {
+  const int error = do_work(s->context, s->state.get(), UINT64_MAX);
+  delete s;
+  --things_held;
+  return error;
+}
+
+int after(DeviceStream* s, DeviceStream* other) {
+  return give(s, [c = other->context, state = other->state, until = other->state->given] { return do_work(c, state.get(), until); });
+}
+
+int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
+  if (size == 0) return begin_call(s->context);
+  if (is_host_memory(from, size)) return give(s, [=] { return std::memcpy(to, from, size), 0; });
+  if (s->state->kept) return 1;
+  const auto* bytes = static_cast<const std::byte*>(from);
+  return give(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] { return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0; });
+}
+
+int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
+  return give(s, [=] { return std::memcpy(to, from, size), 0; });
+}
+
+int begin_graph(DeviceStream* s) {
+  if (const int error = begin_call(s->context)) return error;
+  s->state->kept = new DeviceGraph;
+  ++things_held;
+  return 0;
+}
+
+int release_graph(DeviceStream*, DeviceGraph* graph) {
+  delete graph;
+  --things_held;
+  return 0;
+}
+
+int end_graph(DeviceStream* s, DeviceGraph** out) {
+  *out = std::exchange(s->state->kept, nullptr);
+  const int error = begin_call(s->context);
+  if (error) (void)release_graph(s, std::exchange(*out, nullptr));
+  return is_out_of_memory(error) ? 0 : error;
+}
+
+void count_waiting(DeviceContext* c, uint64_t more) {
+  const std::lock_guard lock(c->mutex);
+  c->waiting += more;
+}
+
+int run_graph(DeviceStream* s, const DeviceGraph* graph) {
+  if (const int error = begin_call(s->context)) return error;
+  StreamState& state = *s->state;
+  state.work.insert(state.work.end(), graph->work.begin(), graph->work.end());
+  state.given += graph->work.size();
+  count_waiting(s->context, graph->work.size());
+  return 0;
+}
+
+DeviceKernels make_table() {
+  DeviceKernels k{};
+  k.count = count;
+  k.error_text = error_text;
+  k.is_out_of_memory = is_out_of_memory;
+  k.capability = capability;
+  k.open = open;
+  k.close = close;
+  k.describe = describe;
+  k.allocate = allocate;
+  k.release = release;
+  k.allocate_host = allocate_host;
+  k.release_host = release_host;
+  k.share_host = share_host;
+  k.unshare_host = unshare_host;
+  k.open_stream = open_stream;
+  k.close_stream = close_stream;
+  k.wait = wait;
+  k.after = after;
+  k.upload = upload;
+  k.download = download;
+  k.begin_graph = begin_graph;
+  k.end_graph = end_graph;
+  k.run_graph = run_graph;
+  k.release_graph = release_graph;
+  fill_operations(&k);
+  return k;
+}
+
+}  // namespace
+
+int give(DeviceStream* s, Work work) {
+  if (const int error = begin_call(s->context)) return error;
+  StreamState& state = *s->state;
+  if (state.kept) return state.kept->work.push_back(std::move(work)), 0;
+  state.work.push_back(std::move(work));
+  ++state.given;
+  return count_waiting(s->context, 1), 0;
+}
+
+const std::byte* followed(DeviceContext* c, uint64_t seen, std::size_t size) {
+  const auto at = static_cast<uintptr_t>(seen & ~seen_bit);
+  const auto* memory = reinterpret_cast<const std::byte*>(at);
+  const std::lock_guard lock(c->mutex);
+  if (seen & seen_bit ? holds(c->shared, at, size) : holds(c->memory, at, size) || is_host_memory(memory, size)) return memory;
+  c->is_lost = true;
+  return nullptr;
+}
+
+uint64_t calls() { return calls_made; }
+void fail_after(uint64_t more, int error) {
+  fails_with = error;
+  fails_at = more ? calls_made + more : 0;
+}
+uint64_t held() { return things_held; }
+
+}  // namespace emulated
+
+const DeviceKernels* cuda_kernels() {
+  static const DeviceKernels table = emulated::make_table();
+  return &table;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,111 @@
+// A device's calls fail, one after the other: errors are told, nothing is lost of the text, nothing is left on the device, and a session goes on where
+// memory was all that was missing.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "../session/helpers.h"
+#include "emulated.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+SessionOptions options() {
+  SessionOptions o;
+  o.threads = 1;
+  o.select.strategy = "bounded";
+  o.select.budget_tokens = 64;
+  o.prefill_chunk = 128;
+  return o;
+}
+
+struct Outcome {
+  std::vector<Status> failed;      // of all that was done
+  std::vector<float> of_file, of_text;  // logarithms of the probabilities of tokens after the file, and after more text; empty where that failed
+};
+
+// A model is opened, a file is loaded, asked and forked, the fork reads on and is asked.
+Outcome use_device(const std::string& file, std::span<const Token> tokens) {
+  Outcome out;
+  const auto ok = [&](Status s) {
+    const bool fine = s.ok();
+    if (!fine) out.failed.push_back(std::move(s));
+    return fine;
+  };
+  const auto score = [&](Session* session, std::vector<float>* scores) {
+    scores->resize(4);
+    if (!ok(session->score(tokens.first(4), scores->data(), nullptr, {}))) scores->clear();
+  };
+  std::shared_ptr<const Model> model;
+  if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {"cuda", 0}))) return out;
+  std::unique_ptr<Session> session, fork;
+  if (!ok(Session::load(model, file, options(), false, nullptr, {}, &session))) return out;
+  score(session.get(), &out.of_file);
+  const std::size_t length = session->tokens().size();
+  CHECK(length == 700);
+  Token token = -1;
+  bool end = false;
+  for (int i = 0; i < 3; ++i)
+    if (!ok(session->next({}, nullptr, &token, &end))) break;
+  if (!ok(session->fork(&fork))) return out;
+  uint64_t done = 0;
+  const std::size_t before = fork->tokens().size();
+  const bool read = ok(fork->prefill_tokens(tokens.subspan(4, 300), nullptr, nullptr, {}, &done));
+  CHECK(fork->tokens().size() == before + done);
+  CHECK((!read || done == 300));
+  if (read && ok(fork->rewind(700))) score(fork.get(), &out.of_text);
+  // What failed once for want of memory is asked once more.
+  if (!out.failed.empty() && out.of_file.empty() && session->rewind(length).ok()) score(session.get(), &out.of_file);
+  return out;
+}
+
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+  return sum / static_cast<double>(a.size());
+}
+
+}  // namespace
+
+TEST_CASE("every call of a device fails once, for want of memory and for good: errors say so, the text stays, nothing is left behind") {
+  TempFolder folder;
+  const std::string file = folder.file("read.kv");
+  const auto tokens = book_tokens(1100);
+  {
+    auto session = open_session(mini_model(), options());
+    read(session.get(), std::span<const Token>(tokens).first(700));
+    REQUIRE(session->save(file, nullptr, {}).ok());
+  }
+  const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
+  const uint64_t held = emulated::held(), begin = emulated::calls();
+  const Outcome expected = use_device(file, next);
+  REQUIRE(expected.failed.empty());
+  const uint64_t calls = emulated::calls() - begin;
+  CHECK(emulated::held() == held);
+  uint32_t cases = 0, told = 0, unnoticed = 0;
+  for (const int error : {emulated::out_of_memory, emulated::lost}) {
+    for (uint64_t at = 1; at <= calls; at += at < 60 ? 1 : std::max<uint64_t>(1, calls / 70)) {
+      CAPTURE(error);
+      CAPTURE(at);
+      emulated::fail_after(at, error);
+      const Outcome outcome = use_device(file, next);
+      emulated::fail_after(0, 0);
+      ++cases;
+      for (const Status& s : outcome.failed) {
+        const bool is_found_out = at <= 2 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
+        CHECK_MESSAGE((is_found_out || s.code() == (error == emulated::lost ? Code::device : Code::no_memory)), s.message());
+        CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos, s.message());
+      }
+      outcome.failed.empty() ? ++unnoticed : ++told;
+      if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);
+      if (!outcome.of_text.empty()) CHECK(difference(outcome.of_text, expected.of_text) < 0.3);
+      CHECK(emulated::held() == held);
+    }
+  }
+  MESSAGE(cases, " failures: ", told, " were told, ", unnoticed, " made up for");
+  CHECK(told > cases / 2);
+}

@@ -1,0 +1,56 @@
+// What the two files of this folder share: contexts and streams.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "compute/device.h"
+
+namespace kvasir::emulated {
+
+using Work = std::function<int()>;
+
+// Adds the operations.
+void fill_operations(DeviceKernels* table);
+// Gives work to a stream; an error of it is the device's from then on.
+int give(DeviceStream* stream, Work work);
+// Where the processor has what a device sees at `seen`: memory that is its own or shared with it. Null, and the device is lost, where that is not so.
+const std::byte* followed(DeviceContext* context, uint64_t seen, std::size_t size);
+
+}  // namespace kvasir::emulated
+
+namespace kvasir {
+
+struct DeviceContext {
+  int index = 0;
+  std::mutex mutex;
+  std::map<uintptr_t, std::size_t> memory, released, shared;  // address, bytes
+  uint64_t taken = 0;
+  int working = 0;  // streams whose work is being done: the memory can be touched meanwhile
+  uint64_t waiting = 0;  // work of all streams that is not done
+  uint32_t rests = 0;
+  bool is_closed = false;
+  bool is_lost = false;
+};
+
+struct DeviceGraph {
+  std::deque<emulated::Work> work;
+};
+
+struct StreamState {
+  std::deque<emulated::Work> work;
+  uint64_t given = 0, done = 0;
+  DeviceGraph* kept = nullptr;  // between begin_graph() and end_graph()
+};
+
+struct DeviceStream {
+  DeviceContext* context;
+  std::shared_ptr<StreamState> state;
+};
+
+}  // namespace kvasir
