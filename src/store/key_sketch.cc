@@ -277,10 +277,10 @@ bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
   return file_->check(*file_->find(SectionKind::sketch), at, shape_.page.sketch_bytes());
 }
 
-Status KeySketch::copy(uint32_t e, uint32_t heads, std::byte* to) const {
-  const std::size_t size = heads * shape_.page.sketch_bytes();
-  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes(), size, to);
-  std::memcpy(to, extents_[e].data, size);
+Status KeySketch::copy(uint32_t e, uint32_t first, uint32_t heads, std::byte* to) const {
+  const std::size_t at = first * shape_.page.sketch_bytes(), size = heads * shape_.page.sketch_bytes();
+  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes() + at, size, to);
+  std::memcpy(to, extents_[e].data + at, size);
   return {};
 }
 

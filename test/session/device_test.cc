@@ -75,7 +75,7 @@ TEST_CASE("a device that is not known, not there or not built in is refused") {
 
 TEST_CASE("a model on a device gives the logits of the processor") {
   if (!device_model()) return;
-  CHECK(device_model()->device_weights()->has_output());
+  CHECK(device_model()->device_weights().front().has_output());
   const auto tokens = book_tokens(300);
   for (uint32_t chunk : {1u, 13u, 128u})
     CHECK(difference(logits_of(device_model(), tokens, chunk), logits_of(mini_model(), tokens, chunk)) < rounding);
@@ -85,7 +85,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
   if (!device_model()) return;
   const auto tokens = book_tokens(60);
   const std::vector<float> expected = logits_of(mini_model(), tokens, 20);
-  const uint64_t all = device_model()->device_weights()->bytes(), step = all / 20;
+  const uint64_t all = device_model()->device_weights().front().bytes(), step = all / 20;
   std::vector<std::size_t> seen;
   bool refused = false, output = false;
   for (uint64_t budget = step; !output; budget += step) {
@@ -98,7 +98,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
       refused = true;
       continue;
     }
-    const DeviceWeights& weights = *model->device_weights();
+    const DeviceWeights& weights = model->device_weights().front();
     output = weights.has_output();
     if (!seen.empty() && seen.back() == weights.layers().size() && !output) continue;
     seen.push_back(weights.layers().size());
@@ -114,7 +114,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
 TEST_CASE("a step that a device has no room for is refused and a smaller one works") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
-  REQUIRE(open_on("cuda", device_model()->device_weights()->device()->used() + (uint64_t{80} << 20), &model).ok());
+  REQUIRE(open_on("cuda", device_model()->device_weights().front().device()->used() + (uint64_t{80} << 20), &model).ok());
   SessionOptions o;
   o.prefill_chunk = 4096;
   auto session = open_session(model, o);
@@ -355,10 +355,10 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
   // A device with room for some layers, and one that other sessions fill.
   auto on_processor = load(mini_model(), read_file(), bounded_options(200));
   const std::vector<float> expected = score(on_processor.get(), tokens);
-  const DeviceWeights& weights = *device_model()->device_weights();
+  const DeviceWeights& weights = device_model()->device_weights().front();
   std::shared_ptr<const Model> model;
   for (uint64_t budget = uint64_t{1} << 20; !open_on("cuda", budget, &model).ok(); budget += uint64_t{1} << 20) REQUIRE(budget < uint64_t{1} << 30);
-  CHECK(model->device_weights()->layers().size() < model->config().layers);
+  CHECK(model->device_weights().front().layers().size() < model->config().layers);
   auto part = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(part.get(), tokens), expected) < 0.2);
   CHECK(attends(*part));
@@ -376,7 +376,7 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
     CHECK((!full || because(*sessions.back(), "the GPU has no room for what its attention needs")));
   }
   CHECK(full);
-  CHECK(model->device_weights()->device()->used() <= model->device_weights()->device()->budget());
+  CHECK(model->device_weights().front().device()->used() <= model->device_weights().front().device()->budget());
 }
 
 // ---- texts that are read -----------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ TEST_CASE("a text for which a device has no room is attended by the processor, w
   const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
   SessionOptions o = bounded_options(200);
   o.prefill_chunk = 2048;  // whose workspace is more than what a model leaves free
-  const DeviceWeights& weights = *device_model()->device_weights();
+  const DeviceWeights& weights = device_model()->device_weights().front();
   uint32_t by_processor = 0;
   for (uint64_t budget = weights.bytes();; budget += uint64_t{1} << 20) {
     REQUIRE(budget < uint64_t{1} << 30);
@@ -459,7 +459,7 @@ TEST_CASE("a text for which a device has no room is attended by the processor, w
     auto session = open_session(model, o);
     uint64_t done = 0;
     const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
-    CHECK(model->device_weights()->device()->used() <= budget);
+    CHECK(model->device_weights().front().device()->used() <= budget);
     if (s.code() == Code::no_memory) continue;
     REQUIRE_MESSAGE(s.ok(), s.message());
     if (attends(*session)) break;
