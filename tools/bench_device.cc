@@ -158,7 +158,10 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
 
 int main(int argc, char** argv) {
   Bench bench;
-  if (const Status s = Device::open("cuda", 0, &bench.device); !s.ok()) {
+  std::vector<int> found;
+  Status s = Device::find("cuda", &found);
+  if (s.ok()) s = Device::open(found[0], 0, 1, &bench.device);
+  if (!s.ok()) {
     std::fprintf(stderr, "%s\n", s.message());
     return 1;
   }

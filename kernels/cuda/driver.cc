@@ -154,6 +154,14 @@ int release_host(DeviceContext* c, void* memory) {
   return current.error() ? current.error() : driver().cuMemFreeHost(memory);
 }
 
+int see_host(DeviceContext* c, const void* memory, uint64_t* out) {
+  const Current current(c);
+  CUdeviceptr seen = 0;
+  const int error = current.error() ? current.error() : driver().cuMemHostGetDevicePointer(&seen, const_cast<void*>(memory), 0);
+  *out = seen;
+  return error;
+}
+
 // Read-only memory, such as a file's mapping, is registered as such where the device can.
 int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
   const Current current(c);
@@ -162,9 +170,7 @@ int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t*
   int error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
   if (error) error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   if (error) return error;
-  CUdeviceptr seen = 0;
-  if ((error = driver().cuMemHostGetDevicePointer(&seen, at, 0))) (void)driver().cuMemHostUnregister(at);
-  *out = seen;
+  if ((error = see_host(c, memory, out))) (void)driver().cuMemHostUnregister(at);
   return error;
 }
 
@@ -260,6 +266,7 @@ DeviceKernels make_table() {
   k.release_host = release_host;
   k.share_host = share_host;
   k.unshare_host = unshare_host;
+  k.see_host = see_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;

@@ -31,12 +31,17 @@ kv_model_information describe(const Model& model) {
   return i;
 }
 
-void tell_device(const Model& model, const kv_model_options& options) {
-  const DeviceWeights& d = *model.device_weights();
-  char text[256];
-  std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes", d.device()->name().c_str(), d.device()->info().name,
-                d.layers().size(), model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
-  options.log(KV_LOG_INFO, text, options.log_user);
+void tell_devices(const Model& model, const kv_model_options& options) {
+  char text[512];
+  if (!model.why_no_device().empty()) {
+    std::snprintf(text, sizeof text, "the processor computes the model: %s", model.why_no_device().c_str());
+    options.log(KV_LOG_INFO, text, options.log_user);
+  }
+  for (const DeviceWeights& d : model.device_weights()) {
+    std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes", d.device()->name().c_str(), d.device()->info().name,
+                  d.layers().size(), model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
+    options.log(KV_LOG_INFO, text, options.log_user);
+  }
 }
 
 }  // namespace
@@ -58,7 +63,7 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     device.budget = o.device_memory;
     if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
     if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device); !s.ok()) return s;
-    if (o.log && handle->model->device_weights()) tell_device(*handle->model, o);
+    if (o.log) tell_devices(*handle->model, o);
     if (o.log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
       o.log(KV_LOG_WARNING, "the model's chat format was not recognised: documents and questions are put as raw text", o.log_user);
     *out = handle.release();

@@ -3,44 +3,103 @@
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
+#include <mutex>
 #include <string_view>
 
 namespace kvasir {
 
 constexpr int oldest_capability = 8;
 constexpr uint64_t most_reserve = uint64_t{512} << 20;  // for streams, graphs and the screen
+constexpr std::string_view family = "cuda", all = "all";
+
+namespace {
+
+// The numbers that a name asks for; none: all.
+bool parse(std::string_view name, std::vector<int>* out) {
+  if (name == "auto") return true;
+  for (bool more = true; more;) {
+    const std::size_t comma = name.find(',');
+    std::string_view asked = name.substr(0, comma);
+    more = comma != name.npos;
+    const bool alone = !more && out->empty();
+    name.remove_prefix(more ? comma + 1 : name.size());
+    if (!asked.starts_with(family)) return false;
+    asked.remove_prefix(family.size());
+    int index = 0;
+    if (!asked.empty()) {
+      if (!asked.starts_with(':')) return false;
+      asked.remove_prefix(1);
+      if (asked == all) return alone;
+      if (asked.empty() || asked[0] == '-') return false;
+      if (const auto read = std::from_chars(asked.data(), asked.data() + asked.size(), index);
+          read.ec != std::errc() || read.ptr != asked.data() + asked.size())
+        return false;
+    }
+    out->push_back(index);
+  }
+  return true;
+}
+
+// Memory of the processor's that devices read. A process shares it once: for all devices.
+struct Shared {
+  uint64_t begin, end, seen;
+  uint32_t users;
+  std::shared_ptr<Device> by;  // who sees it at `seen`
+};
+struct Sharing {
+  std::mutex mutex;
+  std::vector<Shared> memory;
+};
+Sharing& sharing() {
+  static Sharing shared;
+  return shared;
+}
+
+}  // namespace
 
 Device::~Device() {
   if (context_) (void)kernels_.close(context_);
 }
 
-Status Device::open(const char* name, uint64_t budget, std::shared_ptr<Device>* out) {
-  constexpr std::string_view family = "cuda";
-  const std::string_view asked = name;
-  const auto unknown = [&] { return Status::error(Code::bad_argument, "device '%.40s' is not known: \"cpu\", \"cuda\" or \"cuda:N\"", name); };
-  if (asked.substr(0, family.size()) != family) return unknown();
-  int index = 0;
-  if (asked.size() > family.size()) {
-    const char *begin = asked.data() + family.size() + 1, *end = asked.data() + asked.size();
-    if (asked[family.size()] != ':' || begin == end || *begin == '-') return unknown();
-    if (const auto read = std::from_chars(begin, end, index); read.ec != std::errc() || read.ptr != end) return unknown();
-  }
+Status Device::find(const std::string& name, std::vector<int>* out) {
+  std::vector<int> asked;
+  if (!parse(name, &asked))
+    return Status::error(Code::bad_argument, "device '%.40s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a list as \"cuda:0,cuda:1\", or \"cuda:all\"",
+                         name.c_str());
   const DeviceKernels* kernels = cuda_kernels();
-  if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", name);
+  const char* text = name.c_str();
+  if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", text);
   int count = 0;
-  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s", name, kernels->error_text(error));
-  if (index >= count) return Status::error(Code::not_found, "device '%.40s' is not there: this machine has %d", name, count);
-  int major = 0, minor = 0;
-  if (const int error = kernels->capability(index, &major, &minor))
-    return Status::error(Code::device, "device '%.40s': %s", name, kernels->error_text(error));
-  if (major < oldest_capability)
-    return Status::error(Code::not_found, "device '%.40s' has compute capability %d.%d; %d.0 or newer is needed", name, major, minor, oldest_capability);
-  std::shared_ptr<Device> device(new Device(*kernels, budget));
+  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s", text, kernels->error_text(error));
+  const bool every = asked.empty();
+  for (int i = 0; every && i < count; ++i) asked.push_back(i);
+  if (asked.empty()) return Status::error(Code::not_found, "device '%.40s': this machine has none", text);
+  std::vector<int> found;
+  Status too_old;
+  for (const int index : asked) {
+    if (index >= count) return Status::error(Code::not_found, "device '%.40s': cuda:%d is not there: this machine has %d", text, index, count);
+    int major = 0, minor = 0;
+    if (const int error = kernels->capability(index, &major, &minor))
+      return Status::error(Code::device, "device '%.40s': cuda:%d: %s", text, index, kernels->error_text(error));
+    if (major >= oldest_capability)
+      found.push_back(index);
+    else
+      too_old = Status::error(Code::not_found, "device '%.40s': cuda:%d has compute capability %d.%d; %d.0 or newer is needed", text, index, major, minor,
+                              oldest_capability);
+  }
+  if (!too_old.ok() && (!every || found.empty())) return too_old;
+  *out = std::move(found);
+  return {};
+}
+
+Status Device::open(int index, uint64_t budget, uint32_t users, std::shared_ptr<Device>* out) {
+  const DeviceKernels& kernels = *cuda_kernels();
+  std::shared_ptr<Device> device(new Device(kernels, budget));
   device->name_ = "cuda:" + std::to_string(index);
-  if (const int error = kernels->open(index, &device->context_)) return device->status(error, "its kernels");
-  if (const int error = kernels->describe(device->context_, &device->info_)) return device->status(error, "what it is");
+  if (const int error = kernels.open(index, &device->context_)) return device->status(error, "its kernels");
+  if (const int error = kernels.describe(device->context_, &device->info_)) return device->status(error, "what it is");
   const uint64_t unused = device->info_.free_bytes;
-  if (budget == 0) device->budget_ = unused - std::min(unused / 8, most_reserve);
+  if (budget == 0) device->budget_ = (unused - std::min(unused / 8, most_reserve)) / users;
   *out = std::move(device);
   return {};
 }
@@ -67,28 +126,37 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
 Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* seen) {
   constexpr uint64_t system_page = 4096;
   const uint64_t first = *begin / system_page * system_page, last = (*end + system_page - 1) / system_page * system_page;
-  const std::lock_guard lock(sharing_);
-  auto at = std::find_if(shared_.begin(), shared_.end(), [&](const Shared& s) { return s.begin <= first && last <= s.end; });
-  if (at == shared_.end()) {
-    shared_.reserve(shared_.size() + 1);
-    Shared fresh{first, last, 0, 0};
-    if (const int error = kernels_.share_host(context_, reinterpret_cast<const void*>(first), last - first, &fresh.seen))
-      return kernels_.is_out_of_memory(error)
-                 ? status(error, "the processor's memory that it reads")
-                 : Status::error(Code::unsupported, "%s cannot read the processor's memory: %s", name_.c_str(), kernels_.error_text(error));
-    at = shared_.insert(shared_.end(), fresh);
+  const auto failed = [&](int error) {
+    return kernels_.is_out_of_memory(error)
+               ? status(error, "the processor's memory that it reads")
+               : Status::error(Code::unsupported, "%s cannot read the processor's memory: %s", name_.c_str(), kernels_.error_text(error));
+  };
+  const std::lock_guard lock(sharing().mutex);
+  std::vector<Shared>& shared = sharing().memory;
+  auto at = std::find_if(shared.begin(), shared.end(), [&](const Shared& s) { return s.begin <= first && last <= s.end; });
+  if (at == shared.end()) {
+    shared.reserve(shared.size() + 1);
+    Shared fresh{first, last, 0, 0, shared_from_this()};
+    if (const int error = kernels_.share_host(context_, reinterpret_cast<const void*>(first), last - first, &fresh.seen)) return failed(error);
+    at = shared.insert(shared.end(), std::move(fresh));
   }
+  uint64_t its = at->seen;
+  if (at->by.get() != this)
+    if (const int error = kernels_.see_host(context_, reinterpret_cast<const void*>(at->begin), &its)) return failed(error);
   ++at->users;
-  *begin = at->begin, *end = at->end, *seen = at->seen;
+  *begin = at->begin, *end = at->end, *seen = its;
   return {};
 }
 
 void Device::unshare(uint64_t begin) {
-  const std::lock_guard lock(sharing_);
-  const auto at = std::find_if(shared_.begin(), shared_.end(), [&](const Shared& s) { return s.begin == begin; });
+  std::shared_ptr<Device> by;  // closed, where nobody else has it, after the lock
+  const std::lock_guard lock(sharing().mutex);
+  std::vector<Shared>& shared = sharing().memory;
+  const auto at = std::find_if(shared.begin(), shared.end(), [&](const Shared& s) { return s.begin == begin; });
   if (--at->users > 0) return;
-  (void)kernels_.unshare_host(context_, reinterpret_cast<const void*>(begin));
-  shared_.erase(at);
+  by = std::move(at->by);
+  (void)by->kernels_.unshare_host(by->context_, reinterpret_cast<const void*>(begin));
+  shared.erase(at);
 }
 
 void Device::release(void* memory, std::size_t size) {

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +62,7 @@ struct DeviceKernels {
   // Lets the device read memory that the processor has, from whole pages of it, at *out. It must stay until unshare_host().
   int (*share_host)(DeviceContext* device, const void* memory, std::size_t size, uint64_t* out);
   int (*unshare_host)(DeviceContext* device, const void* memory);
+  int (*see_host)(DeviceContext* device, const void* memory, uint64_t* out);  // where this device reads what share_host() was called for by another one
   int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
   int (*wait)(DeviceStream* stream);          // until all of it is done
@@ -115,11 +115,15 @@ struct DeviceKernels {
 const DeviceKernels* cuda_kernels();
 
 // A device and how much of its memory may be taken. Threads: all functions may run together.
-class Device {
+class Device : public std::enable_shared_from_this<Device> {
  public:
-  // "cuda" or "cuda:N". budget: bytes, 0: what is free, but for a reserve. Code::unsupported (this build has no such backend), Code::not_found (no
-  // driver, no such device or one that is too old), Code::bad_argument (the name), Code::device.
-  static Status open(const char* name, uint64_t budget, std::shared_ptr<Device>* out);
+  // The numbers of those that a name means: "cuda" (the first), "cuda:N", several such with commas between them, "cuda:all" or "auto" (all that are new
+  // enough). Code::unsupported (this build has no such backend), Code::not_found (no driver, no such device or one that is too old), Code::bad_argument (the
+  // name), Code::device.
+  static Status find(const std::string& name, std::vector<int>* out);
+  // One of those. budget: bytes, 0: what is free, but for a reserve; of that only the part of one of `users` that open the same one. Code::device,
+  // Code::no_memory.
+  static Status open(int index, uint64_t budget, uint32_t users, std::shared_ptr<Device>* out);
 
   ~Device();
   Device(const Device&) = delete;
@@ -140,8 +144,9 @@ class Device {
   Status allocate(std::size_t size, const char* what, void** out);
   void release(void* memory, std::size_t size);
 
-  // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others
-  // have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must stay. Code::unsupported.
+  // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others, also
+  // other devices, have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must
+  // stay. Code::unsupported.
   Status share(uint64_t* begin, uint64_t* end, uint64_t* seen);
   void unshare(uint64_t begin);
   // What an allocation takes: a device hands out large ones in whole blocks.
@@ -158,12 +163,6 @@ class Device {
   std::string name_;
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
-  struct Shared {
-    uint64_t begin, end, seen;
-    uint32_t users;
-  };
-  std::mutex sharing_;
-  std::vector<Shared> shared_;  // memory of the processor's
 };
 
 // n elements of T in a device's memory, uninitialised.

@@ -16,8 +16,14 @@ namespace kvasir {
 constexpr const char* what = "attention";
 constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2 GB
 
-AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
-    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers), timeline_(device, shape, layers, heads.heads) {}
+AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers)
+    : device_(device),
+      ops_(device->kernels()),
+      heads_(heads),
+      shape_(shape),
+      first_(first),
+      layers_(layers),
+      timeline_(device, shape, first, layers, heads.heads) {}
 
 const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uint32_t n) const {
   if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
@@ -34,7 +40,7 @@ const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uin
 }
 
 DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const {
-  const SampleSize size = sample_size(plan.budget(layer), plan.coverage, heads_.group());
+  const SampleSize size = sample_size(plan.budget(first_ + layer), plan.coverage, heads_.group());
   return {size.least, size.most, static_cast<float>(size.variance)};
 }
 
@@ -194,7 +200,7 @@ Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCoun
         const uint32_t page = list[q] / shape_.page.page_quads();
         if (page == last) continue;
         last = page, ++its;
-        if (mapped && !pages.intact_page(layer, head, page)) intact = false;
+        if (mapped && !pages.intact_page(first_ + layer, head, page)) intact = false;
       }
       touched += its;
     }

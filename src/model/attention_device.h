@@ -16,7 +16,8 @@ namespace kvasir {
 
 class AttentionDevice {
  public:
-  AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers);
+  // Of `layers` layers from `first` on, from which they are numbered here.
+  AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
@@ -62,7 +63,7 @@ class AttentionDevice {
   const DeviceKernels& ops_;
   const HeadShape heads_;
   const StoreShape shape_;
-  const uint32_t layers_;
+  const uint32_t first_, layers_;
   DeviceTimeline timeline_;
   uint64_t generation_ = 0;
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for

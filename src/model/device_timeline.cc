@@ -19,8 +19,8 @@ uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 }  // namespace
 
-DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads)
-    : device_(device), ops_(device->kernels()), shape_(shape), layers_(layers), heads_(heads) {}
+DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads)
+    : device_(device), ops_(device->kernels()), shape_(shape), first_(first), layers_(layers), heads_(heads) {}
 
 DeviceTimeline::~DeviceTimeline() { release(); }
 
@@ -104,7 +104,8 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     FirstFailure failure;
     pool->run(count, [&](uint32_t i, uint32_t) {
-      if (Status s = sketch.copy(wanted[at + i], static_cast<uint32_t>(heads_total()), staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
+      const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
+      if (Status s = sketch.copy(wanted[at + i], first, heads, staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
     });
     if (Status s = std::move(failure).take(); !s.ok()) return s;
     int error = 0;
@@ -121,25 +122,25 @@ Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, Device
   auto* staged = reinterpret_cast<float*>(staging_.get());
   if (store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp()) {
     const std::size_t size = dim * shape_.page.sketch_dim();
-    for (uint32_t h = 0; h < heads; ++h) std::copy_n(store.sketch().query_basis(h / shape_.kv_heads, h % shape_.kv_heads), size, staged + h * size);
+    for (uint32_t h = 0; h < heads; ++h) std::copy_n(store.sketch().query_basis(first_ + h / shape_.kv_heads, h % shape_.kv_heads), size, staged + h * size);
     if (Status s = send(stream, basis_.get(), staged, heads * size * sizeof(float)); !s.ok()) return s;
     basis_stamp_ = store.sketch().basis_stamp();
   }
   if (sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0) {
     std::fill_n(staged, heads * dim, 0.0f);
-    if (!store.centre().empty()) std::copy_n(store.centre().data(), heads * dim, staged);  // the first layers' come first
+    if (!store.centre().empty()) std::copy_n(store.centre().data() + first_head() * dim, heads * dim, staged);
     if (Status s = send(stream, centre_.get(), staged, heads * dim * sizeof(float)); !s.ok()) return s;
     if (!store.sink_floats().empty()) {
-      const std::size_t size = heads * 2 * shape_.page.page_tokens * dim;
-      std::copy_n(store.sink_floats().data(), size, staged);
-      if (Status s = send(stream, sinks_.get(), staged, size * sizeof(float)); !s.ok()) return s;
+      const std::size_t size = 2 * shape_.page.page_tokens * dim;  // of a head
+      std::copy_n(store.sink_floats().data() + first_head() * size, heads * size, staged);
+      if (Status s = send(stream, sinks_.get(), staged, heads * size * sizeof(float)); !s.ok()) return s;
     }
     sinks_stamp_ = store.sinks_stamp();
   }
   if (window_stamp_ != store.window_stamp() || window_stamp_ == 0) {
     const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim;
     pool->run(static_cast<uint32_t>(heads), [&](uint32_t h, uint32_t) {
-      const KvStore::Rows rows = store.window(h / shape_.kv_heads, h % shape_.kv_heads);
+      const KvStore::Rows rows = store.window(first_ + h / shape_.kv_heads, h % shape_.kv_heads);
       std::copy_n(rows.k, filled, staged + h * 2 * size);
       std::copy_n(rows.v, filled, staged + (h * 2 + 1) * size);
     });
@@ -191,7 +192,7 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
       if (last_stamp_ != pages.stamp(e) || last_pages_ != pages.pages()) {
         const std::size_t filled = (pages.pages() - std::size_t{e} * extent_pages) * page_bytes;
         pool->run(static_cast<uint32_t>(heads_total()), [&](uint32_t h, uint32_t) {
-          const ExtentView view = pages.extent(h / shape_.kv_heads, h % shape_.kv_heads, e);
+          const ExtentView view = pages.extent(first_ + h / shape_.kv_heads, h % shape_.kv_heads, e);
           std::memcpy(last_.get() + h * PageShape::pages_bytes(), view.pages, filled);
           std::memcpy(last_.get() + its_pages + h * scale_bytes, view.scales, scale_bytes);
         });
@@ -205,8 +206,8 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
       for (const std::span<const std::byte> memory : at.memory)
         if (!memory.empty())
           if (Status s = share(memory, at.keep); !s.ok()) return s;
-    addresses[e] = seen(address_of(at.pages));
-    addresses[extents_ + e] = seen(address_of(at.scales));
+    addresses[e] = seen(address_of(at.pages)) + first_head() * PageShape::pages_bytes();
+    addresses[extents_ + e] = seen(address_of(at.scales)) + first_head() * scale_bytes;
   }
   std::erase_if(regions_, [&](const Region& r) {
     if (!r.used) device_->unshare(r.begin);
@@ -242,7 +243,7 @@ void DeviceTimeline::committed(const KvStore& store, uint32_t n) {
 DeviceKv DeviceTimeline::layer(uint32_t layer) const {
   const PageShape& page = shape_.page;
   const std::size_t heads = shape_.kv_heads, first = layer * heads;
-  return {layer,
+  return {first_ + layer,
           shape_.kv_heads,
           heads_ / shape_.kv_heads,
           page.head_dim,

@@ -21,8 +21,8 @@ namespace kvasir {
 
 class DeviceTimeline {
  public:
-  // Of the first `layers` layers; heads: query heads.
-  DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t layers, uint32_t heads);
+  // Of `layers` layers from `first` on; heads: query heads.
+  DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads);
   ~DeviceTimeline();
 
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
@@ -40,7 +40,7 @@ class DeviceTimeline {
   void trim();
   void release();
 
-  // As of the last update(). Where its memory is changes with generation().
+  // As of the last update(); layer: from `first` on. Where its memory is changes with generation().
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
@@ -63,11 +63,12 @@ class DeviceTimeline {
   uint64_t seen(uint64_t address);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
+  std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
   const StoreShape shape_;
-  const uint32_t layers_, heads_;
+  const uint32_t first_, layers_, heads_;
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool pages_changed_ = false;              // since the last begin_step()
   uint32_t turn_ = 0;

@@ -82,56 +82,129 @@ class DeviceWeights::Loader {
   DeviceStream* stream_ = nullptr;
 };
 
-Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
-                             std::shared_ptr<const DeviceWeights>* out) {
-  auto result = std::make_shared<DeviceWeights>();
-  if (Status s = Device::open(options.name.c_str(), options.budget, &result->device_); !s.ok()) return s;
-  Device& device = *result->device_;
-  const auto floats = [](const Array<float>& x) { return Device::taken_by(x.size() * sizeof(float)); };
-  const auto bytes_of = [&](const Linear& linear) {
-    return Device::taken_by(device.kernels().matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols)) + floats(linear.bias);
-  };
-  std::size_t piece = std::max(piece_bytes, weights.output.w.row_bytes);
-  const auto layer_bytes = [&](const LayerWeights& w) {
-    uint64_t bytes = floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) + floats(w.ffn_norm);
-    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
-      bytes += bytes_of(*linear);
-      piece = std::max(piece, linear->w.row_bytes);
+namespace {
+
+// What the parts of a model take of a device.
+struct Sizes {
+  Sizes(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceKernels& kernels) {
+    const auto floats = [](const Array<float>& x) { return Device::taken_by(x.size() * sizeof(float)); };
+    const auto bytes_of = [&](const Linear& linear) {
+      piece = std::max(piece, linear.w.row_bytes);
+      return Device::taken_by(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols)) + floats(linear.bias);
+    };
+    for (const LayerWeights& w : weights.layers) {
+      layers.push_back(floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) + floats(w.ffn_norm));
+      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) layers.back() += bytes_of(*linear);
     }
-    return bytes;
+    output = bytes_of(weights.output) + floats(weights.output_norm);
+    beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
+  }
+  uint64_t room(const Device& device) const { return device.left() - std::min(device.left(), beside); }
+
+  std::vector<uint64_t> layers;
+  uint64_t output, beside;           // a session's workspace and what weights come through
+  std::size_t piece = piece_bytes;   // bytes that weights come in, at least those of any row
+};
+
+}  // namespace
+
+LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output, std::span<const uint64_t> rooms) {
+  LayerSplit split;
+  // Each device takes what fits into this share of its room; whether that is everything.
+  const auto fill = [&](double share, bool with_output) {
+    split.layers.assign(rooms.size(), 0);
+    std::size_t next = 0;
+    for (std::size_t d = 0; d < rooms.size(); ++d) {
+      uint64_t left = share < 1 ? static_cast<uint64_t>(share * static_cast<double>(rooms[d])) : rooms[d];
+      for (; next < sizes.size(); ++next, ++split.layers[d]) {
+        const uint64_t size = sizes[next] + (with_output && next + 1 == sizes.size() ? output : 0);
+        if (size > left) break;
+        left -= size;
+      }
+    }
+    return next == sizes.size();
   };
-  std::vector<uint64_t> sizes;
-  for (const LayerWeights& w : weights.layers) sizes.push_back(layer_bytes(w));
-  const uint64_t beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
+  split.output = fill(1, true);
+  if (!split.output && !fill(1, false)) return split;
+  double least = 0, enough = 1;
+  for (int i = 0; i < 50; ++i) (fill((least + enough) / 2, split.output) ? enough : least) = (least + enough) / 2;
+  fill(enough, split.output);
+  return split;
+}
 
-  uint64_t room = device.left() - std::min(device.left(), beside);
-  uint32_t count = 0;
-  for (; count < config.layers && sizes[count] <= room; ++count) room -= sizes[count];
-  if (count == 0)
-    return Status::error(Code::no_memory, "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64 " and the workspace %" PRIu64,
-                         device.name().c_str(), device.left(), sizes[0], beside);
-
-  Loader loader(result->device_);
+// Where others have taken some of what was free, fewer layers: one of them makes room for the workspace.
+Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece) {
+  Loader loader(device_);
   if (Status s = loader.open(piece); !s.ok()) return s;
-  result->layers_.resize(count);
+  first_ = first;
+  layers_.resize(count);
   for (uint32_t l = 0; l < count; ++l) {
-    Status s = loader.layer(weights.layers[l], &result->layers_[l]);
-    if (s.code() == Code::no_memory && l > 1) {  // others have taken some of what was free: one layer makes room for the workspace
-      result->layers_.resize(count = l - 1);
+    Status s = loader.layer(weights.layers[first + l], &layers_[l]);
+    if (s.code() == Code::no_memory && l > 1) {
+      layers_.resize(count = l - 1);
+      output = false;
     } else if (!s.ok()) {
       return s;
     }
   }
-  if (count == config.layers && bytes_of(weights.output) + floats(weights.output_norm) <= room) {
-    Status s = loader.matrix(weights.output, &result->output_);
-    if (s.ok()) s = loader.vector(weights.output_norm, &result->output_norm_);
+  if (output) {
+    Status s = loader.matrix(weights.output, &output_);
+    if (s.ok()) s = loader.vector(weights.output_norm, &output_norm_);
     if (s.code() == Code::no_memory) {
-      result->output_ = {};
+      output_ = {};
     } else if (!s.ok()) {
       return s;
     }
   }
-  result->bytes_ = device.used() - Device::taken_by(piece);
+  bytes_ = device_->used() - Device::taken_by(piece);
+  return {};
+}
+
+Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
+                             std::vector<DeviceWeights>* out) {
+  std::vector<int> indexes;
+  if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
+  const Sizes sizes(weights, config, rope_dim, *cuda_kernels());
+  std::vector<std::shared_ptr<Device>> devices;
+  const bool choose = options.name == "auto";
+  Status missing;
+  for (const int index : indexes) {
+    std::shared_ptr<Device> device;
+    Status s = Device::open(index, options.budget, static_cast<uint32_t>(std::count(indexes.begin(), indexes.end(), index)), &device);
+    if (!s.ok() && !choose) return s;
+    if (!s.ok()) {
+      missing = std::move(s);
+      continue;
+    }
+    devices.push_back(std::move(device));
+    if (const uint64_t room = sizes.room(*devices.back()); choose && split_layers(sizes.layers, sizes.output, {&room, 1}).output) {
+      devices = {devices.back()};
+      break;
+    }
+  }
+  if (devices.empty()) return missing;
+
+  missing = Status::error(Code::no_memory, "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64 " and the workspace %" PRIu64,
+                          devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.beside);
+  std::vector<DeviceWeights> result;
+  uint32_t next = 0;
+  for (std::size_t d = 0; d < devices.size() && next < config.layers; ++d) {
+    std::vector<uint64_t> rooms;
+    for (std::size_t other = d; other < devices.size(); ++other) rooms.push_back(sizes.room(*devices[other]));
+    const LayerSplit split = split_layers(std::span(sizes.layers).subspan(next), sizes.output, rooms);
+    if (split.layers[0] == 0) continue;
+    DeviceWeights part;
+    part.device_ = devices[d];
+    Status s = part.load(weights, next, split.layers[0], split.output && next + split.layers[0] == config.layers, sizes.piece);
+    if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
+      missing = std::move(s);
+      continue;
+    }
+    if (!s.ok()) return s;
+    next = part.end_layer();
+    result.push_back(std::move(part));
+  }
+  if (result.empty()) return missing;
   *out = std::move(result);
   return {};
 }

@@ -1,8 +1,10 @@
-// The weights of a model's first layers, and of its output, in the memory of a device. Immutable; shared by the sessions of a model.
+// The weights of some of a model's layers, and of its output, in the memory of a device. Immutable; shared by the sessions of a model. Of several devices each
+// has layers that follow those of the one before it; the first layers come first, and the processor has those that did not fit.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,8 +18,8 @@ struct ModelConfig;
 struct Weights;
 
 struct DeviceOptions {
-  std::string name = "cpu";  // or as Device::open() has it
-  uint64_t budget = 0;       // bytes of the device's memory, 0: what is free
+  std::string name = "cpu";  // or as Device::find() has it; "auto": one that all of the model fits on, otherwise all of them
+  uint64_t budget = 0;       // bytes of each device's memory, 0: what is free
 };
 
 class DeviceWeights {
@@ -32,13 +34,15 @@ class DeviceWeights {
     Matrix q, k, v, o, gate, up, down;
   };
 
-  // As many layers as fit beside the workspace of a session, then the output. Code::no_memory: not one does, and the message says what would. Other
-  // codes as Device::open(), Code::device. Throws std::bad_alloc.
-  static Status upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
-                       std::shared_ptr<const DeviceWeights>* out);
+  // As many layers as fit beside the workspace of a session, then the output, over the devices as split_layers() has it; a device for which none is left is
+  // not used. Code::no_memory: not one fits, and the message says what would. Other codes as Device::find() and Device::open(), Code::device. Throws
+  // std::bad_alloc.
+  static Status upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options, std::vector<DeviceWeights>* out);
 
   const std::shared_ptr<Device>& device() const { return device_; }
-  const std::vector<Layer>& layers() const { return layers_; }
+  uint32_t first_layer() const { return first_; }
+  uint32_t end_layer() const { return first_ + static_cast<uint32_t>(layers_.size()); }
+  const std::vector<Layer>& layers() const { return layers_; }  // from the first one on
   bool has_output() const { return output_.data.get() != nullptr; }
   const Matrix& output() const { return output_; }
   const float* output_norm() const { return output_norm_.get(); }
@@ -46,11 +50,23 @@ class DeviceWeights {
 
  private:
   class Loader;
+  Status load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece);
+
   std::shared_ptr<Device> device_;
+  uint32_t first_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;
   DeviceBuffer<float> output_norm_;
   uint64_t bytes_ = 0;
 };
+
+// How many layers of these sizes each device takes of those that are left by the ones before it: all of them where they fit, each device then at most the
+// same share of its room, the least with which they do; otherwise as many as there is room for. output: bytes that the device with the last layer needs
+// besides. All bytes.
+struct LayerSplit {
+  std::vector<uint32_t> layers;  // [devices]
+  bool output = false;           // there is room for it
+};
+LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output, std::span<const uint64_t> rooms);
 
 }  // namespace kvasir

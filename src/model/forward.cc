@@ -13,15 +13,14 @@ static Status cancelled() { return Status::error(Code::cancelled, "cancelled; th
 
 Status Forward::create(std::shared_ptr<const Model> model, ThreadPool* pool, std::unique_ptr<Forward>* out) {
   std::unique_ptr<Forward> forward(new Forward(std::move(model), pool));
-  const DeviceWeights* device = forward->model_->device_weights();
-  uint32_t layers = 0;
-  if (device) {
+  const std::vector<DeviceWeights>& devices = forward->model_->device_weights();
+  for (const DeviceWeights& weights : devices) {
     std::unique_ptr<Stage> stage;
-    if (Status s = make_device_stage(*forward->model_, &stage); !s.ok()) return s;
-    layers = stage->end_layer();
+    if (Status s = make_device_stage(*forward->model_, weights, &stage); !s.ok()) return s;
     forward->stages_.push_back(std::move(stage));
   }
-  if (!device || !device->has_output()) forward->stages_.push_back(make_cpu_stage(*forward->model_, layers, forward->kernels_, pool));
+  const uint32_t layers = devices.empty() ? 0 : devices.back().end_layer();
+  if (devices.empty() || !devices.back().has_output()) forward->stages_.push_back(make_cpu_stage(*forward->model_, layers, forward->kernels_, pool));
   *out = std::move(forward);
   return {};
 }
@@ -30,7 +29,8 @@ Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
     : model_(std::move(model)),
       kernels_(cpu_kernels()),
       pool_(pool),
-      attention_(model_->config(), model_->store_shape().page, kernels_, pool) {}
+      attention_(model_->config(), model_->store_shape().page, kernels_, pool),
+      left_to_processor_(model_->device_weights().size(), "nothing was asked yet") {}
 
 Status Forward::run(const ForwardStep& step, KvStore* store) {
   const ModelConfig& c = model_->config();
@@ -39,8 +39,9 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   resize(n);
   attention_.set_trace(step.trace);
   if (step.trace) step.trace->begin_step();
-  const bool may_attend = model_->device_weights() && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
-  const bool may_read = model_->device_weights() && !step.selector && !step.trace && !step.memory && n > 1;
+  const bool on_device = !model_->device_weights().empty();
+  const bool may_attend = on_device && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
+  const bool may_read = on_device && !step.selector && !step.trace && !step.memory && n > 1;
   const KvStore::Together together = may_attend ? KvStore::Together::layers : may_read ? KvStore::Together::heads : KvStore::Together::nothing;
   if (Status s = store->prepare(n, together, may_read ? pool_ : nullptr); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
@@ -54,7 +55,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   });
 
   const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
-  for (const std::unique_ptr<Stage>& stage : stages_) {
+  for (std::size_t at = 0; at < stages_.size(); ++at) {
+    Stage* const stage = stages_[at].get();
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
     bool reads = false;
     if (may_read) {
@@ -65,7 +67,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
     const bool attends = !why_not && !reads;
-    if (stage->first_layer() == 0) left_to_processor_ = why_not;
+    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel}); !s.ok()) return s;
     if (attends) {
       ReadCounts counts;
@@ -78,7 +80,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       });
     }
     if (reads)
-      if (Status s = read(step, attending, cancel, stage.get(), store); !s.ok()) return s;
+      if (Status s = read(step, attending, cancel, stage, store); !s.ok()) return s;
     for (uint32_t l = stage->first_layer(); !attends && !reads && l < stage->end_layer(); ++l) {
       Stage::Projected of;
       if (Status s = stage->project(l, &of); !s.ok()) return s;

@@ -50,8 +50,8 @@ class Forward {
   Status run(const ForwardStep& step, KvStore* store);
 
   Attention& attention() { return attention_; }
-  // Whether a device attended the last step of its layers: null, or why the processor did.
-  const char* left_to_processor() const { return left_to_processor_; }
+  // Whether a device, in the order of Model::device_weights(), attended the last step of its layers: null, or why the processor did.
+  const char* left_to_processor(std::size_t device) const { return left_to_processor_[device]; }
 
  private:
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
@@ -70,7 +70,7 @@ class Forward {
   std::vector<std::unique_ptr<Stage>> stages_;  // every layer is in one, in order
 
   uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
-  const char* left_to_processor_ = "nothing was asked yet";
+  std::vector<const char*> left_to_processor_;  // [devices]: theirs are the first stages
   Buffer<float> x_;                 // [n][width] residual stream, between stages
   Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]

@@ -35,6 +35,12 @@ StoreShape Model::store_shape() const {
   return {config_.layers, config_.kv_heads, PageShape::of(config_.head_dim)};
 }
 
+std::string Model::device_names() const {
+  std::string names;
+  for (const DeviceWeights& weights : device_weights_) names += (names.empty() ? "" : ",") + weights.device()->name();
+  return names.empty() ? "cpu" : names;
+}
+
 Status Model::read(const std::string& chat_format) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   if (Status s = Gguf::parse(bytes, &gguf_); !s.ok()) return s;
@@ -64,9 +70,11 @@ Status Model::open(const std::string& path, const std::string& chat_format, std:
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
   if (Status s = os::Mapping::map(file, &model->mapping_); !s.ok()) return s;
   if (Status s = model->read(chat_format); !s.ok()) return with_path(path, s);
-  if (device.name != "cpu")
-    if (Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, &model->device_weights_); !s.ok())
-      return with_path(path, s);
+  if (device.name != "cpu") {
+    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, &model->device_weights_);
+    if (!s.ok() && device.name != "auto") return with_path(path, s);
+    model->why_no_device_ = s.message();
+  }
   *out = std::move(model);
   return {};
 }

@@ -63,7 +63,9 @@ class Model {
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
   StoreShape store_shape() const;
-  const DeviceWeights* device_weights() const { return device_weights_.get(); }  // null: the processor computes everything
+  const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }  // of each device; empty: the processor computes everything
+  std::string device_names() const;  // theirs, with commas between them, or "cpu"
+  const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
 
  private:
   Status read(const std::string& chat_format);
@@ -77,7 +79,8 @@ class Model {
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
   Fingerprint fingerprint_{};
-  std::shared_ptr<const DeviceWeights> device_weights_;
+  std::vector<DeviceWeights> device_weights_;
+  std::string why_no_device_;
 };
 
 // Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error that names it.

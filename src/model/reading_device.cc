@@ -12,8 +12,8 @@ namespace kvasir {
 constexpr const char* what = "a text that is read";
 constexpr std::size_t least_half = std::size_t{8} << 20;  // bytes of pages that are on their way together
 
-ReadingDevice::ReadingDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers)
-    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), layers_(layers) {}
+ReadingDevice::ReadingDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers)
+    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first), layers_(layers) {}
 
 const char* ReadingDevice::refuses(const KvStore& store, uint32_t n) const {
   constexpr uint32_t few = 64;  // tokens: for fewer the pages are not copied
@@ -114,8 +114,8 @@ Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceSt
       const uint32_t there = std::min(extent_pages, pages.pages() - e * extent_pages);
       for (uint32_t h = 0; h < shape_.kv_heads; ++h)
         for (uint32_t p = 0; p < there; ++p)
-          if (!pages.intact_page(layer, h, e * extent_pages + p)) intact = false;
-      const ExtentView view = pages.extent(layer, 0, e);
+          if (!pages.intact_page(first_ + layer, h, e * extent_pages + p)) intact = false;
+      const ExtentView view = pages.extent(first_ + layer, 0, e);
       const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_;
       std::byte* to = half + task / layers_ * size;
       std::memcpy(to + layer * its_pages, view.pages, its_pages);
@@ -145,9 +145,9 @@ Status ReadingDevice::put_rows(const KvStore& store, ThreadPool* pool, DeviceStr
   int error = 0;
   centred_ = !store.centre().empty();
   if (sinks_stamp_ != store.sinks_stamp()) {
-    const std::size_t size = store.sink_floats().empty() ? 0 : heads * 2 * shape_.page.page_tokens * dim, centre = centred_ ? heads * dim : 0;
-    std::copy_n(store.sink_floats().data(), size, staged);  // the first layers' come first
-    std::copy_n(store.centre().data(), centre, staged + size);
+    const std::size_t rows = 2 * shape_.page.page_tokens * dim, size = store.sink_floats().empty() ? 0 : heads * rows, centre = centred_ ? heads * dim : 0;
+    if (size > 0) std::copy_n(store.sink_floats().data() + first_head() * rows, size, staged);
+    if (centred_) std::copy_n(store.centre().data() + first_head() * dim, centre, staged + size);
     error = ops_.upload(stream, sinks_.get(), staged, size * sizeof(float));
     if (!error) error = ops_.upload(stream, centre_.get(), staged + size, centre * sizeof(float));
     if (!error) error = ops_.wait(stream);
@@ -157,7 +157,7 @@ Status ReadingDevice::put_rows(const KvStore& store, ThreadPool* pool, DeviceStr
   if (filled == 0) return {};
   const std::size_t room = std::size_t{window_room_} * dim;
   pool->run(static_cast<uint32_t>(heads), [&](uint32_t h, uint32_t) {
-    const KvStore::Rows rows = store.window(h / shape_.kv_heads, h % shape_.kv_heads);
+    const KvStore::Rows rows = store.window(first_ + h / shape_.kv_heads, h % shape_.kv_heads);
     std::copy_n(rows.k, filled, staged + h * 2 * room);
     std::copy_n(rows.v, filled, staged + (h * 2 + 1) * room);
   });

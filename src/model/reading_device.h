@@ -16,8 +16,8 @@ namespace kvasir {
 
 class ReadingDevice {
  public:
-  // Of the first `layers` layers.
-  ReadingDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t layers);
+  // As AttentionDevice has them.
+  ReadingDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, uint32_t n) const;
@@ -35,6 +35,7 @@ class ReadingDevice {
   Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
+  std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
   std::size_t pages_size() const { return heads_total() * PageShape::pages_bytes(); }
   std::size_t scales_size() const { return heads_total() * shape_.page.scales_bytes(); }
 
@@ -42,7 +43,7 @@ class ReadingDevice {
   const DeviceKernels& ops_;
   const HeadShape heads_;
   const StoreShape shape_;
-  const uint32_t layers_;
+  const uint32_t first_, layers_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
   std::vector<DeviceBuffer<std::byte>> blocks_;  // some extents' pages, then their scales, of all the layers' heads

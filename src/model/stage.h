@@ -98,8 +98,8 @@ class Stage {
 Status not_a_number(const std::string& where);
 
 std::unique_ptr<Stage> make_cpu_stage(const Model& model, uint32_t first_layer, const Kernels& kernels, ThreadPool* pool);
-// Of the layers that the device has the weights of. The model outlives it. Code::device.
-Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out);
+// Of the layers that the device has the weights of: of one of Model::device_weights(). The model outlives it. Code::device.
+Status make_device_stage(const Model& model, const DeviceWeights& weights, std::unique_ptr<Stage>* out);
 
 constexpr uint32_t usual_step = 1024;  // tokens that a session's workspace on a device is kept free for
 

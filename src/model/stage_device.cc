@@ -1,63 +1,28 @@
 // A stage on a device. Its work is given in order to one stream; the processor waits where it needs queries, keys and values, and at the end.
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "base/checked.h"
 #include "model/attention_device.h"
+#include "model/device_workspace.h"
 #include "model/reading_device.h"
 #include "model/stage.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t logit_rows = 16;  // at a time: a row is as long as the vocabulary
-
-struct Widths {
-  std::size_t width, q, kv, feed_forward, widest, half, vocabulary;
-};
-Widths widths_of(const ModelConfig& c, uint32_t rope_dim) {
-  return {c.width, c.q_width(), c.kv_width(), c.feed_forward, std::max({c.width, c.q_width(), c.feed_forward}), rope_dim / 2, c.vocabulary};
-}
-
-// A step's arrays in the device's memory, one behind the other in one allocation.
-struct Workspace {
-  float *x, *h, *qkv, *a, *gate, *up;  // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
-  float *cos, *sin;                    // [n][rope dim / 2]
-  int8_t* quants;                      // DeviceActivations of the widest input
-  float* scales;
-  int16_t* sums;
-  float* logits;                       // [logit_rows][vocabulary]
-  uint32_t* first_bad;                 // layer in which a number was too large
-
-  // Returns its bytes. memory null: that alone.
-  std::size_t place(const Widths& s, std::size_t n, std::byte* memory) {
-    std::size_t at = 0;
-    const auto put = [&](auto** array, std::size_t count) {
-      *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(reinterpret_cast<uintptr_t>(memory) + at);
-      at += round_up(count * sizeof **array, 256);
-    };
-    put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
-    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.half), put(&sin, n * s.half);
-    put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)), put(&sums, n * ceil_div(s.widest, 16));
-    put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
-    return at;
-  }
-};
-
 class DeviceStage final : public Stage {
  public:
   DeviceStage(const Model& model, const DeviceWeights& weights)
-      : Stage(0, static_cast<uint32_t>(weights.layers().size())),
+      : Stage(weights.first_layer(), weights.end_layer()),
         config_(model.config()),
         size_(widths_of(config_, model.rope().dim())),
         weights_(weights),
         device_(weights.device()),
         ops_(device_->kernels()),
-        attention_(device_, config_, model.store_shape(), end_layer()),
-        reading_(device_, config_, model.store_shape(), end_layer()) {}
+        attention_(device_, config_, model.store_shape(), first_layer(), layers()),
+        reading_(device_, config_, model.store_shape(), first_layer(), layers()) {}
 
   ~DeviceStage() override {
     if (stream_) (void)ops_.wait(stream_);
@@ -67,7 +32,7 @@ class DeviceStage final : public Stage {
   }
 
   Status open() {
-    graphs_.resize(end_layer() + 3);
+    graphs_.resize(layers() + 3);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
     if (const int error = ops_.open_stream(device_->context(), &copies_)) return device_->status(error, "a stream");
     return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
@@ -89,8 +54,8 @@ class DeviceStage final : public Stage {
   Status project(uint32_t layer, Projected* out) override {
     const std::size_t n = step_.n, floats = n * (size_.q + 2 * size_.kv);
     if (Status s = resize_host(step_.n); !s.ok()) return s;
-    together(layer, [&] {
-      if (layer > 0) complete_before(layer);
+    together(local(layer), [&] {
+      if (layer > first_layer()) complete_before(layer);
       give_projection(layer, work_.qkv);
       do_(ops_.download(stream_, host_qkv_.get(), work_.qkv, floats * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -139,16 +104,16 @@ class DeviceStage final : public Stage {
 
   Status attend(const Attending& of, ReadCounts* counts) override {
     const auto give = [&] {
-      for (uint32_t l = 0; l < end_layer(); ++l) {
+      for (uint32_t l = first_layer(); l < end_layer(); ++l) {
         if (step_.n > 1 && step_.cancel->fired()) return;
-        if (l > 0) give_rest(l - 1);
-        float* qkv = attended_.get() + l * attended_floats();
+        if (l > first_layer()) give_rest(l - 1);
+        float* qkv = attended_.get() + local(l) * attended_floats();
         give_projection(l, qkv);
-        do_(attention_.give(stream_, l, qkv, qkv + step_.n * size_.q, qkv + step_.n * (size_.q + size_.kv), work_.a));
+        do_(attention_.give(stream_, local(l), qkv, qkv + step_.n * size_.q, qkv + step_.n * (size_.q + size_.kv), work_.a));
       }
       give_rest(end_layer() - 1);
       do_(attention_.give_results(stream_));
-      do_(ops_.download(stream_, attended_host_.get(), attended_.get(), end_layer() * attended_floats() * sizeof(float)));
+      do_(ops_.download(stream_, attended_host_.get(), attended_.get(), layers() * attended_floats() * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
       if (has_logits_) {
         give_logits(step_.n - 1, 1);
@@ -160,7 +125,7 @@ class DeviceStage final : public Stage {
     has_logits_ = of.output && weights_.has_output();
     if (graph_generation_ != attention_.generation()) forget_graphs();  // it has the attention's memory in it
     graph_generation_ = attention_.generation();
-    together(end_layer() + (has_logits_ ? 2 : 1), give);
+    together(layers() + (has_logits_ ? 2 : 1), give);
     has_attended_ = true;
     if (Status s = wait("a step"); !s.ok()) {
       // Numbers that are none may come from a page that is damaged.
@@ -172,8 +137,8 @@ class DeviceStage final : public Stage {
   }
 
   Attended attended(uint32_t layer) const override {
-    const float* host = attended_host_.get() + layer * attended_floats();
-    return {host, host + step_.n * size_.q, host + step_.n * (size_.q + size_.kv), attention_.totals(layer)};
+    const float* host = attended_host_.get() + local(layer) * attended_floats();
+    return {host, host + step_.n * size_.q, host + step_.n * (size_.q + size_.kv), attention_.totals(local(layer))};
   }
 
   void committed(const KvStore& store) override {
@@ -209,9 +174,9 @@ class DeviceStage final : public Stage {
     const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = n * config_.heads, floats = read_floats(step_.n);
     const auto give = [&](uint32_t l) {
       float *qkv = read_.get() + l % 2 * floats, *totals = qkv + projected, *a = totals + heads;
-      if (l > 0) give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
+      if (l > first_layer()) give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
       give_projection(l, qkv);
-      do_(reading_.give(stream_, l, qkv, qkv + n * size_.q, qkv + n * (size_.q + size_.kv), a, totals));
+      do_(reading_.give(stream_, local(l), qkv, qkv + n * size_.q, qkv + n * (size_.q + size_.kv), a, totals));
     };
     const auto give_copy = [&](uint32_t l) {
       do_(ops_.after(copies_, stream_));
@@ -222,9 +187,9 @@ class DeviceStage final : public Stage {
       do_(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     };
     const auto hand_over = [&] {
-      give(0);
-      give_copy(0);
-      for (uint32_t l = 0; l < end_layer(); ++l) {
+      give(first_layer());
+      give_copy(first_layer());
+      for (uint32_t l = first_layer(); l < end_layer(); ++l) {
         l + 1 < end_layer() ? give(l + 1) : give_rest(l, read_.get() + l % 2 * floats + projected + heads);
         if (Status s = wait("a layer", copies_); !s.ok()) return s;
         if (step_.cancel->fired()) return Status();
@@ -250,7 +215,7 @@ class DeviceStage final : public Stage {
 
   Status end() override {
     if (!has_attended_ && !has_read_)
-      together(end_layer(), [&] {
+      together(layers(), [&] {
         complete_before(end_layer());
         do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
       });
@@ -272,6 +237,8 @@ class DeviceStage final : public Stage {
 
  private:
   static constexpr uint32_t none = UINT32_MAX;
+  uint32_t layers() const { return end_layer() - first_layer(); }
+  uint32_t local(uint32_t layer) const { return layer - first_layer(); }  // its number among the stage's
   struct Product {
     const DeviceWeights::Matrix* matrix;
     float* y;
@@ -314,7 +281,7 @@ class DeviceStage final : public Stage {
 
   // q, k and v go to qkv, one behind the other.
   void give_projection(uint32_t layer, float* qkv) {
-    const DeviceWeights::Layer& w = weights_.layers()[layer];
+    const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
     const std::size_t n = step_.n;
     float *q = qkv, *k = q + n * size_.q, *v = k + n * size_.kv;
     norm(work_.x, w.attention_norm.get(), work_.h);
@@ -333,7 +300,7 @@ class DeviceStage final : public Stage {
   // What comes after a layer's attention, whose output is in a, or in work_.a.
   void give_rest(uint32_t layer, const float* a = nullptr) {
     if (!a) a = work_.a;
-    const DeviceWeights::Layer& w = weights_.layers()[layer];
+    const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
     const std::size_t n = step_.n;
     check(layer, a, n * size_.q);
     multiply(a, size_.q, {{&w.o, work_.h}});
@@ -439,7 +406,7 @@ class DeviceStage final : public Stage {
   std::size_t attended_floats() const { return step_.n * (size_.q + 2 * size_.kv); }  // of a layer
 
   Status resize_attended(uint32_t n) {
-    const std::size_t floats = end_layer() * std::size_t{n} * (size_.q + 2 * size_.kv);
+    const std::size_t floats = layers() * std::size_t{n} * (size_.q + 2 * size_.kv);
     if (floats * sizeof(float) <= attended_.bytes()) return {};
     forget_graphs();
     attended_ = {};
@@ -485,8 +452,8 @@ class DeviceStage final : public Stage {
 
 }  // namespace
 
-Status make_device_stage(const Model& model, std::unique_ptr<Stage>* out) {
-  auto stage = std::make_unique<DeviceStage>(model, *model.device_weights());
+Status make_device_stage(const Model& model, const DeviceWeights& weights, std::unique_ptr<Stage>* out) {
+  auto stage = std::make_unique<DeviceStage>(model, weights);
   if (Status s = stage->open(); !s.ok()) return s;
   *out = std::move(stage);
   return {};

@@ -23,8 +23,9 @@ constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows th
 static uint32_t choose_chunk(const Model& model) {
   const StoreShape shape = model.store_shape();
   const uint64_t row = uint64_t{shape.heads_total()} * 2 * shape.page.dim * sizeof(float);
-  uint32_t chunk = model.device_weights() ? 1024 : 512;  // with fewer a large GPU waits for work
-  while (chunk > 128 && chunk * row > window_budget * (model.device_weights() ? 4 : 1)) chunk /= 2;
+  const bool on_device = !model.device_weights().empty();
+  uint32_t chunk = on_device ? 1024 : 512;  // with fewer a large GPU waits for work
+  while (chunk > 128 && chunk * row > window_budget * (on_device ? 4 : 1)) chunk /= 2;
   return chunk;
 }
 

@@ -86,6 +86,41 @@ std::string compared_json(const Comparison& comparison) {
   return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
 }
 
+std::string quoted(const std::string& text) { return "\"" + text + "\""; }
+
+// Where the model is computed: sums over its devices, then each of them.
+void add_devices(const Model& model, const Forward& forward, Json* json) {
+  json->raw("device", quoted(model.device_names()));
+  if (!model.why_no_device().empty()) json->raw("device_because", quoted(model.why_no_device()));
+  const std::vector<DeviceWeights>& devices = model.device_weights();
+  if (devices.empty()) return;
+  uint64_t weight_bytes = 0, bytes = 0, memory = 0;
+  std::string list, left;  // left: why by the first that did not attend
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const DeviceWeights& d = devices[i];
+    const std::string &name = d.device()->name(), why = forward.left_to_processor(i) ? forward.left_to_processor(i) : "";
+    Json its;
+    its.raw("device", quoted(name));
+    its.count("first_layer", d.first_layer());
+    its.count("layers", d.layers().size());
+    its.count("weight_bytes", d.bytes());
+    its.count("bytes", d.device()->used());
+    its.count("memory", d.device()->budget());
+    its.add("attends", why.empty() ? "true" : "false");
+    list += (i > 0 ? "," : "") + std::move(its).take();
+    weight_bytes += d.bytes(), bytes += d.device()->used(), memory += d.device()->budget();
+    if (left.empty() && !why.empty()) left = devices.size() > 1 ? name + ": " + why : why;
+  }
+  json->count("device_layers", devices.back().end_layer());
+  json->count("device_output", devices.back().has_output() ? 1 : 0);
+  json->count("device_weight_bytes", weight_bytes);
+  json->count("device_bytes", bytes);
+  json->count("device_memory", memory);
+  json->add("device_attends", left.empty() ? "true" : "false");
+  json->raw("device_attends_because", quoted(left.empty() ? "it attends in the layers that it has" : left));
+  json->raw("devices", "[" + list + "]");
+}
+
 }  // namespace
 
 std::string Session::stats_json() const {
@@ -95,17 +130,7 @@ std::string Session::stats_json() const {
   json.count("tokens", tokens_.size());
   json.count("context", options_.context);
   json.count("threads", options_.threads);
-  if (const DeviceWeights* d = model_->device_weights()) {
-    json.add("device", "\"%s\"", d->device()->name().c_str());
-    json.count("device_layers", d->layers().size());
-    json.count("device_output", d->has_output() ? 1 : 0);
-    json.count("device_weight_bytes", d->bytes());
-    json.count("device_bytes", d->device()->used());
-    json.count("device_memory", d->device()->budget());
-    const char* why = forward_->left_to_processor();
-    json.add("device_attends", why ? "false" : "true");
-    json.add("device_attends_because", "\"%s\"", why ? why : "it attends in the layers that it has");
-  }
+  add_devices(*model_, *forward_, &json);
   json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
   json.count("page_tokens", shape.page.page_tokens);
   json.count("sealed_pages", store_.pages().pages());
@@ -161,7 +186,7 @@ std::string Session::stats_json() const {
   json.count("last_tokens_read", last_read_.tokens_read);
   json.count("last_tokens_present", last_read_.tokens_present);
   json.count("last_pages_touched", last_read_.pages_touched);
-  if (model_->device_weights()) json.count("last_tokens_in_device", last_read_.tokens_hot);
+  if (!model_->device_weights().empty()) json.count("last_tokens_in_device", last_read_.tokens_hot);
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
   if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));

@@ -277,10 +277,10 @@ bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
   return file_->check(*file_->find(SectionKind::sketch), at, shape_.page.sketch_bytes());
 }
 
-Status KeySketch::copy(uint32_t e, uint32_t heads, std::byte* to) const {
-  const std::size_t size = heads * shape_.page.sketch_bytes();
-  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes(), size, to);
-  std::memcpy(to, extents_[e].data, size);
+Status KeySketch::copy(uint32_t e, uint32_t first, uint32_t heads, std::byte* to) const {
+  const std::size_t at = first * shape_.page.sketch_bytes(), size = heads * shape_.page.sketch_bytes();
+  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes() + at, size, to);
+  std::memcpy(to, extents_[e].data + at, size);
   return {};
 }
 
@@ -298,7 +298,7 @@ uint64_t KeySketch::private_bytes() const {
 
 uint64_t KeySketch::head_bytes() const { return round_up(basis_bytes() + 2 * sizeof(uint32_t), section_page); }
 
-uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + extents_.size() * extent_bytes() : 0; }
+uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + ceil_div(pages_, extent_pages) * extent_bytes() : 0; }
 
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
@@ -308,7 +308,7 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
   std::memcpy(floats, counts, sizeof counts);
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   Array<int8_t> last;
-  for (std::size_t e = 0; e < extents_.size(); ++e) {
+  for (std::size_t e = 0; e < ceil_div(pages_, extent_pages); ++e) {  // a step that came to nothing may have made room for more
     for (uint32_t at = 0; at < shape_.heads_total(); ++at)
       if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, static_cast<uint32_t>(e))) return damaged();
     const bool whole = (e + 1) * extent_pages <= pages_;

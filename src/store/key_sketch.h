@@ -56,8 +56,8 @@ class KeySketch {
   const int8_t* extent(uint32_t layer, uint32_t head, uint32_t e) const;       // PageShape::sketch_bytes()
   const float* query_basis(uint32_t layer, uint32_t head) const;               // B, [dim][sketch_dim]
   bool intact(uint32_t layer, uint32_t head, uint32_t e) const;                // as PageStore::intact_bounds
-  // The extent of the first `heads` of all layers' heads, verified, to `to`. Code::corrupt, Code::io; throws std::bad_alloc.
-  Status copy(uint32_t e, uint32_t heads, std::byte* to) const;
+  // The extent of `heads` of all layers' heads, from `first` on, verified, to `to`. Code::corrupt, Code::io; throws std::bad_alloc.
+  Status copy(uint32_t e, uint32_t first, uint32_t heads, std::byte* to) const;
   uint64_t stamp(uint32_t e) const { return extents_[e].stamp; }               // as PageStore::stamp
   uint64_t basis_stamp() const { return basis_stamp_; }                        // changes with the bases
   Status damaged() const;

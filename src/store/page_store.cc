@@ -19,6 +19,7 @@ std::size_t StoreShape::extent_bytes() const {
 // The arrays of extent e of every layer and head, one after the other: [layers][kv_heads][the extent's array].
 struct PageStore::Slab {
   std::atomic<uint32_t> references{1};
+  std::atomic<uint32_t> kept{0};          // how many of these are a Lasting's
   const int8_t* pages = nullptr;
   const uint16_t* scales = nullptr;
   const int8_t* bounds = nullptr;
@@ -64,6 +65,7 @@ class PageStore::SlabRef {
     return {};
   }
   void touch() { slab_->stamp = new_stamp(); }
+  void keep(int more) { slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel); }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
   bool is_private() const { return slab_->memory && !slab_->spill; }
@@ -387,14 +389,25 @@ void PageStore::commit(uint32_t pages) {
 
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }
 
-bool PageStore::is_last(const std::shared_ptr<const void>& keep) {
-  return (*static_cast<const SlabRef*>(keep.get()))->references.load(std::memory_order_acquire) == 1;
-}
+// What a Lasting holds.
+class PageStore::Kept {
+ public:
+  explicit Kept(const SlabRef& slab) : slab_(slab) { slab_.keep(1); }
+  ~Kept() { slab_.keep(-1); }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  bool is_last() const { return slab_->references.load(std::memory_order_acquire) == slab_->kept.load(std::memory_order_acquire); }
+
+ private:
+  SlabRef slab_;
+};
+
+bool PageStore::is_last(const std::shared_ptr<const void>& keep) { return static_cast<const Kept*>(keep.get())->is_last(); }
 
 PageStore::Lasting PageStore::lasting(uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   if (slab->spill || (!slab->file && (e + 1) * extent_pages > pages_)) return {};
-  auto keep = std::make_shared<const SlabRef>(slab);
+  auto keep = std::make_shared<const Kept>(slab);
   if (slab->file)
     return {slab->pages, slab->scales, {slab->file->bytes(SectionKind::pages), slab->file->bytes(SectionKind::scales)}, std::move(keep)};
   const std::size_t size = pages_bytes() + shape_.page.scales_bytes() * shape_.heads_total();

@@ -96,7 +96,8 @@ class PageStore {
     std::shared_ptr<const void> keep;
   };
   Lasting lasting(uint32_t e) const;
-  static bool is_last(const std::shared_ptr<const void>& keep);  // no store has what a Lasting's keep holds
+  // No store has what a Lasting's keep holds. It may be wrong about what others let go of meanwhile: nothing but time may depend on it.
+  static bool is_last(const std::shared_ptr<const void>& keep);
   Status damaged() const;  // the error for a check that failed
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
@@ -117,6 +118,7 @@ class PageStore {
  private:
   struct Slab;
   class SlabRef;
+  class Kept;
   enum class SlabKind { whole, whole_cleared, summaries };  // what of it is in memory; whole: as it comes
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }

@@ -12,15 +12,15 @@ namespace kvasir {
 namespace emulated {
 namespace {
 
-constexpr int devices = 2;
-constexpr uint64_t device_bytes = uint64_t{2} << 30, own_bytes = uint64_t{64} << 20, seen_bit = uint64_t{1} << 60;
+constexpr uint64_t own_bytes = uint64_t{64} << 20;  // that a device has besides what is free
 constexpr std::size_t page = 4096, most_poisoned = std::size_t{1} << 20;
 
-std::atomic<uint64_t> calls_made{0}, fails_at{0}, things_held{0};
-std::atomic<int> fails_with{0};
-
 std::mutex host_mutex;
-std::map<uintptr_t, std::size_t> host_memory;  // of allocate_host()
+std::map<uintptr_t, std::size_t> host_memory, shared_memory;  // of allocate_host() and share_host(): all devices read it
+
+// Where a device has shared memory: nobody else can follow that.
+constexpr uint64_t seen_bits = uint64_t{15} << 60;
+uint64_t seen_by(const DeviceContext* c, uintptr_t at) { return at | static_cast<uint64_t>(c->index + 1) << 60; }
 
 uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
@@ -36,12 +36,11 @@ bool is_host_memory(const void* p, std::size_t size) {
 
 // Comes first in every call that may fail.
 int begin_call(DeviceContext* c) {
-  const uint64_t call = ++calls_made;
-  int error = 0;
-  if (call == fails_at) error = fails_with;
+  Machine& m = machine();
+  int error = ++m.calls == m.fails_at ? m.fails_with.load() : 0;
   if (!c) return error;
   const std::lock_guard lock(c->mutex);
-  if (error == lost) c->is_lost = true;
+  if (error == lost || m.lost == c->index) c->is_lost = true;
   return c->is_lost ? lost : error;
 }
 
@@ -92,35 +91,39 @@ int do_work(DeviceContext* c, StreamState* s, uint64_t until) {
   return c->is_lost ? lost : 0;
 }
 
-int count(int* out) { return *out = devices, begin_call(nullptr); }
+int count(int* out) {
+  *out = machine().count;
+  const int error = begin_call(nullptr);
+  return *out > 0 ? error : no_devices;
+}
 
 const char* error_text(int error) {
-  return error == out_of_memory ? "out of memory" : error == lost ? "the device is lost" : "unknown error";
+  return error == no_devices ? "no driver" : error == out_of_memory ? "out of memory" : error == refused ? "not as asked" : error == lost ? "it is lost" : "unknown";
 }
 
 bool is_out_of_memory(int error) { return error == out_of_memory; }
 
-int capability(int, int* major, int* minor) { return *major = 9, *minor = 0, begin_call(nullptr); }
+int capability(int index, int* major, int* minor) { return *major = machine().capability[index], *minor = 0, begin_call(nullptr); }
 
 int open(int index, DeviceContext** out) {
   if (const int error = begin_call(nullptr)) return error;
   *out = new DeviceContext;
   (*out)->index = index;
-  ++things_held;
+  ++machine().opened[index], ++machine().held;
   return 0;
 }
 
 int close(DeviceContext* c) {
   unmap(c);
+  --machine().opened[c->index], --machine().held;
   delete c;
-  --things_held;
   return 0;
 }
 
 int describe(DeviceContext* c, DeviceInfo* out) {
   if (const int error = begin_call(c)) return error;
-  const std::lock_guard lock(c->mutex);
-  *out = {"A device made of the processor", device_bytes, device_bytes - own_bytes - c->taken, 2};
+  const uint64_t unused = machine().free_bytes[c->index], taken = machine().bytes[c->index];
+  *out = {"A device made of the processor", unused + own_bytes, unused - std::min(unused, taken), 2};
   return 0;
 }
 
@@ -129,15 +132,15 @@ int allocate(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   const std::lock_guard lock(c->mutex);
-  if (bytes > device_bytes - own_bytes - c->taken) return out_of_memory;
+  if (machine().bytes[c->index] + bytes > machine().most_bytes[c->index] || size >= uint64_t{1} << 40) return out_of_memory;
   void* at = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return out_of_memory;
   std::memset(at, 0xff, std::min(bytes, most_poisoned));
   (void)mprotect(static_cast<std::byte*>(at) + bytes, page, PROT_NONE);
   if (c->is_closed) (void)mprotect(at, bytes, PROT_NONE);
   c->memory.emplace(number(at), bytes);
-  c->taken += bytes;
-  ++things_held;
+  machine().bytes[c->index] += bytes;
+  ++machine().held;
   return *out = at, 0;
 }
 
@@ -145,10 +148,10 @@ int release(DeviceContext* c, void* memory) {
   const std::lock_guard lock(c->mutex);
   const auto at = c->memory.find(number(memory));
   c->released.insert(*at);
-  c->taken -= at->second;
+  machine().bytes[c->index] -= at->second;
   c->memory.erase(at);
   if (c->waiting == 0) unmap(c);
-  --things_held;
+  --machine().held;
   return c->is_lost ? lost : 0;
 }
 
@@ -159,7 +162,7 @@ int allocate_host(DeviceContext* c, std::size_t size, void** out) {
   std::memset(*out, 0xff, bytes);
   const std::lock_guard lock(host_mutex);
   host_memory.emplace(number(*out), size);
-  ++things_held;
+  ++machine().held;
   return 0;
 }
 
@@ -167,32 +170,41 @@ int release_host(DeviceContext*, void* memory) {
   const std::lock_guard lock(host_mutex);
   host_memory.erase(number(memory));
   std::free(memory);
-  --things_held;
+  --machine().held;
   return 0;
 }
 
+// As the driver: what is shared already, by whichever device, is not shared again.
 int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
   if (const int error = begin_call(c)) return error;
-  const std::lock_guard lock(c->mutex);
+  const std::lock_guard lock(host_mutex);
   const uintptr_t begin = number(memory);
-  const auto after = c->shared.upper_bound(begin);
-  const bool overlaps = (after != c->shared.end() && after->first < begin + size) || holds(c->shared, begin, 1);
-  if (overlaps || begin % page != 0 || size % page != 0) return 1;
-  c->shared.emplace(begin, size);
-  ++things_held;
-  return *out = begin | seen_bit, 0;
+  const auto after = shared_memory.upper_bound(begin);
+  const bool overlaps = (after != shared_memory.end() && after->first < begin + size) || holds(shared_memory, begin, 1);
+  if (overlaps || begin % page != 0 || size % page != 0) return refused;
+  shared_memory.emplace(begin, size);
+  ++machine().held, ++machine().shared;
+  return *out = seen_by(c, begin), 0;
 }
 
 int unshare_host(DeviceContext* c, const void* memory) {
-  const std::lock_guard lock(c->mutex);
-  things_held -= c->shared.erase(number(memory));
+  const std::lock_guard lock(host_mutex);
+  if (shared_memory.erase(number(memory)) == 0) return refused;
+  --machine().held, --machine().shared;
+  const std::lock_guard of_context(c->mutex);
   return c->is_lost ? lost : 0;
+}
+
+int see_host(DeviceContext* c, const void* memory, uint64_t* out) {
+  if (const int error = begin_call(c)) return error;
+  const std::lock_guard lock(host_mutex);
+  return holds(shared_memory, number(memory), 1) ? (*out = seen_by(c, number(memory)), 0) : refused;
 }
 
 int open_stream(DeviceContext* c, DeviceStream** out) {
   if (const int error = begin_call(c)) return error;
   *out = new DeviceStream{c, std::make_shared<StreamState>()};
-  ++things_held;
+  ++machine().held;
   return 0;
 }
 
@@ -204,7 +216,7 @@ int wait(DeviceStream* s) {
 int close_stream(DeviceStream* s) {
   const int error = do_work(s->context, s->state.get(), UINT64_MAX);
   delete s;
-  --things_held;
+  --machine().held;
   return error;
 }
 
@@ -215,7 +227,7 @@ int after(DeviceStream* s, DeviceStream* other) {
 int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
   if (size == 0) return begin_call(s->context);
   if (is_host_memory(from, size)) return give(s, [=] { return std::memcpy(to, from, size), 0; });
-  if (s->state->kept) return 1;
+  if (s->state->kept) return refused;
   const auto* bytes = static_cast<const std::byte*>(from);
   return give(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] { return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0; });
 }
@@ -227,13 +239,13 @@ int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
 int begin_graph(DeviceStream* s) {
   if (const int error = begin_call(s->context)) return error;
   s->state->kept = new DeviceGraph;
-  ++things_held;
+  ++machine().held;
   return 0;
 }
 
 int release_graph(DeviceStream*, DeviceGraph* graph) {
   delete graph;
-  --things_held;
+  --machine().held;
   return 0;
 }
 
@@ -273,6 +285,7 @@ DeviceKernels make_table() {
   k.release_host = release_host;
   k.share_host = share_host;
   k.unshare_host = unshare_host;
+  k.see_host = see_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;
@@ -299,20 +312,19 @@ int give(DeviceStream* s, Work work) {
 }
 
 const std::byte* followed(DeviceContext* c, uint64_t seen, std::size_t size) {
-  const auto at = static_cast<uintptr_t>(seen & ~seen_bit);
+  const auto at = static_cast<uintptr_t>(seen & ~seen_bits);
   const auto* memory = reinterpret_cast<const std::byte*>(at);
+  if (at == seen && is_host_memory(memory, size)) return memory;
   const std::lock_guard lock(c->mutex);
-  if (seen & seen_bit ? holds(c->shared, at, size) : holds(c->memory, at, size) || is_host_memory(memory, size)) return memory;
-  c->is_lost = true;
-  return nullptr;
+  if (at == seen && holds(c->memory, at, size)) return memory;
+  const std::lock_guard of_host(host_mutex);
+  return seen == seen_by(c, at) && holds(shared_memory, at, size) ? memory : nullptr;
 }
 
-uint64_t calls() { return calls_made; }
-void fail_after(uint64_t more, int error) {
-  fails_with = error;
-  fails_at = more ? calls_made + more : 0;
+Machine& machine() {
+  static Machine m;
+  return m;
 }
-uint64_t held() { return things_held; }
 
 }  // namespace emulated
 

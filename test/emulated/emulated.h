@@ -1,19 +1,32 @@
-// A device made of the processor, in the place of kernels/cuda for tests where there is no GPU: two of them, "cuda:0" and "cuda:1". It is as lazy and as
-// strict as a device may be: work is done when it is waited for and not before, its memory cannot be touched by anybody else, of the processor's it
-// reads only what was shared with it, at other addresses, and any call can be made to fail.
+// GPUs made of the processor, in the place of kernels/cuda for tests where there are none. They are as lazy and as strict as devices may be: work is done
+// when it is waited for and not before, a device's memory cannot be touched by anybody else, of the processor's each reads only what was shared, at
+// addresses of its own, and any call can be made to fail.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace kvasir::emulated {
 
-constexpr int out_of_memory = 2, lost = 700;  // errors of the table
+constexpr int no_devices = 1, out_of_memory = 2, refused = 3, lost = 700;  // errors of the table
 
-// Calls of the table that may fail, since the program began.
-uint64_t calls();
-// The call after so many more fails with the error; `lost`: and so do all after it, of that device as it was opened. 0: none does.
-void fail_after(uint64_t more, int error);
-// What is held of the devices and not given back: allocations, streams, graphs and shared memory.
-uint64_t held();
+// What tests change and look at. Arrays: by the device's number.
+struct Machine {
+  static constexpr int most = 3;
+  std::atomic<int> count{most};  // 0: an error, as where there is no driver
+  std::atomic<int> capability[most] = {9, 9, 9};
+  std::atomic<uint64_t> free_bytes[most] = {uint64_t{1} << 30, uint64_t{1} << 30, uint64_t{1} << 30};  // when nothing is taken
+  std::atomic<uint64_t> most_bytes[most] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};  // more than that is not given
+  std::atomic<uint64_t> bytes[most] = {};   // that are taken
+  std::atomic<uint64_t> opened[most] = {};  // contexts that are open
+  std::atomic<int> shared{0};               // pieces of the processor's memory
+  std::atomic<int> lost{-1};                // the device that is lost at its next call, and stays lost until it is opened again
+
+  std::atomic<uint64_t> held{0};   // allocations, streams, graphs, contexts and shared memory, of all devices
+  std::atomic<uint64_t> calls{0};  // of the table, those that may fail
+  std::atomic<uint64_t> fails_at{0};  // the call with this number fails,
+  std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device
+};
+Machine& machine();
 
 }  // namespace kvasir::emulated

@@ -81,19 +81,20 @@ TEST_CASE("every call of a device fails once, for want of memory and for good: e
     REQUIRE(session->save(file, nullptr, {}).ok());
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
-  const uint64_t held = emulated::held(), begin = emulated::calls();
+  const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
   const Outcome expected = use_device(file, next);
   REQUIRE(expected.failed.empty());
-  const uint64_t calls = emulated::calls() - begin;
-  CHECK(emulated::held() == held);
+  const uint64_t calls = emulated::machine().calls.load() - begin;
+  CHECK(emulated::machine().held.load() == held);
   uint32_t cases = 0, told = 0, unnoticed = 0;
   for (const int error : {emulated::out_of_memory, emulated::lost}) {
-    for (uint64_t at = 1; at <= calls; at += at < 60 ? 1 : std::max<uint64_t>(1, calls / 70)) {
+    for (uint64_t at = 1; at <= calls; at += at < 50 ? 1 : std::max<uint64_t>(1, calls / 40)) {
       CAPTURE(error);
       CAPTURE(at);
-      emulated::fail_after(at, error);
+      emulated::machine().fails_with = error;
+      emulated::machine().fails_at = emulated::machine().calls + at;
       const Outcome outcome = use_device(file, next);
-      emulated::fail_after(0, 0);
+      emulated::machine().fails_at = 0;
       ++cases;
       for (const Status& s : outcome.failed) {
         const bool is_found_out = at <= 2 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
@@ -103,7 +104,7 @@ TEST_CASE("every call of a device fails once, for want of memory and for good: e
       outcome.failed.empty() ? ++unnoticed : ++told;
       if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);
       if (!outcome.of_text.empty()) CHECK(difference(outcome.of_text, expected.of_text) < 0.3);
-      CHECK(emulated::held() == held);
+      CHECK(emulated::machine().held.load() == held);
     }
   }
   MESSAGE(cases, " failures: ", told, " were told, ", unnoticed, " made up for");

@@ -246,7 +246,7 @@ int find_quad(DeviceContext* context, const DeviceKv& kv, uint32_t head, uint32_
     if (memory) std::memcpy(std::exchange(out, out + size), memory, size);
     return memory != nullptr;
   };
-  return copy(keys, half) && copy(keys + page_bytes / 2, half) && copy(its_scales, scales) && copy(its_scales + 2 * kv.page_tokens, scales) ? 0 : lost;
+  return copy(keys, half) && copy(keys + page_bytes / 2, half) && copy(its_scales, scales) && copy(its_scales + 2 * kv.page_tokens, scales) ? 0 : refused;
 }
 
 float from_bf16(const uint8_t* bytes) {
@@ -351,7 +351,7 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
         const std::size_t in_extent = std::size_t{h} * extent_pages + p % extent_pages, scale_bytes = std::size_t{4} * r.page_tokens;
         const std::byte* data = followed(context, r.pages_at[p / extent_pages] + r.pages_offset + in_extent * page_bytes, page_bytes);
         const std::byte* scales = followed(context, r.scales_at[p / extent_pages] + r.scales_offset + in_extent * scale_bytes, scale_bytes);
-        if (!data || !scales) return 1;
+        if (!data || !scales) return refused;
         const auto* its_data = reinterpret_cast<const int8_t*>(data);
         const auto* its_scales = reinterpret_cast<const uint16_t*>(scales);
         cpu().unseal_page(shape, its_data, its_scales, keys.get() + p * page, values.get() + p * page);

@@ -19,7 +19,7 @@ using Work = std::function<int()>;
 void fill_operations(DeviceKernels* table);
 // Gives work to a stream; an error of it is the device's from then on.
 int give(DeviceStream* stream, Work work);
-// Where the processor has what a device sees at `seen`: memory that is its own or shared with it. Null, and the device is lost, where that is not so.
+// Where the processor has what a device sees at `seen`: memory that is its own, of allocate_host(), or shared. Null where that is not so.
 const std::byte* followed(DeviceContext* context, uint64_t seen, std::size_t size);
 
 }  // namespace kvasir::emulated
@@ -29,8 +29,7 @@ namespace kvasir {
 struct DeviceContext {
   int index = 0;
   std::mutex mutex;
-  std::map<uintptr_t, std::size_t> memory, released, shared;  // address, bytes
-  uint64_t taken = 0;
+  std::map<uintptr_t, std::size_t> memory, released;  // address, bytes
   int working = 0;  // streams whose work is being done: the memory can be touched meanwhile
   uint64_t waiting = 0;  // work of all streams that is not done
   uint32_t rests = 0;

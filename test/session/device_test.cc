@@ -3,37 +3,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
-#include "helpers.h"
-#include "store/cache_file.h"
-#include "temp_folder.h"
+#include "device_helpers.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
 
 namespace {
-
-Status open_on(const char* name, uint64_t budget, std::shared_ptr<const Model>* out) {
-  return Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", out, {name, budget});
-}
-
-// The mini model on the first GPU, opened once; null where there is none, which KVASIR_TEST_NEEDS_GPU makes a failure.
-std::shared_ptr<const Model> device_model() {
-  static const std::shared_ptr<const Model> model = [] {
-    std::shared_ptr<const Model> opened;
-    const Status s = open_on("cuda", 0, &opened);
-    if (!s.ok()) {
-      MESSAGE("not run: ", std::string(s.message()));
-      REQUIRE((s.code() == Code::unsupported || s.code() == Code::not_found));
-      REQUIRE(!std::getenv("KVASIR_TEST_NEEDS_GPU"));
-    }
-    return opened;
-  }();
-  return model;
-}
 
 std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::span<const Token> tokens, uint32_t chunk) {
   SessionOptions o;
@@ -48,20 +25,6 @@ std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::spa
   return logits;
 }
 
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double sum = 0, norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-    sum += d * d;
-    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
-  }
-  return std::sqrt(sum / norm);
-}
-
-// Both sides compute the same integer products and differ in the order of float sums. That turns a rounding of an activation to 8 bits now and then,
-// which later layers carry on: the processor's own two ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
-constexpr double rounding = 4e-2;
-
 }  // namespace
 
 TEST_CASE("a device that is not known, not there or not built in is refused") {
@@ -75,7 +38,7 @@ TEST_CASE("a device that is not known, not there or not built in is refused") {
 
 TEST_CASE("a model on a device gives the logits of the processor") {
   if (!device_model()) return;
-  CHECK(device_model()->device_weights()->has_output());
+  CHECK(device_model()->device_weights().front().has_output());
   const auto tokens = book_tokens(300);
   for (uint32_t chunk : {1u, 13u, 128u})
     CHECK(difference(logits_of(device_model(), tokens, chunk), logits_of(mini_model(), tokens, chunk)) < rounding);
@@ -85,7 +48,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
   if (!device_model()) return;
   const auto tokens = book_tokens(60);
   const std::vector<float> expected = logits_of(mini_model(), tokens, 20);
-  const uint64_t all = device_model()->device_weights()->bytes(), step = all / 20;
+  const uint64_t all = device_model()->device_weights().front().bytes(), step = all / 20;
   std::vector<std::size_t> seen;
   bool refused = false, output = false;
   for (uint64_t budget = step; !output; budget += step) {
@@ -98,7 +61,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
       refused = true;
       continue;
     }
-    const DeviceWeights& weights = *model->device_weights();
+    const DeviceWeights& weights = model->device_weights().front();
     output = weights.has_output();
     if (!seen.empty() && seen.back() == weights.layers().size() && !output) continue;
     seen.push_back(weights.layers().size());
@@ -114,7 +77,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
 TEST_CASE("a step that a device has no room for is refused and a smaller one works") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
-  REQUIRE(open_on("cuda", device_model()->device_weights()->device()->used() + (uint64_t{80} << 20), &model).ok());
+  REQUIRE(open_on("cuda", device_model()->device_weights().front().device()->used() + (uint64_t{80} << 20), &model).ok());
   SessionOptions o;
   o.prefill_chunk = 4096;
   auto session = open_session(model, o);
@@ -186,72 +149,6 @@ TEST_CASE("sessions of one device answer as each alone, and cancelling one is ov
 }
 
 // ---- attention on the device -------------------------------------------------------------------------------------------------
-
-namespace {
-
-SessionOptions bounded_options(uint64_t budget) {
-  SessionOptions o;
-  o.threads = 2;
-  o.select.strategy = "bounded";
-  o.select.budget_tokens = budget;
-  return o;
-}
-
-// A text of 3,000 tokens that was read by the processor, saved.
-const std::string& read_file() {
-  static const TempFolder folder;
-  static const std::string path = [] {
-    auto session = open_session(mini_model(), bounded_options(256));
-    read(session.get(), book_tokens(3000));
-    const std::string file = folder.file("read.kv");
-    REQUIRE(session->save(file, nullptr, {}).ok());
-    return file;
-  }();
-  return path;
-}
-
-// A copy of the file with another byte in the sixth page of layer 0's first head.
-std::string damaged_file(const TempFolder& folder) {
-  std::string path = folder.file("damaged.kv");
-  std::filesystem::copy_file(read_file(), path);
-  std::shared_ptr<const CacheFile> file;
-  REQUIRE(CacheFile::open(path, &file).ok());
-  const uint64_t at = file->find(format::SectionKind::pages)->offset + 5 * page_bytes + 100;
-  file.reset();
-  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
-  return path;
-}
-
-std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, const std::string& path, const SessionOptions& options) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::load(model, path, options, false, nullptr, {}, &session);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
-
-std::vector<float> score(Session* session, std::span<const Token> tokens) {
-  std::vector<float> out(tokens.size());
-  const Status s = session->score(tokens, out.data(), nullptr, {});
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return out;
-}
-
-double mean_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-  return sum / static_cast<double>(a.size());
-}
-
-uint64_t stat_of(const Session& session, const std::string& name) {
-  const std::string json = session.stats_json(), key = "\"" + name + "\":";
-  REQUIRE(json.find(key) != std::string::npos);
-  return std::stoull(json.substr(json.find(key) + key.size()));
-}
-
-bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
-
-}  // namespace
 
 TEST_CASE("a device attends what it chooses as the processor does, of a mapped file and of what was read into memory, while pages are sealed") {
   if (!device_model()) return;
@@ -357,10 +254,10 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
   // A device with room for some layers, and one that other sessions fill.
   auto on_processor = load(mini_model(), read_file(), bounded_options(200));
   const std::vector<float> expected = score(on_processor.get(), tokens);
-  const DeviceWeights& weights = *device_model()->device_weights();
+  const DeviceWeights& weights = device_model()->device_weights().front();
   std::shared_ptr<const Model> model;
   for (uint64_t budget = uint64_t{1} << 20; !open_on("cuda", budget, &model).ok(); budget += uint64_t{1} << 20) REQUIRE(budget < uint64_t{1} << 30);
-  CHECK(model->device_weights()->layers().size() < model->config().layers);
+  CHECK(model->device_weights().front().layers().size() < model->config().layers);
   auto part = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(part.get(), tokens), expected) < 0.2);
   CHECK(attends(*part));
@@ -378,7 +275,7 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
     CHECK((!full || because(*sessions.back(), "the GPU has no room for what its attention needs")));
   }
   CHECK(full);
-  CHECK(model->device_weights()->device()->used() <= model->device_weights()->device()->budget());
+  CHECK(model->device_weights().front().device()->used() <= model->device_weights().front().device()->budget());
 }
 
 // ---- texts that are read -----------------------------------------------------------------------------------------------------
@@ -452,16 +349,16 @@ TEST_CASE("a text for which a device has no room is attended by the processor, w
   const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
   SessionOptions o = bounded_options(200);
   o.prefill_chunk = 2048;  // whose workspace is more than what a model leaves free
-  const DeviceWeights& weights = *device_model()->device_weights();
+  const DeviceWeights& weights = device_model()->device_weights().front();
   uint32_t by_processor = 0;
-  for (uint64_t budget = weights.bytes();; budget += uint64_t{1} << 20) {
+  for (uint64_t budget = weights.bytes();; budget += uint64_t{3} << 20) {
     REQUIRE(budget < uint64_t{1} << 30);
     std::shared_ptr<const Model> model;
     if (!open_on("cuda", budget, &model).ok()) continue;
     auto session = open_session(model, o);
     uint64_t done = 0;
     const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
-    CHECK(model->device_weights()->device()->used() <= budget);
+    CHECK(model->device_weights().front().device()->used() <= budget);
     if (s.code() == Code::no_memory) continue;
     REQUIRE_MESSAGE(s.ok(), s.message());
     if (attends(*session)) break;
@@ -477,6 +374,11 @@ TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") 
   const std::vector<Token> once = tokens;
   for (int i = 0; i < 7; ++i) tokens.insert(tokens.end(), once.begin(), once.end());
   auto session = open_session(device_model(), bounded_options(200));
+#ifdef KVASIR_EMULATED_DEVICE
+  constexpr double most_milliseconds = 5000;  // one thread does the device's work beside other tests
+#else
+  constexpr double most_milliseconds = 100;
+#endif
   for (const int after : {30, 150, 400}) {
     Cancel cancel;
     std::chrono::steady_clock::time_point fired;
@@ -490,7 +392,7 @@ TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") 
     const auto returned = std::chrono::steady_clock::now();
     thread.join();
     REQUIRE_MESSAGE(s.code() == Code::cancelled, s.message());
-    CHECK(std::chrono::duration<double, std::milli>(returned - fired).count() < 100);
+    CHECK(std::chrono::duration<double, std::milli>(returned - fired).count() < most_milliseconds);
     CHECK(session->tokens().size() == done);
     REQUIRE(session->rewind(0).ok());
   }

@@ -1,0 +1,193 @@
+// What GPUs do that no machine's do on demand: they fail, are full, too old or not there. Those of emulated.h do.
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+// Sets a number of the machine's for as long as a test takes.
+template <class T>
+class Changed {
+ public:
+  template <class V>
+  Changed(std::atomic<T>& what, V to) : what_(what), before_(what.exchange(static_cast<T>(to))) {}
+  ~Changed() { what_ = before_; }
+  Changed(const Changed&) = delete;
+  Changed& operator=(const Changed&) = delete;
+
+ private:
+  std::atomic<T>& what_;
+  const T before_;
+};
+
+bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("three devices, of which one has more room, have layers in that proportion and give the answer of one") {
+  Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
+  std::shared_ptr<const Model> model;
+  const Status s = open_on("cuda:all", 0, &model);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  const auto& devices = model->device_weights();
+  REQUIRE(devices.size() == 3);
+  CHECK(model->device_names() == "cuda:0,cuda:1,cuda:2");
+  CHECK(devices[1].layers().size() >= 2 * devices[0].layers().size());
+  CHECK(devices[2].has_output());
+  auto one = load(device_model(), read_file(), bounded_options(200)), all = load(model, read_file(), bounded_options(200));
+  CHECK(continue_with(all.get(), 12) == continue_with(one.get(), 12));
+  CHECK(attends(*all));
+  const auto tokens = book_tokens(200);
+  read(all.get(), tokens);
+  read(one.get(), tokens);
+  CHECK(attends(*all));
+  CHECK(continue_with(all.get(), 4) == continue_with(one.get(), 4));
+  // In another order too.
+  REQUIRE(open_on("cuda:2,cuda:0", 0, &model).ok());
+  CHECK(model->device_names() == "cuda:2,cuda:0");
+}
+
+TEST_CASE("devices that are too old or not there: named they are an error, of all they are left out, chosen they are not taken") {
+  std::shared_ptr<const Model> model;
+  {
+    Changed old(emulated::machine().capability[0], 7);
+    CHECK(open_on("cuda", 0, &model).code() == Code::not_found);
+    CHECK(open_on("cuda:1,cuda:0", 0, &model).code() == Code::not_found);
+    REQUIRE(open_on("cuda:all", 0, &model).ok());
+    CHECK(model->device_names() == "cuda:1,cuda:2");
+    REQUIRE(open_on("auto", 0, &model).ok());
+    CHECK(model->device_names() == "cuda:1");
+    Changed second(emulated::machine().capability[1], 7), third(emulated::machine().capability[2], 7);
+    CHECK(open_on("cuda:all", 0, &model).code() == Code::not_found);
+    REQUIRE(open_on("auto", 0, &model).ok());
+    CHECK(says(*open_session(model), "compute capability 7.0"));
+  }
+  Changed none(emulated::machine().count, 0);
+  for (const char* name : {"cuda", "cuda:all", "cuda:0,cuda:1"}) CHECK(open_on(name, 0, &model).code() == Code::not_found);
+  REQUIRE(open_on("auto", 0, &model).ok());
+  CHECK(model->device_names() == "cpu");
+  CHECK(model->why_no_device() == "device 'auto': no driver");
+}
+
+TEST_CASE("a device is chosen that all of the model fits on; where it fits none, all that there are") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(device_model());
+  uint64_t opened[emulated::Machine::most];
+  for (int i = 0; i < emulated::Machine::most; ++i) opened[i] = emulated::machine().opened[i];
+  Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20);
+  REQUIRE(open_on("auto", 0, &model).ok());
+  CHECK(model->device_names() == "cuda:1");
+  model.reset();
+  for (int i = 0; i < emulated::Machine::most; ++i) CHECK(emulated::machine().opened[i] == opened[i]);
+  uint64_t budget = uint64_t{1} << 20;
+  while (!open_on("cuda:1", budget, &model).ok() || !model->device_weights().back().has_output()) budget += uint64_t{1} << 20;
+  REQUIRE(open_on("auto", budget, &model).ok());
+  CHECK(model->device_names() == "cuda:0");
+  REQUIRE(open_on("auto", budget - (uint64_t{1} << 20), &model).ok());
+  CHECK(model->device_names() == "cuda:0,cuda:1,cuda:2");
+  REQUIRE(!model->device_weights().empty());
+  CHECK(model->device_weights().back().has_output());
+}
+
+TEST_CASE("a device that is lost, whichever of several, is an error of the step, and the timeline is as before") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
+  const auto tokens = book_tokens(300);
+  TempFolder folder;
+  for (const int lost : {0, 1}) {
+    auto session = load(model, read_file(), bounded_options(200));
+    const Token first = continue_with(session.get(), 1)[0];
+    {
+      Changed now(emulated::machine().lost, lost);
+      Token token = -1;
+      bool end = false;
+      uint64_t done = 0;
+      const Status s = session->next({}, nullptr, &token, &end);
+      CHECK_MESSAGE(s.code() == Code::device, s.message());
+      CHECK(std::string(s.message()).find("cuda:" + std::to_string(lost)) != std::string::npos);
+      CHECK(session->prefill_tokens(tokens, nullptr, nullptr, {}, &done).code() == Code::device);
+      CHECK(session->tokens().size() == 3001);
+      REQUIRE(session->save(folder.file("kept.kv"), nullptr, {}).ok());
+    }
+    auto kept = load(mini_model(), folder.file("kept.kv"), bounded_options(200));
+    CHECK(kept->tokens().size() == 3001);
+    CHECK(kept->tokens().back() == first);
+    REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());  // a lost one stays lost
+  }
+}
+
+TEST_CASE("a device that has no room for attention leaves its layers to the processor, and the session says which one") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
+  const auto tokens = book_tokens(40);
+  auto first = load(model, read_file(), bounded_options(200));
+  const std::vector<float> expected = score(first.get(), tokens);
+  CHECK(attends(*first));
+  const uint64_t workspace = device_workspace_bytes(model->config(), model->rope().dim(), usual_step);
+  Changed full(emulated::machine().most_bytes[1], emulated::machine().bytes[1] + workspace + (1 << 16));  // a step's arrays fit, attention's do not
+  auto second = load(model, read_file(), bounded_options(200));
+  CHECK(mean_difference(score(second.get(), tokens), expected) < 0.2);
+  CHECK_FALSE(attends(*second));
+  CHECK(says(*second, "\"device_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
+  CHECK(says(*second, "\"attends\":true"));
+  CHECK(says(*second, "\"attends\":false"));
+  CHECK(score(first.get(), tokens) == expected);
+  CHECK(attends(*first));
+}
+
+TEST_CASE("where others have taken what was free while weights came, the next device has the layers") {
+  std::shared_ptr<const Model> model, alone;
+  {
+    Changed full(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32 + 6} << 20));
+    const Status s = open_on("cuda:0,cuda:1", 0, &model);
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+    Changed none(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32} << 20));
+    REQUIRE(open_on("cuda:0,cuda:1", 0, &alone).ok());
+    CHECK(alone->device_names() == "cuda:1");
+    CHECK(alone->device_weights().front().has_output());
+    CHECK(open_on("cuda:0", 0, &alone).code() == Code::no_memory);
+  }
+  const auto& devices = model->device_weights();
+  REQUIRE(devices.size() == 2);
+  CHECK(devices[0].layers().size() < 4);
+  CHECK(devices[1].first_layer() == devices[0].end_layer());
+  CHECK(devices[1].end_layer() == model->config().layers);
+  CHECK(devices[1].has_output());
+  auto one = load(device_model(), read_file(), bounded_options(200)), two = load(model, read_file(), bounded_options(200));
+  CHECK(continue_with(two.get(), 6) == continue_with(one.get(), 6));
+}
+
+TEST_CASE("memory that devices read is shared once for all of them, and given back when the text is") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0,cuda:1,cuda:2", 0, &model).ok());
+  const int before = emulated::machine().shared;
+  {
+    auto session = open_session(model, bounded_options(200));
+    const auto tokens = book_tokens(1100);
+    read(session.get(), tokens);
+    CHECK(emulated::machine().shared == before);  // reading copies
+    continue_with(session.get(), 2);
+    CHECK(attends(*session));
+    const int shared = emulated::machine().shared - before;
+    CHECK(shared == static_cast<int>(1100 / PageShape::of(64).extent_tokens()));  // the full extents, each once
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    continue_with(fork.get(), 2);
+    CHECK(emulated::machine().shared == before + shared);
+    REQUIRE(session->rewind(0).ok());
+    read(session.get(), {tokens.data(), 100});
+    continue_with(fork.get(), 1);
+    CHECK(emulated::machine().shared == before + shared);  // the fork has them
+    REQUIRE(fork->rewind(0).ok());
+    read(fork.get(), {tokens.data(), 100});
+    read(session.get(), {tokens.data(), 100});
+    CHECK(emulated::machine().shared == before);
+    auto mapped = load(model, read_file(), bounded_options(200));
+    continue_with(mapped.get(), 2);
+    CHECK(attends(*mapped));
+    CHECK(emulated::machine().shared == before + 2);  // a file's pages and its scales
+  }
+  CHECK(emulated::machine().shared == before);
+}

@@ -1,0 +1,115 @@
+// What the tests of sessions with layers on GPUs share.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "helpers.h"
+#include "store/cache_file.h"
+#include "temp_folder.h"
+
+namespace kvasir::test {
+
+inline Status open_on(const char* name, uint64_t budget, std::shared_ptr<const Model>* out) {
+  return Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", out, {name, budget});
+}
+
+// The mini model on the first GPU, opened once; null where there is none, which KVASIR_TEST_NEEDS_GPU makes a failure.
+inline std::shared_ptr<const Model> device_model() {
+  static const std::shared_ptr<const Model> model = [] {
+    std::shared_ptr<const Model> opened;
+    const Status s = open_on("cuda", 0, &opened);
+    if (!s.ok()) {
+      MESSAGE("not run: ", std::string(s.message()));
+      REQUIRE((s.code() == Code::unsupported || s.code() == Code::not_found));
+      REQUIRE(!std::getenv("KVASIR_TEST_NEEDS_GPU"));
+    }
+    return opened;
+  }();
+  return model;
+}
+
+inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    sum += d * d;
+    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(sum / norm);
+}
+
+// Both sides compute the same integer products and differ in the order of float sums. That turns a rounding of an activation to 8 bits now and then,
+// which later layers carry on: the processor's own two ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
+constexpr double rounding = 4e-2;
+
+inline SessionOptions bounded_options(uint64_t budget) {
+  SessionOptions o;
+  o.threads = 2;
+  o.select.strategy = "bounded";
+  o.select.budget_tokens = budget;
+  return o;
+}
+
+// A text of 3,000 tokens that was read by the processor, saved.
+inline const std::string& read_file() {
+  static const TempFolder folder;
+  static const std::string path = [] {
+    auto session = open_session(mini_model(), bounded_options(256));
+    read(session.get(), book_tokens(3000));
+    const std::string file = folder.file("read.kv");
+    REQUIRE(session->save(file, nullptr, {}).ok());
+    return file;
+  }();
+  return path;
+}
+
+// A copy of the file with another byte in the sixth page of a layer's first head.
+inline std::string damaged_file(const TempFolder& folder, uint32_t layer = 0) {
+  std::string path = folder.file("damaged.kv");
+  std::filesystem::copy_file(read_file(), path);
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const uint64_t heads = mini_model()->config().kv_heads;
+  const uint64_t at = file->find(format::SectionKind::pages)->offset + layer * heads * PageShape::pages_bytes() + 5 * page_bytes + 100;
+  file.reset();
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
+  return path;
+}
+
+inline std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, const std::string& path, const SessionOptions& options) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::load(model, path, options, false, nullptr, {}, &session);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return session;
+}
+
+inline std::vector<float> score(Session* session, std::span<const Token> tokens) {
+  std::vector<float> out(tokens.size());
+  const Status s = session->score(tokens, out.data(), nullptr, {});
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return out;
+}
+
+inline double mean_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+  return sum / static_cast<double>(a.size());
+}
+
+inline uint64_t stat_of(const Session& session, const std::string& name) {
+  const std::string json = session.stats_json(), key = "\"" + name + "\":";
+  REQUIRE(json.find(key) != std::string::npos);
+  return std::stoull(json.substr(json.find(key) + key.size()));
+}
+
+inline bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
+
+}  // namespace kvasir::test
