@@ -98,7 +98,7 @@ int count(int* out) {
 }
 
 const char* error_text(int error) {
-  return error == no_devices ? "no driver" : error == out_of_memory ? "out of memory" : error == refused ? "not as asked" : error == lost ? "it is lost" : "unknown";
+  return error == no_devices ? "no driver" : error == out_of_memory ? "out of memory" : error == refused ? "not as asked" : "it is lost";
 }
 
 bool is_out_of_memory(int error) { return error == out_of_memory; }
