@@ -146,17 +146,23 @@ typedef struct kv_model_options {
   /* NULL: recognised from the file's template, never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
    * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr". */
   const char *chat_format;
-  /* Where the weights are multiplied. NULL or "cpu": on the processor, from the mapped file. "cuda", "cuda:1", ...: the first or that NVIDIA GPU has
-   * a copy of the first layers, as many as fit, and of the output; sessions of the model compute these there. Keys and values stay in the processor's
-   * memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the sealed pages that it has as long as it reads
-   * (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy "bounded" it attends too: it has a sketch of
-   * the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory is pinned; what it has read it keeps for the
-   * next token where there is room. Other strategies, sparse
-   * reading, a memory_budget, dense layers, certificates, separate heads and traced answers are attended by the processor;
-   * kv_stats says who did ("device_attends") and why, and how many layers there are. Without such a GPU or a driver: KV_NOT_FOUND; where the
-   * library was built without CUDA: KV_UNSUPPORTED. */
+  /* Where the weights are multiplied:
+   *   NULL, "cpu"        on the processor, from the mapped file
+   *   "cuda", "cuda:1"   the first NVIDIA GPU, or that one, has a copy of the first layers, as many as fit, and of the output; sessions of the model
+   *                      compute these there
+   *   "cuda:0,cuda:1"    several (any list; one may be named twice), or "cuda:all", those that are new enough: the layers are split over them in this
+   *                      order, by the memory that each may take. One works while the others wait: they are for models that do not fit one
+   *   "auto"             a GPU that has room for the whole model, or all of them where none has; where there is none that has room for a layer, the
+   *                      processor. kv_stats says which and why ("device": "cuda:0", "cpu"; "device_because"), and so does log, at KV_LOG_INFO
+   * But for "auto", KV_NOT_FOUND without such a GPU or a driver, KV_UNSUPPORTED where the library was built without CUDA.
+   * Keys and values stay in the processor's memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the
+   * sealed pages that it has as long as it reads (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy
+   * "bounded" it attends too: it has a sketch of the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory
+   * is pinned; what it has read it keeps for the next token where there is room. Other strategies, sparse reading, a memory_budget, dense layers,
+   * certificates, separate heads and traced answers are attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or
+   * which one did not) and why, how many layers and bytes there are, as sums and, under "devices", of each GPU. */
   const char *device;
-  /* Bytes of the GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
+  /* Bytes of each GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
    * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */
   uint64_t device_memory;
 } kv_model_options;

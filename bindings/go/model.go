@@ -20,10 +20,11 @@ type ModelOptions struct {
 	// "": recognised from the file's template, which is never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
 	// "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr".
 	ChatFormat string
-	// Where the weights are multiplied: "" or "cpu"; "cuda", "cuda:1", ...: an NVIDIA GPU, of as many layers as fit into its memory.
-	// ErrNotFound without such a GPU or a driver, ErrUnsupported where the library was built without CUDA.
+	// Where the weights are multiplied: "" or "cpu"; "cuda", "cuda:1", ...: an NVIDIA GPU, of as many layers as fit into its memory;
+	// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the processor.
+	// But for that, ErrNotFound without such a GPU or a driver, ErrUnsupported where the library was built without CUDA.
 	Device string
-	// Bytes of the GPU's memory that the model and its sessions may take; 0: what is free.
+	// Bytes of each GPU's memory that the model and its sessions may take; 0: what is free.
 	DeviceMemory uint64
 	Log          LogFunc // nil: silent
 }

@@ -36,6 +36,17 @@ class Talking(tool.InFolder):
         # A conversation is worth more than a cache: reading the document again must not destroy it.
         self.expect_error(run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION), 3, "conversation")
 
+    def test_a_device_that_is_chosen_is_named(self):
+        result = self.expect(run("chat", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin="/stats\n"), 0)
+        stats = json.loads(result.stdout[result.stdout.index("{"):result.stdout.rindex("}") + 1])
+        if stats["device"] == "cpu":
+            self.assertIn("the processor computes the model: " + stats["device_because"], result.stderr)
+        else:
+            self.assertIn(f"{stats['devices'][0]['device']} (", result.stderr)
+        quiet = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin=""), 0)
+        self.assertEqual(quiet.stderr, "")
+        self.expect_error(run("chat", "-m", MODEL, "-c", self.cache, "--device", "cuda:0,", stdin=""), 2, "device 'cuda:0,' is not known")
+
     def test_help_and_unknown_commands(self):
         self.assertIn("/reset", self.chat("/help"))
         result = run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="/nonsense\n")

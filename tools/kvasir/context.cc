@@ -15,12 +15,17 @@ void on_log(int32_t level, const char* message, void* user) {
   if (level == KV_LOG_WARNING) static_cast<Terminal*>(user)->note(std::string("warning: ") + message);
 }
 
+// Of a model whose device is chosen: which it is.
+void on_choice(int32_t level, const char* message, void* user) {
+  level == KV_LOG_INFO ? static_cast<Terminal*>(user)->note(message) : on_log(level, message, user);
+}
+
 }  // namespace
 
 Model open_model(Context& context, const ModelFlags& flags) {
   kv_model_options options;
   kv_model_options_init(&options, sizeof options);
-  options.log = on_log;
+  options.log = flags.device == "auto" ? on_choice : on_log;
   options.log_user = &context.terminal;
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();

@@ -82,7 +82,9 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
                                     " that the model was trained for");
   flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session, arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
-  if (!arguments.model.device.empty()) model_identity_ += " " + arguments.model.device;  // which rounds otherwise
+  std::string device = arguments.model.device;  // which rounds otherwise
+  if (device == "auto") device = stats_of(open_session(context, model_.get(), {}).get()).at("device").get<std::string>();
+  if (!device.empty() && device != "cpu") model_identity_ += " " + device;
   program_identity_ = hex(sampled_hash(system::program_path()));
   context.terminal.draw("Making documents");
   make_jobs(Haystack(joined_texts(arguments.texts),

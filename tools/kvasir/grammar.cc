@@ -55,9 +55,10 @@ void add_model(CLI::App* app, ModelFlags* flags) {
          {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2",
           "zephyr"},
          [=](const std::string& given) { flags->chat_format = given; });
-  choice(app, "--device", "NAME", "Where weights are multiplied: %s, cuda:1 [cpu]", {"cpu", "cuda"},
+  choice(app, "--device", "NAME", "Where weights are multiplied: %s, cuda:1, cuda:0,cuda:1 or cuda:all for several; auto: on GPUs, where there are any [cpu]",
+         {"cpu", "auto", "cuda"},
          [=](const std::string& given) { flags->device = given; });
-  value(app, "--device-memory", "SIZE", "What the model may take of the GPU's, as 4G; layers that do not fit stay on the processor. Without it what is free",
+  value(app, "--device-memory", "SIZE", "What the model may take of each GPU's, as 4G; layers that do not fit stay on the processor. Without it what is free",
         [=](const std::string& given) { flags->device_memory = size_of(given); });
 }
 

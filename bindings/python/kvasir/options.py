@@ -29,8 +29,8 @@ Text = Union[str, bytes]
 class ModelOptions(TypedDict, total=False):
     log: Optional[Log]
     chat_format: str  # "raw" "chatml" "llama3" ...; left out: recognised from the file
-    device: str  # "cpu" (default), "cuda", "cuda:1"
-    device_memory: int  # bytes of the GPU's memory; 0: what is free
+    device: str  # "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1", "cuda:all"
+    device_memory: int  # bytes of each GPU's memory; 0: what is free
 
 
 class StoreOptions(TypedDict, total=False):
