@@ -18,7 +18,7 @@ const (
 )
 
 var (
-	cycles    = flag.Int("cycles", 10, "how often TestCyclesLeaveNothing opens, asks and closes")
+	cycles    = flag.Int("cycles", 30, "how often TestCyclesLeaveNothing opens, asks and closes")
 	ctx       = context.Background()
 	modelPath = environment("KVASIR_MODEL", "../../examples/mini-reader-q8_0.gguf")
 	toolPath  = os.Getenv("KVASIR_TOOL") // of the command line; "": tests that compare with it are skipped

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""One test of the Rust binding, as meson runs it: run_test.py check | leaks | vendored.
+"""One test of the Rust binding, as meson runs it: run_test.py check | leaks | vendored | program FILE.
 
 check      format, lints, and cargo test
 leaks      1,000 cycles of opening, asking and closing
 vendored   the library is built from source, and answers
+program    builds the crate's example as FILE
 The environment says where the library, the model and the command line are. Exit code 77: not run, and why is said.
 """
 import os
@@ -62,13 +63,16 @@ def vendored(cargo, env):
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1] not in ("check", "leaks", "vendored"):
+    if sys.argv[1:2] not in (["check"], ["leaks"], ["vendored"], ["program"]):
         sys.exit(__doc__)
     cargo = find_cargo()
     env = dict(os.environ, CARGO_NET_OFFLINE="true")  # nothing but the two crates is needed
     env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [env.get("KVASIR_LIB_DIR"), env.get("LD_LIBRARY_PATH")]))
     if sys.argv[1] == "vendored":
         vendored(cargo, env)
+    elif sys.argv[1] == "program":
+        run([cargo, "build", "--example", "ask"], env)
+        shutil.copy(pathlib.Path(env["CARGO_TARGET_DIR"], "debug/examples/ask"), sys.argv[2])
     elif sys.argv[1] == "leaks":
         run([cargo, "test", "--release", "--test", "leaks", "--", "--ignored", "--nocapture"], env)
     else:
