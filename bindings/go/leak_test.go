@@ -15,8 +15,8 @@ import (
 
 // TestCyclesLeaveNothing opens, asks and closes, in every way a call can end. Run it with -cycles 1000 for the long form.
 func TestCyclesLeaveNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector's own memory grows")
+	if watched {
+		t.Skip("memory of the race detector or of AddressSanitizer grows")
 	}
 	runtime.LockOSThread() // every thread that calls the library has memory of its own in the allocators, and Go changes threads
 	defer runtime.UnlockOSThread()

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"kvasir"
 )
@@ -73,7 +75,12 @@ func prepared(m *testing.M) (int, error) {
 	if err := session.Save(ctx, saved, nil); err != nil {
 		return 0, err
 	}
-	return m.Run(), nil
+	code := m.Run()
+	for range 3 { // with finalizers, with what these held, and with it the pointers by which AddressSanitizer would take what leaked for reachable
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	return code, nil
 }
 
 func open(t testing.TB) *kvasir.Model {

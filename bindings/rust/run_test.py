@@ -5,7 +5,8 @@ check      format, lints, and cargo test
 leaks      1,000 cycles of opening, asking and closing
 vendored   the library is built from source, and answers
 program    builds the crate's example as FILE
-The environment says where the library, the model and the command line are. Exit code 77: not run, and why is said.
+The environment says where the library, the model and the command line are, and by KVASIR_ADDRESS that the library has AddressSanitizer: then programs
+are linked with it, doctests too. Exit code 77: not run, and why is said.
 """
 import os
 import pathlib
@@ -45,6 +46,20 @@ def run(command, env, **options):
     return result
 
 
+def address_sanitizer(env):
+    """Arguments for cargo: a target of its own, so that build scripts are as always."""
+    if not env.get("KVASIR_ADDRESS"):
+        return []
+    linker = pathlib.Path(env["CARGO_TARGET_DIR"], "linker")  # its runtime has to be the first library, where rustc has no argument of its own for one
+    linker.parent.mkdir(parents=True, exist_ok=True)
+    linker.write_text('#!/bin/sh\nexec cc -Wl,--no-as-needed -lasan -Wl,--as-needed "$@"\n')
+    linker.chmod(0o755)
+    env["RUSTFLAGS"] = env["RUSTDOCFLAGS"] = f"-C linker={linker}"
+    told = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
+    leaking = ["--skip", "cycles_take_no_memory", "--skip", "a_leaked_stream"]  # freed memory is kept for a while; what is forgotten on purpose
+    return ["--target", re.search(r"^host: (.*)$", told, re.M).group(1), "--", *leaking]
+
+
 def vendored(cargo, env):
     """From source to an answer."""
     for name in ("meson", "ninja"):
@@ -76,12 +91,15 @@ def main():
     elif sys.argv[1] == "leaks":
         run([cargo, "test", "--release", "--test", "leaks", "--", "--ignored", "--nocapture"], env)
     else:
+        address = address_sanitizer(env)
         for name, command in OPTIONAL.items():
+            if address:
+                continue
             if subprocess.run([cargo, name, "--version"], capture_output=True, check=False).returncode == 0:
                 run([cargo, *command], env)
             else:
                 print(f"not run: there is no cargo {name}")
-        run([cargo, "test", "--workspace", "--no-fail-fast"], env)
+        run([cargo, "test", "--workspace", "--no-fail-fast", *address], env)
 
 
 main()
