@@ -31,3 +31,13 @@ kv_status kvasir_go_library_session(kv_library *library, kv_model *model, const 
   with.session = session;
   return kv_library_session(library, model, text, size, &with, out, result, error);
 }
+
+kv_status kvasir_go_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *k, const uint8_t *v, const uint8_t *q, uint32_t tokens,
+                                 kv_error *error) {
+  return kv_cache_update(cache, layer, type, k, v, q, tokens, error);
+}
+
+kv_status kvasir_go_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *q, uint8_t *out, uint32_t tokens,
+                                    const kv_cache_attention_options *options, kv_error *error) {
+  return kv_cache_attention(cache, layer, type, q, out, tokens, options, error);
+}

@@ -19,6 +19,13 @@ kv_status kvasir_go_library_session(kv_library *library, kv_model *model, const 
                                     const kv_library_session_options *options, const kv_session_options *session,
                                     kv_session **out, kv_library_result *result, kv_error *error);
 
+/* kv_cache_update and kv_cache_attention with arrays of bytes: of a void * Go looks for pointers in all of the variable that the array is a part of, and
+ * refuses one with any. */
+kv_status kvasir_go_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *k, const uint8_t *v, const uint8_t *q, uint32_t tokens,
+                                 kv_error *error);
+kv_status kvasir_go_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *q, uint8_t *out, uint32_t tokens,
+                                    const kv_cache_attention_options *options, kv_error *error);
+
 /* The calling thread, as the callbacks tell it to Go. */
 uintptr_t kvasir_go_thread(void);
 

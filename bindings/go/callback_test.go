@@ -3,6 +3,7 @@ package kvasir_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -156,9 +157,19 @@ func TestAContextThatIsDoneStopsBefore(t *testing.T) {
 	library, err := kvasir.OpenLibrary(t.TempDir(), nil)
 	check(t, err)
 	defer library.Close()
+	cache, err := kvasir.OpenCache(shape, nil)
+	check(t, err)
+	defer cache.Close()
 	dead, cancel := context.WithCancel(ctx)
 	cancel()
 	for name, call := range map[string]func() error{
+		"LoadCache": func() error { _, err := kvasir.LoadCache(dead, saved, shape, nil, nil); return err },
+		"FromCache": func() error { _, err := model.SessionFromCache(dead, cache, nil, nil, nil); return err },
+		"SaveCache": func() error { return cache.Save(dead, saved+"2", nil) },
+		"Attention": func() error {
+			q := make(kvasir.Float32, 4*shape.Heads*shape.HeadDim)
+			return cache.Attention(dead, 0, q, slices.Clone(q), nil)
+		},
 		"Load": func() error {
 			_, err := model.Load(dead, saved, &kvasir.SessionOptions{Log: func(kvasir.LogLevel, string) {}}, nil)
 			return err

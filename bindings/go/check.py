@@ -1,7 +1,8 @@
-"""The Go binding's tests against a library that was built and not installed: check.py fast|race|long.
+"""The Go binding's tests against a library that was built and not installed: check.py fast|race|leaks|pointers|program.
 
 KVASIR_LIB_DIR and KVASIR_INCLUDE_DIR say where the library and its header are, KVASIR_MODEL and KVASIR_TOOL (may be empty) what is
-tested with. Exit code 77: there is no Go, or too old a one.
+tested with; KVASIR_ADDRESS is set where the
+library has AddressSanitizer: then so have the tests. `program FILE` builds the program of the README as FILE. Exit code 77: there is no Go, or too old a one.
 """
 import os
 import pathlib
@@ -49,24 +50,36 @@ def race():
     run("go", "test", "-count=1", "-race", ".")
 
 
-def long():
+def leaks():
     run("go", "test", "-count=1", "-timeout=0", "-v", "-run=TestCyclesLeaveNothing", ".", "-cycles=1000")
+
+
+def pointers():
     run("go", "test", "-count=1", "-timeout=0", ".", GOEXPERIMENT="cgocheck2")
 
 
+def program():
+    with tempfile.TemporaryDirectory() as folder:
+        text = (HERE / "README.md").read_text(encoding="utf-8")
+        pathlib.Path(folder, "main.go").write_text(re.search("```go\n(package main.*?)```", text, re.S).group(1), encoding="utf-8")
+        pathlib.Path(folder, "go.mod").write_text(f"module ask\n\ngo 1.23\n\nrequire kvasir v0.0.0\n\nreplace kvasir => {HERE}\n", encoding="utf-8")
+        run("go", "build", "-C", folder, "-o", os.path.abspath(sys.argv[2]), ".")
+
+
 def main():
-    what = {"fast": fast, "race": race, "long": long}[sys.argv[1]]
+    what = {"fast": fast, "race": race, "leaks": leaks, "pointers": pointers, "program": program}[sys.argv[1]]
     find_tools()
     with tempfile.TemporaryDirectory() as folder:
+        link, flags = (" -fsanitize=address", " -asan") if os.environ.get("KVASIR_ADDRESS") else ("", "")
         library, include = os.environ["KVASIR_LIB_DIR"], os.environ["KVASIR_INCLUDE_DIR"]
         pathlib.Path(folder, "kvasir.pc").write_text(
             "Name: kvasir\nDescription: as it was built\nVersion: 0\n"
-            f'Libs: -L"{library}" -lkvasir\nCflags: -I"{include}"\n', encoding="utf-8")
+            f'Libs: -L"{library}" -lkvasir{link}\nCflags: -I"{include}"\n', encoding="utf-8")
         for name in ["CC", "CXX"]:  # of "ccache gcc" Go's linker cannot find out what it can do, and links what the race detector cannot be in
             if " " in os.environ.get(name, ""):
                 os.environ[name] = os.environ[name].split()[-1]
-        os.environ.update(PKG_CONFIG_PATH=folder, LD_LIBRARY_PATH=library, GOTOOLCHAIN="local", GOPROXY="off", GOFLAGS="-buildvcs=false",
-                          GOWORK="off", CGO_ENABLED="1")
+        os.environ.update(PKG_CONFIG_PATH=folder, LD_LIBRARY_PATH=library, GOTOOLCHAIN="local", GOPROXY="off", GOFLAGS="-buildvcs=false" + flags,
+                          GOWORK="off", GODEBUG="clobberfree=1" if flags else "", CGO_ENABLED="1")
         what()
 
 

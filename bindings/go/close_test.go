@@ -28,6 +28,8 @@ func methods(handle any, call func(name string, err error)) {
 				in = append(in, reflect.ValueOf(ctx))
 			} else if want == reflect.TypeFor[*kvasir.Model]() {
 				in = append(in, reflect.ValueOf(&kvasir.Model{}))
+			} else if want == reflect.TypeFor[*kvasir.Cache]() {
+				in = append(in, reflect.ValueOf(&kvasir.Cache{}))
 			} else {
 				in = append(in, reflect.Zero(want))
 			}
@@ -42,18 +44,21 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 	model, session := open(t), load(t, nil)
 	library, err := kvasir.OpenLibrary(t.TempDir(), nil)
 	check(t, err)
+	cache, err := kvasir.OpenCache(shape, nil)
+	check(t, err)
 	check(t, model.Close())
 	check(t, session.Close())
 	check(t, library.Close())
+	check(t, cache.Close())
 	count := 0
-	for _, handle := range []any{model, session, library, &kvasir.Model{}, &kvasir.Session{}, &kvasir.Library{}} {
+	for _, handle := range []any{model, session, library, cache, &kvasir.Model{}, &kvasir.Session{}, &kvasir.Library{}, &kvasir.Cache{}} {
 		methods(handle, func(name string, err error) {
 			count++
 			expect(t, errors.Is(err, kvasir.ErrBadState) && errors.Is(err, fs.ErrClosed), "%T.%s: %v", handle, name, err)
 		})
 		check(t, handle.(interface{ Close() error }).Close())
 	}
-	expect(t, count > 40, "%d methods", count)
+	expect(t, count > 60, "%d methods", count)
 	for _, err := range session.Stream(ctx, nil) {
 		expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
 	}
@@ -65,6 +70,10 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 	_, _, err = library.Session(ctx, nil, "text", nil)
 	refused(t, err, kvasir.ErrBadArgument, "nil")
 	_, _, err = library.Session(ctx, model, "text", nil)
+	expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
+	_, err = open(t).SessionFromCache(ctx, nil, nil, nil, nil)
+	refused(t, err, kvasir.ErrBadArgument, "nil")
+	_, err = open(t).SessionFromCache(ctx, cache, nil, nil, nil)
 	expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
 }
 

@@ -41,6 +41,8 @@ func TestAMissingFileIsNamed(t *testing.T) {
 	refused(t, kvasir.Unpack(ctx, path, path+"2", nil), kvasir.ErrNotFound, "long")
 	_, err = open(t).Load(ctx, path, nil, nil)
 	refused(t, err, kvasir.ErrNotFound, "long")
+	_, err = kvasir.LoadCache(ctx, path, shape, nil, nil)
+	refused(t, err, kvasir.ErrNotFound, "long")
 	_, err = kvasir.OpenLibrary(path+"/below", nil)
 	refused(t, err, kvasir.ErrNotFound, "long")
 	_, err = kvasir.Open("", nil)
@@ -84,6 +86,9 @@ func TestANULIsRefused(t *testing.T) {
 	library, err := kvasir.OpenLibrary(t.TempDir(), nil)
 	check(t, err)
 	defer library.Close()
+	cache, err := kvasir.OpenCache(shape, nil)
+	check(t, err)
+	defer cache.Close()
 	for name, call := range map[string]func() error{
 		"Open": func() error { _, err := kvasir.Open(bad, nil); return err },
 		"ChatFormat": func() error {
@@ -108,6 +113,16 @@ func TestANULIsRefused(t *testing.T) {
 		},
 		"Stop": func() error {
 			_, err := session.Ask(ctx, question, &kvasir.GenerateOptions{Stop: []string{"a", "b\x00"}})
+			return err
+		},
+		"Cache":     func() error { _, err := kvasir.LoadCache(ctx, bad, shape, nil, nil); return err },
+		"CacheSave": func() error { return cache.Save(ctx, bad, nil) },
+		"CacheStrategy": func() error {
+			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{Strategy: "full\x00"})
+			return err
+		},
+		"CacheSpill": func() error {
+			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{SpillFolder: "/\x00"})
 			return err
 		},
 		"OpenLibrary": func() error { _, err := kvasir.OpenLibrary(bad, nil); return err },

@@ -4,6 +4,8 @@ package kvasir
 import "C"
 
 import (
+	"context"
+	"encoding/json"
 	"io/fs"
 	"runtime/cgo"
 	"sync"
@@ -11,7 +13,7 @@ import (
 	"unsafe"
 )
 
-// handle is what Model, Session and Library have in common: it counts the calls that run, so that nothing is released under one, and
+// handle is what Model, Session, Library and Cache have in common: it counts the calls that run, so that nothing is released under one, and
 // refuses calls when it is closed. The zero value is closed.
 type handle struct {
 	name string // for messages
@@ -70,6 +72,46 @@ func (h *handle) close() error {
 		h.forget()
 	}
 	return nil
+}
+
+// do is a call that cannot be cancelled and has no callbacks but the log's.
+func (h *handle) do(ask func(e *C.kv_error) C.kv_status) (err error) {
+	defer raise(&err)
+	if err := h.enter(); err != nil {
+		return err
+	}
+	defer h.leave()
+	var e C.kv_error
+	return h.result(ask(&e), &e)
+}
+
+// long is a call that can be cancelled and tells its progress.
+func (h *handle) long(ctx context.Context, progress ProgressFunc, ask func(c *call) C.kv_status) (err error) {
+	defer raise(&err)
+	if err := h.enter(); err != nil {
+		return err
+	}
+	defer h.leave()
+	c, err := begin(ctx, nil, progress)
+	if err != nil {
+		return err
+	}
+	return c.end(h, ask(c))
+}
+
+// statistics is what kv_stats and kv_cache_stats write.
+func (h *handle) statistics(ask func(to *C.char, capacity C.size_t, size *C.size_t, e *C.kv_error) C.kv_status) (json.RawMessage, error) {
+	var stats []byte
+	err := h.do(func(e *C.kv_error) (status C.kv_status) {
+		stats, status = all(4096, func(to *byte, capacity C.size_t, size *C.size_t) C.kv_status {
+			return ask((*C.char)(unsafe.Pointer(to)), capacity, size, e)
+		})
+		return status
+	})
+	if err != nil {
+		return nil, err
+	}
+	return stats[:len(stats)-1], nil // without the NUL
 }
 
 // forget lets go of the log functions, which nothing will call any more.

@@ -29,8 +29,8 @@
 //
 // # Goroutines
 //
-// A [Model] and a [Library] may be used by any number of goroutines. A [Session] serves one call at a time; a second concurrent one
-// gets [ErrBusy] and changes nothing.
+// A [Model] and a [Library] may be used by any number of goroutines. A [Session] and a [Cache] serve one call at a time; a second
+// concurrent one gets [ErrBusy] and changes nothing.
 //
 // Callbacks run on the calling goroutine, never after the call returned. They may not call what is calling them: [ErrBusy]. A panic
 // in one stops the call and goes on from it, on the caller's goroutine, when the library has returned. They may not call
@@ -38,7 +38,7 @@
 //
 // # Closing
 //
-// A Model, Session or Library is closed with Close, in any order: what a session needs of its model stays until the session is
+// A Model, Session, Library or Cache is closed with Close, in any order: what a session needs of its model stays until the session is
 // closed. Close waits for the calls that run on the handle in other goroutines, so that what it releases is released when it
 // returns, and a deferred Close releases it in any case; to have it soon, cancel their contexts. From a callback, where
 // it might wait for ever for its own call, it gives [ErrBusy] and changes nothing. Every later call gives an error, a second Close

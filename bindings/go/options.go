@@ -35,7 +35,7 @@ const (
 	BudgetPyramid BudgetSchedule = C.KV_BUDGET_PYRAMID // from 39/20 to 1/20
 )
 
-// NoDenseLayers is for SessionOptions.DenseLayers.
+// NoDenseLayers is for the option DenseLayers.
 const NoDenseLayers = -1
 
 // SessionOptions are for everything that makes a session. The zero value is the default.
@@ -90,13 +90,8 @@ func (s *Session) options(from *SessionOptions, memory *memory) (*C.kv_session_o
 		return nil, nil
 	}
 	o := defaults(func(o *C.kv_session_options, size C.size_t) { C.kv_session_options_init(o, size) })
-	switch {
-	case int64(from.DenseLayers) >= math.MaxUint32:
-		return nil, failure(ErrBadArgument, "DenseLayers is "+strconv.Itoa(from.DenseLayers)+": no model has so many layers")
-	case from.DenseLayers > 0:
-		o.dense_layers = C.uint32_t(from.DenseLayers)
-	case from.DenseLayers < 0:
-		o.dense_layers = 0
+	if err := setDenseLayers(&o.dense_layers, from.DenseLayers); err != nil {
+		return nil, err
 	}
 	o.threads = C.uint32_t(from.Threads)
 	o.context = C.uint64_t(from.Context)
@@ -108,11 +103,7 @@ func (s *Session) options(from *SessionOptions, memory *memory) (*C.kv_session_o
 	o.budget_fraction = C.double(from.BudgetFraction)
 	o.share_heads = flag(!from.SeparateHeads)
 	o.alpha = C.float(from.Alpha)
-	layers := make([]string, len(from.FilterLayers))
-	for i, layer := range from.FilterLayers {
-		layers[i] = strconv.FormatUint(uint64(layer), 10)
-	}
-	o.filter_layers = memory.option("filter layers", strings.Join(layers, ","))
+	o.filter_layers = memory.layers(from.FilterLayers)
 	o.filter_window = C.uint32_t(from.FilterWindow)
 	o.compare = C.uint32_t(from.Compare)
 	o.select_tokens = C.uint32_t(from.SelectTokens)
@@ -132,6 +123,28 @@ func (s *Session) options(from *SessionOptions, memory *memory) (*C.kv_session_o
 	var err error
 	o.log, o.log_user, err = s.newLogger(from.Log)
 	return o, err
+}
+
+// setDenseLayers leaves the strategy's default where from is 0.
+func setDenseLayers(to *C.uint32_t, from int) error {
+	switch {
+	case int64(from) >= math.MaxUint32:
+		return failure(ErrBadArgument, "DenseLayers is "+strconv.Itoa(from)+": no model has so many layers")
+	case from > 0:
+		*to = C.uint32_t(from)
+	case from < 0:
+		*to = 0
+	}
+	return nil
+}
+
+// layers are the numbers of filter layers as C has them, NULL when there are none.
+func (m *memory) layers(numbers []uint32) *C.char {
+	names := make([]string, len(numbers))
+	for i, number := range numbers {
+		names[i] = strconv.FormatUint(uint64(number), 10)
+	}
+	return m.option("filter layers", strings.Join(names, ","))
 }
 
 func flag(on bool) C.uint32_t {

@@ -38,31 +38,6 @@ func (s *Session) adopt(model *C.kv_model, err error) (*Session, error) {
 // Close releases the session when the call that runs on it has returned.
 func (s *Session) Close() error { return s.close() }
 
-// do is a call that cannot be cancelled and has no callbacks but the log's.
-func (s *Session) do(ask func(e *C.kv_error) C.kv_status) (err error) {
-	defer raise(&err)
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
-	var e C.kv_error
-	return s.result(ask(&e), &e)
-}
-
-// long is a call that can be cancelled and tells its progress.
-func (s *Session) long(ctx context.Context, progress ProgressFunc, ask func(c *call) C.kv_status) (err error) {
-	defer raise(&err)
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
-	c, err := begin(ctx, nil, progress)
-	if err != nil {
-		return err
-	}
-	return c.end(&s.handle, ask(c))
-}
-
 // SetStrategy changes what decode reads from now on, as the options of the same names do; other options stay, SelectTokens where the
 // new strategy takes it. ErrBadArgument leaves it as it was.
 func (s *Session) SetStrategy(strategy string, budgetTokens uint64, budgetFraction float64) error {
@@ -225,17 +200,9 @@ func (s *Session) Fork() (fork *Session, err error) {
 // Stats is JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read,
 // pages touched, bytes of memory and of mapped file, timings.
 func (s *Session) Stats() (json.RawMessage, error) {
-	var stats []byte
-	err := s.do(func(e *C.kv_error) (status C.kv_status) {
-		stats, status = all(4096, func(to *byte, capacity C.size_t, size *C.size_t) C.kv_status {
-			return C.kv_stats(s.ptr, (*C.char)(unsafe.Pointer(to)), capacity, size, e)
-		})
-		return status
+	return s.statistics(func(to *C.char, capacity C.size_t, size *C.size_t, e *C.kv_error) C.kv_status {
+		return C.kv_stats(s.ptr, to, capacity, size, e)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return stats[:len(stats)-1], nil // without the NUL
 }
 
 // Save writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens. What the

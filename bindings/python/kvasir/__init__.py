@@ -28,7 +28,8 @@ from .library import Document, Library, LibraryResult
 from .model import Model, ModelInformation, inspect_model
 from .options import (AttentionOptions, CallOptions, GenerateOptions, LibraryOptions, ModelOptions, PackOptions, PrefillOptions,
                       SampleOptions, SessionOptions, StoreOptions)
-from .session import Answer, Next, Read, Session, Span
+from .results import Answer, Next, Read, Span
+from .session import Session
 from .stream import Stream
 
 __version__ = "0.1.0"

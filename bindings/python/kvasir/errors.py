@@ -1,13 +1,11 @@
 """Statuses of the library as exceptions."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple, Type, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from . import _abi
 from .enums import Status, known
-
-if TYPE_CHECKING:
-    from .session import Answer, Read
+from .results import Answer, Read
 
 
 class Error(Exception):

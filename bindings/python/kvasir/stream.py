@@ -4,12 +4,11 @@ from __future__ import annotations
 import queue
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Callable, Iterator, Optional, Type, Union
+from typing import Callable, Iterator, Optional, Type, Union
 
-if TYPE_CHECKING:
-    from .session import Answer
+from .results import Answer
 
-Work = Callable[[Callable[[str], object], Callable[[], bool]], "Answer"]
+Work = Callable[[Callable[[str], object], Callable[[], bool]], Answer]
 
 
 class _Thread:

@@ -1,6 +1,7 @@
 """kvasir/_abi.py is the header: a C program tells sizes, offsets, constants and functions, and each option reaches its field."""
 import ctypes
 import enum
+import graphlib
 import os
 import pathlib
 import re
@@ -59,6 +60,15 @@ class Layout(unittest.TestCase):
         for name, parameters in _abi._CALLS.items():
             declared = re.search(rf"\b{name}\((.*?)\);", text, re.S).group(1)
             self.assertEqual(len(declared.split(",")), len(parameters) + 1, name)
+
+    def test_modules_do_not_import_each_other_in_a_circle(self):
+        package = pathlib.Path(kvasir.__file__).parent
+        imports = {path.stem: set(re.findall(r"^ *from \.(\w+) import", path.read_text(encoding="utf-8"), re.M)) for path in package.glob("*.py")}
+        for path in package.glob("*.py"):
+            for names in re.findall(r"^ *from \. import (.*)", path.read_text(encoding="utf-8"), re.M):
+                imports[path.stem].update(names.split(", "))
+        self.assertIn("_abi", imports["session"])
+        list(graphlib.TopologicalSorter(imports).static_order())  # raises CycleError, with the circle
 
     def test_every_option_reaches_its_field(self):
         for struct, known in ((_abi.kv_model_options, options.ModelOptions), (_abi.kv_session_options, options.SessionOptions),

@@ -6,7 +6,8 @@ import tempfile
 
 import support  # noqa: F401
 
-HERE = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+HERE = ROOT / "bindings/python"
 GOOD = """
 import kvasir
 options: kvasir.SessionOptions = {"strategy": "bounded", "threads": 2}
@@ -17,18 +18,26 @@ def ask(model: kvasir.Model) -> str:
 BAD = GOOD.replace("max_tokens=5", "max_tokens='5'")
 
 
-def main():
+def find_mypy():
+    """That of tools/setup, or else this interpreter's own."""
+    installed = ROOT / ".mypy/bin/mypy"
+    if installed.exists():
+        return [installed]
     try:
         import mypy  # noqa: F401
     except ImportError:
-        print("skipped: mypy is not installed")
+        print("skipped: mypy is not installed; tools/setup bindings does that")
         sys.exit(77)
+    return [sys.executable, "-m", "mypy"]
 
+
+def main():
+    mypy = find_mypy()
     with tempfile.TemporaryDirectory() as folder:
 
         def check(*arguments):
-            return subprocess.run([sys.executable, "-m", "mypy", "--strict", f"--cache-dir={folder}/cache", *arguments], capture_output=True,
-                                  text=True, check=False, cwd=HERE)
+            return subprocess.run([*mypy, "--strict", f"--python-executable={sys.executable}", f"--cache-dir={folder}/cache", *arguments],
+                                  capture_output=True, text=True, check=False, cwd=HERE)
 
         whole = check()
         assert whole.returncode == 0, whole.stdout + whole.stderr

@@ -1,5 +1,0 @@
-//go:build !race
-
-package kvasir_test
-
-const raceDetector = false

@@ -1,0 +1,5 @@
+//go:build !race && !asan
+
+package kvasir_test
+
+const watched = false
