@@ -105,8 +105,9 @@ class Measuring(tool.InFolder):
 
     def test_bench_says_before_any_work_what_cannot_be_measured(self):
         bench = ["bench", "-m", MODEL, "--generate", 8]
-        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,072")
-        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "131,073", "131,072")
+        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 behind", "131,072")
+        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 behind", "131,072")
+        self.expect_error(run(*bench, "--depth", 2 ** 40, "--synthetic"), 2, "131,072")
         self.expect_error(run(*bench, "--synthetic", "--text", "book.txt"), 2, "--text")
         self.expect_error(run(*bench, "--synthetic", "--strategy", "full,infllm"), 2, "infllm")
 

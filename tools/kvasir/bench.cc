@@ -109,9 +109,9 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
 // Known before minutes are spent.
 void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
   const uint64_t context = arguments.session.context ? arguments.session.context : model.info.context;
-  const uint64_t then = arguments.depths.back() + std::max(arguments.prompt, arguments.generate + 1);
-  if (then > context)
-    throw Failure(exit_usage, "at a depth of " + grouped(arguments.depths.back()) + " there would be up to " + grouped(then) + " tokens: the context is " +
+  const uint64_t deepest = arguments.depths.back(), more = std::max(arguments.prompt, arguments.generate + 1);
+  if (deepest > context || more > context - deepest)
+    throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " + grouped(more) + " behind them are more than the context of " +
                                   grouped(context));
   if (arguments.synthetic && !arguments.text.empty())
     throw Failure(exit_usage, "--synthetic makes up what is there before: --text would be read");

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t topics = 64, topic_tokens = 300, strong_one_in = 512;
 constexpr float centre_size = 2, spread = 1, mean_size = 2, value_size = 2, strength = 3;
 constexpr uint64_t most_floats = uint64_t{1} << 23;     // of keys, made at a time
-constexpr uint64_t most_step = 4096;                    // tokens that the library takes at a time
+constexpr uint64_t most_step = 512;                     // tokens, as the library reads them: a budget of memory has to hold a step
 
 enum class Part : uint64_t { mean, centre, topic, token };
 
