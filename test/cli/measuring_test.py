@@ -103,6 +103,13 @@ class Measuring(tool.InFolder):
         table = self.expect(run("bench", "-m", MODEL, "--depth", 300, "--synthetic", "--prompt", 16, "--generate", 1, "--repetitions", 1), 0).stdout
         self.assertIn("synthetic documents: keys and values made up, seed 1\n", table)
 
+    def test_bench_decodes_with_the_index_that_a_strategy_searches(self):
+        report = self.expect_json(run("bench", "-m", MODEL, "--json", "--depth", 3000, "--synthetic", "--prompt", 0, "--generate", 3, "--repetitions", 2,
+                                      "--strategy", "flat,ivf", "--budget", "1%", "--mapped", "--folder", self.folder))
+        flat, ivf = (speed["stats"]["last_keys_scanned"] for speed in report["depths"][0]["decode"])
+        self.assertLess(ivf, 0.5 * flat)
+        self.assertLess(report["depths"][0]["mapped"][1]["stats"]["last_keys_scanned"], 0.5 * report["depths"][0]["mapped"][0]["stats"]["last_keys_scanned"])
+
     def test_bench_says_before_any_work_what_cannot_be_measured(self):
         bench = ["bench", "-m", MODEL, "--generate", 8]
         self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 behind", "131,072")

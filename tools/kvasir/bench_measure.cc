@@ -63,6 +63,7 @@ class Bench {
   double decode(kv_session* session, uint64_t count);
   Session fork(kv_session* session);
   void choose(kv_session* session, const std::string& strategy);
+  void prepare(const std::string& strategy);
   DepthResult at_depth(uint64_t depth);
   void measure_prefill(DepthResult& result);
   void measure_decode(DepthResult& result, DecodeSpeed& speed);
@@ -128,6 +129,15 @@ void Bench::choose(kv_session* session, const std::string& strategy) {
   check(kv_session_set_strategy(session, strategy.c_str(), budget.tokens, budget.fraction, &error), error);
 }
 
+// Makes what the strategy needs beside keys and values, for all forks and the saved file: tokens alone (kv_next) make no index.
+void Bench::prepare(const std::string& strategy) {
+  choose(base_.get(), strategy);
+  Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
+  const kv_call_options options = call_options(context_, &progress);
+  kv_error error{};
+  check(kv_prepare(base_.get(), &options, &error), error);
+}
+
 void Bench::doing(uint64_t depth, const std::string& what) {
   context_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
 }
@@ -176,6 +186,8 @@ DepthResult Bench::at_depth(uint64_t depth) {
   DepthResult result;
   result.depth = depth;
   for (const std::string& strategy : arguments_.strategies) result.decode.push_back({strategy, {}, {}});
+  for (const DecodeSpeed& speed : result.decode)
+    if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped)) prepare(speed.strategy);
   // Strategies take turns, so that a change in the machine's mood meets all of them.
   for (uint32_t repetition = 0; repetition < arguments_.repetitions; ++repetition) {
     if (arguments_.prompt > 0) measure_prefill(result);
