@@ -799,10 +799,12 @@ KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_
 KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
                                const kv_call_options *options, kv_cache **out, kv_error *error);
 
+#define KV_CACHE_UNCHECKED 32u /* for measurement: keys and values may be made up, and are not compared with the model's */
+
 /* A session over what is in the cache: a document that another engine has read, also on other machines (kv_cache_save, kv_cache_load), is asked by
  * the model at home, and saved by kv_save like any other. tokens: the cache's, from the first on; count: as many as it holds. options->flags:
  * KV_TOKENIZE_DOCUMENT, where they are what kv_tokenize made with it, so that questions get the chat format's turns; otherwise the session is as
- * after kv_prefill_tokens. Keys are those of the model's own file: after RoPE, with the file's order of channels, in which files of the
+ * after kv_prefill_tokens; KV_CACHE_UNCHECKED. Keys are those of the model's own file: after RoPE, with the file's order of channels, in which files of the
  * architecture "llama" interleave the two halves that engines of other formats rotate (channel i of half h is channel 2 i + h).
  * Pages are shared with the cache, which stays as it is. What is not sealed, at most window and a page of tokens, is read again by the model, with
  * progress (KV_PHASE_PREFILL) and cancel: what strategies learn from reading comes from there. It is compared with what the cache has: weights of

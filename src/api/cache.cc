@@ -166,9 +166,10 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
     if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED); !s.ok()) return s;
     auto handle = std::make_unique<kv_session>();
-    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, o.flags & KV_TOKENIZE_DOCUMENT, flag_of(o.cancel),
+    const Session::Adopted how{.document = (o.flags & KV_TOKENIZE_DOCUMENT) != 0, .compared = (o.flags & KV_CACHE_UNCHECKED) == 0};
+    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, how, flag_of(o.cancel),
                                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
         !s.ok())
       return s;

@@ -44,7 +44,7 @@ Difference newest_rows_differ(const KvStore& ours, const KvStore& given, uint32_
 
 }  // namespace
 
-Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, bool document,
+Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, Adopted how,
                       const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out) {
   if (Status s = resolve(*model, &options); !s.ok()) return s;
   const HeadShape &shape = cache.shape(), &wanted = model->config();
@@ -68,12 +68,12 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
   if (Status s = session->start(); !s.ok()) return s;
   session->tokens_.assign(tokens.begin(), tokens.end());
   session->read_tokens_ = tokens.size();
-  session->turn_ = document ? Turn::document : Turn::tokens;
+  session->turn_ = how.document ? Turn::document : Turn::tokens;
   const uint32_t pages = session->store_.pages_after(tokens.size()), sealed = session->store_.pages().pages();
   const uint64_t again = sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
   if (pages != sealed) return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected", sealed, pages);
   if (Status s = session->read_newest_again(again, cancel, std::move(report)); !s.ok()) return s;
-  const Difference difference = newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again));
+  const Difference difference = how.compared ? newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again)) : Difference();
   if (!(difference.keys < most_difference && difference.values < most_difference))
     return Status::error(Code::model_mismatch,
                          "the cache's newest %" PRIu64 " tokens have keys and values that differ from the model's by %.2f and %.2f: they are of other "

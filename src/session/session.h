@@ -75,9 +75,13 @@ class Session {
   static Status load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
                      const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report reading = {});
-  // Over the pages of a cache that another engine has filled with these tokens, of this model; the newest ones are read again and compared.
-  // document: they are what encode_document() makes of a text. Codes as kv_session_from_cache.
-  static Status adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, bool document,
+  // Over the pages of a cache that another engine has filled with these tokens, of this model; the newest ones are read again. Codes as
+  // kv_session_from_cache.
+  struct Adopted {
+    bool document = false;  // the tokens are what encode_document() makes of a text
+    bool compared = true;   // what is read again has to be what the cache has
+  };
+  static Status adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, Adopted how,
                       const Cancel* cancel, Progress::Report progress, std::unique_ptr<Session>* out);
   Status fork(std::unique_ptr<Session>* out) const;
 

@@ -5,7 +5,7 @@ import math
 import unittest
 
 import tool
-from tool import FIXTURES, MODEL, run
+from tool import FIXTURES, MODEL, OnTerminal, run
 
 REFERENCE = json.loads((FIXTURES / "mini-reference.json").read_text())
 
@@ -66,6 +66,65 @@ class Measuring(tool.InFolder):
         table = self.expect(run(*arguments), 0).stdout
         self.assertRegex(table, r"\n +600 .*full")
         self.assertRegex(table, r"\n +quest")
+
+    def test_bench_makes_up_documents_that_no_model_has_read(self):
+        def bench(*more):
+            return self.expect_json(run("bench", "-m", MODEL, "--json", "--synthetic", "--prompt", 0, "--generate", 4, "--repetitions", 1,
+                                        "--strategy", "full,quest,flat,bounded", "--budget", "1%", *more))
+
+        def attended(report):
+            """What the strategies read of the deepest document, and bounded's estimate of the attention that is there."""
+            told = [speed["stats"] for speed in report["depths"][-1]["decode"]]
+            return [stats["last_tokens_read"] for stats in told] + [told[-1]["last_mass_read"]]
+
+        report = bench("--depth", "0,700,8192", "--mapped", "--folder", self.folder)
+        self.assertEqual((report["document"], report["seed"]), ("synthetic", 1))
+        self.assertEqual([d["depth"] for d in report["depths"]], [0, 700, 8192])
+        deepest = report["depths"][-1]
+        self.assertEqual([speed["strategy"] for speed in deepest["decode"]], ["full", "quest", "flat", "bounded"])
+        for speed in deepest["decode"]:
+            self.assertEqual(speed["stats"]["tokens"], 8192 + 5)
+            self.assertEqual(speed["stats"]["strategy_planned"], speed["strategy"])
+            self.assertLess(speed["stats"]["prefill_tokens"], 130)  # those of the window
+            self.assertGreater(speed["tokens_per_second"]["median"], 0)
+        flat, bounded = (speed["stats"] for speed in deepest["decode"][-2:])
+        self.assertLess(bounded["last_tokens_read"], 0.02 * bounded["last_tokens_present"])
+        self.assertGreater(bounded["last_mass_read"], 0.72)  # 0.85; keys that are all as long have 0.60
+        self.assertLess(flat["last_pages_touched"], 0.6 * flat["last_tokens_read"])  # 0.37: they lie together; of keys without topics 0.81
+        for cost in deepest["mapped"]:
+            self.assertGreater(cost["kv_bytes"], 8000 * 10 * 2 * 2 * 64)
+            self.assertGreater(cost["tokens_per_second"]["median"], 0)
+            self.assertGreater(cost["stats"]["mapped_bytes"], 0)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+        alone = bench("--depth", 8192)
+        self.assertEqual(attended(alone), attended(bench("--depth", 8192)))
+        self.assertNotEqual(attended(alone), attended(bench("--depth", 8192, "--seed", 2)))
+        table = self.expect(run("bench", "-m", MODEL, "--depth", 300, "--synthetic", "--prompt", 16, "--generate", 1, "--repetitions", 1), 0).stdout
+        self.assertIn("synthetic documents: keys and values made up, seed 1\n", table)
+
+    def test_bench_decodes_with_the_index_that_a_strategy_searches(self):
+        report = self.expect_json(run("bench", "-m", MODEL, "--json", "--depth", 3000, "--synthetic", "--prompt", 0, "--generate", 3, "--repetitions", 2,
+                                      "--strategy", "flat,ivf", "--budget", "1%", "--mapped", "--folder", self.folder))
+        flat, ivf = (speed["stats"]["last_keys_scanned"] for speed in report["depths"][0]["decode"])
+        self.assertLess(ivf, 0.5 * flat)
+        self.assertLess(report["depths"][0]["mapped"][1]["stats"]["last_keys_scanned"], 0.5 * report["depths"][0]["mapped"][0]["stats"]["last_keys_scanned"])
+
+    def test_bench_says_before_any_work_what_cannot_be_measured(self):
+        bench = ["bench", "-m", MODEL, "--generate", 8]
+        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 behind", "131,072")
+        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 behind", "131,072")
+        self.expect_error(run(*bench, "--depth", 2 ** 40, "--synthetic"), 2, "131,072")
+        self.expect_error(run(*bench, "--synthetic", "--text", "book.txt"), 2, "--text")
+        self.expect_error(run(*bench, "--synthetic", "--strategy", "full,infllm"), 2, "infllm")
+
+    def test_an_interrupt_ends_the_making_of_a_document(self):
+        making = OnTerminal("bench", "-m", MODEL, "--depth", 130000, "--synthetic", "--prompt", 0, "--mapped", "--folder", self.folder)
+        self.assertTrue(making.read_until("Making up 130,000 tokens"), making.seen)
+        making.interrupt()
+        self.assertEqual(making.finish(), 130)
+        self.assertIn("stopped after ", making.seen)
+        self.assertEqual(list(self.folder.iterdir()), [])
 
 
 tool.main()

@@ -1,5 +1,7 @@
 // A cache that another engine has filled becomes a session. The other engine is here a session in full precision, whose window has every row.
 #include <cmath>
+#include <cstring>
+#include <random>
 
 #include "helpers.h"
 #include "session/bare_cache.h"
@@ -73,7 +75,7 @@ std::unique_ptr<BareCache> fill(const Rows& rows, bool full_precision = false, u
 }
 
 Status adopt(BareCache& cache, std::span<const Token> tokens, std::unique_ptr<Session>* out, SessionOptions o = options()) {
-  return Session::adopt(mini_model(), cache, tokens, o, true, nullptr, {}, out);
+  return Session::adopt(mini_model(), cache, tokens, o, {.document = true}, nullptr, {}, out);
 }
 
 }  // namespace
@@ -131,6 +133,28 @@ TEST_CASE("a document shorter than a window, and one of a token, are taken over 
   }
 }
 
+TEST_CASE("keys and values that were made up are taken over where that is said, and answered from and saved like others") {
+  const std::vector<Token> tokens = document_tokens();
+  const std::span<const Token> some = std::span<const Token>(tokens).first(5000);
+  Rows rows(some);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (float& x : rows.k) x = normal(random);
+  for (float& x : rows.v) x = normal(random);
+  const auto cache = fill(rows);
+  std::unique_ptr<Session> session, loaded;
+  REQUIRE(adopt(*cache, some, &session).code() == Code::model_mismatch);
+  REQUIRE(Session::adopt(mini_model(), *cache, some, options(), {.compared = false}, nullptr, {}, &session).ok());
+  CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
+  const KvStore* given = nullptr;
+  REQUIRE(cache->finish(&given).ok());
+  CHECK(std::memcmp(session->store().pages().page(3, 1, 9).data, given->pages().page(3, 1, 9).data, page_bytes) == 0);
+  TempFolder folder;
+  REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), options(), true, nullptr, {}, &loaded).ok());
+  CHECK(logits_after(loaded.get(), tokens[7]) == logits_after(session.get(), tokens[7]));
+}
+
 TEST_CASE("keys of another model, of other tokens or positions, or with their channels in another order, are refused") {
   const std::vector<Token> tokens = document_tokens();
   const std::span<const Token> some = std::span<const Token>(tokens).first(700);
@@ -180,7 +204,7 @@ TEST_CASE("keys of another model, of other tokens or positions, or with their ch
     CHECK(adopt(*cache, some, &session, o).code() == Code::context_full);
     Cancel cancel;
     cancel.fire();
-    CHECK(Session::adopt(mini_model(), *cache, some, options(), true, &cancel, {}, &session).code() == Code::cancelled);
+    CHECK(Session::adopt(mini_model(), *cache, some, options(), {.document = true}, &cancel, {}, &session).code() == Code::cancelled);
     CHECK(adopt(*cache, some, &session).ok());
     session.reset();
   }

@@ -152,6 +152,8 @@ struct BenchArguments {
   std::vector<std::string> strategies = {"full", "quest"};
   uint32_t repetitions = 3;
   std::string text;       // tokens come from this file; empty: seeded random tokens
+  bool synthetic = false; // what is there before is made up, not read
+  uint64_t seed = 1;      // of what is random
   bool mapped = false;
   std::string folder;     // for the caches of --mapped
 };

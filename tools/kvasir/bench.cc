@@ -43,16 +43,18 @@ void print_speeds(Terminal& terminal, const std::vector<DepthResult>& results, c
   terminal.print(printed("medians of %u; prefill of %s tokens, decode of %s; budget: %s\n", arguments.repetitions,
                          grouped(arguments.prompt).c_str(), grouped(arguments.generate).c_str(),
                          budget_text(arguments.session.budget).c_str()));
+  if (arguments.synthetic) terminal.print(printed("synthetic documents: keys and values made up, seed %llu\n", static_cast<unsigned long long>(arguments.seed)));
 }
 
 void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
-  terminal.print(printed("\n%9s  %-9s %9s  %12s  %10s  %10s  %8s  %10s\n", "depth", "strategy", "load", "first token", "KV",
+  terminal.print(printed("\n%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", "depth", "strategy", "load", "first token", "decode t/s", "KV",
                          "resident", "of KV", "private"));
   for (const DepthResult& result : results)
     for (const MappedCost& cost : result.mapped)
-      terminal.print(printed("%9s  %-9s %9s  %12s  %10s  %10s  %8s  %10s\n", grouped(result.depth).c_str(),
+      terminal.print(printed("%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", grouped(result.depth).c_str(),
                              cost.strategy.c_str(), duration(cost.load_ms.median() / 1e3).c_str(),
-                             duration(cost.first_token_ms.median() / 1e3).c_str(), byte_count(cost.kv_bytes).c_str(),
+                             duration(cost.first_token_ms.median() / 1e3).c_str(),
+                             cost.tokens_per_second.values.empty() ? "-" : rate(cost.tokens_per_second.median()).c_str(), byte_count(cost.kv_bytes).c_str(),
                              byte_count(cost.resident_bytes).c_str(),
                              percent(static_cast<double>(cost.resident_bytes), static_cast<double>(cost.kv_bytes)).c_str(),
                              byte_count(cost.stats.value("private_bytes", uint64_t{0})).c_str()));
@@ -79,6 +81,7 @@ Json depth_json(const DepthResult& result, const DepthResult& shallowest) {
     json["mapped"].push_back({{"strategy", cost.strategy},
                               {"load_ms", samples_json(cost.load_ms)},
                               {"first_token_ms", samples_json(cost.first_token_ms)},
+                              {"tokens_per_second", samples_json(cost.tokens_per_second)},
                               {"kv_bytes", cost.kv_bytes},
                               {"resident_bytes", cost.resident_bytes},
                               {"stats", cost.stats}});
@@ -98,7 +101,22 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"budget_fraction", session.budget.fraction},
           {"dense_layers", session.dense_layers ? Json(*session.dense_layers) : Json(nullptr)},
           {"filter_layers", session.filter_layers},
+          {"document", arguments.synthetic ? "synthetic" : "read"},
+          {"seed", arguments.seed},
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
+}
+
+// Known before minutes are spent.
+void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
+  const uint64_t context = arguments.session.context ? arguments.session.context : model.info.context;
+  const uint64_t deepest = arguments.depths.back(), more = std::max(arguments.prompt, arguments.generate + 1);
+  if (deepest > context || more > context - deepest)
+    throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " + grouped(more) + " behind them are more than the context of " +
+                                  grouped(context));
+  if (arguments.synthetic && !arguments.text.empty())
+    throw Failure(exit_usage, "--synthetic makes up what is there before: --text would be read");
+  if (arguments.synthetic && std::count(arguments.strategies.begin(), arguments.strategies.end(), "infllm"))
+    throw Failure(exit_usage, "infllm chooses by the queries of all that was read: --synthetic has none");
 }
 
 }  // namespace
@@ -112,6 +130,7 @@ void run_bench(Context& context, const BenchArguments& given) {
   kv_error error{};
   model.info.struct_size = sizeof model.info;
   check(kv_model_info(model.model.get(), &model.info, &error), error);
+  expect_possible(model, arguments);
   arguments.session = with_calibration(context, arguments.model, model.model.get(), arguments.session, arguments.strategies);
   context.result = header_json(model, arguments);
 

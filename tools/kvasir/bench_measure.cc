@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <random>
+#include <span>
 
 #include "failure.h"
 #include "strategies.h"
+#include "synthetic.h"
 #include "system.h"
 #include "words.h"
 
@@ -46,6 +49,7 @@ class Bench {
   Bench(Context& context, const BenchModel& model, const BenchArguments& arguments)
       : context_(context), model_(model), arguments_(arguments) {
     make_tokens();
+    if (arguments_.synthetic) synthetic_ = std::make_unique<SyntheticDocument>(context_, model_.info, arguments_.session, arguments_.seed);
     base_ = open_session(context_, model_.model.get(), arguments_.session);
   }
 
@@ -59,6 +63,7 @@ class Bench {
   double decode(kv_session* session, uint64_t count);
   Session fork(kv_session* session);
   void choose(kv_session* session, const std::string& strategy);
+  void prepare(const std::string& strategy);
   DepthResult at_depth(uint64_t depth);
   void measure_prefill(DepthResult& result);
   void measure_decode(DepthResult& result, DecodeSpeed& speed);
@@ -70,6 +75,7 @@ class Bench {
   const BenchModel& model_;
   const BenchArguments& arguments_;
   std::vector<int32_t> tokens_;  // [deepest + prompt]
+  std::unique_ptr<SyntheticDocument> synthetic_;  // null: the timeline is read
   Session base_;
   uint64_t depth_ = 0;  // tokens in base_
 };
@@ -77,7 +83,7 @@ class Bench {
 void Bench::make_tokens() {
   const uint64_t count = arguments_.depths.back() + std::max<uint64_t>(arguments_.prompt, 1);
   if (arguments_.text.empty()) {
-    std::mt19937 random(1);
+    std::mt19937_64 random(arguments_.seed);
     std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(model_.info.vocabulary) - 1);
     tokens_.resize(count);
     for (int32_t& token : tokens_) token = any(random);
@@ -123,6 +129,15 @@ void Bench::choose(kv_session* session, const std::string& strategy) {
   check(kv_session_set_strategy(session, strategy.c_str(), budget.tokens, budget.fraction, &error), error);
 }
 
+// Makes what the strategy needs beside keys and values, for all forks and the saved file: tokens alone (kv_next) make no index.
+void Bench::prepare(const std::string& strategy) {
+  choose(base_.get(), strategy);
+  Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
+  const kv_call_options options = call_options(context_, &progress);
+  kv_error error{};
+  check(kv_prepare(base_.get(), &options, &error), error);
+}
+
 void Bench::doing(uint64_t depth, const std::string& what) {
   context_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
 }
@@ -137,6 +152,12 @@ void Bench::warm_up() {
 
 void Bench::grow_to(uint64_t depth) {
   if (depth == depth_) return;
+  if (synthetic_) {
+    synthetic_->grow_to(depth);
+    base_ = synthetic_->open(model_.model.get(), std::span(tokens_).first(depth));
+    depth_ = depth;
+    return;
+  }
   Progress progress(context_.terminal, "Reading to " + grouped(depth), Unit::tokens, depth_);
   prefill(base_.get(), depth_, depth - depth_, &progress);
   depth_ = depth;
@@ -165,6 +186,8 @@ DepthResult Bench::at_depth(uint64_t depth) {
   DepthResult result;
   result.depth = depth;
   for (const std::string& strategy : arguments_.strategies) result.decode.push_back({strategy, {}, {}});
+  for (const DecodeSpeed& speed : result.decode)
+    if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped)) prepare(speed.strategy);
   // Strategies take turns, so that a change in the machine's mood meets all of them.
   for (uint32_t repetition = 0; repetition < arguments_.repetitions; ++repetition) {
     if (arguments_.prompt > 0) measure_prefill(result);
@@ -178,6 +201,7 @@ DepthResult Bench::at_depth(uint64_t depth) {
 std::vector<MappedCost> Bench::mapped(uint64_t depth) {
   const TemporaryFile file(arguments_.folder + "/kvasir-bench-" + std::to_string(system::process_number()) + ".kv");
   save(context_, base_.get(), file.path());
+  if (depth == arguments_.depths.back()) base_.reset(), synthetic_.reset();  // memory for the file alone
   std::vector<MappedCost> costs;
   for (const std::string& strategy : arguments_.strategies) {
     MappedCost cost;
@@ -213,6 +237,8 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
 
   cost.resident_bytes = resident_bytes_of(path).value_or(0);
   cost.stats = stats_of(session.get());
+  if (arguments_.generate > 0)
+    cost.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) / decode(session.get(), arguments_.generate));
   kv_file_information info{};
   info.struct_size = sizeof info;
   check(kv_file_inspect(path.c_str(), &info, &error), error);

@@ -24,6 +24,7 @@ struct MappedCost {
   std::string strategy;
   Samples load_ms;
   Samples first_token_ms;  // of an answer to a short question, right after loading
+  Samples tokens_per_second;  // of what follows
   uint64_t kv_bytes = 0;        // in the file
   uint64_t resident_bytes = 0;  // of the file's mapping, at the end of the answer
   Json stats;                   // after the last repetition
@@ -41,7 +42,7 @@ struct BenchModel {
   kv_model_information info{};
 };
 
-// Depths come sorted; a timeline grows through them, and every measurement is made on a fork of it.
+// Depths come sorted; a timeline grows through them, read or made up, and every measurement is made on a fork of it.
 std::vector<DepthResult> measure(Context& context, const BenchModel& model, const BenchArguments& arguments);
 
 // Resident bytes of this process's mappings of a file; nothing where the system does not tell.

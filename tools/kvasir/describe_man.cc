@@ -7,7 +7,7 @@
 namespace tool {
 namespace {
 
-constexpr char changed_on[] = "2026-11-22";  // the day on which what this file says was last changed
+constexpr char changed_on[] = "2026-11-23";  // the day on which what this file says was last changed
 
 std::string escaped(const std::string& text) {
   std::string out;

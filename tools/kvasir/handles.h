@@ -11,12 +11,14 @@ struct Closer {
   void operator()(kv_model* model) const { kv_close(model); }
   void operator()(kv_session* session) const { kv_session_close(session); }
   void operator()(kv_cancel* cancel) const { kv_cancel_release(cancel); }
+  void operator()(kv_cache* cache) const { kv_cache_close(cache); }
   void operator()(kv_library* library) const { kv_library_close(library); }
 };
 
 using Model = std::unique_ptr<kv_model, Closer>;
 using Session = std::unique_ptr<kv_session, Closer>;
 using Cancel = std::unique_ptr<kv_cancel, Closer>;
+using Cache = std::unique_ptr<kv_cache, Closer>;
 using Library = std::unique_ptr<kv_library, Closer>;
 
 }  // namespace tool

@@ -18,6 +18,9 @@ class Interrupt {
   // Makes the next Ctrl-C a first one again.
   void arm();
 
+  // Whether Ctrl-C was pressed since then.
+  bool fired() const;
+
   // Waits until standard input has something to read, or its end. False when Ctrl-C was pressed since arm(), also before the wait.
   bool wait_for_input();
 

@@ -46,6 +46,8 @@ void Interrupt::arm() {
   sigaction(SIGINT, &action, nullptr);
 }
 
+bool Interrupt::fired() const { return interrupted != 0; }
+
 bool Interrupt::wait_for_input() {
   // The signal is held back between the look and the wait, and let in by the wait itself: otherwise it could come just before, and
   // the wait would not know.

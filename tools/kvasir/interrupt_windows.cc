@@ -46,7 +46,9 @@ void Interrupt::arm() {
   interrupted = false;
 }
 
+bool Interrupt::fired() const { return interrupted; }
+
 // Nothing is waited for: reading from the console ends by itself at a Ctrl-C.
-bool Interrupt::wait_for_input() { return !interrupted; }
+bool Interrupt::wait_for_input() { return !fired(); }
 
 }  // namespace tool
