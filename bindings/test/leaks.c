@@ -12,7 +12,7 @@
 static const char text[] = "The tower has a gate. The access code of the north gate is 4821907. It is closed at night.";
 static const char question[] = "What is the access code of the north gate?";
 static const char code[] = "4821907";
-enum { MOST_GROWTH = 4 << 20 /* bytes: what allocators keep for a while; a leak of 5 kB a cycle is more in 1,000 */ };
+enum { MOST_GROWTH = 6 << 20 /* bytes: what allocators keep for a while; a leak of 7 kB a cycle is more in 1,000 */ };
 
 static int32_t keep(const char *part, size_t size, void *user) {
   strncat(user, part, size < 255 - strlen(user) ? size : 255 - strlen(user));
