@@ -172,7 +172,7 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& o) noexcept { swap(o); }
   DeviceBuffer& operator=(DeviceBuffer&& o) noexcept { return swap(o), *this; }
-  ~DeviceBuffer() {
+  [[gnu::noinline]] ~DeviceBuffer() {  // there are many of them together
     if (data_) device_->release(data_, bytes_);
   }
   // As Device::allocate(); it is empty where that fails.
