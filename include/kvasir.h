@@ -150,9 +150,9 @@ typedef struct kv_model_options {
    *   NULL, "cpu"        on the processor, from the mapped file
    *   "cuda", "cuda:1"   the first NVIDIA GPU, or that one, has a copy of the first layers, as many as fit, and of the output; sessions of the model
    *                      compute these there
-   *   "cuda:0,cuda:1"    several (any list; one may be named twice), or "cuda:all", those that are new enough: the layers are split over them in this
+   *   "cuda:0,cuda:1"    several (any list; one may be named twice), or "cuda:all", those that are new enough and can be opened: the layers are split over them in this
    *                      order, by the memory that each may take. One works while the others wait: they are for models that do not fit one
-   *   "auto"             a GPU that has room for the whole model, or all of them where none has; where there is none that has room for a layer, the
+   *   "auto"             the GPU with the most room, where the whole model fits, or all of them; where there is none that has room for a layer, the
    *                      processor. kv_stats says which and why ("device": "cuda:0", "cpu"; "device_because"), and so does log, at KV_LOG_INFO
    * But for "auto", KV_NOT_FOUND without such a GPU or a driver, KV_UNSUPPORTED where the library was built without CUDA.
    * Keys and values stay in the processor's memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the
@@ -162,7 +162,7 @@ typedef struct kv_model_options {
    * certificates, separate heads and traced answers are attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or
    * which one did not) and why, how many layers and bytes there are, as sums and, under "devices", of each GPU. */
   const char *device;
-  /* Bytes of each GPU's memory that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
+  /* Bytes of each GPU's memory, as often as it is named, that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
    * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */
   uint64_t device_memory;
 } kv_model_options;
@@ -356,7 +356,7 @@ KV_API kv_status kv_session_set_strategy(kv_session *session, const char *strate
 /* Of a call that takes long. */
 typedef struct kv_call_options {
   uint32_t struct_size;
-  uint32_t flags;           /* kv_prefill: KV_TOKENIZE_SPECIAL; kv_file_verify and others: 0 */
+  uint32_t flags;           /* kv_prefill: KV_TOKENIZE_SPECIAL; those that kv_file_verify and kv_session_from_cache name; others: 0 */
   kv_cancel *cancel;        /* NULL: cannot be cancelled but by the callback */
   kv_progress_fn progress;  /* NULL: none */
   void *progress_user;
@@ -799,16 +799,17 @@ KV_API kv_status kv_cache_save(kv_cache *cache, const char *path, const kv_call_
 KV_API kv_status kv_cache_load(const kv_cache_shape *shape, const char *path, const kv_cache_options *cache_options,
                                const kv_call_options *options, kv_cache **out, kv_error *error);
 
-#define KV_CACHE_UNCHECKED 32u /* for measurement: keys and values may be made up, and are not compared with the model's */
+#define KV_CACHE_UNCHECKED 32u /* kv_session_from_cache does not compare; see there */
 
 /* A session over what is in the cache: a document that another engine has read, also on other machines (kv_cache_save, kv_cache_load), is asked by
  * the model at home, and saved by kv_save like any other. tokens: the cache's, from the first on; count: as many as it holds. options->flags:
  * KV_TOKENIZE_DOCUMENT, where they are what kv_tokenize made with it, so that questions get the chat format's turns; otherwise the session is as
- * after kv_prefill_tokens; KV_CACHE_UNCHECKED. Keys are those of the model's own file: after RoPE, with the file's order of channels, in which files of the
+ * after kv_prefill_tokens. Keys are those of the model's own file: after RoPE, with the file's order of channels, in which files of the
  * architecture "llama" interleave the two halves that engines of other formats rotate (channel i of half h is channel 2 i + h).
  * Pages are shared with the cache, which stays as it is. What is not sealed, at most window and a page of tokens, is read again by the model, with
  * progress (KV_PHASE_PREFILL) and cancel: what strategies learn from reading comes from there. It is compared with what the cache has: weights of
- * another precision pass, keys of another model, of other positions or in another order do not (KV_MODEL_MISMATCH). window and kv_type are the cache's.
+ * another precision pass, keys of another model, of other positions or in another order do not (KV_MODEL_MISMATCH). With KV_CACHE_UNCHECKED
+ * it is not compared, so that keys and values may be made up, to measure with: nothing tells such a session, or its file, from one of a text. window and kv_type are the cache's.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (a step is not complete), KV_MODEL_MISMATCH, KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT (memory_budget), KV_CORRUPT
  * (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY: the cache is as it was. */
 KV_API kv_status kv_session_from_cache(kv_model *model, kv_cache *cache, const int32_t *tokens, size_t count,

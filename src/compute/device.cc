@@ -50,8 +50,9 @@ struct Sharing {
   std::mutex mutex;
   std::vector<Shared> memory;
 };
+// Never destroyed: a program may close its last session when it exits.
 Sharing& sharing() {
-  static Sharing shared;
+  static Sharing& shared = *new Sharing;
   return shared;
 }
 
@@ -64,8 +65,8 @@ Device::~Device() {
 Status Device::find(const std::string& name, std::vector<int>* out) {
   std::vector<int> asked;
   if (!parse(name, &asked))
-    return Status::error(Code::bad_argument, "device '%.40s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a list as \"cuda:0,cuda:1\", or \"cuda:all\"",
-                         name.c_str());
+    return Status::error(Code::bad_argument,
+                         "device '%.40s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a list as \"cuda:0,cuda:1\", or \"cuda:all\"", name.c_str());
   const DeviceKernels* kernels = cuda_kernels();
   const char* text = name.c_str();
   if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", text);

@@ -166,23 +166,24 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
   if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
   const Sizes sizes(weights, config, rope_dim, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
-  const bool choose = options.name == "auto";
+  const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";
   Status missing;
   for (const int index : indexes) {
     std::shared_ptr<Device> device;
     Status s = Device::open(index, options.budget, static_cast<uint32_t>(std::count(indexes.begin(), indexes.end(), index)), &device);
-    if (!s.ok() && !choose) return s;
+    if (!s.ok() && !optional) return s;
     if (!s.ok()) {
       missing = std::move(s);
       continue;
     }
     devices.push_back(std::move(device));
-    if (const uint64_t room = sizes.room(*devices.back()); choose && split_layers(sizes.layers, sizes.output, {&room, 1}).output) {
-      devices = {devices.back()};
-      break;
-    }
   }
   if (devices.empty()) return missing;
+  if (choose) {  // the one with the most room, where that is enough: sessions' attention wants some too
+    const auto by_room = [&](const auto& a, const auto& b) { return sizes.room(*a) < sizes.room(*b); };
+    const std::shared_ptr<Device> largest = *std::max_element(devices.begin(), devices.end(), by_room);
+    if (const uint64_t room = sizes.room(*largest); split_layers(sizes.layers, sizes.output, {&room, 1}).output) devices = {largest};
+  }
 
   missing = Status::error(Code::no_memory, "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64 " and the workspace %" PRIu64,
                           devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.beside);

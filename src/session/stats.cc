@@ -1,4 +1,4 @@
-// What a session says of itself, as JSON. All names and texts are the library's own constants, so nothing needs escaping.
+// What a session says of itself, as JSON. All names and texts are the library's own, but for what a driver says.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
@@ -86,7 +86,10 @@ std::string compared_json(const Comparison& comparison) {
   return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
 }
 
-std::string quoted(const std::string& text) { return "\"" + text + "\""; }
+std::string quoted(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == '"' || c == '\\'; }, '\'');
+  return "\"" + text + "\"";
+}
 
 // Where the model is computed: sums over its devices, then each of them.
 void add_devices(const Model& model, const Forward& forward, Json* json) {

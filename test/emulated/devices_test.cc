@@ -1,4 +1,6 @@
 // What GPUs do that no machine's do on demand: they fail, are full, too old or not there. Those of emulated.h do.
+#include <thread>
+
 #include "../session/device_helpers.h"
 #include "emulated.h"
 
@@ -157,6 +159,24 @@ TEST_CASE("where others have taken what was free while weights came, the next de
   CHECK(devices[1].has_output());
   auto one = load(device_model(), read_file(), bounded_options(200)), two = load(model, read_file(), bounded_options(200));
   CHECK(continue_with(two.get(), 6) == continue_with(one.get(), 6));
+}
+
+TEST_CASE("forks of a document answer on two devices at once, from threads of their own, as one after the other") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
+  auto first = load(model, read_file(), bounded_options(100));
+  std::unique_ptr<Session> forks[3];
+  std::vector<Token> answers[3];
+  for (auto& fork : forks) REQUIRE(first->fork(&fork).ok());
+  const std::vector<Token> expected = continue_with(first.get(), 5);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&, i] {
+      answers[i] = continue_with(forks[i].get(), 5);
+      forks[i].reset();
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<Token>& answer : answers) CHECK(answer == expected);
 }
 
 TEST_CASE("memory that devices read is shared once for all of them, and given back when the text is") {

@@ -29,7 +29,7 @@ struct Outcome {
 };
 
 // A model is opened, a file is loaded, asked and forked, the fork reads on and is asked.
-Outcome use_device(const std::string& file, std::span<const Token> tokens) {
+Outcome use_device(const char* device, const std::string& file, std::span<const Token> tokens) {
   Outcome out;
   const auto ok = [&](Status s) {
     const bool fine = s.ok();
@@ -41,7 +41,7 @@ Outcome use_device(const std::string& file, std::span<const Token> tokens) {
     if (!ok(session->score(tokens.first(4), scores->data(), nullptr, {}))) scores->clear();
   };
   std::shared_ptr<const Model> model;
-  if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {"cuda", 0}))) return out;
+  if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}))) return out;
   std::unique_ptr<Session> session, fork;
   if (!ok(Session::load(model, file, options(), false, nullptr, {}, &session))) return out;
   score(session.get(), &out.of_file);
@@ -71,7 +71,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-TEST_CASE("every call of a device fails once, for want of memory and for good: errors say so, the text stays, nothing is left behind") {
+TEST_CASE("every call of one device, and of two, fails once, for want of memory and for good: errors say so, the text stays, nothing is left behind") {
   TempFolder folder;
   const std::string file = folder.file("read.kv");
   const auto tokens = book_tokens(1100);
@@ -81,8 +81,11 @@ TEST_CASE("every call of a device fails once, for want of memory and for good: e
     REQUIRE(session->save(file, nullptr, {}).ok());
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
+  std::string device;
+  SUBCASE("one") { device = "cuda"; }
+  SUBCASE("two") { device = "cuda:0,cuda:1"; }
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
-  const Outcome expected = use_device(file, next);
+  const Outcome expected = use_device(device.c_str(), file, next);
   REQUIRE(expected.failed.empty());
   const uint64_t calls = emulated::machine().calls.load() - begin;
   CHECK(emulated::machine().held.load() == held);
@@ -93,11 +96,11 @@ TEST_CASE("every call of a device fails once, for want of memory and for good: e
       CAPTURE(at);
       emulated::machine().fails_with = error;
       emulated::machine().fails_at = emulated::machine().calls + at;
-      const Outcome outcome = use_device(file, next);
+      const Outcome outcome = use_device(device.c_str(), file, next);
       emulated::machine().fails_at = 0;
       ++cases;
       for (const Status& s : outcome.failed) {
-        const bool is_found_out = at <= 2 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
+        const bool is_found_out = at <= 3 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
         CHECK_MESSAGE((is_found_out || s.code() == (error == emulated::lost ? Code::device : Code::no_memory)), s.message());
         CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos, s.message());
       }

@@ -105,8 +105,8 @@ TEST_CASE("layers are split over devices by the room that each has, and those th
 
 TEST_CASE("lists of devices that are not lists, or name what is not there, are refused") {
   std::shared_ptr<const Model> model;
-  for (const char* name : {"cuda:0,", ",cuda:0", "cuda:0,,cuda:0", "cuda:0,cpu", "cpu,cuda:0", "cuda:0 ,cuda:0", "cuda:0;cuda:0", "cuda:all,cuda:0", "cuda:0,cuda:all",
-                           "cuda:0,auto", "auto,cuda:0", "cuda:all,", "all", "AUTO"})
+  for (const char* name : {"cuda:0,", ",cuda:0", "cuda:0,,cuda:0", "cuda:0,cpu", "cpu,cuda:0", "cuda:0 ,cuda:0", "cuda:0;cuda:0", "cuda:all,cuda:0",
+                           "cuda:0,cuda:all", "cuda:0,auto", "auto,cuda:0", "cuda:all,", "all", "AUTO"})
     CHECK_MESSAGE(open_on(name, 0, &model).code() == Code::bad_argument, name);
   for (const char* name : {"cuda:99", "cuda:0,cuda:99", "cuda:99,cuda:0"}) {
     const Status s = open_on(name, 0, &model);
@@ -123,7 +123,7 @@ TEST_CASE("a device that is chosen is a GPU where there is one, and otherwise th
   REQUIRE_MESSAGE(s.ok(), s.message());
   auto session = open_session(model);
   if (device_model()) {
-    CHECK(model->device_names() == "cuda:0");
+    CHECK(model->device_names().rfind("cuda:", 0) == 0);
     CHECK(model->device_weights().front().has_output());
     CHECK(says(*session, "\"device\":\"cuda:0\""));
     CHECK_FALSE(says(*session, "device_because"));

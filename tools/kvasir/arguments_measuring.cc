@@ -19,8 +19,8 @@ void add_bench(Grammar& grammar) {
   count<uint32_t>(command, "--repetitions", &a->repetitions, 1, 1000, "Measurements of which the median is told [3]");
   add_reading(command, &a->session);
   text(command, "--text", &a->text, "FILE", "Tokens of this text, over and over, instead of random ones");
-  flag(command, "--synthetic", &a->synthetic, "Make up the keys and values of the tokens that are there before, instead of reading them: any depth in seconds "
-       "or minutes, of any model");
+  flag(command, "--synthetic", &a->synthetic, "Make up the keys and values of the tokens that are there before, instead of reading them: seconds or "
+       "minutes, whatever the depth");
   count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX, "The same seed gives the same tokens, keys and values [1]");
   flag(command, "--mapped", &a->mapped, "Measure also loading and answering from a saved file, and its memory");
   a->folder = ".";
@@ -30,11 +30,11 @@ void add_bench(Grammar& grammar) {
       "smallest depth.\n\n"
       "Made-up keys lie in clusters about a mean of each head, a few of them further out, and are sealed, summed up and saved\n"
       "as those that are read are. They tell what an answer takes in time and memory, of models with random weights too; how\n"
-      "much a strategy finds worth reading depends on the document.\n\n"
+      "much a strategy finds worth reading depends on the document. A depth is at most what the model's context leaves.\n\n"
       "Examples:\n"
       "  kvasir bench -m model.gguf --depth 0,8192,32768 --prompt 512 --generate 32 --strategy full,quest --budget 2%\n"
-      "  kvasir bench -m model.gguf --depth 131072 --budget 2048 --dense-layers 0 --mapped --json\n"
-      "  kvasir bench -m model.gguf --depth 131072,524288 --synthetic --prompt 0 --strategy full,bounded --device cuda");
+      "  kvasir bench -m model.gguf --depth 100000 --budget 2048 --dense-layers 0 --mapped --json\n"
+      "  kvasir bench -m model.gguf --depth 8192,120000 --synthetic --prompt 0 --strategy full,bounded --device cuda");
 }
 
 void add_eval(Grammar& grammar) {

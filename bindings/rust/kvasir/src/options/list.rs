@@ -12,8 +12,9 @@ options! {
             /// Not set: recognised from the file's template; or one of "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3",
             /// "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2", "zephyr".
             chat_format,
-            /// Where the weights are multiplied: "cpu" (the default), or an NVIDIA GPU as "cuda", "cuda:1". `Error::NotFound` without such a GPU,
-            /// `Error::Unsupported` where the library was built without CUDA.
+            /// Where the weights are multiplied: "cpu" (the default); "cuda", "cuda:1": an NVIDIA GPU, of as many layers as fit into its memory;
+            /// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the processor. But
+            /// for that, `Error::NotFound` without such a GPU or a driver, `Error::Unsupported` where the library was built without CUDA.
             device,
         }
         callbacks { log }
