@@ -28,7 +28,7 @@ int main(int count, char **values) {
   if (kv_open(values[1], NULL, &model, &error) || kv_load(model, values[2], &so, NULL, &session, &error)) return puts(error.message), 1;
   while (fgets(line, sizeof line, stdin)) {
     kv_generate_options go; kv_answer answer = {sizeof answer}; size_t bytes = 0; struct timespec begin, end;
-    kv_generate_options_init(&go, sizeof go); go.max_tokens = 256; go.temperature = 3; go.seed = 5;
+    kv_generate_options_init(&go, sizeof go); go.max_tokens = 256; go.temperature = 4; go.seed = 1;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
     if (kv_generate(session, line, strcspn(line, "\n"), &go, take, &bytes, &answer, &error)) return puts(error.message), 1;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
@@ -67,7 +67,7 @@ def compare(c, session, rounds):
         size, nanoseconds, tokens = map(int, c.stdout.readline().split())
         pieces = []
         begin = time.process_time_ns()
-        answer = session.generate("Tell me all of it.", lambda piece: pieces.append(piece), max_tokens=TOKENS, temperature=3, seed=5)
+        answer = session.generate("Tell me all of it.", lambda piece: pieces.append(piece), max_tokens=TOKENS, temperature=4, seed=1)
         spent = time.process_time_ns() - begin
         assert (len(answer.text.encode()), answer.answer_tokens) == (size, tokens), "another answer"
         if i:  # the first one reads the file

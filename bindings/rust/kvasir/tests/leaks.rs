@@ -46,7 +46,7 @@ fn cycles(count: usize) {
     session.prefill(TEXT).unwrap();
     session.save(&document).unwrap();
     drop(session);
-    let mut measure = || {
+    let measure = || {
         cycle(&gguf, &document);
         resident()
     };
@@ -57,7 +57,10 @@ fn cycles(count: usize) {
     std::fs::remove_file(&document).unwrap();
     let least = |part: &[u64]| part.iter().min().copied().unwrap();
     let (before, after) = (least(&seen[count / 10..count / 5]), least(&seen[count - count / 10..]));
-    println!("{count} cycles: at least {before} bytes resident after the first tenth, {after} in the last; {files} and {} open files", open_files());
+    println!(
+        "{count} cycles: at least {before} bytes resident after the first tenth, {after} in the last; {files} and {} open files",
+        open_files()
+    );
     // What allocators keep for a while; a leak of 7 kB a cycle is more in 1,000.
     assert!(after < before + (6 << 20), "{} bytes a cycle", (after - before) / (count as u64 * 9 / 10));
     assert_eq!(files, open_files(), "open files");
