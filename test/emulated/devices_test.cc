@@ -59,6 +59,7 @@ TEST_CASE("devices that are too old or not there: named they are an error, of al
     CHECK(open_on("cuda:1,cuda:0", 0, &model).code() == Code::not_found);
     REQUIRE(open_on("cuda:all", 0, &model).ok());
     CHECK(model->device_names() == "cuda:1,cuda:2");
+    Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
     REQUIRE(open_on("auto", 0, &model).ok());
     CHECK(model->device_names() == "cuda:1");
     Changed second(emulated::machine().capability[1], 7), third(emulated::machine().capability[2], 7);
@@ -78,7 +79,7 @@ TEST_CASE("a device is chosen that all of the model fits on; where it fits none,
   REQUIRE(device_model());
   uint64_t opened[emulated::Machine::most];
   for (int i = 0; i < emulated::Machine::most; ++i) opened[i] = emulated::machine().opened[i];
-  Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20);
+  Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20), more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cuda:1");
   model.reset();

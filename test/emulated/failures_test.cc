@@ -91,7 +91,7 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
   CHECK(emulated::machine().held.load() == held);
   uint32_t cases = 0, told = 0, unnoticed = 0;
   for (const int error : {emulated::out_of_memory, emulated::lost}) {
-    for (uint64_t at = 1; at <= calls; at += at < 50 ? 1 : std::max<uint64_t>(1, calls / 40)) {
+    for (uint64_t at = 1; at <= calls; at += at < 30 ? 1 : std::max<uint64_t>(1, calls / 30)) {
       CAPTURE(error);
       CAPTURE(at);
       emulated::machine().fails_with = error;

@@ -46,7 +46,7 @@ class Memory {
  public:
   explicit Memory(std::size_t n) : n_(n), host_(n) {
     OK(ops().allocate(gpu()->context, bytes(), &memory_));
-    OK(ops().upload(stream(), memory_, host_.data() - guard / sizeof(T), bytes()));
+    OK(ops().upload(stream(), memory_, reinterpret_cast<std::byte*>(host_.data()) - guard, bytes()));
     OK(ops().wait(stream()));
   }
   Memory(const T* from, std::size_t n) : Memory(n) { put(from); }
@@ -61,7 +61,7 @@ class Memory {
   T* data() { return reinterpret_cast<T*>(static_cast<std::byte*>(memory_) + guard); }
   // What is there now; nothing was written around it.
   const Guarded<T>& get() {
-    OK(ops().download(stream(), host_.data() - guard / sizeof(T), memory_, bytes()));
+    OK(ops().download(stream(), reinterpret_cast<std::byte*>(host_.data()) - guard, memory_, bytes()));
     OK(ops().wait(stream()));
     CHECK(host_.guards_intact());
     return host_;
