@@ -188,10 +188,12 @@ int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t*
 }
 
 int unshare_host(DeviceContext* c, const void* memory) {
-  const std::lock_guard lock(host_mutex);
-  if (shared_memory.erase(number(memory)) == 0) return refused;
+  {
+    const std::lock_guard lock(host_mutex);
+    if (shared_memory.erase(number(memory)) == 0) return refused;
+  }
   --machine().held, --machine().shared;
-  const std::lock_guard of_context(c->mutex);
+  const std::lock_guard lock(c->mutex);
   return c->is_lost ? lost : 0;
 }
 
@@ -315,9 +317,11 @@ const std::byte* followed(DeviceContext* c, uint64_t seen, std::size_t size) {
   const auto at = static_cast<uintptr_t>(seen & ~seen_bits);
   const auto* memory = reinterpret_cast<const std::byte*>(at);
   if (at == seen && is_host_memory(memory, size)) return memory;
-  const std::lock_guard lock(c->mutex);
-  if (at == seen && holds(c->memory, at, size)) return memory;
-  const std::lock_guard of_host(host_mutex);
+  {
+    const std::lock_guard lock(c->mutex);
+    if (at == seen && holds(c->memory, at, size)) return memory;
+  }
+  const std::lock_guard lock(host_mutex);
   return seen == seen_by(c, at) && holds(shared_memory, at, size) ? memory : nullptr;
 }
 
