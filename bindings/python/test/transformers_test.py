@@ -36,6 +36,28 @@ except kvasir.Error:
 dist.destroy_process_group()
 """
 
+# Two processes with half of the trained model's heads each; what they have read becomes a session's file.
+SESSION_WORKER = """
+import pathlib, sys, torch, torch.distributed as dist, transformers, kvasir, kvasir.transformers as kt
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+weights = pathlib.Path(sys.argv[1])
+model = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32).eval()
+tokens = torch.load(sys.argv[2])
+cache = transformers.DynamicCache(config=model.config)
+kt.prefill(model, tokens, cache)
+head = dist.get_rank()
+for layer in cache.layers:
+    layer.keys, layer.values = layer.keys[:, head : head + 1], layer.values[:, head : head + 1]
+with kvasir.Model(weights) as home:
+    kt.save_session(model, cache, tokens, home, sys.argv[3])
+    try:
+        kt.save_session(model, cache, tokens.flip(1), home, sys.argv[3] + ".other")
+    except kvasir.ModelMismatch:
+        print("refused in rank", dist.get_rank(), flush=True)
+dist.destroy_process_group()
+"""
+
 
 def made(**changes):
     config = transformers.LlamaConfig(**{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -121,16 +143,19 @@ class Transformers(unittest.TestCase):
         model.set_attn_implementation("kvasir")
         self.assertEqual(len(answer(model, self.tokens, cache)), 24)
 
+    def in_two_processes(self, program, *values):
+        worker = self.folder / "worker.py"
+        worker.write_text(program, encoding="utf-8")
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", worker, *values],
+                              capture_output=True, text=True, timeout=800, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertEqual(done.stdout.count("refused in rank"), 2, done.stdout)
+
     def test_two_processes_read_and_one_answers(self):
         weights, file = self.folder / "model", self.folder / "read.kv"
         made().save_pretrained(weights)
         torch.save(self.tokens[:, :-1], weights / "ids.pt")
-        worker = self.folder / "worker.py"
-        worker.write_text(WORKER, encoding="utf-8")
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", worker, weights, file],
-                              capture_output=True, text=True, timeout=800, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        self.assertEqual(done.stdout.count("refused in rank"), 2, done.stdout)
+        self.in_two_processes(WORKER, weights, file)
         self.assertEqual(kvasir.inspect(file).kv_heads, 2)
         kvasir.verify(file)
         identity = kt.identity_of(weights)
@@ -160,6 +185,15 @@ class Transformers(unittest.TestCase):
                 layer.keys = kt._interleaved(layer.keys[0].transpose(0, 1)).transpose(0, 1)[None]
             with self.assertRaises(kvasir.ModelMismatch):  # channels in an order that is nobody's
                 kt.save_session(there, cache, tokens, home, file)
+
+    @unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers reads GGUF files by the package gguf")
+    def test_what_two_processes_have_read_is_asked_by_the_library_itself(self):
+        ids_file, file = self.folder / "ids.pt", self.folder / "read.kv"
+        with kvasir.Model(support.MODEL) as home:
+            torch.save(torch.from_numpy(home.tokenize(support.document(3000), document=True).astype("int64"))[None], ids_file)
+            self.in_two_processes(SESSION_WORKER, support.MODEL, ids_file, file)
+            with home.load(file, verify=True) as session:
+                self.assertIn("4821907", session.generate(support.QUESTION).text)
 
 
 unittest.main()
