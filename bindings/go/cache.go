@@ -292,20 +292,10 @@ func (m *Model) SessionFromCache(ctx context.Context, cache *Cache, tokens []int
 	}
 	var memory memory
 	defer memory.free()
-	s = &Session{}
-	o, err := s.options(options, &memory)
-	if err != nil {
-		return nil, err
-	}
-	c, err := begin(ctx, nil, from.Progress)
-	if err != nil {
-		s.forget()
-		return nil, err
-	}
-	ids := (*C.int32_t)(unsafe.SliceData(tokens))
-	status := C.kv_session_from_cache(m.ptr, cache.ptr, ids, C.size_t(len(tokens)), o, c.options(flags), &s.ptr, &c.e)
-	s.inherit(&m.handle)
-	return s.adopt(m.ptr, c.end(&s.handle, status))
+	return m.makeSession(ctx, options, from.Progress, &memory, func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
+		ids := (*C.int32_t)(unsafe.SliceData(tokens))
+		return C.kv_session_from_cache(m.ptr, cache.ptr, ids, C.size_t(len(tokens)), o, c.options(flags), &s.ptr, &c.e)
+	})
 }
 
 func (s CacheShape) raw() *C.kv_cache_shape {

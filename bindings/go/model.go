@@ -233,18 +233,26 @@ func (m *Model) LoadPrefix(ctx context.Context, path string, tokens uint64, opti
 	}
 	var memory memory
 	defer memory.free()
-	s = &Session{}
 	file := memory.path("path", path)
-	o, err := s.options(options, &memory)
+	return m.makeSession(ctx, options, load.Progress, &memory, func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
+		return C.kv_load_prefix(m.ptr, file, C.uint64_t(tokens), o, c.options(flags), &s.ptr, &c.e)
+	})
+}
+
+// makeSession makes a session by a call that takes long. m has been entered; memory holds what the call's strings are.
+func (m *Model) makeSession(ctx context.Context, options *SessionOptions, progress ProgressFunc, memory *memory,
+	make func(s *Session, o *C.kv_session_options, c *call) C.kv_status) (*Session, error) {
+	s := &Session{}
+	o, err := s.options(options, memory)
 	if err != nil {
 		return nil, err
 	}
-	c, err := begin(ctx, nil, load.Progress)
+	c, err := begin(ctx, nil, progress)
 	if err != nil {
 		s.forget()
 		return nil, err
 	}
-	status := C.kv_load_prefix(m.ptr, file, C.uint64_t(tokens), o, c.options(flags), &s.ptr, &c.e)
+	status := make(s, o, c)
 	s.inherit(&m.handle)
 	return s.adopt(m.ptr, c.end(&s.handle, status))
 }

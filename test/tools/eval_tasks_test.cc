@@ -137,9 +137,9 @@ TEST_CASE("tables that are longer than the bundled model can copy UUIDs from hav
     return (question.turns.at(0).question + question.turns.at(0).expected.at(0)).find('-') != std::string::npos;
   };
   bool short_has = false;
-  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
+  for (uint64_t seed = 1; seed <= 6; ++seed) short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
   CHECK(short_has);
-  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
+  for (uint64_t seed = 1; seed <= 6; ++seed) CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
 }
 
 TEST_CASE("each stretch of the document has its share of the answers") {

@@ -106,12 +106,13 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
 }
 
-// Known before minutes are spent.
 constexpr uint64_t question_room = 64;  // tokens of the question that a mapped file is asked
 
+// Known before minutes are spent.
 void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
   const uint64_t context = arguments.session.context ? arguments.session.context : model.info.context;
-  const uint64_t deepest = arguments.depths.back(), more = std::max(arguments.prompt, (arguments.mapped ? 2 : 1) * arguments.generate + 1) + (arguments.mapped ? question_room : 0);
+  const uint64_t behind_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;  // a question, its answer, and what is decoded then
+  const uint64_t deepest = arguments.depths.back(), more = std::max({arguments.prompt, arguments.generate + 1, behind_file});
   if (deepest > context || more > context - deepest)
     throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " + grouped(more) + " behind them are more than the context of " +
                                   grouped(context));

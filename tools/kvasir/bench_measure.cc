@@ -166,6 +166,7 @@ void Bench::grow_to(uint64_t depth) {
 void Bench::measure_prefill(DepthResult& result) {
   doing(result.depth, "prefill");
   const Session session = fork(base_.get());
+  choose(session.get(), "auto");  // not what was prepared last: some strategies keep more of what is read
   const Stopwatch watch;
   prefill(session.get(), result.depth, arguments_.prompt, nullptr);
   result.prefill_tokens_per_second.values.push_back(static_cast<double>(arguments_.prompt) / watch.seconds());
