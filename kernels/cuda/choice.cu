@@ -39,6 +39,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < share_bins; i += gridDim.x * scan_threads)
     a.share_counts[at * share_bins + i] = 0, a.share_sums[at * share_bins + i] = 0;
   if (blockIdx.x == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 2) a.parts_done[at] = 0;
   for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
     int32_t q[scan_rows][groups * 2];
     int32_t offset[its_rows] = {};
@@ -165,7 +166,7 @@ __device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const ui
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i;
-    count[i] = bin_counts[bin], sum[i] = bin_sums[bin];
+    count[i] = __ldcg(bin_counts + bin), sum[i] = __ldcg(bin_sums + bin);  // other blocks have counted too
     squares[i] = count[i] > 0 ? as_share(sum[i]) * as_share(sum[i]) / static_cast<float>(count[i]) : 0.0f;
     its_count += count[i], its_sum += sum[i], its_squares += squares[i];
   }
@@ -196,12 +197,25 @@ __device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const ui
   return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);
 }
 
+// The first of n ascending numbers that is not below x; n: all are.
+__device__ uint32_t first_not_below(const uint32_t* numbers, uint32_t n, uint32_t x) {
+  uint32_t low = 0, high = n;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (numbers[middle] < x)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 }  // namespace
 
 extern "C" {
 
-// Blocks of share_quads quads of a KV head and token: the rows' shares, summed, in the place of the first row's scores, and how many are
-// of which size. Sums are of whole numbers, so that their order does not matter.
+// Blocks of a KV head and token, each of some share_quads quads: the rows' shares, summed, in the place of the first row's scores, and how many are
+// of which size. Sums are of whole numbers, so that their order does not matter. The block that is done last finds the threshold.
 __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
   after_previous();
   __shared__ float most_of[most_attended_group], part_of[most_attended_group];
@@ -209,8 +223,7 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
   __shared__ unsigned long long shares_of[share_bins];
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads;
-  const uint32_t begin = max(first, blockIdx.x * share_quads), stop = min(end, (blockIdx.x + 1) * share_quads);
-  if (begin >= stop) return;
+  if (end <= first) return;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
   for (uint32_t i = thread; i < share_bins; i += share_threads) counts[i] = 0, shares_of[i] = 0;
   for (uint32_t r = w; r < kv.group; r += share_threads / warp) {
@@ -224,23 +237,34 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
   }
   __syncthreads();
   float* scores = a.scores + at * kv.group * stride;
+  for (uint32_t part = blockIdx.x * share_quads; part < end; part += gridDim.x * share_quads) {
 #pragma unroll
-  for (uint32_t i = 0; i < share_quads / share_threads; ++i) {
-    const uint32_t quad = blockIdx.x * share_quads + i * share_threads + thread;
-    if (quad < begin || quad >= stop) continue;
-    float share = 0;
-    for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
-    share = share >= bin_edge(0) ? share : 0;  // what is no number too
-    scores[quad] = share;
-    if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
-      const uint32_t bin = min(bits - first_bin, share_bins - 1);
-      atomicAdd(counts + bin, 1u);
-      atomicAdd(shares_of + bin, __float2ull_rn(share * share_unit));
+    for (uint32_t i = 0; i < share_quads / share_threads; ++i) {
+      const uint32_t quad = part + i * share_threads + thread;
+      if (quad < first || quad >= end) continue;
+      float share = 0;
+      for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
+      share = share >= bin_edge(0) ? share : 0;  // what is no number too
+      scores[quad] = share;
+      if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
+        const uint32_t bin = min(bits - first_bin, share_bins - 1);
+        atomicAdd(counts + bin, 1u);
+        atomicAdd(shares_of + bin, __float2ull_rn(share * share_unit));
+      }
     }
   }
   __syncthreads();
   for (uint32_t i = thread; i < share_bins; i += share_threads)
     if (counts[i] > 0) atomicAdd(a.share_counts + at * share_bins + i, counts[i]), atomicAdd(a.share_sums + at * share_bins + i, shares_of[i]);
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) last = atomicAdd(a.parts_done + at, 1u) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const float t = find_threshold(*kv.budget, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
+  if (thread == 0) a.thresholds[at] = t;
 }
 
 // Blocks of choose_quads of a KV head and token: what the threshold takes of them, a bit each, and how many.
@@ -250,9 +274,8 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
-  const DeviceBudget budget = *kv.budget;
-  if (end <= first || begin >= end || budget.most == 0) return;
-  const float t = find_threshold(budget, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
+  if (end <= first || begin >= end || kv.budget->most == 0) return;
+  const float t = a.thresholds[at];
   const float* shares = a.scores + at * kv.group * stride;
   const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
   uint32_t* masks = a.masks + (at * gridDim.x + blockIdx.x) * (choose_quads / warp);
@@ -266,7 +289,6 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   uint32_t all;
   before_this<choose_threads>(count, parts, &all);
   if (threadIdx.x == 0) a.part_counts[at * gridDim.x + blockIdx.x] = all;
-  if (threadIdx.x == 0 && blockIdx.x == 0) a.thresholds[at] = t;
 }
 
 // The same blocks: their part of the list, and which of it the other half of the hot quads has.
@@ -274,7 +296,7 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   after_previous();
   constexpr uint32_t its_masks = choose_quads / warp;
   static_assert(its_masks <= choose_threads);
-  __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks];
+  __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks], range[2], before[choose_quads];
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
@@ -291,8 +313,8 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   before_this<choose_threads>(before_block, parts[0], &first_place);
   const uint32_t* masks = a.masks + (at * gridDim.x + blockIdx.x) * its_masks;
   const uint32_t its = thread < its_masks ? masks[thread] : 0;
-  const uint32_t place = first_place + before_this<choose_threads>(static_cast<uint32_t>(__popc(its)), parts[1], &all);
-  if (thread < its_masks) places[thread] = place;
+  const uint32_t its_place = first_place + before_this<choose_threads>(static_cast<uint32_t>(__popc(its)), parts[1], &all);
+  if (thread < its_masks) places[thread] = its_place;
   __syncthreads();
   const uint32_t found = min(first_place + all, a.most);  // more than there is room for is all but impossible
   if (begin + choose_quads >= end && thread == 0) {
@@ -301,8 +323,14 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   }
   const float t = a.thresholds[at];
   const float* shares = a.scores + at * kv.group * stride;
-  const uint32_t* before = hot.held + std::size_t{other} * hot.room;
-  const uint32_t known = hot.room && kv.counts->hot ? hot.held_counts[other] : 0;
+  // Of the quads that the other half has those that are this block's.
+  const uint32_t* held = hot.held + std::size_t{other} * hot.room;
+  const uint32_t held_count = hot.room && kv.counts->hot ? hot.held_counts[other] : 0;
+  if (thread < 2) range[thread] = first_not_below(held, held_count, begin + thread * choose_quads);
+  __syncthreads();
+  const uint32_t first_known = range[0], known = range[1] - first_known;
+  for (uint32_t i = thread; i < known; i += choose_threads) before[i] = held[first_known + i];
+  __syncthreads();
   uint32_t again = 0;
   for (uint32_t i = w; i < its_masks; i += choose_threads / warp) {
     const unsigned mask = masks[i];
@@ -312,16 +340,9 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
     a.lists[at * a.most + to] = quad;
     a.biases[at * a.most + to] = share < t ? __logf(t / share) : 0.0f;
     if (to >= hot.room) continue;
-    uint32_t low = 0, high = known;  // of the quads that are not below this one the first is in [low, high]
-    while (low < high) {
-      const uint32_t middle = (low + high) / 2;
-      if (before[middle] < quad)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    const bool there = low < known && before[low] == quad;
-    hot.found[std::size_t{head} * hot.room + to] = there ? low + 1 : 0;
+    const uint32_t place = first_not_below(before, known, quad);
+    const bool there = place < known && before[place] == quad;
+    hot.found[std::size_t{head} * hot.room + to] = there ? first_known + place + 1 : 0;
     hot.held[std::size_t{mine} * hot.room + to] = quad;
     again += there;
   }
@@ -329,7 +350,7 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
 }
 
 #define KVASIR_OF_DIM(dim, groups) \
-  __global__ void __launch_bounds__(scan_threads) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }
+  __global__ void __launch_bounds__(scan_threads, scan_blocks) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }
 KVASIR_OF_DIM(64, 3)
 KVASIR_OF_DIM(128, 6)
 

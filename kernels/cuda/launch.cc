@@ -143,7 +143,7 @@ struct AttentionName {
   AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
 };
 
-constexpr unsigned least_score_parts = 32, all_score_parts = 256;
+constexpr unsigned least_score_parts = 32, all_score_parts = scan_blocks * 128, all_share_parts = 1024;
 
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
   return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv, a, q, k, v);
@@ -153,7 +153,7 @@ int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
 }
 
-// Blocks that score a KV head's quads: two for each processor of a large device, of all heads.
+// Blocks that score a KV head's quads: as many as a large device runs at a time, of all heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
   const unsigned most = std::clamp(all_score_parts / (kv.kv_heads * a.n), least_score_parts, unsigned{most_score_parts});
@@ -167,7 +167,8 @@ int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const std::size_t quads = std::size_t{a.extents} * kv.page_tokens * 4;
   const unsigned lists = kv.kv_heads * a.n, parts = blocks_for(quads, choose_quads);
-  int error = launch(s, "attention_shares", Grid{blocks_for(quads, share_quads), lists}, share_threads, kv, a, score_parts(kv, a));
+  const unsigned share_parts = std::min(blocks_for(quads, share_quads), std::max(all_share_parts / lists, 16u));
+  int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a, score_parts(kv, a));
   if (!error) error = launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
   return error ? error : launch(s, "attention_list", Grid{parts, lists}, choose_threads, kv, a);
 }

@@ -68,8 +68,8 @@ constexpr uint32_t row_warps = 4;                                               
 constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, several inputs
 constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, least_wide_inputs = 192;  // of many inputs, for some types
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, most_check_blocks = 512;
-constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, choose_threads = 256, attend_threads = 256;  // of attention
-constexpr uint32_t share_threads = 256, share_quads = 1024;                     // of a block, of one KV head
+constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 3, choose_threads = 256, attend_threads = 256;  // of attention
+constexpr uint32_t share_threads = choose_threads, share_quads = 1024;          // of a block at a time, of one KV head
 constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         // of reading; a warp has a quarter of a block's rows
 constexpr uint32_t reading_shared_bytes(uint32_t dim) { return (reading_rows + 4 * reading_keys) * dim * 2; }  // queries, keys and values of two tiles
 constexpr uint32_t attended_rows = 4;  // query rows that read a page together: more make the code large, and most models have no more a KV head

@@ -63,6 +63,7 @@ struct DeviceAttention {
   float* score_sums;                   // [kv_heads][n][group][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
   uint32_t* share_counts;              // [kv_heads][n][share_bins] how many shares are of a size,
   unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
+  uint32_t* parts_done;                // [kv_heads][n] blocks that have counted their shares
   float* thresholds;                   // [kv_heads][n] of shares; see select/sampling.h
   uint32_t* masks;                     // [kv_heads][n][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
   uint32_t* part_counts;               // [kv_heads][n][parts of choose_quads] how many of them

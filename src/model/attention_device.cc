@@ -64,6 +64,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = score_sums_.allocate(device_, rows * most_score_parts * 2, what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
+  if (s.ok()) s = parts_done_.allocate(device_, of_heads, what);
   if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
   if (s.ok()) s = masks_.allocate(device_, of_heads * round_up(extents * page.extent_quads(), choose_quads) / 32, what);
   if (s.ok()) s = part_counts_.allocate(device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
@@ -134,7 +135,7 @@ void AttentionDevice::release() {
   ++generation_;
   room_ = extents_ = most_ = 0;
   for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &score_sums_, &thresholds_, &biases_, &states_, &totals_, &mass_}) *b = {};
-  for (DeviceBuffer<uint32_t>* b : {&share_counts_, &masks_, &part_counts_, &lists_, &list_counts_}) *b = {};
+  for (DeviceBuffer<uint32_t>* b : {&parts_done_, &share_counts_, &masks_, &part_counts_, &lists_, &list_counts_}) *b = {};
   q8_ = {}, projected_ = {}, share_sums_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
@@ -154,6 +155,7 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           score_sums_.get(),
           share_counts_.get(),
           share_sums_.get(),
+          parts_done_.get(),
           thresholds_.get(),
           masks_.get(),
           part_counts_.get(),

@@ -69,7 +69,7 @@ class AttentionDevice {
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
-  DeviceBuffer<uint32_t> share_counts_, masks_, part_counts_;
+  DeviceBuffer<uint32_t> parts_done_, share_counts_, masks_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for

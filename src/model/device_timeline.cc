@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{64} << 20;  // of what is on its way
-constexpr uint32_t spare_extents = 32;                      // room for what is read and answered next
+constexpr uint32_t least_spare = 32, most_spare = 96;       // extents, room for what is read and answered next: an eighth
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
@@ -55,7 +55,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   const PageShape& page = shape_.page;
   const uint32_t rows = static_cast<uint32_t>(round_up(std::max(store.window_count(), store.window_tokens() + 2 * page.page_tokens) + most_tokens, 32));
   if (store.pages().extents() <= extents_ && rows <= window_rows_) return {};
-  const uint32_t extents = std::max(extents_, store.pages().extents() + store.pages().extents() / 8 + spare_extents);
+  const uint32_t extents = std::max(extents_, store.pages().extents() + std::clamp(store.pages().extents() / 8, least_spare, most_spare));
   const std::size_t heads = heads_total();
   extents_ = window_rows_ = 0;
   ++generation_;

@@ -165,6 +165,7 @@ struct Work {
         score_sums(rows * most_score_parts * 2),
         share_counts(lists * share_bins),
         share_sums(lists * share_bins),
+        parts_done(lists),
         thresholds(lists),
         masks(lists * ((stride + choose_quads - 1) / choose_quads) * choose_quads / 32),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)),
@@ -176,7 +177,7 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
   std::size_t rows, lists, stride;
   uint32_t most;
   Memory<float> q;
@@ -186,6 +187,7 @@ struct Work {
   Memory<float> projected_scale, scores, score_sums;
   Memory<uint32_t> share_counts;
   Memory<unsigned long long> share_sums;
+  Memory<uint32_t> parts_done;
   Memory<float> thresholds;
   Memory<uint32_t> masks, part_counts, chosen;
   Memory<float> biases;
