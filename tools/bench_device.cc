@@ -4,14 +4,16 @@
 //   bench-device attention RATE    RATE: 10^12 operations a second that a library's half-precision products do, which attention is compared with
 //
 // Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of weights (as the file has them) a second, with the
-// ratio to a copy within the device's memory (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Medians of seven runs, of
-// products that follow one another in a graph, as those of a decoded token do. Attention: of 8 KV heads of 128 with 4 query heads each, over a text's
-// pages in the device's memory; two products a score.
+// ratio to a copy within the device's memory (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Layer: all that one token
+// takes of a layer of Llama 3 8B but its attention. Medians of seven runs, of work that follows one another in a graph, as that of a decoded token does.
+// Attention: of 8 KV heads of 128 with 4 query heads each, over a text's pages in the device's memory; two products a score.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/memory.h"
@@ -64,13 +66,15 @@ struct Inputs {
   DeviceBuffer<float> x, scale, y;
   DeviceBuffer<int8_t> q;
   DeviceBuffer<int16_t> sums;
+  DeviceBuffer<uint32_t> first_bad;
 
   bool allocate(const std::shared_ptr<Device>& device) {
     const std::size_t size = std::size_t{most_inputs} * cols;
     return x.allocate(device, size, "inputs").ok() && q.allocate(device, size, "inputs").ok() && scale.allocate(device, size / 32, "inputs").ok() &&
-           sums.allocate(device, size / 16, "inputs").ok() && y.allocate(device, std::size_t{most_inputs} * rows, "outputs").ok();
+           sums.allocate(device, size / 16, "inputs").ok() && first_bad.allocate(device, 1, "inputs").ok() && y.allocate(device, std::size_t{most_inputs} * rows, "outputs").ok();
   }
   DeviceActivations view(uint32_t n) const { return {n, cols, x.get(), q.get(), scale.get(), sums.get()}; }
+  DeviceCheck check() const { return {1e30f, 0, first_bad.get()}; }
 };
 
 // Bytes read and written a second.
@@ -81,6 +85,54 @@ double copy_speed(Bench* bench) {
   if (!from.allocate(bench->device, bytes, "a copy").ok() || !to.allocate(bench->device, bytes, "a copy").ok()) return 0;
   const DeviceMatrix matrix{TensorType::f32, copied_rows, cols, to.get()};  // which is laid out as it is
   return 2 * static_cast<double>(bytes) / bench->median_seconds([&](uint32_t) { bench->check(bench->ops().lay_out(bench->stream, matrix, from.get(), 0, copied_rows)); });
+}
+
+// What is between two attentions of one token: bytes of weights, as the file has them, and seconds.
+void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const std::byte* file, double copy) {
+  constexpr uint32_t layers = 4, width = 4096, heads = 32, kv_heads = 8, dim = 128, kv = kv_heads * dim, wide = 14336;
+  constexpr std::pair<uint32_t, uint32_t> shapes[] = {{width, width}, {kv, width}, {kv, width}, {width, width}, {wide, width}, {wide, width}, {width, wide}};
+  const DeviceKernels& ops = bench->ops();
+  DeviceBuffer<std::byte> memory;
+  std::size_t bytes = 0, file_bytes = 0;
+  for (const auto& [its_rows, its_cols] : shapes) {
+    bytes += ops.matrix_bytes(type, its_rows, its_cols);
+    file_bytes += std::size_t{its_rows} * its_cols / tensor_type_info(type)->block_elements * tensor_type_info(type)->block_bytes;
+  }
+  if (!memory.allocate(bench->device, layers * bytes, "weights").ok()) return (void)std::printf("%-7s layer  no memory\n", tensor_type_info(type)->name);
+  std::vector<DeviceMatrix> w;
+  std::byte* at = memory.get();
+  for (uint32_t i = 0; i < layers; ++i)
+    for (const auto& [its_rows, its_cols] : shapes) {
+      w.push_back({type, its_rows, its_cols, at});
+      bench->check(ops.lay_out(bench->stream, w.back(), file, 0, its_rows));
+      at += ops.matrix_bytes(type, its_rows, its_cols);
+    }
+  const bool is_float = tensor_type_info(type)->block_elements == 1;
+  float *x = inputs.x.get(), *h = x + wide, *weight = h + wide, *qkv = inputs.y.get(), *a = qkv + wide, *gate = a + wide, *up = gate + wide;
+  const auto input = [&](float* f32, uint32_t its_cols) {
+    return is_float ? DeviceActivations{1, its_cols, f32} : DeviceActivations{1, its_cols, nullptr, inputs.q.get(), inputs.scale.get(), inputs.sums.get()};
+  };
+  const double seconds = bench->median_seconds([&](uint32_t i) {
+    const DeviceMatrix* its = &w[i % layers * std::size(shapes)];
+    const DeviceCheck check = inputs.check();
+    DeviceActivations attended = input(a, width);
+    attended.f32 = a;
+    const DeviceHeads rotated{1, heads, kv_heads, dim, qkv, nullptr, nullptr, 1e-5f, dim, false, weight, weight};
+    const std::array first{DeviceProduct{its[0], nullptr, qkv}, DeviceProduct{its[1], nullptr, qkv + width}, DeviceProduct{its[2], nullptr, qkv + width + kv}};
+    const std::array second{DeviceProduct{its[4], nullptr, gate}, DeviceProduct{its[5], nullptr, up}};
+    const DeviceProduct o{its[3], nullptr, x}, down{its[6], nullptr, x};
+    bench->check(ops.rms_norm(bench->stream, x, weight, 1e-5f, check, input(h, width)));
+    bench->check(ops.matmul(bench->stream, first, input(h, width), false));
+    bench->check(ops.rotate(bench->stream, rotated, check));
+    bench->check(ops.quantize(bench->stream, attended, check));
+    bench->check(ops.matmul(bench->stream, {&o, 1}, attended, true));
+    bench->check(ops.rms_norm(bench->stream, x, weight, 1e-5f, check, input(h, width)));
+    bench->check(ops.matmul(bench->stream, second, input(h, width), false));
+    bench->check(ops.swiglu(bench->stream, gate, up, check, input(gate, wide)));
+    bench->check(ops.matmul(bench->stream, {&down, 1}, input(gate, wide), true));
+  });
+  const double speed = static_cast<double>(file_bytes) / seconds;
+  std::printf("%-7s layer  %7.1f GB/s  %5.2f x copy   %.1f us\n", tensor_type_info(type)->name, speed * 1e-9, speed / copy, seconds * 1e6);
 }
 
 void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
@@ -99,8 +151,12 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
   for (uint32_t i = 0; i < matrices; ++i) bench->check(ops.lay_out(bench->stream, matrix(i), file.get(), 0, rows));
   bench->check(ops.wait(bench->stream));
   const auto seconds = [&](uint32_t n) {
-    return bench->median_seconds([&](uint32_t i) { bench->check(ops.matmul(bench->stream, matrix(i), inputs.view(n), nullptr, inputs.y.get(), rows)); });
+    return bench->median_seconds([&](uint32_t i) {
+      const DeviceProduct product{matrix(i), nullptr, inputs.y.get()};
+      bench->check(ops.matmul(bench->stream, {&product, 1}, inputs.view(n), false));
+    });
   };
+  measure_layer(bench, inputs, type, file.get(), copy);
   const double decode = static_cast<double>(file_bytes) / seconds(1);
   std::printf("%-7s decode %7.1f GB/s  %5.2f x copy   prefill", info.name, decode * 1e-9, decode / copy);
   for (uint32_t n : {8u, 64u, 512u, 2048u}) std::printf("  n %u: %.1f", n, 2e-12 * rows * cols * n / seconds(n));
@@ -171,7 +227,7 @@ int main(int argc, char** argv) {
   Array<float> x(std::size_t{most_inputs} * cols);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1000) * 0.001f - 0.5f;
   bench.check(bench.ops().upload(bench.stream, inputs.x.get(), x.data(), x.size() * sizeof(float)));
-  bench.check(bench.ops().quantize(bench.stream, inputs.view(most_inputs)));
+  bench.check(bench.ops().quantize(bench.stream, inputs.view(most_inputs), inputs.check()));
   const std::string only = argc > 1 ? argv[1] : "";
   if (only.empty() || only == "attention")
     for (const uint32_t tokens : {8192u, 32768u, 131072u})

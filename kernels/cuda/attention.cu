@@ -337,6 +337,7 @@ extern "C" {
 // A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read and stands for
 // itself.
 __global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, float* totals, float* mass) {
+  let_next_begin();
   after_previous();
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
   const auto part = [&](uint32_t i) { return a.states + state_at(kv, a, head, token, i, row); };

@@ -1,91 +1,170 @@
-// The elementwise operations, by their names in launch.cc.
+// What makes the inputs of products, and RoPE, by their names in launch.cc. A thread has four neighbouring numbers, so that eight have a block of 32 inputs.
 #include <cmath>
 
+#include "compute/device_inputs.h"
 #include "dependent.h"
 #include "layout.h"
 
 namespace kvasir::cuda {
 namespace {
 
-constexpr unsigned threads = elementwise_threads;
+constexpr unsigned threads = elementwise_threads, all_lanes = ~0u;
+
+struct Four {
+  float of[elementwise_each];
+};
+
+// Those from `at` on of n numbers, 0 beyond.
+__device__ inline Four load(const float* x, std::size_t at, std::size_t n) {
+  if (at + elementwise_each <= n && reinterpret_cast<std::size_t>(x + at) % 16 == 0) {
+    const float4 v = *reinterpret_cast<const float4*>(x + at);
+    return {{v.x, v.y, v.z, v.w}};
+  }
+  Four v = {};
+  for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) v.of[i] = x[at + i];
+  return v;
+}
+
+__device__ inline void store(float* x, std::size_t at, std::size_t n, const Four& v) {
+  if (at + elementwise_each <= n && reinterpret_cast<std::size_t>(x + at) % 16 == 0)
+    *reinterpret_cast<float4*>(x + at) = {v.of[0], v.of[1], v.of[2], v.of[3]};
+  else
+    for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) x[at + i] = v.of[i];
+}
+
+__device__ inline bool is_bad(const Four& v, float limit) {
+  bool bad = false;
+  for (const float x : v.of) bad |= !(fabsf(x) < limit);
+  return bad;
+}
+
+// By all lanes of a warp.
+__device__ inline void report(bool bad, const DeviceCheck& check) {
+  if (__any_sync(all_lanes, bad) && threadIdx.x % 32 == 0) atomicMin(check.first, check.mark);
+}
+
+// Rounds numbers [at, at + 4) of n, in the arithmetic of Kernels::quantize. By all lanes of a warp.
+__device__ inline void round_inputs(const Four& v, std::size_t at, std::size_t n, int8_t* q, float* scale, int16_t* sums) {
+  float amax = 0;
+  for (const float x : v.of) amax = fmaxf(amax, fabsf(x));
+  for (int step = 4; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(all_lanes, amax, step));
+  const bool none = !(amax > 0x1p-100f);
+  const float factor = none ? 0.0f : 127.0f / amax;
+  int value[elementwise_each], sum = 0;
+  for (unsigned i = 0; i < elementwise_each; ++i) {
+    value[i] = __float2int_rn(fminf(fmaxf(v.of[i] * factor, -127.0f), 127.0f));  // of a not-a-number: -127
+    sum += value[i];
+  }
+  for (int step = 2; step > 0; step /= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
+  if (at >= n) return;
+  *reinterpret_cast<char4*>(q + at) = make_char4(static_cast<signed char>(value[0]), static_cast<signed char>(value[1]), static_cast<signed char>(value[2]),
+                                                 static_cast<signed char>(value[3]));
+  if (at % 16 == 0) sums[at / 16] = static_cast<int16_t>(sum);
+  if (at % 32 == 0) scale[at / 32] = none ? 0.0f : amax / 127.0f;
+}
+
+__device__ inline float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(all_lanes, x, step);
+  return x;
+}
 
 // Sum over a block; all threads get it.
 __device__ float block_sum(float x) {
   __shared__ float parts[32];
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  x = warp_sum(x);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
-  x = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0;
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
+  return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
 }
 
 }  // namespace
 
 extern "C" {
 
-__global__ void rms_norm(const float* x, const float* weight, float epsilon, uint32_t cols, float* y) {
+// A block a row. A thread keeps its first four numbers: what is behind those of all threads is read twice.
+__global__ void __launch_bounds__(norm_threads) rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check, DeviceActivations out) {
+  let_next_begin();
+  const uint32_t cols = out.cols, each = blockDim.x * elementwise_each, first = threadIdx.x * elementwise_each;
+  const Four first_weights = load(weight, first, cols);
   after_previous();
-  x += std::size_t{blockIdx.x} * cols;
-  y += std::size_t{blockIdx.x} * cols;
+  const std::size_t begin = std::size_t{blockIdx.x} * cols;
+  x += begin;
+  const Four first_numbers = load(x, first, cols);
   float sum = 0;
-#pragma unroll 4
-  for (uint32_t c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c] * x[c];
-  const float factor = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(cols) + epsilon);
-#pragma unroll 4
-  for (uint32_t c = threadIdx.x; c < cols; c += blockDim.x) y[c] = x[c] * factor * weight[c];
-}
-
-// A warp a block of 32 inputs, in the arithmetic of Kernels::quantize.
-__global__ void quantize(const float* x, std::size_t blocks, int8_t* q, float* scale, int16_t* sums) {
-  after_previous();
-  const std::size_t block = (std::size_t{blockIdx.x} * threads + threadIdx.x) / 32;
-  const unsigned lane = threadIdx.x % 32;
-  if (block >= blocks) return;
-  const float v = x[block * 32 + lane];
-  float amax = fabsf(v);
-  for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
-  const bool none = !(amax > 0x1p-100f);
-  const float shifted = fminf(fmaxf(v * (none ? 0.0f : 127.0f / amax), -127.0f), 127.0f);  // of a not-a-number: -127
-  int value = __float2int_rn(shifted);
-  q[block * 32 + lane] = static_cast<int8_t>(value);
-  for (int step = 8; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  if (lane % 16 == 0) sums[block * 2 + lane / 16] = static_cast<int16_t>(value);
-  if (lane == 0) scale[block] = none ? 0.0f : amax / 127.0f;
-}
-
-__global__ void rope(float* x, std::size_t pairs, uint32_t heads, uint32_t head_dim, uint32_t half, const float* cos, const float* sin,
-                     bool neox) {
-  after_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * threads + threadIdx.x;
-  if (at >= pairs) return;
-  const auto i = static_cast<uint32_t>(at % half);
-  const std::size_t head = at / half, token = head / heads;
-  float* row = x + head * head_dim;
-  float* a = row + (neox ? i : 2 * i);
-  float* b = neox ? row + half + i : a + 1;
-  const float c = cos[token * half + i], s = sin[token * half + i], va = *a, vb = *b;
-  *a = va * c - vb * s;
-  *b = va * s + vb * c;
-}
-
-__global__ void swiglu(float* gate, const float* up, std::size_t n) {
-  after_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x;
-  if (i < n) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
-}
-
-__global__ void add(float* x, const float* y, std::size_t n) {
-  after_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x;
-  if (i < n) x[i] += y[i];
-}
-
-__global__ void check(const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
-  after_previous();
   bool bad = false;
-  for (std::size_t i = std::size_t{blockIdx.x} * threads + threadIdx.x; i < n; i += std::size_t{gridDim.x} * threads) bad |= !(fabsf(x[i]) < limit);
-  if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicMin(first, mark);
+#pragma unroll 1
+  for (uint32_t from = 0; from < cols; from += each) {
+    const Four v = from == 0 ? first_numbers : load(x, from + first, cols);
+    for (const float a : v.of) sum += a * a;
+    bad |= is_bad(v, check.limit);
+  }
+  report(bad, check);
+  const float factor = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(cols) + epsilon);
+#pragma unroll 1
+  for (uint32_t from = 0; from < cols; from += each) {
+    const uint32_t at = from + first;
+    Four v = from == 0 ? first_numbers : load(x, at, cols);
+    const Four w = from == 0 ? first_weights : load(weight, at, cols);
+    for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] * factor * w.of[i];
+    if (out.f32) store(out.f32 + begin, at, cols, v);
+    if (out.q) round_inputs(v, at, cols, out.q + begin, out.scale + begin / 32, out.sums + begin / 16);
+  }
+}
+
+__global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceCheck check) {
+  let_next_begin();
+  after_previous();
+  const std::size_t n = std::size_t{x.n} * x.cols, at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
+  const Four v = load(x.f32, at, n);
+  report(is_bad(v, check.limit), check);
+  if (x.q) round_inputs(v, at, n, x.q, x.scale, x.sums);
+}
+
+__global__ void __launch_bounds__(threads) swiglu(const float* gate, const float* up, DeviceCheck check, DeviceActivations out) {
+  let_next_begin();
+  after_previous();
+  const std::size_t n = std::size_t{out.n} * out.cols, at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
+  Four v = load(gate, at, n);
+  const Four u = load(up, at, n);
+  for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] / (1.0f + expf(-v.of[i])) * u.of[i];
+  report(is_bad(v, check.limit), check);
+  if (out.f32) store(out.f32, at, n, v);
+  if (out.q) round_inputs(v, at, n, out.q, out.scale, out.sums);
+}
+
+// A warp a head of a token.
+__global__ void __launch_bounds__(threads) rotate(DeviceHeads h, DeviceCheck check) {
+  after_previous();
+  const uint32_t row = blockIdx.x * (threads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, of_q = h.n * h.heads, of_k = h.n * h.kv_heads;
+  if (row >= of_q + 2 * of_k) return;
+  const bool is_q = row < of_q, is_v = row >= of_q + of_k;
+  const float* norm = is_v ? nullptr : is_q ? h.q_norm : h.k_norm;
+  const uint32_t half = is_v ? 0 : h.rotary_dim / 2;
+  const std::size_t angles = std::size_t{is_q ? row / h.heads : (row - of_q) / h.kv_heads} * half;
+  float* x = h.qkv + std::size_t{row} * h.head_dim;
+  float factor = 1;
+  if (norm) {
+    float sum = 0;
+#pragma unroll 1
+    for (uint32_t d = lane; d < h.head_dim; d += 32) sum += x[d] * x[d];
+    factor = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(h.head_dim) + h.epsilon);
+  }
+  bool bad = false;
+  const auto get = [&](uint32_t d) { return norm ? x[d] * factor * norm[d] : x[d]; };
+  const auto put = [&](uint32_t d, float v) {
+    x[d] = v;
+    bad |= !(fabsf(v) < check.limit);
+  };
+#pragma unroll 1
+  for (uint32_t i = lane; i < half; i += 32) {
+    const uint32_t one = h.neox ? i : 2 * i, other = h.neox ? half + i : one + 1;
+    const float c = h.cos[angles + i], s = h.sin[angles + i], a = get(one), b = get(other);
+    put(one, a * c - b * s);
+    put(other, a * s + b * c);
+  }
+#pragma unroll 1
+  for (uint32_t d = 2 * half + lane; d < h.head_dim; d += 32) put(d, get(d));
+  report(bad, check);
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "driver.h"
 #include "layout.h"
@@ -91,48 +92,56 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
   return driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to.data + row * row_bytes), reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-int matmul(DeviceStream* s, const DeviceMatrix& m, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride) {
-  const unsigned rows = blocks_for(m.rows, row_warps), tiles = blocks_for(m.rows, tile_rows), inputs = blocks_for(x.n, tile_inputs);
-  const Name row("row_", m.type), tile("tile_", m.type);
-  if (is_quantised(m.type)) {
-    const uint32_t units = m.cols / 32;
-    const Planes w = planes_of(m);
-    if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, w, m.rows, units, x.q, x.scale, x.sums, bias, y);
-    if (x.n >= least_wide_inputs && has_wide(m.type))
-      return launch(s, Name("wide_", m.type).text, Grid{blocks_for(m.rows, wide_rows), blocks_for(x.n, wide_inputs)}, wide_threads, w, m.rows, units, x.n, x.q,
-                    x.scale, bias, y, y_stride);
-    return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, w, m.rows, units, x.n, x.q, x.scale, x.sums, bias, y, y_stride);
+// `count` matrices of one type, by one launch.
+int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count, const DeviceActivations& x, bool add) {
+  const TensorType type = given->w.type;
+  const bool quantised = is_quantised(type), wide = x.n >= least_wide_inputs && has_wide(type);
+  const unsigned rows = x.n == 1 ? row_warps : wide ? wide_rows : tile_rows, inputs = wide ? wide_inputs : tile_inputs;
+  const unsigned threads = x.n == 1 ? row_warps * 32 : wide ? wide_threads : tile_threads;
+  Products products{};
+  unsigned blocks = 0;
+  for (Product& p : products.of) p.begin = UINT32_MAX;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& [w, bias, y] = given[i];
+    const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr, nullptr, nullptr};
+    products.of[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
+    blocks += blocks_for(w.rows, rows);
   }
-  if (x.n == 1) return launch(s, row.text, Grid{rows}, row_warps * 32, m.data, m.rows, m.cols, x.f32, bias, y);
-  return launch(s, tile.text, Grid{tiles, inputs}, tile_threads, m.data, m.rows, m.cols, x.n, x.f32, bias, y, y_stride);
+  products.add = add;
+  const Name name(x.n == 1 ? "row_" : wide ? "wide_" : "tile_", type);
+  const Grid grid{blocks, blocks_for(x.n, inputs)};
+  if (quantised) return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
+  return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
 }
 
-int quantize(DeviceStream* s, const DeviceActivations& x) {
-  const std::size_t blocks = std::size_t{x.n} * x.cols / 32;
-  return launch(s, "quantize", Grid{blocks_for(blocks, elementwise_threads / 32)}, elementwise_threads, x.f32, blocks, x.q, x.scale, x.sums);
+// Many inputs keep a device busy by a matrix alone, and read it from the cache more often while no other one is read.
+int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add) {
+  const std::size_t most = x.n <= tile_inputs ? most_products : 1;
+  for (std::size_t i = 0, count; i < products.size(); i += count) {
+    for (count = 1; count < most && i + count < products.size() && products[i + count].w.type == products[i].w.type;) ++count;
+    if (const int error = multiply(s, &products[i], count, x, add)) return error;
+  }
+  return 0;
 }
 
-int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y) {
-  return launch(s, "rms_norm", Grid{n}, cols > 4 * elementwise_threads ? 4 * elementwise_threads : elementwise_threads, x, weight, epsilon, cols, y);
+unsigned blocks_of(std::size_t n) { return blocks_for(n, elementwise_threads * elementwise_each); }
+
+int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& check) {
+  return launch(s, "quantize", Grid{blocks_of(std::size_t{x.n} * x.cols)}, elementwise_threads, x, check);
 }
 
-int rope(DeviceStream* s, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {
-  const uint32_t half = rotary_dim / 2;
-  const std::size_t pairs = std::size_t{n} * heads * half;
-  return launch(s, "rope", Grid{blocks_for(pairs, elementwise_threads)}, elementwise_threads, x, pairs, heads, head_dim, half, cos, sin, neox);
+int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
+  const unsigned threads = std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
+  return launch(s, "rms_norm", Grid{out.n}, threads, x, weight, epsilon, check, out);
 }
 
-int swiglu(DeviceStream* s, float* gate, const float* up, std::size_t n) {
-  return launch(s, "swiglu", Grid{blocks_for(n, elementwise_threads)}, elementwise_threads, gate, up, n);
+int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out) {
+  return launch(s, "swiglu", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads, gate, up, check, out);
 }
 
-int add(DeviceStream* s, float* x, const float* y, std::size_t n) {
-  return launch(s, "add", Grid{blocks_for(n, elementwise_threads)}, elementwise_threads, x, y, n);
-}
-
-int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
-  const unsigned blocks = blocks_for(n, elementwise_threads);
-  return launch(s, "check", Grid{blocks < most_check_blocks ? blocks : most_check_blocks}, elementwise_threads, x, n, limit, mark, first);
+int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
+  const std::size_t rows = std::size_t{h.n} * (h.heads + 2 * h.kv_heads);
+  return launch(s, "rotate", Grid{blocks_for(rows, elementwise_threads / 32)}, elementwise_threads, h, check);
 }
 
 // ---- attention --------------------------------------------------------------------------------------------------------------
@@ -212,7 +221,7 @@ int find_kernels(DeviceContext* context) {
     context->kernels.emplace(name, function);
     return 0;
   };
-  for (const char* name : {"quantize", "rms_norm", "rope", "swiglu", "add", "check"})
+  for (const char* name : {"quantize", "rms_norm", "swiglu", "rotate"})
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
     for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
@@ -247,10 +256,8 @@ void fill_operations(DeviceKernels* k) {
   k->matmul = matmul;
   k->quantize = quantize;
   k->rms_norm = rms_norm;
-  k->rope = rope;
   k->swiglu = swiglu;
-  k->add = add;
-  k->check = check;
+  k->rotate = rotate;
   k->begin_attention = begin_attention;
   k->attend_near = attend_near;
   k->score_sketch = score_sketch;

@@ -63,11 +63,25 @@ inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::s
   return {planes[0], planes[1], planes[2], planes[3]};
 }
 
+// Matrices of one type that are multiplied with one input by one launch. A block has rows of one of them.
+struct Product {
+  Planes w;              // of floats: low
+  uint32_t rows, begin;  // begin: its first block, UINT32_MAX where there is none
+  const float* bias;
+  float* y;              // [inputs][rows]
+};
+constexpr uint32_t most_products = 3;
+struct Products {
+  Product of[most_products];
+  bool add;  // to what y has
+};
+
 // The launches of kernels, which both sides have to have alike.
 constexpr uint32_t row_warps = 4;                                               // rows of a block, one input
 constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, several inputs
 constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, least_wide_inputs = 192;  // of many inputs, for some types
-constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, most_check_blocks = 512;
+constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
+constexpr uint32_t elementwise_each = 4;                                        // neighbouring numbers of a thread
 constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 3, choose_threads = 256, attend_threads = 256;  // of attention
 constexpr uint32_t share_threads = choose_threads, share_quads = 1024;          // of a block at a time, of one KV head
 constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         // of reading; a warp has a quarter of a block's rows

@@ -8,6 +8,15 @@
 namespace kvasir::cuda {
 namespace {
 
+// The one that the block has rows of; first_row: the block's.
+__device__ inline Product product_of_block(const Products& products, uint32_t rows_of_block, uint32_t* first_row) {
+  Product its = products.of[0];
+  for (uint32_t i = 1; i < most_products; ++i)
+    if (blockIdx.x >= products.of[i].begin) its = products.of[i];
+  *first_row = (blockIdx.x - its.begin) * rows_of_block;
+  return its;
+}
+
 // ---- one input ------------------------------------------------------------------------------------------------------------
 
 __device__ inline float warp_sum(float x) {
@@ -47,24 +56,40 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
 }
 
 // A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to memory better than a few with much under way. Two rows
-// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200).
+// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200). What is under way is asked
+// for by prefetches, which take none: the first units while the kernel before works, later ones while those before them are multiplied.
+constexpr uint32_t early_units = 128, early_bytes = 4096;
+
 template <TensorType type>
-__device__ void multiply_row(Planes w, uint32_t rows, uint32_t units, const int8_t* __restrict__ q, const float* __restrict__ scale,
-                             const int16_t* __restrict__ sums, const float* bias, float* y) {
+__device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q, const float* scale, const int16_t* sums) {
   using F = Format<type>;
-  const uint32_t row = blockIdx.x * row_warps + threadIdx.x / 32;
-  if (row < rows && threadIdx.x % 32 < units) prefetch(w.low + (std::size_t{row} * units + threadIdx.x % 32) * F::low * 4);
+  uint32_t row;
+  const auto [w, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  row += threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const std::size_t first = std::size_t{row} * units;
+  const bool asks = lane == 0 && row < rows && units % 8 == 0;  // so that rows begin at multiples of 16 bytes
+  const auto ask = [&](uint32_t from) {
+    if (asks && from < units) prefetch_range(w.low + (first + from) * (F::low * 4), min(early_units, units - from) * (F::low * 4));
+  };
+  ask(0);
+  if (asks) prefetch_range(w.scales + first * F::scale_bytes, units * F::scale_bytes);
+  if (F::high > 0 && asks) prefetch_range(w.high + first * (F::high * 4), units * (F::high * 4));
   after_previous();
   if (row >= rows) return;
+  const float before = products.add ? y[row] : 0.0f;
   float total = 0;
-  for (uint32_t i = threadIdx.x % 32; i < units; i += 32) {
-    const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
-    const uint4 low = __ldg(x), high = __ldg(x + 1);
-    const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
-    total += unit_product<type>(w, std::size_t{row} * units + i, low, high, sum) * __ldg(scale + i);
+  for (uint32_t from = 0; from < units; from += early_units) {
+    ask(from + early_units);
+    for (uint32_t i = from + lane; i < min(units, from + early_units); i += 32) {
+      const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
+      const uint4 low = x[0], high = x[1];
+      const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
+      total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
+    }
   }
   total = warp_sum(total);
-  if (threadIdx.x % 32 == 0) y[row] = total + (bias ? bias[row] : 0.0f);
+  if (lane == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
 }
 
 template <class T>
@@ -75,17 +100,21 @@ __device__ inline float to_float(T x) {
 
 // vector: weights that one load brings; cols is a multiple of it.
 template <class T, int vector>
-__device__ void multiply_float_row(const T* w, uint32_t rows, uint32_t cols, const float* __restrict__ x, const float* bias, float* y) {
+__device__ void multiply_float_row(const Products& products, uint32_t cols, const float* x) {
   struct alignas(sizeof(T) * vector) Weights {
     T of[vector];
   };
   struct alignas(vector > 1 ? 16 : 4) Inputs {
     float of[vector];
   };
-  const uint32_t row = blockIdx.x * row_warps + threadIdx.x / 32;
+  uint32_t row;
+  const auto [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  row += threadIdx.x / 32;
+  const T* w = reinterpret_cast<const T*>(planes.low) + std::size_t{row} * cols;
+  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows) prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
   after_previous();
   if (row >= rows) return;
-  w += std::size_t{row} * cols;
+  const float before = products.add ? y[row] : 0.0f;
   float total = 0;
 #pragma unroll 4
   for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
@@ -95,10 +124,16 @@ __device__ void multiply_float_row(const T* w, uint32_t rows, uint32_t cols, con
     for (int i = 0; i < vector; ++i) total += to_float(some.of[i]) * its.of[i];
   }
   total = warp_sum(total);
-  if (threadIdx.x % 32 == 0) y[row] = total + (bias ? bias[row] : 0.0f);
+  if (threadIdx.x % 32 == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
 }
 
 // ---- several inputs -------------------------------------------------------------------------------------------------------
+
+__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input, uint32_t row, float x) {
+  float& to = y[std::size_t{input} * rows + row];
+  if (bias) x += bias[row];
+  to = add ? to + x : x;
+}
 
 constexpr int tile_units = 4;
 constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
@@ -123,12 +158,13 @@ struct Tile {
 };
 
 template <TensorType type>
-__device__ void multiply_tile(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* __restrict__ q, const float* __restrict__ scale,
-                              const int16_t* __restrict__ sums, const float* bias, float* y, std::size_t y_stride) {
+__device__ void multiply_tile(const Products& products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, const int16_t* sums) {
   using F = Format<type>;
   __shared__ Tile tile;
+  uint32_t first_row;
+  const auto [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   after_previous();
-  const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
+  const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   float total[tile_inputs / 8][4] = {};
   for (uint32_t at = 0; at < units; at += tile_units) {
@@ -197,7 +233,7 @@ __device__ void multiply_tile(Planes w, uint32_t rows, uint32_t units, uint32_t 
   for (int j = 0; j < tile_inputs / 8; ++j) {
     for (int i = 0; i < 4; ++i) {
       const uint32_t row = first_row + static_cast<uint32_t>(warp) * 16 + g + i / 2 * 8, input = first_input + j * 8 + 2 * t + i % 2;
-      if (row < rows && input < n) y[input * y_stride + row] = total[j][i] + (bias ? bias[row] : 0.0f);
+      if (row < rows && input < n) put(products.add, bias, y, rows, input, row, total[j][i]);
     }
   }
 }
@@ -218,15 +254,16 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
 }
 
 template <TensorType type>
-__device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* __restrict__ q, const float* __restrict__ scale,
-                              const float* bias, float* y, std::size_t y_stride) {
+__device__ void multiply_wide(const Products& products, uint32_t units, uint32_t n, const int8_t* q, const float* scale) {
   using F = Format<type>;
   static_assert(!F::two_scales && !F::has_offset);
   constexpr int row_tiles = 4, input_tiles = 4;
   constexpr int as_float = 0x4b400000;  // an integer sum d that begins with it is, as a float, 12582912 + d
   __shared__ WideTile tile;
+  uint32_t first_row;
+  const auto [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
   after_previous();
-  const uint32_t first_row = blockIdx.x * wide_rows, first_input = blockIdx.y * wide_inputs;
+  const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
   const uint32_t warp_row = thread / 32 % 2 * 64, warp_input = thread / 64 * 32;
   float total[row_tiles][input_tiles][4] = {};
@@ -303,18 +340,20 @@ __device__ void multiply_wide(Planes w, uint32_t rows, uint32_t units, uint32_t 
     const uint32_t row = first_row + thread % wide_rows;
     for (uint32_t i = thread / wide_rows; row < rows && i < wide_inputs / 2; i += wide_threads / wide_rows)
       if (const uint32_t input = first_input + part * (wide_inputs / 2) + i; input < n)
-        y[input * y_stride + row] = staged[i * wide_rows + thread % wide_rows] + (bias ? bias[row] : 0.0f);
+        put(products.add, bias, y, rows, input, row, staged[i * wide_rows + thread % wide_rows]);
   }
 }
 
 // Floats: tiles of 64 by 64, each thread 8 rows and 4 inputs.
 template <class T>
-__device__ void multiply_float_tile(const T* w, uint32_t rows, uint32_t cols, uint32_t n, const float* x, const float* bias, float* y,
-                                    std::size_t y_stride) {
+__device__ void multiply_float_tile(const Products& products, uint32_t cols, uint32_t n, const float* x) {
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
+  uint32_t first_row;
+  const auto [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const T* w = reinterpret_cast<const T*>(planes.low);
   after_previous();
-  const uint32_t first_row = blockIdx.x * tile_rows, first_input = blockIdx.y * tile_inputs;
+  const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), row = thread % 8 * 8, input = thread / 8 * 4;
   float total[8][4] = {};
   for (uint32_t at = 0; at < cols; at += depth) {
@@ -337,7 +376,7 @@ __device__ void multiply_float_tile(const T* w, uint32_t rows, uint32_t cols, ui
   for (int i = 0; i < 8; ++i) {
     for (int j = 0; j < 4; ++j) {
       const uint32_t r = first_row + row + i, t = first_input + input + j;
-      if (r < rows && t < n) y[t * y_stride + r] = total[i][j] + (bias ? bias[r] : 0.0f);
+      if (r < rows && t < n) put(products.add, bias, y, rows, t, r, total[i][j]);
     }
   }
 }
@@ -353,35 +392,33 @@ extern "C" {
     const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;                                                               \
     if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                                                                 \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(Planes w, uint32_t rows, uint32_t units, const int8_t* q, const float* scale,         \
-                                                               const int16_t* sums, const float* bias, float* y) {                                  \
-    multiply_row<TensorType::name>(w, rows, units, q, scale, sums, bias, y);                                                                        \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(Products products, uint32_t units, uint32_t, const int8_t* q, const float* scale,       \
+                                                               const int16_t* sums) {                                                               \
+    multiply_row<TensorType::name>(products, units, q, scale, sums);                                                                                \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* q,                  \
-                                                              const float* scale, const int16_t* sums, const float* bias, float* y,                 \
-                                                              std::size_t y_stride) {                                                               \
-    multiply_tile<TensorType::name>(w, rows, units, n, q, scale, sums, bias, y, y_stride);                                                          \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale,     \
+                                                              const int16_t* sums) {                                                                \
+    multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                                                                            \
   }
 KERNELS(q8_0) KERNELS(q4_0) KERNELS(q4_1) KERNELS(q5_0) KERNELS(q5_1) KERNELS(iq4_nl)
 KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
 
 #define WIDE_KERNEL(name)                                                                                                                          \
-  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Planes w, uint32_t rows, uint32_t units, uint32_t n, const int8_t* q,               \
-                                                                 const float* scale, const float* bias, float* y, std::size_t y_stride) {           \
-    multiply_wide<TensorType::name>(w, rows, units, n, q, scale, bias, y, y_stride);                                                                \
+  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale,  \
+                                                                 const int16_t*) {                                                                  \
+    multiply_wide<TensorType::name>(products, units, n, q, scale);                                                                                  \
   }
 WIDE_KERNEL(q8_0)
 
 #define FLOAT_KERNELS(name, T)                                                                                                                     \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(const T* w, uint32_t rows, uint32_t cols, const float* x, const float* bias, float* y) { \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(Products products, uint32_t cols, uint32_t, const float* x) {                         \
     if (cols % (16 / sizeof(T)))                                                                                                                    \
-      multiply_float_row<T, 1>(w, rows, cols, x, bias, y);                                                                                          \
+      multiply_float_row<T, 1>(products, cols, x);                                                                                                  \
     else                                                                                                                                            \
-      multiply_float_row<T, 16 / sizeof(T)>(w, rows, cols, x, bias, y);                                                                             \
+      multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                                                                                     \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(const T* w, uint32_t rows, uint32_t cols, uint32_t n, const float* x,                  \
-                                                              const float* bias, float* y, std::size_t y_stride) {                                  \
-    multiply_float_tile<T>(w, rows, cols, n, x, bias, y, y_stride);                                                                                 \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) {                        \
+    multiply_float_tile<T>(products, cols, n, x);                                                                                                   \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 

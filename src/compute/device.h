@@ -10,12 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "compute/device_attention.h"
+#include "compute/device_inputs.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir {
@@ -37,13 +39,11 @@ struct DeviceMatrix {
   const std::byte* data = nullptr;  // device; matrix_bytes()
 };
 
-// As Activations; all device. cols is a multiple of 32 where weights are quantised.
-struct DeviceActivations {
-  uint32_t n = 0, cols = 0;
-  const float* f32 = nullptr;
-  int8_t* q = nullptr;
-  float* scale = nullptr;
-  int16_t* sums = nullptr;
+// y[i * w.rows + r] = sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
+struct DeviceProduct {
+  DeviceMatrix w;
+  const float* bias;  // device, as y
+  float* y;
 };
 
 struct DeviceKernels {
@@ -83,18 +83,15 @@ struct DeviceKernels {
   // Lays out rows [row, row + n) of a matrix, whose data is at `to`, from blocks as they are in the file; `from` is device too.
   int (*lay_out)(DeviceStream* stream, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n);
 
-  // ---- matrix products and elementwise operations; all pointers device ----------------------------------------------------
-  int (*quantize)(DeviceStream* stream, const DeviceActivations& x);  // fills q, scale and sums from f32
-  // y[i * y_stride + r] = sum_c w[r][c] * x[i][c] + bias[r]; bias null: none. Products as Kernels::matmul has them.
-  int (*matmul)(DeviceStream* stream, const DeviceMatrix& w, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride);
-  int (*rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y);
-  // x: [n][heads][head_dim]; cos, sin: [n][rotary_dim / 2].
-  int (*rope)(DeviceStream* stream, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos,
-              const float* sin, bool neox);
-  int (*swiglu)(DeviceStream* stream, float* gate, const float* up, std::size_t n);
-  int (*add)(DeviceStream* stream, float* x, const float* y, std::size_t n);
-  // *first <- min(*first, mark) unless every |x[i]| < limit.
-  int (*check)(DeviceStream* stream, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first);
+  // ---- what is between two attentions: products, and what makes inputs of them; all pointers device --------------------------------
+  // Products as Kernels::matmul has them, of matrices that have one input; add: they are added to what y has.
+  int (*matmul)(DeviceStream* stream, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add);
+  int (*quantize)(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);  // from f32, which is checked; without q that is all
+  // x is checked.
+  int (*rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out);
+  // What it makes is checked; out.f32 may be gate.
+  int (*swiglu)(DeviceStream* stream, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out);
+  int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);  // q, k and v are checked afterwards
 
   // ---- attention of a layer's new tokens, in this order; see compute/device_attention.h; all pointers device --------------------
   // q: [n][kv_heads * group * head_dim], k and v: [n][kv_heads * head_dim], after RoPE. Keys and values go to the window.

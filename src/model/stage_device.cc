@@ -106,12 +106,12 @@ class DeviceStage final : public Stage {
     const auto give = [&] {
       for (uint32_t l = first_layer(); l < end_layer(); ++l) {
         if (step_.n > 1 && step_.cancel->fired()) return;
-        if (l > first_layer()) give_rest(l - 1);
+        if (l > first_layer()) give_rest(l - 1, work_.a);
         float* qkv = attended_.get() + local(l) * attended_floats();
         give_projection(l, qkv);
         do_(attention_.give(stream_, local(l), qkv, qkv + step_.n * size_.q, qkv + step_.n * (size_.q + size_.kv), work_.a));
       }
-      give_rest(end_layer() - 1);
+      give_rest(end_layer() - 1, work_.a);
       do_(attention_.give_results(stream_));
       do_(ops_.download(stream_, attended_host_.get(), attended_.get(), layers() * attended_floats() * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -279,72 +279,73 @@ class DeviceStage final : public Stage {
       if (DeviceGraph* old = std::exchange(graph, nullptr)) (void)ops_.release_graph(stream_, old);
   }
 
-  // q, k and v go to qkv, one behind the other.
+  // q, k and v go to qkv, one behind the other. What the layer before has made is checked as the layer's input.
   void give_projection(uint32_t layer, float* qkv) {
     const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-    const std::size_t n = step_.n;
-    float *q = qkv, *k = q + n * size_.q, *v = k + n * size_.kv;
-    norm(work_.x, w.attention_norm.get(), work_.h);
-    multiply(work_.h, size_.width, {{&w.q, q}, {&w.k, k}, {&w.v, v}});
-    rotate(q, config_.heads, w.q_norm.get());
-    rotate(k, config_.kv_heads, w.k_norm.get());
-    check(layer, q, n * (size_.q + 2 * size_.kv));
+    float *k = qkv + step_.n * size_.q, *v = k + step_.n * size_.kv;
+    const DeviceActivations normed = inputs(work_.h, size_.width, {&w.q, &w.k, &w.v});
+    norm(w.attention_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
+    multiply(normed, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
+    const DeviceHeads heads{step_.n, config_.heads, config_.kv_heads, config_.head_dim, qkv, w.q_norm.get(), w.k_norm.get(), config_.rms_epsilon,
+                            static_cast<uint32_t>(2 * size_.half), config_.rope.neox, work_.cos, work_.sin};
+    do_(ops_.rotate(stream_, heads, check(layer)));
   }
 
   // The rest of the layer before this one, whose attention is in host_a_.
   void complete_before(uint32_t layer) {
     do_(ops_.upload(stream_, work_.a, host_a_.get(), step_.n * size_.q * sizeof(float)));
-    give_rest(layer - 1);
+    give_rest(layer - 1, work_.a);
   }
 
-  // What comes after a layer's attention, whose output is in a, or in work_.a.
-  void give_rest(uint32_t layer, const float* a = nullptr) {
-    if (!a) a = work_.a;
+  // What comes after a layer's attention, whose output is in a.
+  void give_rest(uint32_t layer, float* a) {
     const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-    const std::size_t n = step_.n;
-    check(layer, a, n * size_.q);
-    multiply(a, size_.q, {{&w.o, work_.h}});
-    do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
+    DeviceActivations attended = inputs(a, size_.q, {&w.o});
+    attended.f32 = a;
+    do_(ops_.quantize(stream_, attended, check(layer)));
+    multiply(attended, {{&w.o, work_.x}}, true);
 
-    norm(work_.x, w.ffn_norm.get(), work_.h);
-    multiply(work_.h, size_.width, {{&w.gate, work_.gate}, {&w.up, work_.up}});
-    do_(ops_.swiglu(stream_, work_.gate, work_.up, n * size_.feed_forward));
-    check(layer, work_.gate, n * size_.feed_forward);
-    multiply(work_.gate, size_.feed_forward, {{&w.down, work_.h}});
-    do_(ops_.add(stream_, work_.x, work_.h, n * size_.width));
-    check(layer, work_.x, n * size_.width);
+    const DeviceActivations normed = inputs(work_.h, size_.width, {&w.gate, &w.up}), gated = inputs(work_.gate, size_.feed_forward, {&w.down});
+    norm(w.ffn_norm.get(), layer, normed);
+    multiply(normed, {{&w.gate, work_.gate}, {&w.up, work_.up}});
+    do_(ops_.swiglu(stream_, work_.gate, work_.up, check(layer), gated));
+    multiply(gated, {{&w.down, work_.x}}, true);
+    if (layer + 1 < end_layer()) return;  // the next one looks at x
+    do_(ops_.quantize(stream_, {step_.n, config_.width, work_.x}, check(layer)));
   }
 
   // Of n tokens from `first` on.
   void give_logits(uint32_t first, uint32_t n) {
-    do_(ops_.rms_norm(stream_, work_.x + first * size_.width, weights_.output_norm(), config_.rms_epsilon, n, config_.width, work_.h));
-    const DeviceActivations input = activations(work_.h, n, size_.width);
-    do_(ops_.quantize(stream_, input));
-    do_(ops_.matmul(stream_, weights_.output().w, input, weights_.output().bias.get(), work_.logits, size_.vocabulary));
+    DeviceActivations normed = inputs(work_.h, size_.width, {&weights_.output()});
+    normed.n = n;
+    do_(ops_.rms_norm(stream_, work_.x + first * size_.width, weights_.output_norm(), config_.rms_epsilon, check(end_layer() - 1), normed));
+    multiply(normed, {{&weights_.output(), work_.logits}});
   }
 
-  DeviceActivations activations(const float* x, uint32_t n, std::size_t cols) const {
-    return {n, static_cast<uint32_t>(cols), x, work_.quants, work_.scales, work_.sums};
+  // Of the step's tokens, for products with these matrices.
+  DeviceActivations inputs(float* f32, std::size_t cols, std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
+    DeviceActivations x{step_.n, static_cast<uint32_t>(cols)};
+    for (const DeviceWeights::Matrix* m : matrices) {
+      if (tensor_type_info(m->w.type)->block_elements == 1)
+        x.f32 = f32;
+      else
+        x.q = work_.quants, x.scale = work_.scales, x.sums = work_.sums;
+    }
+    return x;
   }
 
-  void multiply(const float* x, std::size_t cols, std::initializer_list<Product> products) {
-    const DeviceActivations input = activations(x, step_.n, cols);
-    const auto is_float = [](const Product& p) { return tensor_type_info(p.matrix->w.type)->block_elements == 1; };
-    if (!std::all_of(products.begin(), products.end(), is_float)) do_(ops_.quantize(stream_, input));
-    for (const Product& p : products) do_(ops_.matmul(stream_, p.matrix->w, input, p.matrix->bias.get(), p.y, p.matrix->w.rows));
+  void multiply(const DeviceActivations& x, std::initializer_list<Product> products, bool add = false) {
+    DeviceProduct given[3];
+    DeviceProduct* end = given;
+    for (const Product& p : products) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
+    do_(ops_.matmul(stream_, {given, end}, x, add));
   }
 
-  void norm(const float* x, const float* weight, float* y) {
-    do_(ops_.rms_norm(stream_, x, weight, config_.rms_epsilon, step_.n, config_.width, y));
+  void norm(const float* weight, uint32_t layer, const DeviceActivations& out) {
+    do_(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check(layer), out));
   }
 
-  // The norm of each head where the architecture has one (Qwen 3), then RoPE.
-  void rotate(float* x, uint32_t heads, const float* head_norm) {
-    if (head_norm) do_(ops_.rms_norm(stream_, x, head_norm, config_.rms_epsilon, step_.n * heads, config_.head_dim, x));
-    do_(ops_.rope(stream_, x, step_.n, heads, config_.head_dim, static_cast<uint32_t>(2 * size_.half), work_.cos, work_.sin, config_.rope.neox));
-  }
-
-  void check(uint32_t layer, const float* x, std::size_t n) { do_(ops_.check(stream_, x, n, too_large, layer, work_.first_bad)); }
+  DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
 
   // Attention makes room where there is none.
   Status resize(uint32_t n) {

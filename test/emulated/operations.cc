@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -56,45 +57,65 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
   });
 }
 
-int quantize(DeviceStream* s, const DeviceActivations& x) {
-  return give(s, [=] { return cpu().quantize(x.f32, x.n, x.cols, x.q, x.scale, x.sums), 0; });
+void note(const float* x, std::size_t n, const DeviceCheck& check) {
+  if (!std::all_of(x, x + n, [&](float v) { return std::fabs(v) < check.limit; })) *check.first = std::min(*check.first, check.mark);
 }
 
-int matmul(DeviceStream* s, const DeviceMatrix& w, const DeviceActivations& x, const float* bias, float* y, std::size_t y_stride) {
+void put(const float* x, const DeviceActivations& out) {
+  if (out.f32) std::copy_n(x, std::size_t{out.n} * out.cols, out.f32);
+  if (out.q) cpu().quantize(x, out.n, out.cols, out.q, out.scale, out.sums);
+}
+
+int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& check) {
   return give(s, [=] {
-    Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
-    const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
-    cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols)}, in, y, y_stride, 0, w.rows, scratch.get());
-    for (std::size_t i = 0; bias && i < x.n; ++i)
-      for (uint32_t r = 0; r < w.rows; ++r) y[i * y_stride + r] += bias[r];
+    note(x.f32, std::size_t{x.n} * x.cols, check);
+    if (x.q) cpu().quantize(x.f32, x.n, x.cols, x.q, x.scale, x.sums);
     return 0;
   });
 }
 
-int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, float* y) {
-  return give(s, [=] { return cpu().rms_norm(x, weight, epsilon, n, cols, y), 0; });
-}
-
-int rope(DeviceStream* s, float* x, uint32_t n, uint32_t heads, uint32_t head_dim, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {
-  return give(s, [=] {
-    const std::size_t half = rotary_dim / 2;
-    for (std::size_t i = 0; i < n; ++i) cpu().rope(x + i * heads * head_dim, heads, head_dim, rotary_dim, cos + i * half, sin + i * half, neox);
+int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add) {
+  return give(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
+    for (const auto& [w, bias, y] : given) {
+      Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
+      Aligned<float> made(std::size_t{x.n} * w.rows);
+      const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
+      cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols)}, in, made.get(), w.rows, 0, w.rows, scratch.get());
+      for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i) y[i] = (add ? y[i] : 0.0f) + (made[i] + (bias ? bias[i % w.rows] : 0.0f));
+    }
     return 0;
   });
 }
 
-int swiglu(DeviceStream* s, float* gate, const float* up, std::size_t n) {
-  return give(s, [=] { return cpu().swiglu(gate, up, n), 0; });
-}
-
-int add(DeviceStream* s, float* x, const float* y, std::size_t n) {
-  return give(s, [=] { return cpu().add(x, y, n), 0; });
-}
-
-int check(DeviceStream* s, const float* x, std::size_t n, float limit, uint32_t mark, uint32_t* first) {
+int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
   return give(s, [=] {
-    if (!std::all_of(x, x + n, [=](float v) { return std::fabs(v) < limit; })) *first = std::min(*first, mark);
-    return 0;
+    Aligned<float> y(std::size_t{out.n} * out.cols);
+    note(x, std::size_t{out.n} * out.cols, check);
+    cpu().rms_norm(x, weight, epsilon, out.n, out.cols, y.get());
+    return put(y.get(), out), 0;
+  });
+}
+
+int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out) {
+  return give(s, [=] {
+    const std::size_t size = std::size_t{out.n} * out.cols;
+    Aligned<float> y(size);
+    std::copy_n(gate, size, y.get());
+    cpu().swiglu(y.get(), up, size);
+    note(y.get(), size, check);
+    return put(y.get(), out), 0;
+  });
+}
+
+int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
+  return give(s, [=] {
+    float* x = h.qkv;
+    for (const auto& [heads, norm] : {std::pair(h.heads, h.q_norm), std::pair(h.kv_heads, h.k_norm)}) {
+      if (norm) cpu().rms_norm(x, norm, h.epsilon, h.n * heads, h.head_dim, x);
+      const std::size_t half = h.rotary_dim / 2, row = std::size_t{heads} * h.head_dim;
+      for (std::size_t i = 0; i < h.n; ++i, x += row) cpu().rope(x, heads, h.head_dim, h.rotary_dim, h.cos + i * half, h.sin + i * half, h.neox);
+    }
+    return note(h.qkv, std::size_t{h.n} * (h.heads + 2 * h.kv_heads) * h.head_dim, check), 0;
   });
 }
 
@@ -420,10 +441,8 @@ void fill_operations(DeviceKernels* k) {
   k->matmul = matmul;
   k->quantize = quantize;
   k->rms_norm = rms_norm;
-  k->rope = rope;
   k->swiglu = swiglu;
-  k->add = add;
-  k->check = check;
+  k->rotate = rotate;
   k->begin_attention = begin_attention;
   k->attend_near = attend_near;
   k->score_sketch = score_sketch;

@@ -1,8 +1,13 @@
 // The operations of a GPU against the reference, on random shapes, with outputs that are poisoned. Without a GPU they say so and pass.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "device_support.h"
 #include "reference/reference.h"
@@ -29,8 +34,17 @@ struct Inputs {
   DeviceActivations view;
 };
 
-// The reference's product of the very inputs that the device rounded; errors relative to the sums of magnitudes.
-double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias, const float* y, std::size_t stride) {
+constexpr uint32_t no_mark = UINT32_MAX;
+
+// What finds numbers that are too large, and its mark.
+struct Found {
+  Memory<uint32_t> first{&no_mark, 1};
+  DeviceCheck check(uint32_t mark) { return {1e30f, mark, first.data()}; }
+  uint32_t get() { return first.get()[0]; }
+};
+
+// The reference's product of the very inputs that the device rounded, beside what was there before (null: nothing); errors relative to the sums of magnitudes.
+double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias, const float* before, const float* y) {
   const Activations view{x.view.n, w.cols, x.host.data(), quantised ? x.q.get().data() : nullptr, quantised ? x.scale.get().data() : nullptr,
                          quantised ? x.sums.get().data() : nullptr};
   std::vector<double> expected(std::size_t{x.view.n} * w.rows), weights(w.cols);
@@ -39,40 +53,120 @@ double product_error(const WeightView& w, Inputs& x, bool quantised, const float
   for (uint32_t r = 0; r < w.rows; ++r) {
     reference::dequantize_row(w, r, weights.data());
     for (std::size_t i = 0; i < x.view.n; ++i) {
-      double magnitude = 1e-30 + (bias ? std::fabs(double{bias[r]}) : 0.0);
+      const double beside = (bias ? double{bias[r]} : 0.0) + (before ? double{before[i * w.rows + r]} : 0.0);
+      double magnitude = 1e-30 + (bias ? std::fabs(double{bias[r]}) : 0.0) + (before ? std::fabs(double{before[i * w.rows + r]}) : 0.0);
       for (uint32_t c = 0; c < w.cols; ++c) magnitude += std::fabs(weights[c] * double{x.host[i * w.cols + c]});
-      const double wanted = expected[i * w.rows + r] + (bias ? double{bias[r]} : 0.0);
-      const double error = std::fabs(double{y[i * stride + r]} - wanted) / magnitude;
+      const double error = std::fabs(double{y[i * w.rows + r]} - (expected[i * w.rows + r] + beside)) / magnitude;
       worst = error <= worst ? worst : error;  // a not-a-number wins
     }
   }
   return worst;
 }
 
-void check_product(const test::Type& t, uint32_t n, uint32_t rows, uint32_t cols, bool with_bias, Random& random) {
-  CAPTURE(std::string(t.name));
+// A matrix on the device, perhaps with a bias, and what its products go to.
+struct OneProduct {
+  OneProduct(const test::Type& t, uint32_t rows, uint32_t cols, uint32_t n, Random& random)
+      : type(t), w(t, rows, cols, random), laid_out(ops().matrix_bytes(t.type, rows, cols)), bias(rows), device_bias(rows), before(std::size_t{n} * rows),
+        y(before.size()) {
+    Memory<std::byte> file(w.view.data, w.bytes.size());
+    const DeviceMatrix matrix{t.type, rows, cols, laid_out.data()};
+    const uint32_t half = rows / 2;  // in two pieces
+    if (half) OK(ops().lay_out(stream(), matrix, file.data(), 0, half));
+    OK(ops().lay_out(stream(), matrix, file.data() + half * w.view.row_bytes, half, rows - half));
+    for (float& b : bias) b = random.normal();
+    device_bias.put(bias.data());
+    for (float& b : before) b = random.normal();
+    with_bias = random.below(2) != 0;
+    product = {matrix, with_bias ? device_bias.data() : nullptr, y.data()};
+  }
+  bool quantised() const { return type.block != 1; }
+  void check(Inputs& x, bool add) {
+    CHECK(product_error(w.view, x, quantised(), with_bias ? bias.data() : nullptr, add ? before.data() : nullptr, y.get().data()) < 1e-6);
+    laid_out.get();
+  }
+  const test::Type& type;
+  Weights w;
+  Memory<std::byte> laid_out;
+  std::vector<float> bias;
+  Memory<float> device_bias;
+  std::vector<float> before;
+  Memory<float> y;
+  bool with_bias;
+  DeviceProduct product;
+};
+
+// Of matrices of these types and rows, by one call; y is added to, or poisoned before.
+void check_products(std::initializer_list<std::pair<const test::Type*, uint32_t>> matrices, uint32_t n, uint32_t cols, bool add, Random& random) {
+  CAPTURE(std::string(matrices.begin()->first->name));
   CAPTURE(n);
-  CAPTURE(rows);
+  CAPTURE(matrices.begin()->second);
   CAPTURE(cols);
-  Weights w(t, rows, cols, random);
-  Memory<std::byte> file(w.view.data, w.bytes.size()), laid_out(ops().matrix_bytes(t.type, rows, cols));
-  const DeviceMatrix matrix{t.type, rows, cols, laid_out.data()};
-  const uint32_t half = rows / 2;  // in two pieces
-  if (half) OK(ops().lay_out(stream(), matrix, file.data(), 0, half));
-  OK(ops().lay_out(stream(), matrix, file.data() + half * w.view.row_bytes, half, rows - half));
+  CAPTURE(add);
+  std::vector<std::unique_ptr<OneProduct>> of;
+  std::vector<DeviceProduct> products;
+  bool quantised = false;
+  for (const auto& [type, rows] : matrices) {
+    of.push_back(std::make_unique<OneProduct>(*type, rows, cols, n, random));
+    products.push_back(of.back()->product);
+    quantised |= of.back()->quantised();
+    if (add) of.back()->y.put(of.back()->before.data());
+  }
   Inputs x(n, cols, random);
-  if (t.block != 1) OK(ops().quantize(stream(), x.view));
-  std::vector<float> bias(rows);
-  for (float& b : bias) b = random.normal();
-  Memory<float> device_bias(bias.data(), rows);
-  constexpr std::size_t gap = 3;
-  Memory<float> y(n * (rows + gap));
-  OK(ops().matmul(stream(), matrix, x.view, with_bias ? device_bias.data() : nullptr, y.data(), rows + gap));
-  const Guarded<float>& got = y.get();
-  CHECK(product_error(w.view, x, t.block != 1, with_bias ? bias.data() : nullptr, got.data(), rows + gap) < 1e-6);
-  for (std::size_t i = 0; i < n; ++i)
-    for (std::size_t g = 0; g < gap; ++g) CHECK(std::isnan(got[i * (rows + gap) + rows + g]));
-  laid_out.get();
+  Found found;
+  if (quantised) OK(ops().quantize(stream(), x.view, found.check(1)));
+  OK(ops().matmul(stream(), products, x.view, add));
+  for (const auto& one : of) one->check(x, add);
+}
+
+const test::Type& type_of(const char* name) {
+  return *std::find_if(std::begin(test::types), std::end(test::types), [&](const test::Type& t) { return std::string(t.name) == name; });
+}
+
+// What was made of the numbers y, in floats and rounded as the processor rounds those.
+struct Made {
+  Made(uint32_t n, uint32_t cols, bool with_f32, bool with_q) : f32(n * cols), q(n * cols), scale(n * cols / 32 + 1), sums(n * cols / 16 + 1), view{n, cols} {
+    if (with_f32) view.f32 = f32.data();
+    if (with_q) view.q = q.data(), view.scale = scale.data(), view.sums = sums.data();
+  }
+  // Each rounded number is as near to y as the scale allows, and a little for what y itself is rounded by; what was not asked for is poisoned still.
+  void check(const std::vector<double>& y) {
+    const uint32_t size = view.n * view.cols;
+    if (view.f32)
+      CHECK(test::relative_error(f32.get().data(), y.data(), size) < 1e-6);
+    else
+      CHECK(std::isnan(f32.get()[0]));
+    if (!view.q) {
+      CHECK(q.get()[0] == -1);
+      CHECK(std::isnan(scale.get()[0]));
+      return;
+    }
+    bool near = true, right_sums = true, right_scales = true;
+    for (uint32_t b = 0; b < size / 32; ++b) {
+      double largest = 0;
+      for (uint32_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(y[b * 32 + i]));
+      right_scales &= std::fabs(double{scale.get()[b]} - largest / 127) <= 1e-6 * largest;
+      for (uint32_t i = 0; i < 32; ++i) near &= std::fabs(double{scale.get()[b]} * q.get()[b * 32 + i] - y[b * 32 + i]) <= (0.5 / 127 + 1e-5) * largest;
+    }
+    for (uint32_t h = 0; h < size / 16; ++h) {
+      int sum = 0;
+      for (uint32_t i = 0; i < 16; ++i) sum += q.get()[h * 16 + i];
+      right_sums &= sums.get()[h] == sum;
+    }
+    CHECK(right_scales);
+    CHECK(near);
+    CHECK(right_sums);
+  }
+  Memory<float> f32;
+  Memory<int8_t> q;
+  Memory<float> scale;
+  Memory<int16_t> sums;
+  DeviceActivations view;
+};
+
+std::vector<float> normals(std::size_t n, Random& random) {
+  std::vector<float> x(n);
+  for (float& v : x) v = random.normal();
+  return x;
 }
 
 }  // namespace
@@ -83,10 +177,27 @@ TEST_CASE("a device's products of every format agree with the reference on odd s
   for (const test::Type& t : test::types) {
     const uint32_t step = t.block == 1 ? 32 : t.block;
     for (uint32_t n : {1u, 2u, 7u, 8u, 23u, 64u, 65u, 130u})
-      check_product(t, n, 1 + random.below(200), step * (1 + random.below(t.block == 256 ? 5 : 40)), random.below(2) != 0, random);
-    check_product(t, 1, 33, 2048 + step, true, random);
-    check_product(t, 17, 129, 2048 + step, false, random);
+      check_products({{&t, 1 + random.below(200)}}, n, step * (1 + random.below(t.block == 256 ? 5 : 40)), random.below(2) != 0, random);
+    check_products({{&t, 33}}, 1, 2048 + step, true, random);
+    check_products({{&t, 9}}, 1, 8192 + step, false, random);
+    check_products({{&t, 17}}, 17, 2048 + step, false, random);
   }
+  check_products({{&type_of("Q8_0"), 300}}, 200, 320, true, random);
+}
+
+TEST_CASE("a device's products of one input are of several matrices, of one type or not") {
+  if (!stream()) return;
+  Random random(4);
+  for (const test::Type& t : test::types)
+    for (uint32_t n : {1u, 20u}) check_products({{&t, 1 + random.below(150)}, {&t, 1 + random.below(9)}, {&t, 1 + random.below(80)}}, n, 512, n == 1, random);
+  const test::Type &q4 = type_of("Q4_K"), &q6 = type_of("Q6_K"), &half = type_of("F16"), &q8 = type_of("Q8_0");
+  for (uint32_t n : {1u, 5u}) {
+    check_products({{&q4, 65}, {&q4, 5}, {&q6, 9}}, n, 768, false, random);
+    check_products({{&q4, 65}, {&q6, 6}, {&q4, 9}}, n, 768, true, random);
+    check_products({{&q8, 31}, {&half, 7}, {&q8, 12}}, n, 256, false, random);
+    check_products({{&q8, 3}, {&q8, 131}, {&q8, 2}, {&q8, 70}}, n, 256, false, random);
+  }
+  for (uint32_t n : {70u, 250u}) check_products({{&q8, 131}, {&q8, 64}, {&q8, 1}}, n, 96, true, random);
 }
 
 TEST_CASE("a device rounds inputs as the processor does") {
@@ -98,7 +209,9 @@ TEST_CASE("a device rounds inputs as the processor does") {
   for (int i = 64; i < 96; ++i) x.host[static_cast<std::size_t>(i)] *= 1e-38f;
   for (int i = 96; i < 128; ++i) x.host[static_cast<std::size_t>(i)] = i % 2 ? 0.5f : 127.0f;  // ties
   x.x.put(x.host.data());
-  OK(ops().quantize(stream(), x.view));
+  Found found;
+  OK(ops().quantize(stream(), x.view, found.check(3)));
+  CHECK(found.get() == 3);
   Guarded<int8_t> q(x.host.size());
   Guarded<float> scale(x.host.size() / 32);
   Guarded<int16_t> sums(x.host.size() / 16);
@@ -110,65 +223,104 @@ TEST_CASE("a device rounds inputs as the processor does") {
   CHECK(x.q.get()[7] == -127);
 }
 
-TEST_CASE("a device's elementwise operations agree with the reference") {
+TEST_CASE("a device's norms and gates agree with the reference, in floats and rounded") {
   if (!stream()) return;
   Random random(3);
-  for (uint32_t cols : {32u, 100u, 4096u}) {
-    std::vector<float> x(3 * cols), weight(cols), up(3 * cols);
-    for (float& v : x) v = random.normal();
-    for (float& v : weight) v = random.normal();
-    for (float& v : up) v = random.normal();
-    Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), y(x.size()), dup(up.data(), up.size());
-    std::vector<double> expected(x.size());
-    OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, 3, cols, y.data()));
-    reference::rms_norm(x.data(), weight.data(), 1e-5f, 3, cols, expected.data());
-    CHECK(test::relative_error(y.get().data(), expected.data(), x.size()) < 1e-6);
-    OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, 3, cols, dx.data()));  // in place
-    CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 1e-6);
-    dx.put(x.data());
-    OK(ops().swiglu(stream(), dx.data(), dup.data(), x.size()));
-    reference::swiglu(x.data(), up.data(), x.size(), expected.data());
-    CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 1e-6);
-    dx.put(x.data());
-    OK(ops().add(stream(), dx.data(), dup.data(), x.size()));
-    for (std::size_t i = 0; i < x.size(); ++i) CHECK(dx.get()[i] == x[i] + up[i]);
+  for (const uint32_t cols : {32u, 99u, 100u, 160u, 2080u, 4096u, 8192u, 12320u}) {
+    CAPTURE(cols);
+    constexpr uint32_t n = 3;
+    const std::vector<float> x = normals(n * cols, random), weight = normals(cols, random), up = normals(n * cols, random);
+    Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), dup(up.data(), up.size());
+    std::vector<double> normed(x.size()), gated(x.size());
+    reference::rms_norm(x.data(), weight.data(), 1e-5f, n, cols, normed.data());
+    reference::swiglu(x.data(), up.data(), x.size(), gated.data());
+    for (const auto& [with_f32, with_q] : {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
+      if (with_q && cols % 32 != 0) continue;
+      Found found;
+      Made norm(n, cols, with_f32, with_q), gate(n, cols, with_f32, with_q);
+      OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, found.check(1), norm.view));
+      OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), gate.view));
+      norm.check(normed);
+      gate.check(gated);
+      CHECK(found.get() == no_mark);
+    }
+    Found found;
+    OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), {n, cols, dx.data()}));  // in place
+    CHECK(test::relative_error(dx.get().data(), gated.data(), x.size()) < 1e-6);
   }
-  for (bool neox : {false, true}) {
-    for (uint32_t rotary : {32u, 48u, 64u}) {
-      constexpr uint32_t n = 3, heads = 5, dim = 64;
-      std::vector<float> x(n * heads * dim), cos(n * rotary / 2), sin(n * rotary / 2);
-      for (float& v : x) v = random.normal();
-      for (std::size_t i = 0; i < cos.size(); ++i) {
-        const float angle = random.uniform(0, 6);
-        cos[i] = std::cos(angle), sin[i] = std::sin(angle);
+}
+
+TEST_CASE("a device rotates queries and keys, after the norms of their heads where there are some") {
+  if (!stream()) return;
+  Random random(5);
+  for (const bool neox : {false, true}) {
+    for (const auto& [dim, rotary] : {std::pair(64u, 32u), std::pair(64u, 48u), std::pair(64u, 64u), std::pair(256u, 256u), std::pair(6u, 4u)}) {
+      for (const bool with_norms : {false, true}) {
+        constexpr uint32_t n = 3, heads = 5, kv_heads = 2;
+        const std::size_t q_size = n * heads * dim, k_size = n * kv_heads * dim, half = rotary / 2;
+        const std::vector<float> x = normals(q_size + 2 * k_size, random), q_norm = normals(dim, random), k_norm = normals(dim, random);
+        std::vector<float> cos(n * half), sin(n * half);
+        for (std::size_t i = 0; i < cos.size(); ++i) {
+          const float angle = random.uniform(0, 6);
+          cos[i] = std::cos(angle), sin[i] = std::sin(angle);
+        }
+        Memory<float> dx(x.data(), x.size()), dq(q_norm.data(), dim), dk(k_norm.data(), dim), dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
+        Found found;
+        DeviceHeads h{n, heads, kv_heads, dim, dx.data(), nullptr, nullptr, 1e-5f, rotary, neox, dc.data(), ds.data()};
+        if (with_norms) h.q_norm = dq.data(), h.k_norm = dk.data();
+        OK(ops().rotate(stream(), h, found.check(1)));
+        std::vector<double> expected(x.begin(), x.end());
+        if (with_norms) reference::rms_norm(x.data(), q_norm.data(), 1e-5f, n * heads, dim, expected.data());
+        if (with_norms) reference::rms_norm(x.data() + q_size, k_norm.data(), 1e-5f, n * kv_heads, dim, expected.data() + q_size);
+        for (uint32_t t = 0; t < n; ++t) {
+          reference::rope(expected.data() + t * heads * dim, heads, dim, rotary, cos.data() + t * half, sin.data() + t * half, neox);
+          reference::rope(expected.data() + q_size + t * kv_heads * dim, kv_heads, dim, rotary, cos.data() + t * half, sin.data() + t * half, neox);
+        }
+        CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 1e-6);
+        CHECK(found.get() == no_mark);
       }
-      Memory<float> dx(x.data(), x.size()), dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
-      OK(ops().rope(stream(), dx.data(), n, heads, dim, rotary, dc.data(), ds.data(), neox));
-      std::vector<double> expected(x.begin(), x.end());
-      for (uint32_t t = 0; t < n; ++t)
-        reference::rope(expected.data() + t * heads * dim, heads, dim, rotary, cos.data() + t * rotary / 2, sin.data() + t * rotary / 2, neox);
-      CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 1e-6);
     }
   }
 }
 
-TEST_CASE("a device finds the first layer with a number that is none") {
+TEST_CASE("a device finds the first layer with a number that is none, in whatever it looks at") {
   if (!stream()) return;
-  std::vector<float> x(100000, 1.0f);
-  const uint32_t none = UINT32_MAX;
-  Memory<float> dx(x.data(), x.size());
-  Memory<uint32_t> first(&none, 1);
-  const auto check = [&](float value, std::size_t at, uint32_t mark) {
-    x[at] = value;
-    dx.put(x.data());
-    OK(ops().check(stream(), dx.data(), x.size(), 1e30f, mark, first.data()));
-    x[at] = 1;
-    return first.get()[0];
-  };
-  CHECK(check(1, 0, 1) == none);
-  CHECK(check(NAN, 99999, 9) == 9);
-  CHECK(check(INFINITY, 0, 12) == 9);
-  CHECK(check(-2e30f, 5000, 4) == 4);
+  constexpr uint32_t n = 3, heads = 4, kv_heads = 2, dim = 64, cols = (heads + 2 * kv_heads) * dim, size = n * cols, half = 10;
+  const std::vector<float> ones(size, 1.0f), huge(size, 1e6f);
+  Memory<float> x(ones.data(), size), weight(ones.data(), cols), up(huge.data(), size);
+  const std::vector<float> cos(n * half, 0.8f), sin(n * half, 0.6f);
+  Memory<float> dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
+  Made made(n, cols, true, true);
+  const DeviceHeads h{n, heads, kv_heads, dim, x.data(), nullptr, nullptr, 1e-5f, 2 * half, true, dc.data(), ds.data()};
+  using Look = std::function<int(const DeviceCheck&)>;
+  const std::pair<const char*, Look> looks[] = {
+      {"quantize", [&](const DeviceCheck& c) { return ops().quantize(stream(), {n, cols, x.data(), made.q.data(), made.scale.data(), made.sums.data()}, c); }},
+      {"only looks", [&](const DeviceCheck& c) { return ops().quantize(stream(), {n, cols, x.data()}, c); }},
+      {"rms_norm", [&](const DeviceCheck& c) { return ops().rms_norm(stream(), x.data(), weight.data(), 1e-5f, c, made.view); }},
+      {"swiglu", [&](const DeviceCheck& c) { return ops().swiglu(stream(), x.data(), up.data(), c, made.view); }},
+      {"rotate", [&](const DeviceCheck& c) { return ops().rotate(stream(), h, c); }}};
+  for (const auto& [name, look] : looks) {
+    CAPTURE(std::string(name));
+    Found found;
+    const auto mark_of = [&](float value, std::size_t at, uint32_t mark) {
+      std::vector<float> its = ones;
+      its[at] = value;
+      x.put(its.data());
+      OK(look(found.check(mark)));
+      return found.get();
+    };
+    CHECK(mark_of(1e23f, size / 2, 12) == no_mark);
+    CHECK(mark_of(NAN, size - 1, 12) == 12);
+    CHECK(mark_of(INFINITY, 0, 11) == 11);
+    CHECK(mark_of(std::string(name) == "swiglu" ? 2e24f : -2e30f, size / 2 + 7, 10) == 10);
+    CHECK(mark_of(NAN, cols * 2 - 1, 11) == 10);
+    for (uint32_t i = 0; i < 9; ++i) CHECK(mark_of(NAN, i * (size / 9) + i, 9 - i) == 9 - i);
+  }
+}
+
+static void check_works() {
+  Random random(6);
+  check_products({{&type_of("F32"), 3}}, 1, 32, false, random);
 }
 
 TEST_CASE("a device is opened twice and closed once") {
@@ -180,10 +332,7 @@ TEST_CASE("a device is opened twice and closed once") {
   CHECK(info.bytes > info.free_bytes);
   CHECK(info.multiprocessors > 0);
   OK(ops().close(another));
-  const float x = 3;  // the first one is as it was
-  Memory<float> after(&x, 1);
-  OK(ops().add(stream(), after.data(), after.data(), 1));
-  CHECK(after.get()[0] == 6);
+  check_works();  // the first one is as it was
 }
 
 TEST_CASE("a device that has no memory left says so and goes on") {
@@ -191,8 +340,5 @@ TEST_CASE("a device that has no memory left says so and goes on") {
   void* memory = nullptr;
   const int error = ops().allocate(gpu()->context, std::size_t{1} << 50, &memory);
   CHECK(ops().is_out_of_memory(error));
-  const float x = 1;
-  Memory<float> after(&x, 1);
-  OK(ops().add(stream(), after.data(), after.data(), 1));
-  CHECK(after.get()[0] == 2);
+  check_works();
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <thread>
 
 #include "device_helpers.h"
@@ -72,6 +73,41 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
   CHECK(seen.size() > 3);
   CHECK(std::is_sorted(seen.begin(), seen.end()));
   CHECK(seen.back() == mini_model()->config().layers);
+}
+
+TEST_CASE("a number that is none is met in the layer that makes it, however the device computes the step") {
+  if (!device_model()) return;
+  std::ifstream stream(EXAMPLES "/mini-reader-q8_0.gguf", std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  Gguf gguf;
+  REQUIRE(Gguf::parse(std::as_bytes(std::span(file)), &gguf).ok());
+  const uint32_t last = mini_model()->config().layers - 1;
+  TempFolder folder;
+  for (const auto& [name, layer] : {std::pair("attn_q", 0u), std::pair("attn_v", 2u), std::pair("attn_output", 1u), std::pair("ffn_up", last), std::pair("ffn_down", 0u),
+                                    std::pair("ffn_down", last)}) {
+    CAPTURE(std::string(name));
+    const std::string tensor = "blk." + std::to_string(layer) + "." + name + ".weight", path = folder.file("damaged.gguf");
+    std::string damaged = file;
+    damaged.replace(gguf.find_tensor(tensor)->offset, 2, "\x00\x7c", 2);  // the first scale: infinity
+    std::ofstream(path, std::ios::binary) << damaged;
+    std::shared_ptr<const Model> model;
+    REQUIRE(Model::open(path, "", &model, {"cuda"}).ok());
+    for (const uint32_t chunk : {1u, 40u}) {
+      for (const bool bounded : {false, true}) {
+        CAPTURE(chunk);
+        CAPTURE(bounded);
+        SessionOptions o = bounded ? bounded_options(256) : SessionOptions{};
+        o.threads = 2;
+        o.prefill_chunk = chunk;
+        auto session = open_session(model, o);
+        uint64_t done = 7;
+        const Status s = session->prefill_tokens(book_tokens(40), nullptr, nullptr, {}, &done);
+        CHECK(s.code() == Code::corrupt);
+        CHECK_MESSAGE(std::string(s.message()).find("layer " + std::to_string(layer) + " made") == 0, s.message());
+        CHECK(done == 0);
+      }
+    }
+  }
 }
 
 TEST_CASE("a step that a device has no room for is refused and a smaller one works") {
