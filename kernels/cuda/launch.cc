@@ -109,7 +109,7 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count, con
   }
   products.add = add;
   const Name name(x.n == 1 ? "row_" : wide ? "wide_" : "tile_", type);
-  const Grid grid{blocks, blocks_for(x.n, inputs)};
+  const Grid grid{blocks, blocks_for(x.n, inputs), 1, wide ? wide_shared_bytes : 0};
   if (quantised) return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
   return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
 }
@@ -240,13 +240,16 @@ int find_kernels(DeviceContext* context) {
   CUmodule reading = context->modules[4];
   for (const char* name : {"reading_largest", "reading_lay_out", "reading_queries"})
     if (const int error = find(name, reading)) return error;
-  for (const uint32_t dim : attended_dims) {
-    const ReadingName name(dim);
-    if (const int error = find(name.text, reading)) return error;
-    CUfunction function = context->kernels.find(name.text)->second;
-    if (const int error = driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(reading_shared_bytes(dim))))
-      return error;
-  }
+  for (const uint32_t dim : attended_dims)
+    if (const int error = find(ReadingName(dim).text, reading)) return error;
+  const auto allow = [&](const char* name, uint32_t bytes) -> int {  // of shared memory
+    return driver().cuFuncSetAttribute(context->kernels.find(name)->second, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes));
+  };
+  for (const uint32_t dim : attended_dims)
+    if (const int error = allow(ReadingName(dim).text, reading_shared_bytes(dim))) return error;
+  for (const TensorType type : types)
+    if (has_wide(type))
+      if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
   return 0;
 }
 

@@ -138,7 +138,12 @@ __device__ inline void put(bool add, const float* bias, float* y, uint32_t rows,
 constexpr int tile_units = 4;
 constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
 
-// d += a . b of 16 rows, 8 inputs and 32 or 16 products.
+// d += a . b of 16 rows, 8 inputs and 32 or 16 products; d = start + a . b.
+__device__ inline void multiply_32_from(int (&d)[4], int start, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start));
+}
 __device__ inline void multiply_32(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
@@ -253,78 +258,102 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))));
 }
 
+// 16 bytes by the memory's own unit, or zeros.
+__device__ inline void copy_later(uint8_t* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0));
+}
+
+// Two tiles: one is filled while the other is multiplied. What is read is as it lies in memory, which is so of Q8_0.
 template <TensorType type>
 __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t n, const int8_t* q, const float* scale) {
   using F = Format<type>;
-  static_assert(!F::two_scales && !F::has_offset);
+  static_assert(!F::two_scales && !F::has_offset && F::low == 8 && 2 * sizeof(WideTile) == wide_shared_bytes);
   constexpr int row_tiles = 4, input_tiles = 4;
   constexpr int as_float = 0x4b400000;  // an integer sum d that begins with it is, as a float, 12582912 + d
-  __shared__ WideTile tile;
+  extern __shared__ __align__(128) uint8_t wide_memory[];
+  auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
   uint32_t first_row;
   const auto [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
   const uint32_t warp_row = thread / 32 % 2 * 64, warp_input = thread / 64 * 32;
-  float total[row_tiles][input_tiles][4] = {};
-  for (uint32_t at = 0; at < units; at += tile_units) {
-    __syncthreads();
-#pragma unroll 2
-    for (uint32_t i = thread; i < wide_rows * tile_units; i += wide_threads) {
-      const uint32_t r = i / tile_units, k = i % tile_units;
-      uint32_t u[8] = {};
+  // What lies at `at` of the sums, 16 bytes at a time, begins to be copied; what is outside of the matrices becomes zeros.
+  const auto copy = [&](WideTile& to, uint32_t at) {
+#pragma unroll
+    for (uint32_t i = thread; i < wide_rows * tile_units * 2; i += wide_threads) {
+      const uint32_t r = i / (tile_units * 2), piece = i % (tile_units * 2), unit = at + piece / 2;
+      const bool row_there = first_row + r < rows && unit < units, input_there = first_input + r < n && unit < units;
+      const uint8_t* weights = w.low + (row_there ? (std::size_t{first_row + r} * units + unit) * 32 + piece % 2 * 16 : 0);
+      const int8_t* inputs = q + (input_there ? (std::size_t{first_input + r} * units + unit) * 32 + piece % 2 * 16 : 0);
+      copy_later(to.weights + piece_of(r, piece), weights, row_there);
+      copy_later(to.inputs + piece_of(r, piece), inputs, input_there);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  constexpr uint32_t each = wide_rows * tile_units / wide_threads;
+  float its_of[each], its_scale[each];
+  const auto load_scales = [&](uint32_t at) {
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i) {
+      const uint32_t r = (thread + i * wide_threads) / tile_units, unit = at + thread % tile_units;
       float2 of[2] = {};
-      if (first_row + r < rows && at + k < units) {
-        const std::size_t unit = std::size_t{first_row + r} * units + at + k;
-        load_quants<type>(w, unit, u);
-        F::scales(w, unit, of);
-      }
-      *reinterpret_cast<uint4*>(tile.weights + piece_of(r, 2 * k)) = make_uint4(u[0], u[1], u[2], u[3]);
-      *reinterpret_cast<uint4*>(tile.weights + piece_of(r, 2 * k + 1)) = make_uint4(u[4], u[5], u[6], u[7]);
-      tile.of[k][r] = of[0].x;
+      if (first_row + r < rows && unit < units) F::scales(w, std::size_t{first_row + r} * units + unit, of);
+      its_of[i] = of[0].x;
+      its_scale[i] = first_input + r < n && unit < units ? scale[std::size_t{first_input + r} * units + unit] : 0.0f;
     }
-#pragma unroll 2
-    for (uint32_t i = thread; i < wide_inputs * tile_units; i += wide_threads) {
-      const uint32_t r = i / tile_units, k = i % tile_units;
-      uint4 a = {}, b = {};
-      float its_scale = 0;
-      if (first_input + r < n && at + k < units) {
-        const std::size_t unit = std::size_t{first_input + r} * units + at + k;
-        const uint4* from = reinterpret_cast<const uint4*>(q) + 2 * unit;
-        a = from[0], b = from[1];
-        its_scale = scale[unit];
-      }
-      *reinterpret_cast<uint4*>(tile.inputs + piece_of(r, 2 * k)) = a;
-      *reinterpret_cast<uint4*>(tile.inputs + piece_of(r, 2 * k + 1)) = b;
-      tile.scale[k][r] = its_scale;
+  };
+  const auto put_scales = [&](WideTile& to) {
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i) {
+      const uint32_t r = (thread + i * wide_threads) / tile_units, k = thread % tile_units;
+      to.of[k][r] = its_of[i], to.scale[k][r] = its_scale[i];
     }
-    __syncthreads();
+  };
+  float total[row_tiles][input_tiles][4] = {};
+  copy(tiles[0], 0);
+  load_scales(0);
+  put_scales(tiles[0]);
+#pragma unroll 1
+  for (uint32_t at = 0, turn = 0; at < units; at += tile_units, turn ^= 1) {
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();  // what is here has come, and the other tile is no longer read
+    const WideTile& tile = tiles[turn];
+    const bool more = at + tile_units < units;
+    if (more) copy(tiles[turn ^ 1], at + tile_units), load_scales(at + tile_units);
 #pragma unroll 1
     for (int k = 0; k < tile_units; ++k) {
       uint32_t a[row_tiles][4], b[input_tiles / 2][4];
+      float of[row_tiles][2];
 #pragma unroll
-      for (int i = 0; i < row_tiles; ++i) load_matrices(a[i], tile.weights + piece_of(warp_row + i * 16 + lane % 16, 2 * k + lane / 16));
+      for (int i = 0; i < row_tiles; ++i) {
+        load_matrices(a[i], tile.weights + piece_of(warp_row + i * 16 + lane % 16, 2 * k + lane / 16));
+        of[i][0] = tile.of[k][warp_row + i * 16 + g], of[i][1] = tile.of[k][warp_row + i * 16 + g + 8];
+      }
 #pragma unroll
       for (int j = 0; j < input_tiles / 2; ++j) load_matrices(b[j], tile.inputs + piece_of(warp_input + j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      float2 scales[input_tiles];
 #pragma unroll
-      for (int j = 0; j < input_tiles; ++j) {
-        const uint32_t its[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
-        const uint32_t input = warp_input + j * 8 + 2 * t;
-        const float scales[2] = {tile.scale[k][input], tile.scale[k][input + 1]};
+      for (int j = 0; j < input_tiles; ++j) scales[j] = *reinterpret_cast<const float2*>(&tile.scale[k][warp_input + j * 8 + 2 * t]);
 #pragma unroll
-        for (int i = 0; i < row_tiles; ++i) {
-          int d[4] = {as_float, as_float, as_float, as_float};
-          multiply_32(d, a[i], its);
+      for (int i = 0; i < row_tiles; ++i) {
+        const float off[2] = {of[i][0] * -12582912.0f, of[i][1] * -12582912.0f};  // exact: a scale has 11 bits, so that its product with d is rounded once
+#pragma unroll
+        for (int j = 0; j < input_tiles; ++j) {
+          const uint32_t its[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+          int d[4];
+          multiply_32_from(d, as_float, a[i], its);
 #pragma unroll
           for (int c = 0; c < 4; ++c)  // row c / 2 * 8, input c % 2
-            total[i][j][c] += tile.of[k][warp_row + i * 16 + g + c / 2 * 8] * (__int_as_float(d[c]) - 12582912.0f) * scales[c % 2];
+            total[i][j][c] += __fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]) * (c % 2 ? scales[j].y : scales[j].x);
         }
       }
     }
+    if (more) put_scales(tiles[turn ^ 1]);
   }
   // Through shared memory, half of the inputs at a time: rows side by side are written together, by little code.
-  auto* staged = reinterpret_cast<float*>(tile.weights);
-  static_assert(sizeof tile.weights + sizeof tile.inputs == wide_inputs / 2 * wide_rows * sizeof(float));
+  auto* staged = reinterpret_cast<float*>(tiles->weights);
+  static_assert(sizeof tiles->weights + sizeof tiles->inputs == wide_inputs / 2 * wide_rows * sizeof(float));
   for (uint32_t part = 0; part < 2; ++part) {
     __syncthreads();
     if (warp_input / (wide_inputs / 2) == part) {
