@@ -83,8 +83,8 @@ TEST_CASE("a number that is none is met in the layer that makes it, however the 
   REQUIRE(Gguf::parse(std::as_bytes(std::span(file)), &gguf).ok());
   const uint32_t last = mini_model()->config().layers - 1;
   TempFolder folder;
-  for (const auto& [name, layer] : {std::pair("attn_q", 0u), std::pair("attn_v", 2u), std::pair("attn_output", 1u), std::pair("ffn_up", last), std::pair("ffn_down", 0u),
-                                    std::pair("ffn_down", last)}) {
+  const std::pair<const char*, uint32_t> damages[] = {{"attn_q", 0}, {"attn_v", 2}, {"attn_output", 1}, {"ffn_up", last}, {"ffn_down", 0}, {"ffn_down", last}};
+  for (const auto& [name, layer] : damages) {
     CAPTURE(std::string(name));
     const std::string tensor = "blk." + std::to_string(layer) + "." + name + ".weight", path = folder.file("damaged.gguf");
     std::string damaged = file;
