@@ -1,6 +1,7 @@
 // Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory; the
 // merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages from the same integers.
 #include "attention_common.h"
+#include "rounding.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -335,23 +336,29 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 extern "C" {
 
 // A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read and stands for
-// itself.
-__global__ void attention_finish(DeviceKv kv, DeviceAttention a, float* out, float* totals, float* mass) {
+// itself. out.q: where a head is a multiple of 32.
+__global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivations out, DeviceCheck check, float* totals, float* mass) {
   let_next_begin();
   after_previous();
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
   const auto part = [&](uint32_t i) { return a.states + state_at(kv, a, head, token, i, row); };
-  float most = -INFINITY, read = 0, sum = 0;
-  for (uint32_t i = 0; i < attention_parts; ++i) most = fmaxf(most, part(i)[kv.dim]);
-  for (uint32_t i = 0; i < attention_parts; ++i) {
-    sum += relative(part(i)[kv.dim], most) * part(i)[kv.dim + 1];
-    read += relative(part(i)[kv.dim], most) * part(i)[kv.dim + 2];
-  }
-  for (uint32_t d = threadIdx.x; d < kv.head_dim; d += blockDim.x) {
-    float x = 0;
-    for (uint32_t i = 0; i < attention_parts; ++i) x += relative(part(i)[kv.dim], most) * part(i)[d];
-    out[std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + d] = x / sum;
-  }
+  static_assert(attention_parts <= warp);
+  const uint32_t lane = threadIdx.x % warp;  // of a part
+  const bool there = lane < attention_parts;
+  const float m = there ? part(lane)[kv.dim] : -INFINITY, most = warp_max(m), weight = relative(m, most);
+  const float sum = warp_sum(there ? weight * part(lane)[kv.dim + 1] : 0.0f), read = warp_sum(there ? weight * part(lane)[kv.dim + 2] : 0.0f);
+  const bool inside = threadIdx.x < kv.head_dim;  // of kv.dim threads
+  const std::size_t at = std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
+  float x[1] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < attention_parts; ++i) x[0] += __shfl_sync(all_lanes, weight, static_cast<int>(i)) * part(i)[threadIdx.x];
+  x[0] /= sum;
+  if (inside)
+    out.f32[at] = x[0];
+  else
+    x[0] = 0;
+  report(!(fabsf(x[0]) < check.limit), check);
+  if (out.q) round_inputs(x, at, inside, out);
   if (threadIdx.x > 0) return;
   totals[token * heads + blockIdx.x] = most + __logf(sum);
   mass[token * heads + blockIdx.x] = read / sum;

@@ -1,9 +1,8 @@
 // What makes the inputs of products, and RoPE, by their names in launch.cc. A thread has four neighbouring numbers, so that eight have a block of 32 inputs.
 #include <cmath>
 
-#include "compute/device_inputs.h"
-#include "dependent.h"
 #include "layout.h"
+#include "rounding.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -36,31 +35,6 @@ __device__ inline bool is_bad(const Four& v, float limit) {
   bool bad = false;
   for (const float x : v.of) bad |= !(fabsf(x) < limit);
   return bad;
-}
-
-// By all lanes of a warp.
-__device__ inline void report(bool bad, const DeviceCheck& check) {
-  if (__any_sync(all_lanes, bad) && threadIdx.x % 32 == 0) atomicMin(check.first, check.mark);
-}
-
-// Rounds numbers [at, at + 4) of n, in the arithmetic of Kernels::quantize. By all lanes of a warp.
-__device__ inline void round_inputs(const Four& v, std::size_t at, std::size_t n, int8_t* q, float* scale, int16_t* sums) {
-  float amax = 0;
-  for (const float x : v.of) amax = fmaxf(amax, fabsf(x));
-  for (int step = 4; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(all_lanes, amax, step));
-  const bool none = !(amax > 0x1p-100f);
-  const float factor = none ? 0.0f : 127.0f / amax;
-  int value[elementwise_each], sum = 0;
-  for (unsigned i = 0; i < elementwise_each; ++i) {
-    value[i] = __float2int_rn(fminf(fmaxf(v.of[i] * factor, -127.0f), 127.0f));  // of a not-a-number: -127
-    sum += value[i];
-  }
-  for (int step = 2; step > 0; step /= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
-  if (at >= n) return;
-  *reinterpret_cast<char4*>(q + at) = make_char4(static_cast<signed char>(value[0]), static_cast<signed char>(value[1]), static_cast<signed char>(value[2]),
-                                                 static_cast<signed char>(value[3]));
-  if (at % 16 == 0) sums[at / 16] = static_cast<int16_t>(sum);
-  if (at % 32 == 0) scale[at / 32] = none ? 0.0f : amax / 127.0f;
 }
 
 __device__ inline float warp_sum(float x) {
@@ -107,7 +81,7 @@ __global__ void __launch_bounds__(norm_threads) rms_norm(const float* x, const f
     const Four w = from == 0 ? first_weights : load(weight, at, cols);
     for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] * factor * w.of[i];
     if (out.f32) store(out.f32 + begin, at, cols, v);
-    if (out.q) round_inputs(v, at, cols, out.q + begin, out.scale + begin / 32, out.sums + begin / 16);
+    if (out.q) round_inputs(v.of, begin + at, at < cols, out);
   }
 }
 
@@ -117,7 +91,7 @@ __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceC
   const std::size_t n = std::size_t{x.n} * x.cols, at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
   const Four v = load(x.f32, at, n);
   report(is_bad(v, check.limit), check);
-  if (x.q) round_inputs(v, at, n, x.q, x.scale, x.sums);
+  if (x.q) round_inputs(v.of, at, at < n, x);
 }
 
 __global__ void __launch_bounds__(threads) swiglu(const float* gate, const float* up, DeviceCheck check, DeviceActivations out) {
@@ -129,7 +103,7 @@ __global__ void __launch_bounds__(threads) swiglu(const float* gate, const float
   for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] / (1.0f + expf(-v.of[i])) * u.of[i];
   report(is_bad(v, check.limit), check);
   if (out.f32) store(out.f32, at, n, v);
-  if (out.q) round_inputs(v, at, n, out.q, out.scale, out.sums);
+  if (out.q) round_inputs(v.of, at, at < n, out);
 }
 
 // A warp a head of a token.

@@ -187,8 +187,12 @@ int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
   return launch(s, AttentionName("chosen", kv.dim).text, Grid{chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
 }
 
-int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass) {
-  return launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, out, totals, mass);
+int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const DeviceActivations& out, const DeviceCheck& check, float* totals,
+                     float* mass) {
+  DeviceActivations its = out;
+  if (kv.head_dim % 32 != 0) its.q = nullptr;  // 32 inputs are of more than a head
+  const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, its, check, totals, mass);
+  return error || its.q == out.q ? error : quantize(s, out, check);
 }
 
 // ---- reading ------------------------------------------------------------------------------------------------------------------

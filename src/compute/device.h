@@ -100,8 +100,9 @@ struct DeviceKernels {
   int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
   int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  // out: as q; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read and stands for itself.
-  int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, float* out, float* totals, float* mass);
+  // out: as q, f32 in any case, and checked; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read and stands for itself.
+  int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const DeviceActivations& out, const DeviceCheck& check,
+                          float* totals, float* mass);
 
   // ---- attention of a text that is read, in this order; arguments and out as above -----------------------------------------------
   int (*prepare_reading)(DeviceStream* stream, const DeviceReading& r, const float* q, const float* k, const float* v);

@@ -167,7 +167,8 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
            held_counts_.get() + std::size_t{2} * layer * shape_.kv_heads, found_.get() + hot}};
 }
 
-int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out) {
+int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out,
+                          const DeviceCheck& check) {
   const DeviceKv kv = timeline_.layer(layer);
   const DeviceAttention a = work(layer);
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
@@ -176,7 +177,7 @@ int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, 
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
   if (!error) error = ops_.attend_chosen(stream, kv, a);
-  return error ? error : ops_.finish_attention(stream, kv, a, out, totals_.get() + rows, mass_.get() + rows);
+  return error ? error : ops_.finish_attention(stream, kv, a, out, check, totals_.get() + rows, mass_.get() + rows);
 }
 
 int AttentionDevice::give_results(DeviceStream* stream) {

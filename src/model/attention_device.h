@@ -30,9 +30,9 @@ class AttentionDevice {
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
 
-  // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q. An error of
-  // the table.
-  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
+  // finish_attention() has it. An error of the table.
+  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out, const DeviceCheck& check);
   // What collect() looks at, after the last layer.
   int give_results(DeviceStream* stream);
   // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped.

@@ -106,12 +106,13 @@ class DeviceStage final : public Stage {
     const auto give = [&] {
       for (uint32_t l = first_layer(); l < end_layer(); ++l) {
         if (step_.n > 1 && step_.cancel->fired()) return;
-        if (l > first_layer()) give_rest(l - 1, work_.a);
+        if (l > first_layer()) give_rest(l - 1, output_of(l - 1, work_.a));
         float* qkv = attended_.get() + local(l) * attended_floats();
         give_projection(l, qkv);
-        do_(attention_.give(stream_, local(l), qkv, qkv + step_.n * size_.q, qkv + step_.n * (size_.q + size_.kv), work_.a));
+        const float *k = qkv + step_.n * size_.q, *v = k + step_.n * size_.kv;
+        do_(attention_.give(stream_, local(l), qkv, k, v, output_of(l, work_.a), check(l)));
       }
-      give_rest(end_layer() - 1, work_.a);
+      give_rest(end_layer() - 1, output_of(end_layer() - 1, work_.a));
       do_(attention_.give_results(stream_));
       do_(ops_.download(stream_, attended_host_.get(), attended_.get(), layers() * attended_floats() * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -174,7 +175,7 @@ class DeviceStage final : public Stage {
     const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = n * config_.heads, floats = read_floats(step_.n);
     const auto give = [&](uint32_t l) {
       float *qkv = read_.get() + l % 2 * floats, *totals = qkv + projected, *a = totals + heads;
-      if (l > first_layer()) give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
+      if (l > first_layer()) check_and_give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
       give_projection(l, qkv);
       do_(reading_.give(stream_, local(l), qkv, qkv + n * size_.q, qkv + n * (size_.q + size_.kv), a, totals));
     };
@@ -190,7 +191,7 @@ class DeviceStage final : public Stage {
       give(first_layer());
       give_copy(first_layer());
       for (uint32_t l = first_layer(); l < end_layer(); ++l) {
-        l + 1 < end_layer() ? give(l + 1) : give_rest(l, read_.get() + l % 2 * floats + projected + heads);
+        l + 1 < end_layer() ? give(l + 1) : check_and_give_rest(l, read_.get() + l % 2 * floats + projected + heads);
         if (Status s = wait("a layer", copies_); !s.ok()) return s;
         if (step_.cancel->fired()) return Status();
         const float* host = read_host_.get() + l % 2 * (projected + heads);
@@ -294,16 +295,25 @@ class DeviceStage final : public Stage {
   // The rest of the layer before this one, whose attention is in host_a_.
   void complete_before(uint32_t layer) {
     do_(ops_.upload(stream_, work_.a, host_a_.get(), step_.n * size_.q * sizeof(float)));
-    give_rest(layer - 1, work_.a);
+    check_and_give_rest(layer - 1, work_.a);
   }
 
-  // What comes after a layer's attention, whose output is in a.
-  void give_rest(uint32_t layer, float* a) {
+  // The output of a layer's attention, which is in a.
+  DeviceActivations output_of(uint32_t layer, float* a) const {
+    DeviceActivations x = inputs(a, size_.q, {&weights_.layers()[local(layer)].o});
+    x.f32 = a;
+    return x;
+  }
+
+  void check_and_give_rest(uint32_t layer, float* a) {
+    do_(ops_.quantize(stream_, output_of(layer, a), check(layer)));
+    give_rest(layer, output_of(layer, a));
+  }
+
+  // What comes after a layer's attention, whose output has been checked.
+  void give_rest(uint32_t layer, const DeviceActivations& a) {
     const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-    DeviceActivations attended = inputs(a, size_.q, {&w.o});
-    attended.f32 = a;
-    do_(ops_.quantize(stream_, attended, check(layer)));
-    multiply(attended, {{&w.o, work_.x}}, true);
+    multiply(a, {{&w.o, work_.x}}, true);
 
     const DeviceActivations normed = inputs(work_.h, size_.width, {&w.gate, &w.up}), gated = inputs(work_.gate, size_.feed_forward, {&w.down});
     norm(w.ffn_norm.get(), layer, normed);

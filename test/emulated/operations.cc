@@ -318,8 +318,9 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
   });
 }
 
-int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with, float* out, float* totals, float* mass) {
-  return for_each_list(s, of, with, [=](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
+int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with, const DeviceActivations& out, const DeviceCheck& check, float* totals,
+                     float* mass) {
+  const int error = for_each_list(s, of, with, [=](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     for (uint32_t r = 0; r < kv.group; ++r) {
       float most = -HUGE_VALF, sum = 0, own = 0;
       for (uint32_t part = 0; part < attention_parts; ++part) most = std::max(most, state_at(kv, a, head, token, part, r)[kv.dim]);
@@ -330,11 +331,12 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
         for (uint32_t d = 0; d < kv.dim; ++d) o[d] += weight * state[d];
       }
       const std::size_t to = (std::size_t{token} * kv.kv_heads + head) * kv.group + r;
-      for (uint32_t d = 0; d < kv.head_dim; ++d) out[to * kv.head_dim + d] = o[d] / sum;
+      for (uint32_t d = 0; d < kv.head_dim; ++d) out.f32[to * kv.head_dim + d] = o[d] / sum;
       totals[to] = most + std::log(sum), mass[to] = own / sum;
     }
     return 0;
   });
+  return error ? error : quantize(s, out, check);
 }
 
 // ---- attention of a text that is read -----------------------------------------------------------------------------------------------

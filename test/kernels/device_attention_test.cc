@@ -174,10 +174,34 @@ struct Work {
         counts(lists * 2),
         states(lists * attention_parts * t.shape.group * (t.page.dim + state_sums)),
         out(t.q.size()),
+        out_q(out_cols(t) % 32 == 0 ? t.q.size() : 0),
+        out_scale(out_q.size() / 32),
+        out_sums(out_q.size() / 16),
+        first_bad(1),
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {}
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {
+    constexpr uint32_t none = UINT32_MAX;
+    first_bad.put(&none);
+    made = {t.shape.n, out_cols(t), out.data()};
+    if (out_q.size() > 0) made.q = out_q.data(), made.scale = out_scale.data(), made.sums = out_sums.data();
+  }
+  static uint32_t out_cols(const Timeline& t) { return static_cast<uint32_t>(t.q.size() / t.shape.n); }
+  int finish(const DeviceKv& kv, float limit = 1e30f) {
+    return ops().finish_attention(stream(), kv, a, made, {limit, 5, first_bad.data()}, totals.data(), mass.data());
+  }
+  // What was rounded is the output, as the processor rounds it.
+  void check_rounded() {
+    const Guarded<float>& x = out.get();
+    Guarded<int8_t> rounded(out_q.size());
+    Guarded<float> scale(out_scale.size());
+    Guarded<int16_t> sums(out_sums.size());
+    if (out_q.size() > 0) cpu_kernels().quantize(x.data(), made.n, made.cols, rounded.data(), scale.data(), sums.data());
+    CHECK(std::equal(rounded.data(), rounded.data() + rounded.size(), out_q.get().data()));
+    CHECK(std::equal(scale.data(), scale.data() + scale.size(), out_scale.get().data()));
+    CHECK(std::equal(sums.data(), sums.data() + sums.size(), out_sums.get().data()));
+  }
   std::size_t rows, lists, stride;
   uint32_t most;
   Memory<float> q;
@@ -192,8 +216,14 @@ struct Work {
   Memory<uint32_t> masks, part_counts, chosen;
   Memory<float> biases;
   Memory<uint32_t> counts;
-  Memory<float> states, out, totals, mass;
+  Memory<float> states, out;
+  Memory<int8_t> out_q;
+  Memory<float> out_scale;
+  Memory<int16_t> out_sums;
+  Memory<uint32_t> first_bad;
+  Memory<float> totals, mass;
   DeviceAttention a;
+  DeviceActivations made;
 };
 
 struct State {
@@ -228,7 +258,9 @@ void check_timeline(const Shape& s, Random& random) {
   std::vector<float> scored(scores.data(), scores.data() + scores.size());
   OK(ops().choose(stream(), d.kv, w.a));
   OK(ops().attend_chosen(stream(), d.kv, w.a));
-  OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
+  OK(w.finish(d.kv));
+  w.check_rounded();
+  CHECK(w.first_bad.get()[0] == UINT32_MAX);
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
   const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
   const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
@@ -446,7 +478,7 @@ TEST_CASE("quads that the step before has read stay in the device's memory, and 
           OK(ops().score_sketch(stream(), d.kv, w.a));
           OK(ops().choose(stream(), d.kv, w.a));
           OK(ops().attend_chosen(stream(), d.kv, w.a));
-          OK(ops().finish_attention(stream(), d.kv, w.a, w.out.data(), w.totals.data(), w.mass.data()));
+          OK(w.finish(d.kv));
           const Guarded<float>& out = w.out.get();
           return std::vector<float>(out.data(), out.data() + out.size());
         };
@@ -459,6 +491,9 @@ TEST_CASE("quads that the step before has read stay in the device's memory, and 
         const auto found_by = [&](uint32_t head) { return hot.counts.get()[2 * head + 1]; };
 
         const auto first = step(plain, 0, 0);
+        CHECK(plain.first_bad.get()[0] == UINT32_MAX);
+        OK(plain.finish(d.kv, 1e-12f));  // every number is too large
+        CHECK(plain.first_bad.get()[0] == 5);
         CHECK(step(hot, 0, 0) == first);
         std::vector<std::vector<uint32_t>> before;
         for (uint32_t h = 0; h < s.kv_heads; ++h) {

@@ -59,6 +59,7 @@ class Memory {
     OK(ops().wait(stream()));
   }
   T* data() { return reinterpret_cast<T*>(static_cast<std::byte*>(memory_) + guard); }
+  std::size_t size() const { return n_; }
   // What is there now; nothing was written around it.
   const Guarded<T>& get() {
     OK(ops().download(stream(), reinterpret_cast<std::byte*>(host_.data()) - guard, memory_, bytes()));

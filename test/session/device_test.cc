@@ -13,11 +13,11 @@ using namespace kvasir::test;
 
 namespace {
 
-std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::span<const Token> tokens, uint32_t chunk) {
-  SessionOptions o;
+std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::span<const Token> tokens, uint32_t chunk, bool bounded = false) {
+  SessionOptions o = bounded ? bounded_options(256) : SessionOptions{};
   o.threads = 2;
   o.prefill_chunk = chunk;
-  o.full_precision = true;
+  o.full_precision = !bounded;
   auto session = open_session(model, o);
   std::vector<float> logits(tokens.size() * model->config().vocabulary);
   uint64_t done = 0;
@@ -43,6 +43,30 @@ TEST_CASE("a model on a device gives the logits of the processor") {
   const auto tokens = book_tokens(300);
   for (uint32_t chunk : {1u, 13u, 128u})
     CHECK(difference(logits_of(device_model(), tokens, chunk), logits_of(mini_model(), tokens, chunk)) < rounding);
+}
+
+TEST_CASE("every architecture, RoPE kind and weight type gives on a device the logits of the processor") {
+  if (!device_model()) return;
+  for (const auto& entry : std::filesystem::directory_iterator(FIXTURES "/models")) {
+    if (entry.path().extension() != ".gguf") continue;
+    const std::string path = entry.path().string();
+    CAPTURE(path);
+    const auto processors = open_model(path);
+    std::shared_ptr<const Model> devices;
+    REQUIRE(Model::open(path, "", &devices, {"cuda"}).ok());
+    std::vector<Token> tokens(40);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<Token>(i * 37 % 200 + 10);
+    const std::string formats = processors->weights().formats;
+    const bool is_float = formats.find('Q') == std::string::npos;
+    for (const uint32_t chunk : {1u, 40u}) {
+      for (const bool bounded : {false, true}) {
+        CAPTURE(chunk);
+        CAPTURE(bounded);
+        const double floats = bounded ? 1e-4 : 1e-5;  // a device's attention has fast exponentials
+        CHECK(difference(logits_of(devices, tokens, chunk, bounded), logits_of(processors, tokens, chunk, bounded)) < (is_float ? floats : rounding));
+      }
+    }
+  }
 }
 
 TEST_CASE("a device with room for some layers has the first ones, and the processor the others") {
@@ -83,8 +107,8 @@ TEST_CASE("a number that is none is met in the layer that makes it, however the 
   REQUIRE(Gguf::parse(std::as_bytes(std::span(file)), &gguf).ok());
   const uint32_t last = mini_model()->config().layers - 1;
   TempFolder folder;
-  for (const auto& [name, layer] : {std::pair("attn_q", 0u), std::pair("attn_v", 2u), std::pair("attn_output", 1u), std::pair("ffn_up", last), std::pair("ffn_down", 0u),
-                                    std::pair("ffn_down", last)}) {
+  const std::pair<const char*, uint32_t> damages[] = {{"attn_q", 0}, {"attn_v", 2}, {"attn_output", 1}, {"ffn_up", last}, {"ffn_down", 0}, {"ffn_down", last}};
+  for (const auto& [name, layer] : damages) {
     CAPTURE(std::string(name));
     const std::string tensor = "blk." + std::to_string(layer) + "." + name + ".weight", path = folder.file("damaged.gguf");
     std::string damaged = file;
