@@ -75,6 +75,7 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
   ask(0);
   if (asks) prefetch_range(w.scales + first * F::scale_bytes, units * F::scale_bytes);
   if (F::high > 0 && asks) prefetch_range(w.high + first * (F::high * 4), units * (F::high * 4));
+  if (const uint32_t at = lane * 32; F::super_bytes > 0 && row < rows && at < units / 8 * F::super_bytes) prefetch(w.supers + first / 8 * F::super_bytes + at);
   after_previous();
   if (row >= rows) return;
   const float before = products.add ? y[row] : 0.0f;
