@@ -87,8 +87,8 @@ class DeviceStage final : public Stage {
       return resize_attended(n);
     };
     if (s.ok()) s = prepare();
-    if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
-    if (s.ok()) s = attention_.keep_hot_quads(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step));
+    if (s.code() == Code::no_memory && attention_.drop_near()) s = prepare();
+    if (s.ok()) s = attention_.keep_near(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step), of.pool, stream_);
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
@@ -252,6 +252,7 @@ class DeviceStage final : public Stage {
 
   Status wait(const char* what, DeviceStream* stream = nullptr) {
     do_(ops_.wait(stream ? stream : stream_));
+    if (error_) (void)ops_.wait(stream ? stream : stream_);  // nothing is on its way to memory that may go now
     if (Status s = device_->status(std::exchange(error_, 0), what); !s.ok()) return s;
     return *bad_layer_.get() == none ? Status() : not_a_number("layer " + std::to_string(*bad_layer_.get()));
   }
@@ -360,7 +361,7 @@ class DeviceStage final : public Stage {
   // Attention makes room where there is none.
   Status resize(uint32_t n) {
     Status s = try_resize(n);
-    if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = try_resize(n);
+    if (s.code() == Code::no_memory && attention_.drop_near()) s = try_resize(n);
     if (s.code() == Code::no_memory && reading_.holds_memory()) release_reading(), s = try_resize(n);
     if (s.code() != Code::no_memory || !attention_.holds_memory()) return s;
     release_attention();
