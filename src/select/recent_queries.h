@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/memory.h"
+#include "compute/second_moment.h"
 
 namespace kvasir {
 
@@ -64,15 +65,14 @@ class RecentQueries {
           rows_[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
         }
   }
-  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim.
-  void add_moment(uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
+  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as pages have it. Throws std::bad_alloc.
+  void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
     const uint32_t group = heads_ / kv_heads;
+    Array<float> rows(std::size_t{count_} * group * dim), product(std::size_t{dim} * dim);
+    float* to = rows.data();
     for (uint64_t p = begin(); p < end_; ++p)
-      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        const float* q = query(layer, p) + std::size_t{h} * head_dim_;
-        for (uint32_t i = 0; i < head_dim_; ++i)
-          for (uint32_t j = 0; j < head_dim_; ++j) moment[i * dim + j] += static_cast<double>(q[i]) * static_cast<double>(q[j]);
-      }
+      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim) std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
+    kvasir::add_moment(kernels, rows.data(), count_ * group, dim, product.data(), moment);
   }
   // Forgets the tokens from this position on.
   void rewind(uint64_t tokens) {
