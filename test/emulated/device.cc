@@ -254,7 +254,7 @@ int release_graph(DeviceStream*, DeviceGraph* graph) {
 int end_graph(DeviceStream* s, DeviceGraph** out) {
   *out = std::exchange(s->state->kept, nullptr);
   const int error = begin_call(s->context);
-  if (error) (void)release_graph(s, std::exchange(*out, nullptr));
+  if (error && *out) (void)release_graph(s, std::exchange(*out, nullptr));
   return is_out_of_memory(error) ? 0 : error;
 }
 
