@@ -137,10 +137,10 @@ class DeviceStage final : public Stage {
     if (Status s = wait("a step"); !s.ok()) {
       // Numbers that are none may come from a page that is damaged.
       if (ReadCounts unused; s.code() == Code::corrupt && !step_.cancel->fired())
-        if (Status damaged = attention_.collect(of.store, of.pool, &unused); !damaged.ok()) return damaged;
+        if (Status damaged = attention_.collect(of.store, of.pool, stream_, &unused); !damaged.ok()) return damaged;
       return s;
     }
-    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
+    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, stream_, counts);
   }
 
   Attended attended(uint32_t layer) const override {

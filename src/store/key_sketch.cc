@@ -21,7 +21,8 @@ constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second momen
 constexpr uint32_t summed_tokens = 256;       // of them in float, and these sums in double
 constexpr uint64_t section_page = 4096;
 constexpr double known_queries = 0.5;         // their share in the second moment of queries
-constexpr double scaled_by = 1.0 / 3;          // power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all, it left the least error
+// Power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all, it left the least error.
+constexpr double scaled_by = 1.0 / 3;
 constexpr double least_variance = 1e-6;       // of a coordinate, of the largest one's: what is smaller is not made larger
 
 using Square = std::vector<double>;  // [n][n]
