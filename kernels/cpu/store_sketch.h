@@ -39,14 +39,16 @@ void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, 
     for (uint32_t v = 0; v < V; ++v) Isa::store(out + r * out_stride + v * Isa::lanes, end(r, sums[r][v]));
 }
 
-constexpr uint32_t product_vectors = 3;  // of a row: with R rows of them the registers are full
+constexpr uint32_t product_rows = 4;
+template <class Isa>
+constexpr uint32_t product_vectors = Isa::lanes > 1 ? 3 : 1;  // of each of so many rows: they fit the registers that there are fewest of
 
 // f(Count<vectors>(), first column) over n columns. Some may be found twice, where n is no multiple of the lanes.
 template <class Isa, class F>
 void by_columns(uint32_t n, F&& f) {
   for (uint32_t c = 0; c < n;) {
-    const uint32_t first = smaller(c, n - Isa::lanes), vectors = smaller(product_vectors, (n - first) / Isa::lanes);
-    with_count<product_vectors>(vectors, [&](auto count) { f(count, first); });
+    const uint32_t first = smaller(c, n - Isa::lanes), vectors = smaller(product_vectors<Isa>, (n - first) / Isa::lanes);
+    with_count<product_vectors<Isa>>(vectors, [&](auto count) { f(count, first); });
     c = first + vectors * Isa::lanes;
   }
 }
@@ -54,10 +56,9 @@ void by_columns(uint32_t n, F&& f) {
 template <class Isa>
 void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b, std::size_t b_stride, uint32_t cols, uint32_t n,
               float* out, std::size_t out_stride) {
-  constexpr uint32_t together = 2 * Isa::key_columns;
   by_columns<Isa>(cols, [&](auto vectors, uint32_t c) {
-    for (uint32_t r = 0; r < rows; r += together)
-      sum_products<Isa, together, vectors.value>([=](uint32_t k) { return a + r * row + k * step; }, row, b + c, b_stride, n, out + r * out_stride + c,
+    for (uint32_t r = 0; r < rows; r += product_rows)
+      sum_products<Isa, product_rows, vectors.value>([=](uint32_t k) { return a + r * row + k * step; }, row, b + c, b_stride, n, out + r * out_stride + c,
                                                  out_stride, [](uint32_t, typename Isa::F x) { return x; });
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
+#include <utility>
 
 namespace kvasir {
 namespace {
@@ -17,8 +18,9 @@ struct Rotation {
   float c, s;
 };
 
-// The sum of a[i] b[i] in as many parts as vectors have room for.
-float dot(const float* a, const float* b, uint32_t n) {
+// The sum of a[i] b[i] in as many parts as vectors have room for. These loops are one each, and not where they are called: with what vectors leave over they
+// are large.
+[[gnu::noinline]] float dot(const float* a, const float* b, uint32_t n) {
   constexpr uint32_t parts = 8;
   float sums[parts] = {};
   uint32_t i = 0;
@@ -27,6 +29,19 @@ float dot(const float* a, const float* b, uint32_t n) {
   float rest = 0;
   for (; i < n; ++i) rest += a[i] * b[i];
   return (((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))) + rest;
+}
+
+// y += factor x.
+[[gnu::noinline]] void add(float factor, const float* __restrict x, uint32_t n, float* __restrict y) {
+  for (uint32_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
+[[gnu::noinline]] void rotate(float c, float s, uint32_t n, float* __restrict x, float* __restrict y) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const float both = c * x[i] + s * y[i];
+    y[i] = c * y[i] - s * x[i];
+    x[i] = both;
+  }
 }
 
 // a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T; v_k is left in row k, behind the diagonal. T: diagonal, and beside it beside[i] at
@@ -49,11 +64,11 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
     beta[k] = static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
     for (uint32_t i = 0; i < size; ++i) p[i] = beta[k] * dot(below + std::size_t{i} * n, v, size);
     const float share = beta[k] / 2 * dot(p.data(), v, size);
-    for (uint32_t i = 0; i < size; ++i) p[i] -= share * v[i];
+    add(-share, v, size, p.data());
     for (uint32_t i = 0; i < size; ++i) {
       float* row = below + std::size_t{i} * n;
-      const float vi = v[i], pi = p[i];
-      for (uint32_t j = 0; j < size; ++j) row[j] -= vi * p[j] + pi * v[j];
+      add(-v[i], p.data(), size, row);
+      add(-p[i], v, size, row);
     }
   }
 }
@@ -101,33 +116,23 @@ void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m, std::ve
   std::vector<float> beta(n), shares(m);
   make_tridiagonal(a->data(), n, diagonal.data(), beside.data(), beta.data());
   const std::vector<Rotation> rotations = make_diagonal(n, diagonal.data(), beside.data());
-  std::vector<uint32_t> order(n);
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t x, uint32_t y) { return diagonal[x] > diagonal[y]; });
   vectors->assign(std::size_t{n} * m, 0.0f);
   values->resize(m);
   float* u = vectors->data();
-  for (uint32_t j = 0; j < m; ++j) (*values)[j] = diagonal[order[j]], u[order[j] * m + j] = 1;
+  for (uint32_t j = 0; j < m; ++j) {
+    const auto largest = std::max_element(diagonal.begin(), diagonal.end());
+    u[static_cast<std::size_t>(largest - diagonal.begin()) * m + j] = 1;
+    (*values)[j] = std::exchange(*largest, -HUGE_VAL);
+  }
   for (std::size_t at = rotations.size(); at-- > 0;) {  // of the wanted vectors alone, from the last one back
     const Rotation r = rotations[at];
-    float *x = u + std::size_t{r.row} * m, *y = x + m;
-    for (uint32_t j = 0; j < m; ++j) {
-      const float both = r.c * x[j] + r.s * y[j];
-      y[j] = r.c * y[j] - r.s * x[j];
-      x[j] = both;
-    }
+    rotate(r.c, r.s, m, u + std::size_t{r.row} * m, u + (std::size_t{r.row} + 1) * m);
   }
   for (uint32_t k = n - 1; k-- > 0;) {
     const float* v = a->data() + k * n;
     std::fill(shares.begin(), shares.end(), 0.0f);
-    for (uint32_t i = k + 1; i < n; ++i) {
-      const float *row = u + std::size_t{i} * m, factor = v[i];
-      for (uint32_t j = 0; j < m; ++j) shares[j] += factor * row[j];
-    }
-    for (uint32_t i = k + 1; i < n; ++i) {
-      float *row = u + std::size_t{i} * m, factor = beta[k] * v[i];
-      for (uint32_t j = 0; j < m; ++j) row[j] -= factor * shares[j];
-    }
+    for (uint32_t i = k + 1; i < n; ++i) add(v[i], u + std::size_t{i} * m, m, shares.data());
+    for (uint32_t i = k + 1; i < n; ++i) add(-beta[k] * v[i], shares.data(), m, u + std::size_t{i} * m);
   }
 }
 
