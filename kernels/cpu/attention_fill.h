@@ -34,6 +34,7 @@ void fill_attention(Kernels& k) {
   k.seal_page = seal_page<Isa>;
   k.unseal_page = unseal_page<Isa>;
   k.score_bounds = score_bounds<Isa>;
+  k.multiply = multiply<Isa>;
   k.seal_sketch = seal_sketch<Isa>;
   k.score_sketch = score_sketch<Isa>;
   k.attention_shares = attention_shares<Isa>;

@@ -14,7 +14,7 @@ void fill_matmul_avx2(Kernels& k);
 void fill_matmul_avx512(Kernels& k);
 void fill_matmul_neon(Kernels& k);
 
-// quantize_queries, attend_*, merge, finish, seal_page, unseal_page, seal_sketch, score_*, attention_shares, sum_shares, sample, top_k.
+// quantize_queries, attend_*, merge, finish, seal_page, unseal_page, multiply, seal_sketch, score_*, attention_shares, sum_shares, sample, top_k.
 void fill_attention_scalar(Kernels& k);
 void fill_attention_avx2(Kernels& k);
 void fill_attention_avx512(Kernels& k);

@@ -12,26 +12,70 @@ constexpr uint32_t most_sketch_dim = 96;  // of head_dim 256
 constexpr float sketch_steps = 7.0f;      // 4 bits: -7 .. 7, stored + 8
 constexpr int32_t sketch_offset = 8;
 
-// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a quad that begins at token `first` of the page.
-// A vector of channels at a time, whose sums stay in registers.
-template <class Isa>
-void project_quad(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t first, float* x) {
-  const uint32_t n = shape.sketch_dim(), dim = shape.dim;
-  alignas(64) float keys[quad_tokens * max_head_dim];
-  for (uint32_t d = 0; d < dim; d += 4)
-    for (uint32_t t = 0; t < quad_tokens; ++t)
-      for (uint32_t i = 0; i < 4; ++i) keys[t * dim + d + i] = static_cast<float>(data[first * dim + (d + t) * 4 + i]);
-  for (uint32_t begin = 0; begin < n; begin += Isa::lanes) {
-    const uint32_t c = smaller(begin, n - Isa::lanes);  // the last ones may be found twice
-    typename Isa::F sums[quad_tokens] = {Isa::set(0), Isa::set(0), Isa::set(0), Isa::set(0)};
-    for (uint32_t d = 0; d < dim; ++d) {
-      const auto of = Isa::load(basis + d * n + c);
-#pragma GCC unroll 4
-      for (uint32_t t = 0; t < quad_tokens; ++t) sums[t] = Isa::add(sums[t], Isa::mul(Isa::set(keys[t * dim + d]), of));
+// R rows of V vectors of sums, out[r][c] = end(r, sum over k of a(k)[r * row] * b[k][c]), which stay in registers. a(k): the first row's factor.
+template <class Isa, uint32_t R, uint32_t V, class A, class End>
+void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, uint32_t n, float* out, std::size_t out_stride, End&& end) {
+  typename Isa::F sums[R][V];
+#pragma GCC unroll 8
+  for (uint32_t r = 0; r < R; ++r)
+#pragma GCC unroll 3
+    for (uint32_t v = 0; v < V; ++v) sums[r][v] = Isa::set(0);
+#pragma GCC unroll 1
+  for (uint32_t k = 0; k < n; ++k, b += b_stride) {
+    const float* of = a(k);
+    typename Isa::F x[V];
+#pragma GCC unroll 3
+    for (uint32_t v = 0; v < V; ++v) x[v] = Isa::load(b + v * Isa::lanes);
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+      const auto factor = Isa::set(of[r * row]);
+#pragma GCC unroll 3
+      for (uint32_t v = 0; v < V; ++v) sums[r][v] = Isa::fma(factor, x[v], sums[r][v]);
     }
-#pragma GCC unroll 4
-    for (uint32_t t = 0; t < quad_tokens; ++t) Isa::store(x + t * n + c, Isa::mul(sums[t], Isa::set(from_bf16(scales[first + t]))));
   }
+#pragma GCC unroll 8
+  for (uint32_t r = 0; r < R; ++r)
+#pragma GCC unroll 3
+    for (uint32_t v = 0; v < V; ++v) Isa::store(out + r * out_stride + v * Isa::lanes, end(r, sums[r][v]));
+}
+
+constexpr uint32_t product_rows = 4;
+template <class Isa>
+constexpr uint32_t product_vectors = Isa::lanes > 1 ? 3 : 1;  // of each of so many rows: they fit the registers that there are fewest of
+
+// f(Count<vectors>(), first column) over n columns. Some may be found twice, where n is no multiple of the lanes.
+template <class Isa, class F>
+void by_columns(uint32_t n, F&& f) {
+  for (uint32_t c = 0; c < n;) {
+    const uint32_t first = smaller(c, n - Isa::lanes), vectors = smaller(product_vectors<Isa>, (n - first) / Isa::lanes);
+    with_count<product_vectors<Isa>>(vectors, [&](auto count) { f(count, first); });
+    c = first + vectors * Isa::lanes;
+  }
+}
+
+template <class Isa>
+void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b, std::size_t b_stride, uint32_t cols, uint32_t n,
+              float* out, std::size_t out_stride) {
+  by_columns<Isa>(cols, [&](auto vectors, uint32_t c) {
+    for (uint32_t r = 0; r < rows; r += product_rows)
+      sum_products<Isa, product_rows, vectors.value>([=](uint32_t k) { return a + r * row + k * step; }, row, b + c, b_stride, n, out + r * out_stride + c,
+                                                 out_stride, [](uint32_t, typename Isa::F x) { return x; });
+  });
+}
+
+// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a page; what is no number counts as zero.
+template <class Isa>
+void project_page(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, float* x) {
+  const uint32_t n = shape.sketch_dim(), dim = shape.dim;
+  alignas(64) float keys[page_values];  // in the page's order
+  for (uint32_t i = 0; i < page_values; ++i) keys[i] = static_cast<float>(data[i]);
+  for (uint32_t t = 0; t < shape.page_tokens; t += quad_tokens)
+    by_columns<Isa>(n, [&](auto vectors, uint32_t c) {
+      const float* quad = keys + t * dim;
+      sum_products<Isa, quad_tokens, vectors.value>(
+          [=](uint32_t d) { return quad + (d / 4 * PageShape::key_stride + d % 4); }, 4, basis + c, n, dim, x + t * n + c, n,
+          [=](uint32_t r, typename Isa::F sum) { return Isa::finite_or_zero(Isa::mul(sum, Isa::set(from_bf16(scales[t + r])))); });
+    });
 }
 
 template <class Isa>
@@ -39,28 +83,24 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
                  int8_t* sketch) {
   const uint32_t n = shape.sketch_dim(), groups = n / 8;
   const std::size_t tile_bytes = std::size_t{quad_tokens} * groups * tile_blocks * 4;
-  alignas(64) float x[quad_tokens * most_sketch_dim];
+  alignas(64) float x[page_values / 2];  // [page_tokens][sketch_dim]
+  project_page<Isa>(shape, basis, data, scales, x);
   for (uint32_t i = 0; i < shape.page_quads(); ++i) {
-    project_quad<Isa>(shape, basis, data, scales, i * quad_tokens, x);
-    float largest = 0;
-    for (uint32_t c = 0; c < quad_tokens * n; ++c) {
-      const float a = x[c] < 0 ? -x[c] : x[c];
-      largest = a <= largest ? largest : a;  // a not-a-number too, which makes it none
-    }
+    const float* its = x + i * quad_tokens * n;
+    const float largest = largest_magnitude<Isa>(its, quad_tokens * n);
     const bool none = !(largest > tiny_magnitude && largest <= 1e30f);
     const uint16_t scale = none ? uint16_t{0} : bf16_upwards(largest / sketch_steps);
-    const float inverse = none ? 0 : 1 / from_bf16(scale);
+    const auto inverse = Isa::set(none ? 0 : 1 / from_bf16(scale));
+    alignas(64) int8_t levels[quad_tokens * most_sketch_dim];
+    for (uint32_t c = 0; c < quad_tokens * n; c += Isa::lanes) Isa::store_bytes(levels + c, Isa::to_int(Isa::mul(Isa::load(its + c), inverse)));
     const uint32_t quad = page * shape.page_quads() + i, tile = quad / tile_blocks, lane = quad % tile_blocks;
     std::memcpy(sketch + shape.quad_tiles() * tile_bytes + quad * sizeof scale, &scale, sizeof scale);
-    for (uint32_t t = 0; t < quad_tokens; ++t) {
-      const auto level = [&](uint32_t c) {
-        const float v = none ? 0 : x[t * n + c] * inverse;
-        return static_cast<uint32_t>(static_cast<int32_t>(v + (v < 0 ? -0.5f : 0.5f)) + sketch_offset);
-      };
-      for (uint32_t g = 0; g < groups; ++g) {
-        int8_t* to = sketch + tile * tile_bytes + (t * groups + g) * tile_blocks * 4 + lane * 4;
-        for (uint32_t j = 0; j < 4; ++j) to[j] = static_cast<int8_t>(level(8 * g + j) | level(8 * g + 4 + j) << 4);
-      }
+    int8_t* to = sketch + tile * tile_bytes + lane * 4;
+    for (uint32_t g = 0; g < quad_tokens * groups; ++g, to += tile_blocks * 4) {
+      constexpr uint32_t halves = 0x0f0f0f0f, offsets = 0x88888888;  // of what is 8 too little in 4 bits the upper one is the other
+      const uint32_t low = static_cast<uint32_t>(load_four(levels + 8 * g)) & halves, high = static_cast<uint32_t>(load_four(levels + 8 * g + 4)) & halves;
+      const uint32_t both = (low | high << 4) ^ offsets;
+      std::memcpy(to, &both, sizeof both);
     }
   }
 }

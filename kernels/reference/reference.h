@@ -41,6 +41,8 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
 // One number of an extent's summaries. channel < dim: the block's maximum; dim .. 2 * dim - 1: its minimum.
 double block_bound(const PageShape& shape, const int8_t* bounds, uint32_t block, uint32_t channel);
 
+void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b, std::size_t b_stride, uint32_t cols, uint32_t n, double* out,
+              std::size_t out_stride);
 void score_bounds(const PageShape& shape, const QueryRows& q, const int8_t* bounds, double* scores, std::size_t stride);
 // One number of an extent's sketch.
 double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t quad, uint32_t token, uint32_t channel);

@@ -41,6 +41,16 @@ double sketch_value(const PageShape& shape, const int8_t* sketch, uint32_t quad,
   return value * from_bf16(scale);
 }
 
+void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b, std::size_t b_stride, uint32_t cols, uint32_t n, double* out,
+              std::size_t out_stride) {
+  for (uint32_t r = 0; r < rows; ++r)
+    for (uint32_t c = 0; c < cols; ++c) {
+      double sum = 0;
+      for (uint32_t k = 0; k < n; ++k) sum += double{a[r * row + k * step]} * double{b[k * b_stride + c]};
+      out[r * out_stride + c] = sum;
+    }
+}
+
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, double* scores,
                   std::size_t stride) {
   const uint32_t n = shape.sketch_dim();

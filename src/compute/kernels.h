@@ -146,6 +146,10 @@ struct Kernels {
   void (*score_bounds)(const PageShape& shape, const QueryRows& q, const int8_t* bounds, const int8_t* next, float* scores,
                        std::size_t stride);
 
+  // out[r * out_stride + c] = sum over k < n of a[r * row + k * step] * b[k * b_stride + c], in float, for r < rows and c < cols: what the bases of a
+  // sketch are found by. rows: a multiple of 8; cols too, and at least 16. Any alignment.
+  void (*multiply)(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b, std::size_t b_stride, uint32_t cols, uint32_t n,
+                   float* out, std::size_t out_stride);
   // Writes page `page` (0 .. 15) of an extent's sketch from the page: key . basis for every token, in 4 bits. basis: [dim][sketch_dim].
   void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data, const uint16_t* scales, uint32_t page,
                       int8_t* sketch);

@@ -81,7 +81,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
   if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
-  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
+  if (s.ok()) s = lists_host_.allocate(device_, std::max<std::size_t>(2, lists_host()) * most);
   if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
@@ -191,29 +191,58 @@ int AttentionDevice::give_results(DeviceStream* stream) {
   int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 2 * sizeof(uint32_t));
-  return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
+  return error || n_ > 1 ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
 }
 
-Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const {
+// f(i, list i) for the lists of all layers. Those of several tokens come down in parts, one while the one before it is looked at: memory for all of them
+// would take longer to pin than they take to come.
+template <class F>
+Status AttentionDevice::for_lists(ThreadPool* pool, DeviceStream* stream, F&& f) const {
+  const std::size_t lists = lists_host() * n_, part = n_ == 1 ? lists : std::max<std::size_t>(1, lists_host() / 2);
+  const auto come_down = [&](std::size_t at) {
+    return ops_.download(stream, lists_host_.get() + at / part % 2 * part * most_, lists_.get() + at * most_,
+                         std::min(part, lists - at) * most_ * sizeof(uint32_t));
+  };
+  int error = n_ > 1 ? come_down(0) : 0;
+  for (std::size_t at = 0; at < lists && !error; at += part) {
+    if (n_ > 1) error = ops_.wait(stream);
+    if (!error && at + part < lists) error = come_down(at + part);
+    const uint32_t* from = lists_host_.get() + at / part % 2 * part * most_;
+    if (!error) pool->run(static_cast<uint32_t>(std::min(part, lists - at)), [&](uint32_t i, uint32_t) { f(at + i, from + i * most_); });
+  }
+  return device_->status(error, what);
+}
+
+Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, DeviceStream* stream, ReadCounts* counts) const {
   const PageStore& pages = store.pages();
-  const std::size_t of_layer = std::size_t{n_} * shape_.kv_heads, lists = layers_ * of_layer;
-  const bool mapped = pages.mapped_bytes() > 0;
+  const std::size_t lists = lists_host() * n_, words = ceil_div(pages.pages(), 64);
+  const bool mapped = pages.mapped_bytes() > 0, once = mapped && n_ > 1;  // a page that many tokens read is checked once
+  Array<uint64_t> read(once ? lists_host() * words : 0);
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
-  pool->run(layers_, [&](uint32_t layer, uint32_t) {
-    for (std::size_t i = layer * of_layer; i < (layer + 1) * of_layer; ++i) {
-      const auto head = static_cast<uint32_t>(i % of_layer / n_);
-      const uint32_t* list = lists_host_.get() + i * most_;
-      uint32_t its = 0;
-      for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
-        const uint32_t page = list[q] / shape_.page.page_quads();
-        if (page == last) continue;
-        last = page, ++its;
-        if (mapped && !pages.intact_page(first_ + layer, head, page)) intact = false;
-      }
-      touched += its;
+  Status s = for_lists(pool, stream, [&](std::size_t i, const uint32_t* list) {
+    const auto at = static_cast<uint32_t>(i / n_);  // its layer and head
+    uint64_t its = 0;
+    for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
+      const uint32_t page = list[q] / shape_.page.page_quads();
+      if (page == last) continue;
+      last = page, ++its;
+      if (once)
+        std::atomic_ref(read[at * words + page / 64]).fetch_or(uint64_t{1} << page % 64, std::memory_order_relaxed);
+      else if (mapped && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page))
+        intact = false;
     }
+    touched += its;
   });
+  if (!s.ok()) return s;
+  if (once)
+    pool->run(static_cast<uint32_t>(lists_host()), [&](uint32_t at, uint32_t) {
+      for (std::size_t word = 0; word < words; ++word)
+        for (uint64_t left = read[at * words + word]; left; left &= left - 1) {
+          const auto page = static_cast<uint32_t>(word * 64 + static_cast<std::size_t>(std::countr_zero(left)));
+          if (!pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page)) intact = false;
+        }
+    });
   if (!intact) return pages.damaged();
   counts->pages_touched += touched;
   for (std::size_t i = 0; i < lists; ++i) {

@@ -35,8 +35,9 @@ class AttentionDevice {
   int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out, const DeviceCheck& check);
   // What collect() looks at, after the last layer.
   int give_results(DeviceStream* stream);
-  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped.
-  Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
+  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped. Code::device;
+  // throws std::bad_alloc.
+  Status collect(const KvStore& store, ThreadPool* pool, DeviceStream* stream, ReadCounts* counts) const;
   const float* totals(uint32_t layer) const { return totals_host_.get() + std::size_t{layer} * n_ * heads_.heads; }  // [n][heads]
 
   void committed(const KvStore& store) {
@@ -57,6 +58,9 @@ class AttentionDevice {
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   void forget_hot_quads();
+  std::size_t lists_host() const { return std::size_t{layers_} * shape_.kv_heads; }  // that there is room for: of a step of one token all
+  template <class F>
+  Status for_lists(ThreadPool* pool, DeviceStream* stream, F&& f) const;
   DeviceAttention work(uint32_t layer) const;
   std::size_t hot_quad_bytes() const { return std::size_t{8} * shape_.page.dim + 2 * quad_tokens * sizeof(uint16_t); }
 

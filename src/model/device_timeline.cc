@@ -12,7 +12,7 @@ namespace kvasir {
 namespace {
 
 constexpr const char* what = "a timeline's summaries";
-constexpr std::size_t piece_bytes = std::size_t{64} << 20;  // of what is on its way
+constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
 constexpr uint32_t least_spare = 32, most_spare = 96;       // extents, room for what is read and answered next: an eighth
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -74,8 +74,8 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   if (s.ok()) s = counts_.allocate(device_, 1, what);
   if (s.ok()) s = budgets_.allocate(device_, layers_, what);
   if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
-  const std::size_t window_bytes = heads * 2 * rows * page.dim * sizeof(float);
-  const std::size_t staging = std::max({piece_bytes, window_bytes, basis_.bytes(), sinks_.bytes()});
+  const std::size_t head_bytes = std::size_t{2} * rows * page.dim * sizeof(float);  // of a head's window
+  const std::size_t staging = std::max({piece_bytes, heads * page.sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
   if (s.ok() && staging > staging_bytes_) {
     staging_bytes_ = 0;
     if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
@@ -108,8 +108,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
 
 template <class Fill>
 Status DeviceTimeline::send_extents(std::span<const uint32_t> extents, std::size_t size, std::byte* to, ThreadPool* pool, DeviceStream* stream, Fill&& fill) {
-  const auto together = static_cast<uint32_t>(std::max<std::size_t>(1, staging_bytes_ / size));
-  if (size > staging_bytes_) return Status::error(Code::unsupported, "a page group's summaries have %zu bytes", size);
+  const auto together = static_cast<uint32_t>(staging_bytes_ / size);
   for (std::size_t at = 0; at < extents.size(); at += together) {
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, extents.size() - at));
     FirstFailure failure;
@@ -183,13 +182,17 @@ Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, Device
     sinks_stamp_ = store.sinks_stamp();
   }
   if (window_stamp_ != store.window_stamp() || window_stamp_ == 0) {
-    const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim;
-    pool->run(static_cast<uint32_t>(heads), [&](uint32_t h, uint32_t) {
-      const KvStore::Rows rows = store.window(first_ + h / shape_.kv_heads, h % shape_.kv_heads);
-      std::copy_n(rows.k, filled, staged + h * 2 * size);
-      std::copy_n(rows.v, filled, staged + (h * 2 + 1) * size);
-    });
-    if (Status s = send(stream, window_.get(), staged, heads * 2 * size * sizeof(float)); !s.ok()) return s;
+    const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim, together = staging_bytes_ / (2 * size * sizeof(float));
+    for (std::size_t first = 0; first < heads; first += together) {
+      const std::size_t count = std::min(together, heads - first);
+      pool->run(static_cast<uint32_t>(count), [&](uint32_t i, uint32_t) {
+        const auto h = static_cast<uint32_t>(first) + i;
+        const KvStore::Rows rows = store.window(first_ + h / shape_.kv_heads, h % shape_.kv_heads);
+        std::copy_n(rows.k, filled, staged + i * 2 * size);
+        std::copy_n(rows.v, filled, staged + (i * 2 + 1) * size);
+      });
+      if (Status s = send(stream, window_.get() + first * 2 * size, staged, count * 2 * size * sizeof(float)); !s.ok()) return s;
+    }
     window_stamp_ = store.window_stamp();
   }
   return {};

@@ -43,7 +43,11 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const bool may_attend = on_device && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
   const bool may_read = on_device && !step.selector && !step.trace && !step.memory && n > 1;
   const KvStore::Together together = may_attend ? KvStore::Together::layers : may_read ? KvStore::Together::heads : KvStore::Together::nothing;
-  if (Status s = store->prepare(n, together, may_read ? pool_ : nullptr); !s.ok()) return s;
+  if (Status s = store->prepare_rows(n, together, pool_); !s.ok()) return s;
+  bool has_pages = false;
+  const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_); };
+  if (!may_read)
+    if (Status s = prepare_pages(); !s.ok()) return s;
   if (step.queries) step.queries->prepare();
 
   constexpr uint32_t rows = 32;  // of embeddings, a task's
@@ -54,7 +58,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       kernels_.dequantize_row(model_->weights().embedding, static_cast<uint32_t>(step.tokens[i]), x_.get() + std::size_t{i} * c.width);
   });
 
-  const Stage::Attending attending{*store, step.plan, pool_, step.want == ForwardStep::Logits::last};
+  const uint32_t wanted = step.want == ForwardStep::Logits::all ? n : step.want == ForwardStep::Logits::last ? 1 : 0;
+  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last};
   for (std::size_t at = 0; at < stages_.size(); ++at) {
     Stage* const stage = stages_[at].get();
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
@@ -68,7 +73,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       return s;
     const bool attends = !why_not && !reads;
     if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
-    if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel}); !s.ok()) return s;
+    if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel, pool_}); !s.ok()) return s;
     if (attends) {
       ReadCounts counts;
       if (Status s = stage->attend(attending, &counts); !s.ok()) return s;
@@ -80,7 +85,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       });
     }
     if (reads)
-      if (Status s = read(step, attending, cancel, stage, store); !s.ok()) return s;
+      if (Status s = read(step, attending, cancel, stage, store, prepare_pages); !s.ok()) return s;
+    if (Status s = prepare_pages(); !s.ok()) return s;
     for (uint32_t l = stage->first_layer(); !attends && !reads && l < stage->end_layer(); ++l) {
       Stage::Projected of;
       if (Status s = stage->project(l, &of); !s.ok()) return s;
@@ -105,7 +111,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 }
 
 // A text, by a stage that attends it too: what the store and strategies learn from a layer they learn while the stage goes on.
-Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store) {
+Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
+                     const std::function<Status()>& meanwhile) {
   const ModelConfig& c = model_->config();
   const auto n = static_cast<uint32_t>(step.tokens.size());
   const auto take = [&](uint32_t layer, const Stage::Read& read) {
@@ -120,7 +127,8 @@ Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const 
     if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, read.q);
     return step.probe ? probe(step, layer, read.q, read.a, *store) : Status();
   };
-  if (Status s = stage->read(of, step.probe, take); !s.ok()) return s;
+  const uint32_t outputs = step.probe ? Attention::probe_span(n, step.probe_tokens) : 0;
+  if (Status s = stage->read(of, outputs, meanwhile, take); !s.ok()) return s;
   if (cancel.fired()) return cancelled();
   const uint64_t behind_sinks = store->pages().pages() > 1 ? store->sealed_tokens() - store->shape().page.page_tokens : 0;
   const uint64_t lists = uint64_t{n} * c.kv_heads * (stage->end_layer() - stage->first_layer());

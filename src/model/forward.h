@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -59,7 +60,8 @@ class Forward {
   uint32_t first_wanted(const ForwardStep& step, uint32_t layer) const;
   Status attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
   void keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store);
-  Status read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store);
+  Status read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
+              const std::function<Status()>& meanwhile);
   Status probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact, const KvStore& store);
   Status write_logits(const ForwardStep& step, uint32_t n, const CancelLatch& cancel);
 

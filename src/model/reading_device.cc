@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "base/checked.h"
 
@@ -31,6 +32,7 @@ void ReadingDevice::release() {
   q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
   staging_ = {};
   room_ = q_room_ = window_room_ = extents_room_ = 0;
+  placed_ = 0;
   sinks_stamp_ = staging_half_ = 0;
 }
 
@@ -62,15 +64,16 @@ Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
   if (s.ok() && !sinks_.get()) s = sinks_.allocate(device_, heads * 2 * page.page_tokens * dim, what);
   if (s.ok() && !centre_.get()) s = centre_.allocate(device_, heads * dim, what);
   if (s.ok() && extents > extents_room_) {
-    extents_room_ = 0, pages_at_ = {}, scales_at_ = {};
+    extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
     const uint32_t more = extents + extents / 2 + 64;
     if (s = pages_at_.allocate(device_, more, what); s.ok()) s = scales_at_.allocate(device_, more, what);
     if (s.ok()) extents_room_ = more;
   }
-  // A quarter more at a time, within the budget; where that is too much as many as are needed.
+  // A quarter more at a time, within the budget, and what the step will seal; where that is too much as many as are needed.
+  const auto after = static_cast<uint32_t>(ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
   while (s.ok() && extents > addresses_.size()) {
     const auto has = static_cast<uint32_t>(addresses_.size()), least = extents - has;
-    uint32_t more = std::max(least, has / 4);
+    uint32_t more = std::max(after - has, has / 4);
     const std::size_t size = pages_size() + scales_size();
     blocks_.emplace_back();
     if (s = blocks_.back().allocate(device_, more * size, what); s.code() == Code::no_memory && more > least)
@@ -83,7 +86,7 @@ Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
     addresses_.reserve(has + more);
     for (uint32_t e = 0; e < more; ++e) addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
     if (addresses_.size() <= extents_room_) continue;
-    extents_room_ = 0, pages_at_ = {}, scales_at_ = {};
+    extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
     if (s = pages_at_.allocate(device_, addresses_.size(), what); s.ok()) s = scales_at_.allocate(device_, addresses_.size(), what);
     if (s.ok()) extents_room_ = static_cast<uint32_t>(addresses_.size());
   }
@@ -102,7 +105,7 @@ Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceSt
   std::vector<uint32_t> wanted;
   for (uint32_t e = 0; e < pages.extents(); ++e)
     if (stamps_[e] != pages.stamp(e)) wanted.push_back(e);
-  if (wanted.empty()) return {};
+  if (wanted.empty() && placed_ == addresses_.size()) return {};
   const std::size_t size = pages_size() + scales_size();
   const auto together = static_cast<uint32_t>(staging_half_ / size);
   std::byte* half = staging_.get();
@@ -135,7 +138,37 @@ Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceSt
   int error = ops_.upload(stream, pages_at_.get(), at, addresses_.size() * sizeof(uint64_t));
   if (!error) error = ops_.upload(stream, scales_at_.get(), at + addresses_.size(), addresses_.size() * sizeof(uint64_t));
   if (!error) error = ops_.wait(stream);
+  if (!error) placed_ = addresses_.size();
   return device_->status(error, what);
+}
+
+int ReadingDevice::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream) {
+  const PageStore& pages = store.pages();
+  const uint32_t first = pages.pages() / extent_pages;
+  const auto end = static_cast<uint32_t>(ceil_div(pages.pages() + store.pages_after(store.window_count() + n_), extent_pages));
+  const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_, size = its_pages + its_scales;
+  if (layer == 0) ahead_ = 0;
+  if (!store.sealed_ahead(first_ + layer) || end > addresses_.size() || (end - first) * size > 2 * staging_half_) return 0;
+  std::byte* staged = staging_.get();
+  pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
+    const uint32_t e = task / shape_.kv_heads, h = task % shape_.kv_heads;
+    const ExtentView view = pages.extent(first_ + layer, h, first + e);
+    std::memcpy(staged + e * size + h * PageShape::pages_bytes(), view.pages, PageShape::pages_bytes());
+    std::memcpy(staged + e * size + its_pages + h * shape_.page.scales_bytes(), view.scales, shape_.page.scales_bytes());
+  });
+  int error = 0;
+  for (uint32_t e = first; e < end && !error; ++e, staged += size) {
+    stamps_[e] = 0;
+    error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + layer * its_pages), staged, its_pages);
+    if (!error) error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + pages_size() + layer * its_scales), staged + its_pages, its_scales);
+  }
+  ++ahead_;
+  return error;
+}
+
+void ReadingDevice::committed(const KvStore& store) {
+  if (std::exchange(ahead_, 0) < layers_) return;
+  for (uint32_t e = pages_ / extent_pages; e < store.pages().extents(); ++e) stamps_[e] = store.pages().stamp(e);
 }
 
 // What is in full precision.
@@ -170,7 +203,7 @@ Status ReadingDevice::prepare(const KvStore& store, uint32_t n, ThreadPool* pool
   if (s.ok()) s = make_room(store, n);
   if (s.ok()) s = put_pages(store, pool, stream);
   if (s.ok()) s = put_rows(store, pool, stream);
-  n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count();
+  n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
   return s;
 }
 

@@ -26,6 +26,11 @@ class ReadingDevice {
   Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream);
   // Gives the work of a layer to the stream; all device, as AttentionDevice::give() has them. totals: [n][heads]. An error of the table.
   int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out, float* totals) const;
+  // Of what the store has sealed of a layer ahead of its commit(), when the stream's work of it is done: brings it to the device too, so that the next
+  // prepare() need not. Waits for nothing; the next call's layer comes when the stream has been waited for. committed(): it was the whole step. An error of
+  // the table.
+  int put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream);
+  void committed(const KvStore& store);
   // While no work is under way: lets go of everything.
   void release();
   bool holds_memory() const { return !blocks_.empty() || window_.get(); }
@@ -49,6 +54,8 @@ class ReadingDevice {
   std::vector<DeviceBuffer<std::byte>> blocks_;  // some extents' pages, then their scales, of all the layers' heads
   std::vector<uint64_t> addresses_;              // [extents] of their pages
   std::vector<uint64_t> stamps_;                 // [extents] of what was copied; 0: nothing yet
+  std::size_t placed_ = 0;                       // of the addresses, that the device knows
+  uint32_t ahead_ = 0;                           // layers of the step whose pages were put ahead
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;

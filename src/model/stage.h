@@ -42,6 +42,7 @@ class Stage {
     float* x = nullptr;           // [n][width] the residual stream: where it comes from and, at end(), goes to
     const float *cos = nullptr, *sin = nullptr;  // [n][rope dim / 2]
     const CancelLatch* cancel = nullptr;         // once it has fired, results are meaningless
+    ThreadPool* pool = nullptr;
   };
   // The step stays as it is until end().
   virtual Status begin(const Step& step) = 0;
@@ -60,7 +61,8 @@ class Stage {
     const KvStore& store;
     const Plan& plan;
     ThreadPool* pool;
-    bool output = false;  // the last token's logits will be asked for: they may be computed along with the rest
+    uint32_t wanted = 0;  // of the step's newest tokens logits will be asked for,
+    bool output = false;  // and these of the last one alone: they may be computed along with the rest
   };
   // Before begin(). *why_not null: attend() can take the place of project() to complete(). Code::corrupt, Code::device.
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
@@ -77,11 +79,15 @@ class Stage {
   virtual Status can_read(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
   struct Read {
     const float *q, *k, *v, *totals;  // as Attended
-    const float* a;                   // attention's output as Projected; null where it was not asked for
+    const float* a;                   // attention's output as Projected, of the first `outputs` tokens; null where none were asked for
   };
   // Hands each layer over to take(layer, read), in order, while the device goes on with the next ones; what is handed over stays until take() returns.
+  // Before the first one comes meanwhile(), when the device is at work.
+  using Meanwhile = std::function<Status()>;
   using Take = std::function<Status(uint32_t layer, const Read&)>;
-  virtual Status read(const Attending&, bool outputs, const Take&) { return (void)outputs, Status::error(Code::internal, "a stage was asked to read"); }
+  virtual Status read(const Attending&, uint32_t outputs, const Meanwhile&, const Take&) {
+    return (void)outputs, Status::error(Code::internal, "a stage was asked to read");
+  }
   // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
 

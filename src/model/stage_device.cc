@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "compute/pieces.h"
 #include "model/attention_device.h"
 #include "model/device_workspace.h"
 #include "model/reading_device.h"
@@ -45,10 +46,16 @@ class DeviceStage final : public Stage {
     if (Status s = resize(step.n); !s.ok()) return s;
     *bad_layer_.get() = none;
     do_(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
-    do_(ops_.upload(stream_, work_.x, step.x, step.n * size_.width * sizeof(float)));
-    do_(ops_.upload(stream_, work_.cos, step.cos, step.n * size_.half * sizeof(float)));
-    do_(ops_.upload(stream_, work_.sin, step.sin, step.n * size_.half * sizeof(float)));
-    return wait("a step");
+    const std::size_t x = step.n * size_.width, half = step.n * size_.half;
+    const bool by_host = x + 2 * half <= read_host_room_;  // a text's: large, and what is handed over comes later
+    const auto give = [&](float* to, const float* from, std::size_t n, std::size_t at) {
+      if (by_host) copy_by_pieces(from, n, read_host_.get() + at, step_.pool), from = read_host_.get() + at;
+      do_(ops_.upload(stream_, to, from, n * sizeof(float)));
+    };
+    give(work_.x, step.x, x, 0);
+    give(work_.cos, step.cos, half, x);
+    give(work_.sin, step.sin, half, x + half);
+    return by_host ? Status() : wait("a step");
   }
 
   Status project(uint32_t layer, Projected* out) override {
@@ -131,10 +138,10 @@ class DeviceStage final : public Stage {
     if (Status s = wait("a step"); !s.ok()) {
       // Numbers that are none may come from a page that is damaged.
       if (ReadCounts unused; s.code() == Code::corrupt && !step_.cancel->fired())
-        if (Status damaged = attention_.collect(of.store, of.pool, &unused); !damaged.ok()) return damaged;
+        if (Status damaged = attention_.collect(of.store, of.pool, stream_, &unused); !damaged.ok()) return damaged;
       return s;
     }
-    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
+    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, stream_, counts);
   }
 
   Attended attended(uint32_t layer) const override {
@@ -144,6 +151,7 @@ class DeviceStage final : public Stage {
 
   void committed(const KvStore& store) override {
     if (has_attended_) attention_.committed(store);
+    if (has_read_) reading_.committed(store);
   }
   void trim() override {
     release_reading();
@@ -171,7 +179,7 @@ class DeviceStage final : public Stage {
   }
 
   // A layer is handed over while the next one is computed: there are two of what is handed over, and a stream of their copies.
-  Status read(const Attending&, bool outputs, const Take& take) override {
+  Status read(const Attending& of, uint32_t outputs, const Meanwhile& meanwhile, const Take& take) override {
     const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = n * config_.heads, floats = read_floats(step_.n);
     const auto give = [&](uint32_t l) {
       float *qkv = read_.get() + l % 2 * floats, *totals = qkv + projected, *a = totals + heads;
@@ -182,7 +190,7 @@ class DeviceStage final : public Stage {
     const auto give_copy = [&](uint32_t l) {
       do_(ops_.after(copies_, stream_));
       const float* from = read_.get() + l % 2 * floats;
-      const std::size_t first = projected + heads, outputs_size = n * size_.q;  // what comes down always, and where it is asked for
+      const std::size_t first = projected + heads, outputs_size = outputs * size_.q;  // what comes down always, and where it is asked for
       do_(ops_.download(copies_, read_host_.get() + l % 2 * first, from, first * sizeof(float)));
       if (outputs) do_(ops_.download(copies_, read_outputs_.get() + l % 2 * outputs_size, from + first, outputs_size * sizeof(float)));
       do_(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -190,25 +198,34 @@ class DeviceStage final : public Stage {
     const auto hand_over = [&] {
       give(first_layer());
       give_copy(first_layer());
+      if (Status s = meanwhile(); !s.ok()) return s;
       for (uint32_t l = first_layer(); l < end_layer(); ++l) {
-        l + 1 < end_layer() ? give(l + 1) : check_and_give_rest(l, read_.get() + l % 2 * floats + projected + heads);
+        l + 1 < end_layer() ? give(l + 1) : give_last_rest(l, read_.get() + l % 2 * floats + projected + heads, of.wanted);
         if (Status s = wait("a layer", copies_); !s.ok()) return s;
         if (step_.cancel->fired()) return Status();
         const float* host = read_host_.get() + l % 2 * (projected + heads);
-        const float* output = outputs ? read_outputs_.get() + l % 2 * n * size_.q : nullptr;
+        const float* output = outputs ? read_outputs_.get() + l % 2 * outputs * size_.q : nullptr;
         const Read its{host, host + n * size_.q, host + n * (size_.q + size_.kv), host + projected, output};
         if (Status s = take(l, its); !s.ok()) return s;
+        do_(reading_.put_ahead(of.store, local(l), of.pool, copies_));
         if (l + 1 < end_layer()) give_copy(l + 1);
       }
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
       return Status();
     };
     has_read_ = true;
-    if (outputs && outputs_room_ < n) {
-      if (Status s = read_outputs_.allocate(device_, 2 * n * size_.q); !s.ok()) return s;
-      outputs_room_ = n;
+    if (outputs_room_ < outputs) {
+      if (Status s = read_outputs_.allocate(device_, std::size_t{2} * outputs * size_.q); !s.ok()) return s;
+      outputs_room_ = outputs;
     }
-    Status s = hand_over();
+    Status s;
+    try {
+      s = hand_over();
+    } catch (const std::bad_alloc&) {
+      (void)ops_.wait(copies_), (void)ops_.wait(stream_);
+      throw;
+    }
+    do_(ops_.wait(copies_));
     Status rest = wait("a step");  // nothing is left under way
     if (s.ok() && !step_.cancel->fired()) s = std::move(rest);
     return s;
@@ -325,6 +342,17 @@ class DeviceStage final : public Stage {
     do_(ops_.quantize(stream_, {step_.n, config_.width, work_.x}, check(layer)));
   }
 
+  // The same at the end of a text's step: of a stage that has the output what it is computed from, and what goes to the next stage otherwise.
+  void give_last_rest(uint32_t layer, float* a, uint32_t wanted) {
+    if (!weights_.has_output()) wanted = step_.n;
+    if (wanted == 0) return;
+    const uint32_t n = std::exchange(step_.n, wanted), first = n - wanted;
+    work_.x += first * size_.width;
+    check_and_give_rest(layer, a + first * size_.q);
+    work_.x -= first * size_.width;
+    step_.n = n;
+  }
+
   // Of n tokens from `first` on.
   void give_logits(uint32_t first, uint32_t n) {
     DeviceActivations normed = inputs(work_.h, size_.width, {&weights_.output()});
@@ -378,7 +406,7 @@ class DeviceStage final : public Stage {
     if (!reading_.holds_memory() && !read_.get()) return;
     (void)ops_.wait(stream_), (void)ops_.wait(copies_);  // after a failure something may be on its way
     reading_.release();
-    read_ = {}, read_host_ = {}, read_outputs_ = {}, outputs_room_ = 0;
+    read_ = {}, read_host_ = {}, read_outputs_ = {}, outputs_room_ = 0, read_host_room_ = 0;
   }
 
   // Of one of two layers: what is handed over of n tokens.
@@ -386,10 +414,11 @@ class DeviceStage final : public Stage {
 
   Status resize_read(uint32_t n) {
     if (2 * read_floats(n) * sizeof(float) <= read_.bytes()) return {};
-    read_ = {}, read_host_ = {};
+    read_ = {}, read_host_ = {}, read_host_room_ = 0;
+    const std::size_t room = 2 * (read_floats(n) - n * size_.q);
     Status s = read_.allocate(device_, 2 * read_floats(n), "two layers' queries, keys and values");
-    if (s.ok()) s = read_host_.allocate(device_, 2 * (read_floats(n) - n * size_.q));
-    if (!s.ok()) read_ = {};
+    if (s.ok()) s = read_host_.allocate(device_, room);
+    s.ok() ? void(read_host_room_ = room) : void(read_ = {});
     return s;
   }
 
@@ -458,7 +487,7 @@ class DeviceStage final : public Stage {
   DeviceStream* copies_ = nullptr;    // of what is handed over
   DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
   PinnedBuffer<float> read_host_, read_outputs_;  // outputs: where they were asked for
-  std::size_t outputs_room_ = 0;      // tokens
+  std::size_t read_host_room_ = 0, outputs_room_ = 0;  // floats; tokens
   uint32_t unread_size_ = 0, unread_n_ = 0;
 };
 

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/memory.h"
+#include "compute/second_moment.h"
 
 namespace kvasir {
 
@@ -20,24 +21,35 @@ class RecentQueries {
 
   RecentQueries() = default;
   RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim) : layers_(layers), heads_(heads), head_dim_(head_dim) {}
+  // What is known, not a step that runs. Throws std::bad_alloc.
+  RecentQueries(const RecentQueries& o)
+      : layers_(o.layers_), heads_(o.heads_), head_dim_(o.head_dim_), count_(o.count_), end_(o.end_), newest_(o.newest_) {
+    if (count_ == 0) return;
+    rows_ = make_buffer<float>(size());
+    for (uint32_t l = 0; l < layers_; ++l)
+      for (uint64_t p = begin(); p < end_; ++p) std::copy_n(o.query(l, p), width(), rows_.get() + at(l, p));
+  }
+  RecentQueries(RecentQueries&&) = default;
+  RecentQueries& operator=(RecentQueries&&) = default;
+  RecentQueries& operator=(const RecentQueries& o) { return *this = RecentQueries(o); }
 
   uint32_t count() const { return count_; }  // those of tokens end() - count() .. end() - 1
   uint64_t end() const { return end_; }
   uint64_t begin() const { return end_ - count_; }
   // Of the token at this position: [heads][head_dim] after RoPE, not scaled.
-  const float* query(uint32_t layer, uint64_t position) const { return rows_.data() + at(layer, position); }
+  const float* query(uint32_t layer, uint64_t position) const { return rows_.get() + at(layer, position); }
   // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share. Or no_total.
   const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
 
   // Room for a step. Throws std::bad_alloc.
   void prepare() {
-    rows_.resize(std::size_t{layers_} * capacity * width());
-    pending_.resize(rows_.size());
+    if (!rows_) rows_ = make_buffer<float>(size());
+    if (!pending_) pending_ = make_buffer<float>(size());
   }
   // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals [n][heads].
   void write(uint32_t layer, uint32_t n, const float* q, const float* totals) {
     for (uint32_t i = n - std::min(n, capacity); i < n; ++i) {
-      float* to = pending_.data() + (std::size_t{layer} * capacity + (n - 1 - i)) * width();
+      float* to = pending_.get() + (std::size_t{layer} * capacity + (n - 1 - i)) * width();
       std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
       std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     }
@@ -48,9 +60,10 @@ class RecentQueries {
     if (end_ != first) count_ = 0;  // tokens in between were not seen
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
+    if (n >= capacity) return rows_.swap(pending_), newest_ = end_ - 1, void();  // they are as the step has written them
     for (uint32_t l = 0; l < layers_; ++l)
-      for (uint32_t i = 0; i < std::min(n, capacity); ++i)
-        std::copy_n(pending_.data() + (std::size_t{l} * capacity + i) * width(), width(), rows_.data() + at(l, end_ - 1 - i));
+      for (uint32_t i = 0; i < n; ++i)
+        std::copy_n(pending_.get() + (std::size_t{l} * capacity + i) * width(), width(), rows_.get() + at(l, end_ - 1 - i));
   }
   // For a store that begins to centre its keys after these queries were written: totals become those of centred keys. centre: [layers][kv_heads][dim].
   void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
@@ -61,18 +74,17 @@ class RecentQueries {
           const float* c = centre.data() + (std::size_t{l} * kv_heads + h / (heads_ / kv_heads)) * dim;
           float shift = 0;
           for (uint32_t d = 0; d < head_dim_; ++d) shift += query(l, p)[h * head_dim_ + d] * c[d];
-          rows_[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
+          rows_.get()[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
         }
   }
-  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim.
-  void add_moment(uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
+  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as pages have it. Throws std::bad_alloc.
+  void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
     const uint32_t group = heads_ / kv_heads;
+    Array<float> rows(std::size_t{count_} * group * dim), product(std::size_t{dim} * dim);
+    float* to = rows.data();
     for (uint64_t p = begin(); p < end_; ++p)
-      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        const float* q = query(layer, p) + std::size_t{h} * head_dim_;
-        for (uint32_t i = 0; i < head_dim_; ++i)
-          for (uint32_t j = 0; j < head_dim_; ++j) moment[i * dim + j] += static_cast<double>(q[i]) * static_cast<double>(q[j]);
-      }
+      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim) std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
+    kvasir::add_moment(kernels, rows.data(), count_ * group, dim, product.data(), moment);
   }
   // Forgets the tokens from this position on.
   void rewind(uint64_t tokens) {
@@ -92,22 +104,24 @@ class RecentQueries {
   }
   // For a timeline of `tokens` tokens; the size is a whole number of tokens, at most capacity and at most `tokens`.
   void restore(std::span<const float> floats, uint64_t tokens) {
-    prepare();
+    if (!rows_) rows_ = make_buffer<float>(size());
     end_ = tokens;
     count_ = static_cast<uint32_t>(floats.size() / token_floats());
     for (uint32_t l = 0; l < layers_; ++l)
-      for (uint64_t p = begin(); p < end_; ++p, floats = floats.subspan(width())) std::copy_n(floats.data(), width(), rows_.data() + at(l, p));
+      for (uint64_t p = begin(); p < end_; ++p, floats = floats.subspan(width())) std::copy_n(floats.data(), width(), rows_.get() + at(l, p));
   }
 
  private:
   std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }
-  std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + position % capacity) * width(); }
+  std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
+  std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width(); }
 
   uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
   uint32_t count_ = 0;
   uint64_t end_ = 0;
-  Array<float> rows_;     // [layers][capacity, by position][heads * (head_dim + 1)]
-  Array<float> pending_;  // [layers][capacity, newest first] of the step that runs
+  uint64_t newest_ = 0;    // a position whose queries come first
+  Buffer<float> rows_;     // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
+  Buffer<float> pending_;  // [layers][capacity, newest first] of the step that runs
 };
 
 }  // namespace kvasir

@@ -211,7 +211,7 @@ void Session::note_probe(const Array<float>& errors) {
 Status Session::build_sketch() {
   const ModelConfig& c = model_->config();
   const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
-    queries_.add_moment(layer, head, c.kv_heads, store_.shape().page.dim, moment);
+    queries_.add_moment(cpu_kernels(), layer, head, c.kv_heads, store_.shape().page.dim, moment);
   };
   return store_.build_sketch(asked, cpu_kernels(), pool_.get());
 }

@@ -4,9 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/stamp.h"
+#include "compute/second_moment.h"
+#include "store/eigenvectors.h"
 
 namespace kvasir {
 
@@ -14,131 +17,81 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint32_t iterations = 24;          // of the subspace: the leading directions need not be exact, only their span nearly
-constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys
+constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys;
+constexpr uint32_t summed_tokens = 256;       // of them in float, and these sums in double
 constexpr uint64_t section_page = 4096;
 constexpr double known_queries = 0.5;         // their share in the second moment of queries
-constexpr double scaled_by = 0.375;            // power of a coordinate's variance: of 1/4, 3/8 and 1/2, which makes keys vary alike in all, it left the least error
+// Power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all, it left the least error.
+constexpr double scaled_by = 1.0 / 3;
 constexpr double least_variance = 1e-6;       // of a coordinate, of the largest one's: what is smaller is not made larger
 
 using Square = std::vector<double>;  // [n][n]
 
-// The sum of a[i] b[i] in as many parts as vectors have room for.
 double dot(const double* a, const double* b, uint32_t n) {
-  constexpr uint32_t parts = 8;  // n is a multiple of it: PageShape::dim
-  double sums[parts] = {};
-  for (uint32_t i = 0; i < n; i += parts)
-    for (uint32_t p = 0; p < parts; ++p) sums[p] += a[i + p] * b[i + p];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  double even = 0, odd = 0;
+  for (uint32_t i = 0; i + 1 < n; i += 2) even += a[i] * b[i], odd += a[i + 1] * b[i + 1];
+  return even + odd + (n % 2 ? a[n - 1] * b[n - 1] : 0);
 }
 
-// Makes the m rows of u [m][n] orthonormal, in order.
-void orthonormalise(std::vector<double>& u, uint32_t n, uint32_t m) {
-  for (uint32_t j = 0; j < m; ++j) {
-    double* row = u.data() + std::size_t{j} * n;
-    for (uint32_t pass = 0; pass < 2; ++pass)
-      for (uint32_t k = 0; k < j; ++k) {
-        const double* other = u.data() + std::size_t{k} * n;
-        const double share = dot(row, other, n);
-        for (uint32_t i = 0; i < n; ++i) row[i] -= share * other[i];
-      }
-    const double norm = std::sqrt(dot(row, row, n));
-    for (uint32_t i = 0; i < n; ++i) row[i] = norm > 1e-200 ? row[i] / norm : 0;
-  }
-}
-
-// to[j] = a u[j] for rows of u [m][n]; a is symmetric.
-void multiply_rows(const Square& a, const std::vector<double>& u, uint32_t n, uint32_t m, std::vector<double>& to) {
-  constexpr uint32_t part = 8;  // of a row, in registers; of all rows of a side by side: columns a power of two apart would share a few lines of the cache
-  double panel[max_head_dim * part];
-  for (uint32_t i = 0; i < n; i += part) {
-    for (uint32_t k = 0; k < n; ++k) std::copy_n(a.data() + std::size_t{k} * n + i, part, panel + k * part);
-    for (uint32_t j = 0; j < m; ++j) {
-      const double* row = u.data() + std::size_t{j} * n;
-      double sums[part] = {};
-      for (uint32_t k = 0; k < n; ++k)
-        for (uint32_t p = 0; p < part; ++p) sums[p] += row[k] * panel[k * part + p];
-      std::copy_n(sums, part, to.data() + std::size_t{j} * n + i);
-    }
-  }
-}
-
-// The m leading eigenvectors of a (symmetric, positive semidefinite), as columns of [n][m], by orthogonal iteration.
-std::vector<double> leading_directions(const Square& a, uint32_t n, uint32_t m) {
-  std::vector<double> u(std::size_t{n} * m), next(u.size());  // [m][n]
-  for (uint32_t i = 0; i < n; ++i)  // a start that no eigenvector is orthogonal to, for any but contrived input
-    for (uint32_t j = 0; j < m; ++j) u[j * n + i] = std::cos(1.0 + 0.7 * i * (j + 1));
-  orthonormalise(u, n, m);
-  for (uint32_t step = 0; step < iterations; ++step) {
-    multiply_rows(a, u, n, m, next);
-    u.swap(next);
-    if (step % 2) orthonormalise(u, n, m);  // the span is the same without
-  }
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j < m; ++j) next[i * m + j] = u[j * n + i];
-  return next;
-}
-
-// keys [dim][dim] += the upper part of k k^T of some tokens [tokens][dim], a multiple of four, few enough for sums in float: keys have 8 bits.
-void add_moment(const float* k, uint32_t tokens, uint32_t dim, Square* keys) {
-  for (uint32_t i = 0; i < dim; ++i) {
-    float sums[max_head_dim] = {};
-    const uint32_t first = i / 8 * 8;
-    for (uint32_t t = 0; t < tokens; t += 4) {
-      const float *a = k + t * dim, *b = a + dim, *c = b + dim, *d = c + dim;
-      const float ai = a[i], bi = b[i], ci = c[i], di = d[i];
-      for (uint32_t j = first; j < dim; ++j) sums[j] += (ai * a[j] + bi * b[j]) + (ci * c[j] + di * d[j]);
-    }
-    double* to = keys->data() + std::size_t{i} * dim;
-    for (uint32_t j = first; j < dim; ++j) to[j] += static_cast<double>(sums[j]);
-  }
-}
-
-// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of key_sketch.h. Makes L of the queries'.
-void find_bases(const Square& keys, Square* queries, uint32_t n, uint32_t m, float* key_basis, float* query_basis) {
-  Square& l = *queries;
+double trace_of(const Square& a, uint32_t n) {
   double trace = 0;
-  for (uint32_t i = 0; i < n; ++i) trace += l[i * n + i];
-  const double known = trace > 0 ? known_queries : 0;
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j < n; ++j) l[i * n + j] = (known > 0 ? known * l[i * n + j] * n / trace : 0) + (i == j ? 1 - known : 0);
-  for (uint32_t j = 0; j < n; ++j) {  // Cholesky, in place, the upper part zeroed
-    for (uint32_t i = 0; i < j; ++i) l[i * n + j] = 0;
-    for (uint32_t i = j; i < n; ++i) {
-      double sum = l[i * n + j];
-      for (uint32_t k = 0; k < j; ++k) sum -= l[i * n + k] * l[j * n + k];
-      l[i * n + j] = i == j ? std::sqrt(sum) : sum / l[j * n + j];
-    }
-  }
-  Square kl(std::size_t{n} * n), moment(kl.size());  // K L; L^T K L
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t k = 0; k < n; ++k)
-      for (uint32_t j = 0; j <= k; ++j) kl[i * n + j] += keys[i * n + k] * l[k * n + j];
-  for (uint32_t k = 0; k < n; ++k)
-    for (uint32_t i = 0; i <= k; ++i)
-      for (uint32_t j = 0; j < n; ++j) moment[i * n + j] += l[k * n + i] * kl[k * n + j];
-  std::vector<double> w = leading_directions(moment, n, m);
-  std::vector<double> variance(m), column(n);
+  for (uint32_t i = 0; i < n; ++i) trace += a[i * n + i];
+  return trace > 0 && trace < 1e300 ? trace : 0;  // by numbers that are none it is none
+}
+
+// The lower L of L L^T = a, in its place, zeros above.
+void factor(Square& a, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
-    std::vector<double>& product = column;  // of row i and all of w
-    std::fill_n(product.begin(), m, 0.0);
-    for (uint32_t k = 0; k < n; ++k)
-      for (uint32_t j = 0; j < m; ++j) product[j] += moment[i * n + k] * w[k * m + j];
-    for (uint32_t j = 0; j < m; ++j) variance[j] += w[i * m + j] * product[j];
+    double* row = a.data() + std::size_t{i} * n;
+    for (uint32_t j = 0; j < i; ++j) row[j] = (row[j] - dot(row, a.data() + std::size_t{j} * n, j)) / a[j * n + j];
+    row[i] = std::sqrt(row[i] - dot(row, row, i));
+    std::fill(row + i + 1, row + n, 0.0);
   }
-  const double largest = *std::max_element(variance.begin(), variance.end());
-  for (uint32_t j = 0; j < m; ++j) {
-    const double scale = largest > 0 ? std::pow(std::max(variance[j] / largest, least_variance), scaled_by) : 1;
-    for (uint32_t i = 0; i < n; ++i) {
-      double sum = 0;
-      for (uint32_t k = 0; k <= i; ++k) sum += l[i * n + k] * w[k * m + j];
-      key_basis[i * m + j] = static_cast<float>(sum / scale);
+}
+
+// What the bases of a head are found by; a thread's.
+struct Workspace {
+  Workspace(uint32_t n, uint32_t m)
+      : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()), product(keys.size()), moment(keys.size()),
+        base(std::size_t{n} * m), directions(std::size_t{n} * m), below(m), variances(m) {}
+  Square keys, queries;                          // second moments, [n][n]; then L in the latter
+  std::vector<float> scaled, l, product, moment;  // [n][n]
+  std::vector<float> base, directions;           // [n][m]
+  std::vector<double> below, variances;          // [m]
+};
+
+// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of key_sketch.h.
+void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis, float* query_basis) {
+  const double asked = trace_of(w->queries, n), there = trace_of(w->keys, n), known = asked > 0 ? known_queries : 0;
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t j = 0; j < n; ++j) {
+      double& q = w->queries[i * n + j];
+      q = (known > 0 ? known * q * n / asked : 0) + (i == j ? 1 - known : 0);
+      w->scaled[i * n + j] = there > 0 ? static_cast<float>(w->keys[i * n + j] * n / there) : 0;
     }
-    for (uint32_t i = n; i-- > 0;) {
-      double sum = w[i * m + j];
-      for (uint32_t k = i + 1; k < n; ++k) sum -= l[k * n + i] * column[k];
-      column[i] = sum / l[i * n + i];
-      query_basis[i * m + j] = static_cast<float>(column[i] * scale);
+  factor(w->queries, n);
+  const Square& l = w->queries;
+  std::transform(l.begin(), l.end(), w->l.begin(), [](double x) { return static_cast<float>(x); });
+  kernels.multiply(w->scaled.data(), n, 1, n, w->l.data(), n, n, n, w->product.data(), n);  // K L
+  kernels.multiply(w->l.data(), 1, n, n, w->product.data(), n, n, n, w->moment.data(), n);  // L^T K L
+  leading_eigenvectors(&w->moment, n, m, &w->directions, &w->variances);
+  kernels.multiply(w->l.data(), n, 1, n, w->directions.data(), m, m, n, w->base.data(), m);  // L W
+  const double largest = w->variances[0];
+  std::vector<double>& scales = w->variances;
+  for (double& v : scales) v = largest > 0 ? std::pow(std::max(v / largest, least_variance), scaled_by) : 1;
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t j = 0; j < m; ++j) key_basis[i * m + j] = static_cast<float>(static_cast<double>(w->base[i * m + j]) / scales[j]);
+  for (uint32_t i = n; i-- > 0;) {  // L^-T W, from the last row up, over W
+    std::fill(w->below.begin(), w->below.end(), 0.0);
+    for (uint32_t k = i + 1; k < n; ++k) {
+      const float* row = w->directions.data() + std::size_t{k} * m;
+      const double share = l[k * n + i];
+      for (uint32_t j = 0; j < m; ++j) w->below[j] += share * static_cast<double>(row[j]);
+    }
+    for (uint32_t j = 0; j < m; ++j) {
+      const double x = (static_cast<double>(w->directions[i * m + j]) - w->below[j]) / l[i * n + i];
+      w->directions[i * m + j] = static_cast<float>(x);
+      query_basis[i * m + j] = static_cast<float>(x * scales[j]);
     }
   }
 }
@@ -180,19 +133,20 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
 
   const uint32_t page_tokens = shape_.page.page_tokens;
   const auto stride = static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
-  std::vector<Array<float>> rows(pool->threads());
-  std::vector<Square> moments(pool->threads()), asked(pool->threads());
-  for (uint32_t t = 0; t < pool->threads(); ++t) {
-    rows[t].resize(std::size_t{2} * page_tokens * dim);
-    moments[t].resize(std::size_t{dim} * dim);
-    asked[t].resize(std::size_t{dim} * dim);
-  }
+  struct Scratch {
+    Workspace work;
+    Array<float> rows, values;  // [summed_tokens][dim]; of a page
+  };
+  std::vector<std::unique_ptr<Scratch>> scratch(pool->threads());
+  for (std::unique_ptr<Scratch>& s : scratch)
+    s = std::make_unique<Scratch>(Scratch{Workspace(dim, n), Array<float>(std::size_t{summed_tokens} * dim), Array<float>(std::size_t{page_tokens} * dim)});
   std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
     const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
-    Square& keys = moments[worker];
-    std::fill(keys.begin(), keys.end(), 0.0);
-    float* k = rows[worker].data();
+    Scratch& s = *scratch[worker];
+    Workspace& w = s.work;
+    std::fill(w.keys.begin(), w.keys.end(), 0.0);
+    uint32_t rows = 0;
     for (uint32_t p = 0; p < count; ++p) {
       if (!pages.intact_page(layer, head, p)) {
         intact = false;
@@ -201,14 +155,15 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
       // The sinks' keys are outliers that no selector is asked about.
       if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
       const PageRef ref = pages.page(layer, head, p);
-      kernels.unseal_page(shape_.page, ref.data, ref.scales, k, k + std::size_t{page_tokens} * dim);
-      add_moment(k, page_tokens, dim, &keys);
+      kernels.unseal_page(shape_.page, ref.data, ref.scales, s.rows.data() + std::size_t{rows} * dim, s.values.data());
+      rows += page_tokens;
+      if (rows < summed_tokens) continue;
+      add_moment(kernels, s.rows.data(), std::exchange(rows, 0), dim, w.product.data(), w.keys.data());
     }
-    for (uint32_t i = 0; i < dim; ++i)
-      for (uint32_t j = 0; j < i; ++j) keys[i * dim + j] = keys[j * dim + i];
-    std::fill(asked[worker].begin(), asked[worker].end(), 0.0);
-    if (queries) queries(layer, head, asked[worker].data());
-    find_bases(keys, &asked[worker], dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
+    add_moment(kernels, s.rows.data(), rows, dim, w.product.data(), w.keys.data());
+    std::fill(w.queries.begin(), w.queries.end(), 0.0);
+    if (queries) queries(layer, head, w.queries.data());
+    find_bases(kernels, &w, dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
     for (uint32_t p = 0; p < count; ++p) seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
   });
   if (!intact) return pages.damaged();

@@ -60,14 +60,17 @@ KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
 }
 
 // Moves the window to a larger buffer; the old one stays until the new one is complete.
-void KvStore::grow_window(uint32_t rows) {
+void KvStore::grow_window(uint32_t rows, ThreadPool* pool) {
   if (rows <= capacity_) return;
   const uint64_t doubled = window_tokens_ == keep_all ? uint64_t{capacity_} * 3 / 2 : 0;  // a window that only grows
   const auto capacity = static_cast<uint32_t>(round_up(std::max<uint64_t>(rows, doubled), capacity_step));
   const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
   Buffer<float> grown = make_buffer<float>(planes * capacity * dim);
-  for (std::size_t p = 0; p < planes; ++p)
-    std::copy_n(window_.get() + p * capacity_ * dim, window_count_ * dim, grown.get() + p * capacity * dim);
+  const auto copy = [&](uint32_t p, uint32_t) {
+    std::copy_n(window_.get() + std::size_t{p} * capacity_ * dim, window_count_ * dim, grown.get() + std::size_t{p} * capacity * dim);
+  };
+  for (uint32_t p = 0; p < planes && !pool; ++p) copy(p, 0);
+  if (pool && window_count_ > 0) pool->run(static_cast<uint32_t>(planes), copy);
   window_ = std::move(grown);
   capacity_ = capacity;
 }
@@ -135,14 +138,23 @@ Status KvStore::shrink() {
 }
 
 Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
+  if (Status s = prepare_rows(n, together, pool); !s.ok()) return s;
+  return prepare_pages(n, pool);
+}
+
+Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
-  grow_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n);
+  grow_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n, pool);
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
-  if (Status s = representatives_.prepare(n, pages_.pages() + sealed, pages_, together); !s.ok()) return s;
+  return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
+}
+
+Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
+  const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
@@ -233,7 +245,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t sealed = pages_after(count);
   window_count_ = count;
   window_stamp_ = new_stamp();
-  if (sealed == 0) return representatives_.commit(n, pages_);
+  if (sealed == 0) return representatives_.commit(n, pages_, pool);
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
   if (centre_.empty()) fix_centre(count, pool);
   if (first == 0) {
@@ -258,7 +270,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   window_count_ = kept;
   pages_.commit(first + sealed);
   sketch_.append(pages_, kernels, pool);
-  representatives_.commit(n, pages_);
+  representatives_.commit(n, pages_, pool);
 }
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {

@@ -94,6 +94,9 @@ class KvStore {
   // PageStore::reserve() has it.
   using Together = Representatives::Together;
   Status prepare(uint32_t n, Together together = Together::nothing, ThreadPool* pool = nullptr);
+  // The same in two parts: what write() and observe() need, then what seal() and commit() do.
+  Status prepare_rows(uint32_t n, Together together, ThreadPool* pool);
+  Status prepare_pages(uint32_t n, ThreadPool* pool);
   // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v);
   void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
@@ -104,6 +107,7 @@ class KvStore {
   void observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads);
   // After write() of a layer, and while others are still to come: seals of it what commit(n) would. Where that can be known: not of a text's first pages.
   void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
+  bool sealed_ahead(uint32_t layer) const { return sealed_ahead_[layer]; }  // of the step: by seal()
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Before commit(kept), of a step whose n tokens were written: only the first `kept` stay.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
@@ -160,7 +164,7 @@ class KvStore {
   uint64_t least_bytes(uint64_t tokens, uint32_t step) const;
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
-  void grow_window(uint32_t rows);
+  void grow_window(uint32_t rows, ThreadPool* pool = nullptr);
   void fix_centre(uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;

@@ -7,6 +7,8 @@
 
 #include "base/checked.h"
 #include "base/stamp.h"
+#include "compute/first_failure.h"
+#include "compute/pieces.h"
 
 namespace kvasir {
 
@@ -337,17 +339,19 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
 }
 
 // What is in a file is read past the mapping, of which it would be the only part that is touched.
-Status PageStore::copy_slab(const Slab& from, SlabRef* to) const {
+Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const {
+  FirstFailure failure;
   for (SectionKind kind : sections) {
     const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
     auto* data = static_cast<std::byte*>(const_cast<void*>((*to)->array(kind)));
-    if (!from.file) {
-      std::memcpy(data, from.array(kind), bytes);
-    } else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes, bytes, data); !s.ok()) {
-      return s;
-    }
+    by_pieces(bytes, pool, [&](uint64_t at, uint64_t size) {
+      if (!from.file)
+        std::memcpy(data + at, static_cast<const std::byte*>(from.array(kind)) + at, size);
+      else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes + at, size, data + at); !s.ok())
+        failure.note(std::move(s));
+    });
   }
-  return {};
+  return std::move(failure).take();
 }
 
 Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
@@ -355,24 +359,15 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab(SlabKind::whole);
-    if (Status s = copy_slab(*slabs_[last], &copy); !s.ok()) return s;
+    if (Status s = copy_slab(*slabs_[last], &copy, pool); !s.ok()) return s;
     slabs_[last] = std::move(copy);
   }
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left
-  const std::size_t wanted = ceil_div(pages, extent_pages);
+  const std::size_t wanted = ceil_div(pages, extent_pages), first = slabs_.size(), size = shape_.slab_bytes();
   slabs_.reserve(wanted);
-  if (!pool) {
-    while (slabs_.size() < wanted) slabs_.push_back(new_slab(SlabKind::whole_cleared));
-    return {};
-  }
-  // The system clears a page of memory when it is touched first, which one thread does at a few GB a second.
-  constexpr std::size_t piece = std::size_t{1} << 20;
-  const std::size_t first = slabs_.size(), size = shape_.slab_bytes(), pieces = ceil_div(size, piece);
-  while (slabs_.size() < wanted) slabs_.push_back(new_slab(SlabKind::whole));
-  pool->run(static_cast<uint32_t>((slabs_.size() - first) * pieces), [&](uint32_t task, uint32_t) {
-    const std::size_t at = task % pieces * piece;
-    std::memset(static_cast<std::byte*>(slabs_[first + task / pieces]->memory) + at, 0, std::min(piece, size - at));
-  });
+  while (slabs_.size() < wanted) slabs_.push_back(new_slab(pool ? SlabKind::whole : SlabKind::whole_cleared));
+  for (std::size_t e = first; pool && e < wanted; ++e)
+    by_pieces(size, pool, [&](uint64_t at, uint64_t bytes) { std::memset(static_cast<std::byte*>(slabs_[e]->memory) + at, 0, bytes); });
   return {};
 }
 

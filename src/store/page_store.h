@@ -103,7 +103,7 @@ class PageStore {
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
   // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a
   // mapped file is damaged: the copy would pass for intact.
-  // pool: who clears the new slabs, the caller alone where null.
+  // pool: who clears and copies slabs, the caller alone where null.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
@@ -122,7 +122,7 @@ class PageStore {
   enum class SlabKind { whole, whole_cleared, summaries };  // what of it is in memory; whole: as it comes
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
-  Status copy_slab(const Slab& from, SlabRef* to) const;
+  Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;
   void let_go(const SlabRef& slab, uint64_t offset, uint64_t size) const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const;

@@ -110,45 +110,46 @@ void Representatives::keep_first(uint32_t kept, uint32_t n) {
   }
 }
 
-void Representatives::commit(uint32_t n, const PageStore& pages) {
+void Representatives::commit(uint32_t n, const PageStore& pages, ThreadPool* pool) {
   if (!known_) return;
   const std::size_t heads = shape_.heads_total(), held = undecided_.size(), known = std::min(held, std::size_t{local_} * heads);
   undecided_.resize(held + n * heads);  // room made in prepare()
   const float* added = added_.data() + (std::size_t{local_} * heads - known);
   for (std::size_t i = 0; i < known + n * heads; ++i) undecided_[held - known + i] += added[i];
   const std::size_t complete = uint64_t{pages.pages()} * shape_.page.page_tokens / block_tokens;
-  while (blocks_.size() < complete) decide(pages);
+  if (complete <= blocks_.size()) return;
+  const auto more = static_cast<uint32_t>(complete - blocks_.size());
+  pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
+    for (uint32_t b = 0; b < more; ++b) decide(pages, at, b, room_[room_.size() - 1 - b].memory.get() + std::size_t{at} * shape_.page.dim);
+  });
+  for (uint32_t b = 0; b < more; ++b) blocks_.push_back(std::move(room_.back())), room_.pop_back();
+  undecided_.erase(undecided_.begin(), undecided_.begin() + std::ptrdiff_t{more} * block_tokens * static_cast<std::ptrdiff_t>(heads));
 }
 
-// The first undecided block.
-void Representatives::decide(const PageStore& pages) {
+// One head's part of the undecided block with this number.
+void Representatives::decide(const PageStore& pages, uint32_t at, uint32_t block, uint16_t* to) const {
   const PageShape& page = shape_.page;
-  const uint32_t heads = shape_.heads_total(), first = blocks() * block_tokens;
-  Block block = std::move(room_.back());
-  room_.pop_back();
-  for (uint32_t at = 0; at < heads; ++at) {
-    uint32_t chosen[per_block] = {};
-    uint32_t count = 0;
-    for (uint32_t t = first == 0 ? page.page_tokens : 0; t < block_tokens; ++t) {  // the sinks are attended anyway
-      uint32_t place = count;
-      while (place > 0 && undecided_[std::size_t{t} * heads + at] > undecided_[std::size_t{chosen[place - 1]} * heads + at]) --place;
-      if (place == per_block) continue;
-      count = std::min(count + 1, per_block);
-      std::copy_backward(chosen + place, chosen + count - 1, chosen + count);
-      chosen[place] = t;
-    }
-    float mean[max_head_dim] = {};
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t token = first + chosen[i], t = token % page.page_tokens;
-      const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, token / page.page_tokens);
-      const auto scale = std::bit_cast<float>(uint32_t{ref.scales[t]} << 16);
-      for (uint32_t d = 0; d < page.dim; ++d)
-        mean[d] += static_cast<float>(ref.data[page.key_at(t) + d / 4 * PageShape::key_stride + d % 4]) * scale / per_block;
-    }
-    for (uint32_t d = 0; d < page.dim; ++d) block.memory.get()[at * page.dim + d] = to_bf16(mean[d]);
+  const uint32_t heads = shape_.heads_total(), first = (blocks() + block) * block_tokens;
+  const float* scores = undecided_.data() + std::size_t{block} * block_tokens * heads + at;
+  uint32_t chosen[per_block] = {};
+  uint32_t count = 0;
+  for (uint32_t t = first == 0 ? page.page_tokens : 0; t < block_tokens; ++t) {  // the sinks are attended anyway
+    uint32_t place = count;
+    while (place > 0 && scores[std::size_t{t} * heads] > scores[std::size_t{chosen[place - 1]} * heads]) --place;
+    if (place == per_block) continue;
+    count = std::min(count + 1, per_block);
+    std::copy_backward(chosen + place, chosen + count - 1, chosen + count);
+    chosen[place] = t;
   }
-  blocks_.push_back(std::move(block));
-  undecided_.erase(undecided_.begin(), undecided_.begin() + std::ptrdiff_t{block_tokens} * heads);
+  float mean[max_head_dim] = {};
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t token = first + chosen[i], t = token % page.page_tokens;
+    const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, token / page.page_tokens);
+    const auto scale = std::bit_cast<float>(uint32_t{ref.scales[t]} << 16);
+    for (uint32_t d = 0; d < page.dim; ++d)
+      mean[d] += static_cast<float>(ref.data[page.key_at(t) + d / 4 * PageShape::key_stride + d % 4]) * scale / per_block;
+  }
+  for (uint32_t d = 0; d < page.dim; ++d) to[d] = to_bf16(mean[d]);
 }
 
 void Representatives::rewind(uint64_t to) {

@@ -57,7 +57,7 @@ class Representatives {
   // Before commit(kept), of a step of n tokens: only the first `kept` stay. What the others' queries gave is taken back as rewind() does it.
   void keep_first(uint32_t kept, uint32_t n);
   // The step's n tokens are there now, `pages` are sealed.
-  void commit(uint32_t n, const PageStore& pages);
+  void commit(uint32_t n, const PageStore& pages, ThreadPool* pool);
   void reserve_rewind() { undecided_.reserve(std::size_t{block_tokens} * shape_.heads_total()); }  // so that rewind() cannot fail
   void rewind(uint64_t tokens);
 
@@ -83,7 +83,7 @@ class Representatives {
   };
   uint64_t tokens() const { return uint64_t{blocks()} * block_tokens + undecided_.size() / shape_.heads_total(); }
   std::size_t block_size() const { return std::size_t{shape_.heads_total()} * shape_.page.dim; }
-  void decide(const PageStore& pages);
+  void decide(const PageStore& pages, uint32_t head, uint32_t block, uint16_t* to) const;
 
   StoreShape shape_;
   uint32_t window_;          // tokens that stay in full precision

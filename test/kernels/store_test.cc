@@ -361,6 +361,30 @@ TEST_CASE("attention shares are the softmax beside others, summed over rows") {
   }
 }
 
+TEST_CASE("products of matrices are the reference's, for either order of the first and any strides") {
+  for (const Kernels* k : test::all_kernels()) {
+    Random random(83);
+    for (const uint32_t cols : {16u, 24u, 32u, 48u, 64u, 96u, 128u, 256u})
+      for (const bool transposed : {false, true}) {
+        const uint32_t rows = 8 * (1 + random.below(5)), n = random.below(40), stride = cols + random.below(9), out_stride = cols + random.below(9);
+        const std::size_t row = transposed ? 1 : n + random.below(9), step = transposed ? rows + random.below(9) : 1;
+        Guarded<float> a(rows * row + n * step), b(std::size_t{n} * stride + 1), out(std::size_t{rows} * out_stride);
+        for (std::size_t i = 0; i < a.size(); ++i) a[i] = random.normal();
+        for (std::size_t i = 0; i < b.size(); ++i) b[i] = random.normal();
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] = 77;
+        std::vector<double> want(out.size(), 77);
+        k->multiply(a.data(), row, step, rows, b.data(), stride, cols, n, out.data(), out_stride);
+        reference::multiply(a.data(), row, step, rows, b.data(), stride, cols, n, want.data(), out_stride);
+        double worst = 0;
+        for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::fabs(double{out[i]} - want[i]));
+        CAPTURE(k->name);
+        CAPTURE(cols);
+        CHECK(worst <= 40 * 10 * 6e-8);  // n products of a few units, each rounded once or twice
+        CHECK(out.guards_intact());
+      }
+  }
+}
+
 TEST_CASE("a sketch holds the projected keys within half a step, and nothing beside its blocks") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : head_dims) {
@@ -401,6 +425,24 @@ TEST_CASE("a sketch holds the projected keys within half a step, and nothing bes
       CAPTURE(head_dim);
       CHECK(within);
       CHECK(clean);
+    }
+  }
+}
+
+TEST_CASE("keys that are no numbers, and those of no size, leave a sketch without steps") {
+  for (const Kernels* k : test::all_kernels()) {
+    const PageShape shape = PageShape::of(128);
+    Guarded<int8_t> page(page_bytes), sketch(shape.sketch_bytes());
+    Guarded<float> basis(std::size_t{shape.dim} * shape.sketch_dim());
+    Guarded<uint16_t> scales(std::size_t{2} * shape.page_tokens);
+    for (std::size_t i = 0; i < basis.size(); ++i) basis[i] = 1;
+    std::memset(page.data(), 3, page.size());
+    for (const uint16_t scale : std::initializer_list<uint16_t>{0x7fc0, 0x7f80, 0xff80, 0, 1}) {  // no number, infinities, 0 and next to it
+      for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = scale;
+      std::memset(sketch.data(), 0, sketch.size());
+      k->seal_sketch(shape, basis.data(), page.data(), scales.data(), 0, sketch.data());
+      for (uint32_t quad = 0; quad < shape.page_quads(); ++quad)
+        for (uint32_t c = 0; c < shape.sketch_dim(); ++c) CHECK(reference::sketch_value(shape, sketch.data(), quad, 1, c) == 0);
     }
   }
 }

@@ -175,7 +175,7 @@ TEST_CASE("a coverage is a standard error, a quarter of the budget to four times
 }
 
 TEST_CASE("rows that choose together read what one of them alone looks for, and no sample stands for too many") {
-  constexpr uint32_t rows = 60, alone = 17, wanted = 702, budget = 288;  // of 1152 tokens behind the sinks
+  constexpr uint32_t rows = 60, alone = 17, wanted = 703, budget = 288;  // of 1152 tokens behind the sinks; the sketch tells it from its like
   const PageStore store = random_store(64, 37, 1, 8);
   KeySketch sketch(store.shape());
   REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2)).ok());
@@ -184,7 +184,7 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
   Array<float> k(std::size_t{shape.page_tokens} * shape.dim), v(k.size());
   const PageRef page = store.page(0, 0, wanted / shape.page_tokens);
   cpu_kernels().unseal_page(shape, page.data, page.scales, k.data(), v.data());
-  for (uint32_t d = 0; d < shape.dim; ++d) asked.f32[alone * shape.dim + d] = 3 * k[wanted % shape.page_tokens * shape.dim + d];
+  for (uint32_t d = 0; d < shape.dim; ++d) asked.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
   cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(), asked.split.data(), asked.scale.data());
   SelectorQuery query{cpu_kernels(), store, sketch, 0, 0, asked.rows, asked.near_m.data(), asked.near_l.data(), 1, budget, true};
   SelectorScratch scratch;

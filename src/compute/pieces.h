@@ -1,0 +1,31 @@
+// Long arrays of bytes, copied or cleared by several threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/checked.h"
+#include "compute/thread_pool.h"
+
+namespace kvasir {
+
+// f(first, size) for the bytes of so many, at most 1 MiB at a time, by the pool's threads where there are any. One thread alone copies a few GB a second,
+// and fewer where the system clears each page of memory that is touched first.
+template <class F>
+void by_pieces(std::size_t bytes, ThreadPool* pool, F&& f) {
+  constexpr std::size_t piece = std::size_t{1} << 20;
+  if (!pool) return f(std::size_t{0}, bytes);
+  pool->run(static_cast<uint32_t>(ceil_div(bytes, piece)), [&](uint32_t task, uint32_t) { f(task * piece, std::min(piece, bytes - task * piece)); });
+}
+
+// to <- from, n elements.
+template <class T>
+void copy_by_pieces(const T* from, std::size_t n, T* to, ThreadPool* pool) {
+  by_pieces(n * sizeof(T), pool, [&](std::size_t at, std::size_t size) {
+    std::memcpy(reinterpret_cast<std::byte*>(to) + at, reinterpret_cast<const std::byte*>(from) + at, size);
+  });
+}
+
+}  // namespace kvasir

@@ -1,0 +1,139 @@
+#include "store/eigenvectors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+namespace kvasir {
+namespace {
+
+constexpr double negligible = 1e-9;      // beside the diagonal, of the trace: the matrix is in float
+constexpr uint32_t most_steps = 60;      // of a value: two or three are usual
+
+// Of rows `row` and row + 1.
+struct Rotation {
+  uint32_t row;
+  float c, s;
+};
+
+// The sum of a[i] b[i] in as many parts as vectors have room for. These loops are one each, and not where they are called: with what vectors leave over they
+// are large.
+[[gnu::noinline]] float dot(const float* a, const float* b, uint32_t n) {
+  constexpr uint32_t parts = 8;
+  float sums[parts] = {};
+  uint32_t i = 0;
+  for (; i + parts <= n; i += parts)
+    for (uint32_t p = 0; p < parts; ++p) sums[p] += a[i + p] * b[i + p];
+  float rest = 0;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return (((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))) + rest;
+}
+
+// y += factor x.
+[[gnu::noinline]] void add(float factor, const float* __restrict x, uint32_t n, float* __restrict y) {
+  for (uint32_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
+[[gnu::noinline]] void rotate(float c, float s, uint32_t n, float* __restrict x, float* __restrict y) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const float both = c * x[i] + s * y[i];
+    y[i] = c * y[i] - s * x[i];
+    x[i] = both;
+  }
+}
+
+// a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T; v_k is left in row k, behind the diagonal. T: diagonal, and beside it beside[i] at
+// (i, i + 1).
+void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, float* beta) {
+  std::vector<float> p(n);
+  for (uint32_t k = 0; k < n; ++k) {
+    diagonal[k] = static_cast<double>(a[k * n + k]);
+    if (k + 1 == n) break;
+    float* v = a + k * n + k + 1;
+    const uint32_t size = n - k - 1;
+    float* below = a + (std::size_t{k} + 1) * n + k + 1;  // [size][size], in rows of n
+    const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)), first = static_cast<double>(v[0]);
+    beta[k] = 0;
+    beside[k] = first;
+    if (!(rest > 0)) continue;
+    const double norm = first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
+    beside[k] = norm;
+    v[0] = static_cast<float>(first - norm);
+    beta[k] = static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
+    for (uint32_t i = 0; i < size; ++i) p[i] = beta[k] * dot(below + std::size_t{i} * n, v, size);
+    const float share = beta[k] / 2 * dot(p.data(), v, size);
+    add(-share, v, size, p.data());
+    for (uint32_t i = 0; i < size; ++i) {
+      float* row = below + std::size_t{i} * n;
+      add(-v[i], p.data(), size, row);
+      add(-p[i], v, size, row);
+    }
+  }
+}
+
+// Implicit QL steps, which leave the eigenvalues in the diagonal and are T = G_0 G_1 ... D ... G_1^T G_0^T.
+std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside) {
+  std::vector<Rotation> rotations;
+  rotations.reserve(std::size_t{n} * n);
+  const double least = negligible * std::accumulate(diagonal, diagonal + n, 0.0, [](double sum, double x) { return sum + std::fabs(x); });
+  for (uint32_t first = 0; first + 1 < n; ++first)
+    for (uint32_t step = 0; step < most_steps; ++step) {
+      uint32_t last = first;
+      while (last + 1 < n && std::fabs(beside[last]) > least) ++last;
+      if (last == first) break;
+      const double half = (diagonal[first + 1] - diagonal[first]) / (2 * beside[first]), root = std::sqrt(half * half + 1);
+      double g = diagonal[last] - diagonal[first] + beside[first] / (half + (half < 0 ? -root : root)), s = 1, c = 1, p = 0, r = 1;
+      uint32_t i = last;
+      while (i > first && r > 0) {
+        --i;
+        const double f = s * beside[i], b = c * beside[i];
+        beside[i + 1] = r = std::sqrt(f * f + g * g);
+        if (!(r > 0)) {
+          diagonal[i + 1] -= p;
+          break;
+        }
+        s = f / r, c = g / r;
+        const double from = diagonal[i + 1] - p, t = (diagonal[i] - from) * s + 2 * c * b;
+        p = s * t;
+        diagonal[i + 1] = from + p;
+        g = c * t - b;
+        rotations.push_back({i, static_cast<float>(c), static_cast<float>(s)});
+      }
+      beside[last] = 0;
+      if (!(r > 0)) continue;
+      diagonal[first] -= p;
+      beside[first] = g;
+    }
+  return rotations;
+}
+
+}  // namespace
+
+void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m, std::vector<float>* vectors, std::vector<double>* values) {
+  std::vector<double> diagonal(n), beside(n);
+  std::vector<float> beta(n), shares(m);
+  make_tridiagonal(a->data(), n, diagonal.data(), beside.data(), beta.data());
+  const std::vector<Rotation> rotations = make_diagonal(n, diagonal.data(), beside.data());
+  vectors->assign(std::size_t{n} * m, 0.0f);
+  values->resize(m);
+  float* u = vectors->data();
+  for (uint32_t j = 0; j < m; ++j) {
+    const auto largest = std::max_element(diagonal.begin(), diagonal.end());
+    u[static_cast<std::size_t>(largest - diagonal.begin()) * m + j] = 1;
+    (*values)[j] = std::exchange(*largest, -HUGE_VAL);
+  }
+  for (std::size_t at = rotations.size(); at-- > 0;) {  // of the wanted vectors alone, from the last one back
+    const Rotation r = rotations[at];
+    rotate(r.c, r.s, m, u + std::size_t{r.row} * m, u + (std::size_t{r.row} + 1) * m);
+  }
+  for (uint32_t k = n - 1; k-- > 0;) {
+    const float* v = a->data() + k * n;
+    std::fill(shares.begin(), shares.end(), 0.0f);
+    for (uint32_t i = k + 1; i < n; ++i) add(v[i], u + std::size_t{i} * m, m, shares.data());
+    for (uint32_t i = k + 1; i < n; ++i) add(-beta[k] * v[i], shares.data(), m, u + std::size_t{i} * m);
+  }
+}
+
+}  // namespace kvasir
