@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "model/device_workspace.h"
 #include "model/model.h"
 #include "model/stage.h"
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/checked.h"
+#include "compute/device.h"
 #include "model/config.h"
 
 namespace kvasir {
@@ -44,5 +45,12 @@ struct Workspace {
     return at;
   }
 };
+
+constexpr uint32_t usual_step = 1024;  // tokens that a session's workspace on a device is kept free for
+
+// The device memory that a stage takes for steps of n tokens.
+inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {
+  return Device::taken_by(Workspace().place(widths_of(config, rope_dim), n, nullptr));
+}
 
 }  // namespace kvasir

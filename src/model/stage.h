@@ -107,9 +107,4 @@ std::unique_ptr<Stage> make_cpu_stage(const Model& model, uint32_t first_layer, 
 // Of the layers that the device has the weights of: of one of Model::device_weights(). The model outlives it. Code::device.
 Status make_device_stage(const Model& model, const DeviceWeights& weights, std::unique_ptr<Stage>* out);
 
-constexpr uint32_t usual_step = 1024;  // tokens that a session's workspace on a device is kept free for
-
-// The device memory that a stage takes for steps of n tokens.
-uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n);
-
 }  // namespace kvasir

@@ -263,9 +263,7 @@ class DeviceStage final : public Stage {
   };
 
   // The first error of a step stays; what is given to the stream after it does no harm.
-  void do_(int error) {
-    if (!error_) error_ = error;
-  }
+  void do_(int error) { error_ = error_ ? error_ : error; }
 
   Status wait(const char* what, DeviceStream* stream = nullptr) {
     do_(ops_.wait(stream ? stream : stream_));
@@ -283,10 +281,7 @@ class DeviceStage final : public Stage {
       give();
       DeviceGraph* graph = nullptr;
       do_(ops_.end_graph(stream_, &graph));
-      if (error_) {  // something is missing in it
-        if (graph) (void)ops_.release_graph(stream_, graph);
-        return;
-      }
+      if (error_) return graph ? (void)ops_.release_graph(stream_, graph) : void();  // something is missing in it
       if (!graph) return give();
       graphs_[part] = graph;
     }
@@ -498,10 +493,6 @@ Status make_device_stage(const Model& model, const DeviceWeights& weights, std::
   if (Status s = stage->open(); !s.ok()) return s;
   *out = std::move(stage);
   return {};
-}
-
-uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {
-  return Device::taken_by(Workspace().place(widths_of(config, rope_dim), n, nullptr));
 }
 
 }  // namespace kvasir
