@@ -3,6 +3,7 @@
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
+#include "model/device_workspace.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
