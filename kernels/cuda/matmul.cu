@@ -8,11 +8,13 @@
 namespace kvasir::cuda {
 namespace {
 
+// As a kernel's argument, which is read where it is, by number too.
+#define Given const __grid_constant__ Products
+
 // The one that the block has rows of; first_row: the block's.
-__device__ inline Product product_of_block(const Products& products, uint32_t rows_of_block, uint32_t* first_row) {
-  Product its = products.of[0];
-  for (uint32_t i = 1; i < most_products; ++i)
-    if (blockIdx.x >= products.of[i].begin) its = products.of[i];
+__device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block, uint32_t* first_row) {
+  static_assert(most_products == 3);
+  const Product& its = products.of[(blockIdx.x >= products.of[1].begin) + (blockIdx.x >= products.of[2].begin)];
   *first_row = (blockIdx.x - its.begin) * rows_of_block;
   return its;
 }
@@ -56,23 +58,21 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
 }
 
 // A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to memory better than a few with much under way. Two rows
-// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200). What is under way is asked
-// for by prefetches, which take none: the first units while the kernel before works, later ones while those before them are multiplied.
-constexpr uint32_t early_units = 128, early_bytes = 4096;
+// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200). While the
+// kernel before works the first bytes of each row are asked for: of 4 bits that takes a tenth off a layer's time, and 4096 bytes, more than the cache has
+// room for, put a tenth on that of 8 bits.
+constexpr uint32_t early_bytes = 2048;
 
 template <TensorType type>
 __device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q, const float* scale, const int16_t* sums) {
   using F = Format<type>;
   uint32_t row;
-  const auto [w, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  const auto& [w, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
   row += threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const std::size_t first = std::size_t{row} * units;
   const bool asks = lane == 0 && row < rows && units % 8 == 0;  // so that rows begin at multiples of 16 bytes
-  const auto ask = [&](uint32_t from) {
-    if (asks && from < units) prefetch_range(w.low + (first + from) * (F::low * 4), min(early_units, units - from) * (F::low * 4));
-  };
-  ask(0);
+  if (asks) prefetch_range(w.low + first * (F::low * 4), min(units * (F::low * 4), early_bytes));
   if (asks) prefetch_range(w.scales + first * F::scale_bytes, units * F::scale_bytes);
   if (F::high > 0 && asks) prefetch_range(w.high + first * (F::high * 4), units * (F::high * 4));
   if (const uint32_t at = lane * 32; F::super_bytes > 0 && row < rows && at < units / 8 * F::super_bytes) prefetch(w.supers + first / 8 * F::super_bytes + at);
@@ -80,14 +80,11 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
   if (row >= rows) return;
   const float before = products.add ? y[row] : 0.0f;
   float total = 0;
-  for (uint32_t from = 0; from < units; from += early_units) {
-    ask(from + early_units);
-    for (uint32_t i = from + lane; i < min(units, from + early_units); i += 32) {
-      const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
-      const uint4 low = x[0], high = x[1];
-      const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
-      total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
-    }
+  for (uint32_t i = lane; i < units; i += 32) {
+    const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
+    const uint4 low = x[0], high = x[1];
+    const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
+    total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
   }
   total = warp_sum(total);
   if (lane == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
@@ -109,7 +106,7 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
     float of[vector];
   };
   uint32_t row;
-  const auto [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  const auto& [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
   row += threadIdx.x / 32;
   const T* w = reinterpret_cast<const T*>(planes.low) + std::size_t{row} * cols;
   if (vector > 1 && threadIdx.x % 32 == 0 && row < rows) prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
@@ -168,7 +165,7 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
   using F = Format<type>;
   __shared__ Tile tile;
   uint32_t first_row;
-  const auto [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const auto& [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -274,7 +271,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   extern __shared__ __align__(128) uint8_t wide_memory[];
   auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
   uint32_t first_row;
-  const auto [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
+  const auto& [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -332,7 +329,8 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
         of[i][0] = tile.of[k][warp_row + i * 16 + g], of[i][1] = tile.of[k][warp_row + i * 16 + g + 8];
       }
 #pragma unroll
-      for (int j = 0; j < input_tiles / 2; ++j) load_matrices(b[j], tile.inputs + piece_of(warp_input + j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      for (int j = 0; j < input_tiles / 2; ++j)
+        load_matrices(b[j], tile.inputs + piece_of(warp_input + j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
       float2 scales[input_tiles];
 #pragma unroll
       for (int j = 0; j < input_tiles; ++j) scales[j] = *reinterpret_cast<const float2*>(&tile.scale[k][warp_input + j * 8 + 2 * t]);
@@ -380,7 +378,7 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
   uint32_t first_row;
-  const auto [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const auto& [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   const T* w = reinterpret_cast<const T*>(planes.low);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
@@ -422,11 +420,11 @@ extern "C" {
     const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;                                                               \
     if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                                                                 \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(Products products, uint32_t units, uint32_t, const int8_t* q, const float* scale,       \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale, \
                                                                const int16_t* sums) {                                                               \
     multiply_row<TensorType::name>(products, units, q, scale, sums);                                                                                \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale,     \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
                                                               const int16_t* sums) {                                                                \
     multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                                                                            \
   }
@@ -434,20 +432,20 @@ KERNELS(q8_0) KERNELS(q4_0) KERNELS(q4_1) KERNELS(q5_0) KERNELS(q5_1) KERNELS(iq
 KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
 
 #define WIDE_KERNEL(name)                                                                                                                          \
-  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale,  \
+  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
                                                                  const int16_t*) {                                                                  \
     multiply_wide<TensorType::name>(products, units, n, q, scale);                                                                                  \
   }
 WIDE_KERNEL(q8_0)
 
 #define FLOAT_KERNELS(name, T)                                                                                                                     \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(Products products, uint32_t cols, uint32_t, const float* x) {                         \
+  __global__ void __launch_bounds__(row_warps * 32) row_##name(Given products, uint32_t cols, uint32_t, const float* x) { \
     if (cols % (16 / sizeof(T)))                                                                                                                    \
       multiply_float_row<T, 1>(products, cols, x);                                                                                                  \
     else                                                                                                                                            \
       multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                                                                                     \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) {                        \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Given products, uint32_t cols, uint32_t n, const float* x) { \
     multiply_float_tile<T>(products, cols, n, x);                                                                                                   \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)

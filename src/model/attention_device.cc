@@ -114,14 +114,8 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   return s.code() == Code::no_memory ? Status() : std::move(s);
 }
 
-Status AttentionDevice::keep_near(const KvStore& store, uint64_t reserve, ThreadPool* pool, DeviceStream* stream) {
-  Status s = timeline_.keep_scales(store, reserve, pool, stream);
-  return s.ok() ? keep_hot_quads(store, reserve) : std::move(s);
-}
-
-bool AttentionDevice::drop_near() {
-  const bool had_scales = timeline_.drop_scales();
-  if (hot_room_ == 0) return had_scales;
+bool AttentionDevice::drop_hot_quads() {
+  if (hot_room_ == 0) return false;
   forget_hot_quads();
   ++generation_;
   return true;

@@ -24,11 +24,11 @@ class AttentionDevice {
   // Brings what the device has up to date. Errors as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
 
-  // After prepare(): makes room for the pages' scales, and for quads that stay from token to token, where so much is left then that another session could
-  // attend too and have `reserve` bytes besides. Otherwise all are read from the processor's memory. Errors as prepare().
-  Status keep_near(const KvStore& store, uint64_t reserve, ThreadPool* pool, DeviceStream* stream);
-  // Whether there was any of that: there is more room then.
-  bool drop_near();
+  // After prepare(): makes room for quads that stay from token to token, where so much is left then that another session could attend too and have
+  // `reserve` bytes besides. Otherwise all are read from the processor's memory. Code::device.
+  Status keep_hot_quads(const KvStore& store, uint64_t reserve);
+  // Whether there were any: there is more room then.
+  bool drop_hot_quads();
 
   // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
   // finish_attention() has it. An error of the table.
@@ -56,7 +56,6 @@ class AttentionDevice {
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
-  Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   void forget_hot_quads();
   std::size_t lists_host() const { return std::size_t{layers_} * shape_.kv_heads; }  // that there is room for: of a step of one token all
   template <class F>

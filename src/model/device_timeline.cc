@@ -29,8 +29,7 @@ void DeviceTimeline::release() {
   regions_.clear();
   ++generation_;
   extents_ = window_rows_ = 0;
-  sketch_ = {}, scales_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
-  no_scales_ = false;
+  sketch_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
   basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
   sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
@@ -60,8 +59,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   const std::size_t heads = heads_total();
   extents_ = window_rows_ = 0;
   ++generation_;
-  sketch_ = {}, scales_ = {}, window_ = {};  // never old and new together
-  no_scales_ = false;
+  sketch_ = {}, window_ = {};  // never old and new together
   sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   Status s = sketch_.allocate(device_, extents * heads * page.sketch_bytes(), what);
@@ -99,66 +97,23 @@ Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, Dev
     addresses_.clear(), pages_changed_ = true;
     page_stamps_[e] = pages.stamp(e);
   }
-  const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
-  Status s = send_extents(wanted, heads * shape_.page.sketch_bytes(), reinterpret_cast<std::byte*>(sketch_.get()), pool, stream,
-                          [&](uint32_t e, std::byte* to) { return sketch.copy(e, first, heads, to); });
-  for (uint32_t i = 0; s.ok() && i < wanted.size(); ++i) sketch_stamps_[wanted[i]] = sketch.stamp(wanted[i]);
-  return s;
-}
-
-template <class Fill>
-Status DeviceTimeline::send_extents(std::span<const uint32_t> extents, std::size_t size, std::byte* to, ThreadPool* pool, DeviceStream* stream, Fill&& fill) {
+  const std::size_t size = heads_total() * shape_.page.sketch_bytes();
   const auto together = static_cast<uint32_t>(staging_bytes_ / size);
-  for (std::size_t at = 0; at < extents.size(); at += together) {
-    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, extents.size() - at));
+  for (std::size_t at = 0; at < wanted.size(); at += together) {
+    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     FirstFailure failure;
     pool->run(count, [&](uint32_t i, uint32_t) {
-      if (Status s = fill(extents[at + i], staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
+      const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
+      if (Status s = sketch.copy(wanted[at + i], first, heads, staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
     });
     if (Status s = std::move(failure).take(); !s.ok()) return s;
     int error = 0;
-    for (uint32_t i = 0; i < count && !error; ++i) error = ops_.upload(stream, to + extents[at + i] * size, staging_.get() + i * size, size);
+    for (uint32_t i = 0; i < count && !error; ++i) error = ops_.upload(stream, sketch_.get() + wanted[at + i] * size, staging_.get() + i * size, size);
     if (!error) error = ops_.wait(stream);
     if (error) return device_->status(error, what);
+    for (uint32_t i = 0; i < count; ++i) sketch_stamps_[wanted[at + i]] = sketch.stamp(wanted[at + i]);
   }
   return {};
-}
-
-// Of mapped pages they are not checked here: who reads the pages asks whether they were intact, with their scales.
-Status DeviceTimeline::put_scales(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
-  const PageStore& pages = store.pages();
-  std::vector<uint32_t> wanted;
-  for (uint32_t e = 0; e < pages.extents(); ++e)
-    if (scale_stamps_[e] != pages.stamp(e)) wanted.push_back(e);
-  const std::size_t of_head = shape_.page.scales_bytes();
-  Status s = send_extents(wanted, scales_size(), scales_.get(), pool, stream, [&](uint32_t e, std::byte* to) {
-    for (uint32_t h = 0; h < heads_total(); ++h)
-      std::memcpy(to + h * of_head, pages.extent(first_ + h / shape_.kv_heads, h % shape_.kv_heads, e).scales, of_head);
-    return Status();
-  });
-  for (uint32_t i = 0; s.ok() && i < wanted.size(); ++i) scale_stamps_[wanted[i]] = pages.stamp(wanted[i]);
-  return s;
-}
-
-Status DeviceTimeline::keep_scales(const KvStore& store, uint64_t reserve, ThreadPool* pool, DeviceStream* stream) {
-  if (scales_.get() || no_scales_) return {};
-  const uint64_t size = extents_ * scales_size();
-  no_scales_ = device_->left() < size + reserve + bytes();
-  if (no_scales_) return {};
-  if (Status s = scales_.allocate(device_, size, what); !s.ok()) return s.code() == Code::no_memory ? (no_scales_ = true, Status()) : std::move(s);
-  scale_stamps_.assign(extents_, 0);
-  ++generation_;
-  if (Status s = put_scales(store, pool, stream); !s.ok()) return s;
-  return put_addresses(store, pool, stream);
-}
-
-bool DeviceTimeline::drop_scales() {
-  if (!scales_.get()) return false;
-  scales_ = {};
-  no_scales_ = true;
-  addresses_.clear();
-  ++generation_;
-  return true;
 }
 
 Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
@@ -261,7 +216,6 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
     if (!r.used) device_->unshare(r.begin);
     return !r.used;
   });
-  for (uint32_t e = 0; scales_.get() && e < extents; ++e) addresses[extents_ + e] = address_of(scales_.get() + e * scales_size());
   std::memcpy(staging_.get(), addresses.data(), addresses.size() * sizeof(uint64_t));
   if (Status s = send(stream, pages_at_.get(), staging_.get(), extents_ * sizeof(uint64_t)); !s.ok()) return s;
   if (Status s = send(stream, scales_at_.get(), staging_.get() + extents_ * sizeof(uint64_t), extents_ * sizeof(uint64_t)); !s.ok()) return s;
@@ -273,7 +227,6 @@ Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStre
   Status s = device_->status(ops_.wait(stream), what);
   if (s.ok()) s = make_room(store);
   if (s.ok()) s = put_summaries(store, pool, stream);
-  if (s.ok() && scales_.get()) s = put_scales(store, pool, stream);
   if (s.ok()) s = put_window(store, pool, stream);
   if (s.ok() && addresses_.empty()) s = put_addresses(store, pool, stream);
   return s;

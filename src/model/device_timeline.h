@@ -1,6 +1,5 @@
 // What a device has of a timeline, so that it can attend it: the window, the sinks and the sketch of its layers in its own memory, and
-// where in the processor's memory it reads the pages; where there is room, the pages' scales too: what lies in fewer places of that memory comes sooner.
-// A session has its own.
+// where in the processor's memory it reads the pages. A session has its own.
 //
 // update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
 // here: who reads them asks the store afterwards whether they were intact.
@@ -32,11 +31,6 @@ class DeviceTimeline {
   // would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
   // std::bad_alloc.
   Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  // Then: makes room for the scales and brings them, where so much is left that another session could attend too and have `reserve` bytes besides.
-  // Errors as update().
-  Status keep_scales(const KvStore& store, uint64_t reserve, ThreadPool* pool, DeviceStream* stream);
-  // Whether there were any: there is more room then. An update() comes next.
-  bool drop_scales();
   // Then: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
   Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
   // After the step: the store has committed the very keys and values that the device has written to its window.
@@ -50,7 +44,7 @@ class DeviceTimeline {
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
-  uint64_t bytes() const { return sketch_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes() + scales_.bytes(); }
+  uint64_t bytes() const { return sketch_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
   uint64_t generation() const { return generation_; }
 
  private:
@@ -63,17 +57,12 @@ class DeviceTimeline {
   };
   Status make_room(const KvStore& store);
   Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  Status put_scales(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  // The `size` bytes of each of some extents, which fill(extent, where) makes, to their places in `to`: as many at a time as the staging memory holds.
-  template <class Fill>
-  Status send_extents(std::span<const uint32_t> extents, std::size_t size, std::byte* to, ThreadPool* pool, DeviceStream* stream, Fill&& fill);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status share(std::span<const std::byte> memory, std::shared_ptr<const void> keep);
   uint64_t seen(uint64_t address);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
-  std::size_t scales_size() const { return heads_total() * shape_.page.scales_bytes(); }  // of an extent
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
 
   const std::shared_ptr<Device> device_;
@@ -81,13 +70,11 @@ class DeviceTimeline {
   const StoreShape shape_;
   const uint32_t first_, layers_, heads_;
   uint32_t extents_ = 0, window_rows_ = 0;  // room
-  bool no_scales_ = false;                  // there was no room for them at this size
   bool pages_changed_ = false;              // since the last begin_step()
   uint32_t turn_ = 0;
   uint64_t generation_ = 0;
   DeviceBuffer<int8_t> sketch_;             // [extents][layers][kv_heads]
   DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [extents]
-  DeviceBuffer<std::byte> scales_;          // [extents][layers][kv_heads][scales_bytes], or nothing
   DeviceBuffer<float> basis_, sinks_, centre_, window_;
   DeviceBuffer<DeviceCounts> counts_;
   DeviceBuffer<DeviceBudget> budgets_;
@@ -98,7 +85,7 @@ class DeviceTimeline {
   uint64_t last_stamp_ = 0;
   uint32_t last_pages_ = 0;                 // pages that there were in all
 
-  std::vector<uint64_t> sketch_stamps_, scale_stamps_, page_stamps_;  // of what was uploaded, and of the pages then
+  std::vector<uint64_t> sketch_stamps_, page_stamps_;  // of what was uploaded, and of the pages then
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
   std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
   std::vector<Region> regions_;

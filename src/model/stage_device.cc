@@ -94,8 +94,8 @@ class DeviceStage final : public Stage {
       return resize_attended(n);
     };
     if (s.ok()) s = prepare();
-    if (s.code() == Code::no_memory && attention_.drop_near()) s = prepare();
-    if (s.ok()) s = attention_.keep_near(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step), of.pool, stream_);
+    if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
+    if (s.ok()) s = attention_.keep_hot_quads(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step));
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
@@ -384,7 +384,7 @@ class DeviceStage final : public Stage {
   // Attention makes room where there is none.
   Status resize(uint32_t n) {
     Status s = try_resize(n);
-    if (s.code() == Code::no_memory && attention_.drop_near()) s = try_resize(n);
+    if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = try_resize(n);
     if (s.code() == Code::no_memory && reading_.holds_memory()) release_reading(), s = try_resize(n);
     if (s.code() != Code::no_memory || !attention_.holds_memory()) return s;
     release_attention();
