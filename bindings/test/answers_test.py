@@ -59,7 +59,9 @@ def main():
         for question, expected in QUESTIONS.items():
             answers = {name: ask(text, question).strip() for name, ask in languages.items() if ask}
             print(f"{', '.join(answers)}: {question} {answers['C']}")
-            if set(answers.values()) != {answers["C"]} or expected not in answers["C"] or not answers["C"]:
+            shortest = min(answers.values(), key=len)  # some of the programs let an answer be longer than others do
+            same = all(a == shortest or (len(shortest) > 500 and a.startswith(shortest)) for a in answers.values())
+            if not same or expected not in shortest or not shortest:
                 sys.exit(f"different or wrong answers: {answers}")
 
 

@@ -8,7 +8,7 @@
 namespace kvasir::cuda {
 namespace {
 
-// As a kernel's argument, which is read where it is, by number too.
+// As a kernel's argument that is read where it is, by number too.
 #define Given const __grid_constant__ Products
 
 // The one that the block has rows of; first_row: the block's.
@@ -24,6 +24,12 @@ __device__ inline const Product& product_of_block(const Products& products, uint
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
+}
+
+__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input, uint32_t row, float x) {
+  float& to = y[std::size_t{input} * rows + row];
+  if (bias) x += bias[row];
+  to = add ? to + x : x;
 }
 
 // sum of u[k] . x[k] over four words
@@ -58,10 +64,9 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
 }
 
 // A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to memory better than a few with much under way. Two rows
-// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200). While the
-// kernel before works the first bytes of each row are asked for: of 4 bits that takes a tenth off a layer's time, and 4096 bytes, more than the cache has
-// room for, put a tenth on that of 8 bits.
-constexpr uint32_t early_bytes = 2048;
+// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200), and so is a
+// loop whose loads are not all under way before one is waited for, for want of registers: look at what the compiler makes of it.
+constexpr uint32_t early_bytes = 4096;  // of floats, which are asked for while the kernel before works
 
 template <TensorType type>
 __device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q, const float* scale, const int16_t* sums) {
@@ -71,14 +76,9 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
   row += threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const std::size_t first = std::size_t{row} * units;
-  const bool asks = lane == 0 && row < rows && units % 8 == 0;  // so that rows begin at multiples of 16 bytes
-  if (asks) prefetch_range(w.low + first * (F::low * 4), min(units * (F::low * 4), early_bytes));
-  if (asks) prefetch_range(w.scales + first * F::scale_bytes, units * F::scale_bytes);
-  if (F::high > 0 && asks) prefetch_range(w.high + first * (F::high * 4), units * (F::high * 4));
-  if (const uint32_t at = lane * 32; F::super_bytes > 0 && row < rows && at < units / 8 * F::super_bytes) prefetch(w.supers + first / 8 * F::super_bytes + at);
+  if (row < rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
   after_previous();
   if (row >= rows) return;
-  const float before = products.add ? y[row] : 0.0f;
   float total = 0;
   for (uint32_t i = lane; i < units; i += 32) {
     const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
@@ -87,7 +87,7 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
     total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
   }
   total = warp_sum(total);
-  if (lane == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
+  if (lane == 0) put(products.add, bias, y, rows, 0, row, total);
 }
 
 template <class T>
@@ -127,12 +127,6 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
 
 // ---- several inputs -------------------------------------------------------------------------------------------------------
 
-__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input, uint32_t row, float x) {
-  float& to = y[std::size_t{input} * rows + row];
-  if (bias) x += bias[row];
-  to = add ? to + x : x;
-}
-
 constexpr int tile_units = 4;
 constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
 
@@ -165,7 +159,7 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
   using F = Format<type>;
   __shared__ Tile tile;
   uint32_t first_row;
-  const auto& [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const auto [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -271,7 +265,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   extern __shared__ __align__(128) uint8_t wide_memory[];
   auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
   uint32_t first_row;
-  const auto& [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
+  const auto [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -378,7 +372,7 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
   uint32_t first_row;
-  const auto& [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const auto [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   const T* w = reinterpret_cast<const T*>(planes.low);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
@@ -424,7 +418,7 @@ extern "C" {
                                                                const int16_t* sums) {                                                               \
     multiply_row<TensorType::name>(products, units, q, scale, sums);                                                                                \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
                                                               const int16_t* sums) {                                                                \
     multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                                                                            \
   }
@@ -432,7 +426,7 @@ KERNELS(q8_0) KERNELS(q4_0) KERNELS(q4_1) KERNELS(q5_0) KERNELS(q5_1) KERNELS(iq
 KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
 
 #define WIDE_KERNEL(name)                                                                                                                          \
-  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
+  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
                                                                  const int16_t*) {                                                                  \
     multiply_wide<TensorType::name>(products, units, n, q, scale);                                                                                  \
   }
@@ -445,7 +439,7 @@ WIDE_KERNEL(q8_0)
     else                                                                                                                                            \
       multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                                                                                     \
   }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Given products, uint32_t cols, uint32_t n, const float* x) { \
+  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) { \
     multiply_float_tile<T>(products, cols, n, x);                                                                                                   \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
