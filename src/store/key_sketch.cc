@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/magnitude.h"
 #include "base/stamp.h"
 #include "compute/second_moment.h"
 #include "store/eigenvectors.h"
@@ -289,7 +290,7 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
   const std::size_t size = sketch.basis_bytes() / sizeof(float);
-  if (!std::all_of(floats, floats + size, [](float x) { return std::isfinite(x); })) return corrupt("holds a number that is not finite");
+  if (!all_finite({floats, size})) return corrupt("holds a number that is not finite");
   auto bases = std::make_shared<Bases>(floats, floats + size);
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);
