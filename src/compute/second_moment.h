@@ -5,7 +5,7 @@
 
 namespace kvasir {
 
-// moment [dim][dim] += the sum of x x^T of n rows x [n][dim], found in float; dim as pages have it. product: [dim][dim], scratch.
+// moment [dim][dim] += the sum of x x^T of n rows x [n][dim], found in float, which those of magnitudes of 1e19 and more exceed; dim as pages have it. product: [dim][dim], scratch.
 inline void add_moment(const Kernels& kernels, const float* x, uint32_t n, uint32_t dim, float* product, double* moment) {
   constexpr uint32_t strip = 32;  // of rows of the product: what is left of them is the same as what is right of others
   for (uint32_t i = 0; i < dim; i += strip) kernels.multiply(x + i, 1, dim, strip, x + i, dim, dim - i, n, product + i * dim + i, dim);

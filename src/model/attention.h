@@ -81,7 +81,7 @@ class Attention {
   Status filter_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                        const CancelLatch& cancel);
 
-  // How far the selector's choice would be from the exact output, for `count` tokens, every fourth of the step's first ones, which have fewer of the step's
+  // How far the selector's choice would be from the exact output, for `count` tokens, of the step's first ones every fourth at most, which have fewer of the step's
   // to attend beside: the squared norm of the difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted.
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                const Plan& plan, const float* exact, double* difference, double* norm);

@@ -180,7 +180,7 @@ class DeviceStage final : public Stage {
 
   // A layer is handed over while the next one is computed: there are two of what is handed over, and a stream of their copies.
   Status read(const Attending& of, uint32_t outputs, const Meanwhile& meanwhile, const Take& take) override {
-    const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = n * config_.heads, floats = read_floats(step_.n);
+    const std::size_t n = step_.n, projected = n * (size_.q + 2 * size_.kv), heads = totals_floats(step_.n), floats = read_floats(step_.n);
     const auto give = [&](uint32_t l) {
       float *qkv = read_.get() + l % 2 * floats, *totals = qkv + projected, *a = totals + heads;
       if (l > first_layer()) check_and_give_rest(l - 1, read_.get() + (l - 1) % 2 * floats + projected + heads);
@@ -214,15 +214,16 @@ class DeviceStage final : public Stage {
       return Status();
     };
     has_read_ = true;
-    if (outputs_room_ < outputs) {
-      if (Status s = read_outputs_.allocate(device_, std::size_t{2} * outputs * size_.q); !s.ok()) return s;
-      outputs_room_ = outputs;
-    }
     Status s;
+    if (outputs_room_ < outputs) {
+      outputs_room_ = 0;
+      if (s = read_outputs_.allocate(device_, std::size_t{2} * outputs * size_.q); s.ok()) outputs_room_ = outputs;
+    }
+    float* const x = work_.x;
     try {
-      s = hand_over();
+      if (s.ok()) s = hand_over();
     } catch (const std::bad_alloc&) {
-      (void)ops_.wait(copies_), (void)ops_.wait(stream_);
+      (void)ops_.wait(copies_), (void)ops_.wait(stream_), work_.x = x;
       throw;
     }
     do_(ops_.wait(copies_));
@@ -344,8 +345,7 @@ class DeviceStage final : public Stage {
     const uint32_t n = std::exchange(step_.n, wanted), first = n - wanted;
     work_.x += first * size_.width;
     check_and_give_rest(layer, a + first * size_.q);
-    work_.x -= first * size_.width;
-    step_.n = n;
+    work_.x -= first * size_.width, step_.n = n;
   }
 
   // Of n tokens from `first` on.
@@ -405,7 +405,8 @@ class DeviceStage final : public Stage {
   }
 
   // Of one of two layers: what is handed over of n tokens.
-  std::size_t read_floats(uint32_t n) const { return n * (2 * size_.q + 2 * size_.kv + config_.heads); }
+  std::size_t read_floats(uint32_t n) const { return n * (2 * size_.q + 2 * size_.kv) + totals_floats(n); }
+  std::size_t totals_floats(uint32_t n) const { return round_up(std::size_t{n} * config_.heads, 4); }  // outputs are read 16 bytes at a time
 
   Status resize_read(uint32_t n) {
     if (2 * read_floats(n) * sizeof(float) <= read_.bytes()) return {};

@@ -79,6 +79,7 @@ class RecentQueries {
   }
   // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as pages have it. Throws std::bad_alloc.
   void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
+    if (count_ == 0) return;
     const uint32_t group = heads_ / kv_heads;
     Array<float> rows(std::size_t{count_} * group * dim), product(std::size_t{dim} * dim);
     float* to = rows.data();

@@ -48,6 +48,9 @@ struct Rotation {
 // (i, i + 1).
 void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, float* beta) {
   std::vector<float> p(n);
+  double trace = 0;
+  for (uint32_t k = 0; k < n; ++k) trace += std::fabs(static_cast<double>(a[k * n + k]));
+  const double nothing = negligible * trace * (negligible * trace);  // of squares: a reflection of what is left by rounding has no direction
   for (uint32_t k = 0; k < n; ++k) {
     diagonal[k] = static_cast<double>(a[k * n + k]);
     if (k + 1 == n) break;
@@ -57,7 +60,7 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
     const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)), first = static_cast<double>(v[0]);
     beta[k] = 0;
     beside[k] = first;
-    if (!(rest > 0)) continue;
+    if (!(rest > nothing)) continue;
     const double norm = first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
     beside[k] = norm;
     v[0] = static_cast<float>(first - norm);

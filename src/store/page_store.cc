@@ -363,11 +363,14 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
     slabs_[last] = std::move(copy);
   }
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left
-  const std::size_t wanted = ceil_div(pages, extent_pages), first = slabs_.size(), size = shape_.slab_bytes();
+  const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
-  while (slabs_.size() < wanted) slabs_.push_back(new_slab(pool ? SlabKind::whole : SlabKind::whole_cleared));
-  for (std::size_t e = first; pool && e < wanted; ++e)
-    by_pieces(size, pool, [&](uint64_t at, uint64_t bytes) { std::memset(static_cast<std::byte*>(slabs_[e]->memory) + at, 0, bytes); });
+  while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
+    SlabRef slab = new_slab(pool ? SlabKind::whole : SlabKind::whole_cleared);
+    auto* memory = static_cast<std::byte*>(slab->memory);
+    if (pool) by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
+    slabs_.push_back(std::move(slab));
+  }
   return {};
 }
 

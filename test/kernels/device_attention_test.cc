@@ -181,7 +181,8 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(), part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(),
+          part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data()} {
     constexpr uint32_t none = UINT32_MAX;
     first_bad.put(&none);
     made = {t.shape.n, out_cols(t), out.data()};

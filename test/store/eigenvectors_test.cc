@@ -65,6 +65,32 @@ void check(const std::vector<double>& values, uint32_t m, uint32_t seed) {
 
 }  // namespace
 
+TEST_CASE("leading eigenvectors of matrices of one vector, and of one and next to nothing, are numbers and orthonormal") {
+  for (const uint32_t n : {33u, 64u, 128u}) {
+    for (const float value : {1.0f, 0.37f, 3e8f, 1e-12f}) {
+      for (const float other : {value, 0.0f, 1e-20f * value}) {  // of all but the first row and column
+        std::vector<float> a(std::size_t{n} * n, other), u;
+        for (uint32_t i = 0; other == value && i < n; ++i) a[i] = a[std::size_t{i} * n] = value;
+        a[0] = value;
+        std::vector<double> found;
+        leading_eigenvectors(&a, n, n / 2, &u, &found);
+        CAPTURE(n);
+        CAPTURE(value);
+        CAPTURE(other);
+        CHECK(std::fabs(found[0] - static_cast<double>(value) * (other == value ? n : 1)) < 1e-4 * found[0]);
+        double of_lengths = 0;
+        for (uint32_t j = 0; j < n / 2; ++j)
+          for (uint32_t k = 0; k <= j; ++k) {
+            double product = j == k ? -1 : 0;
+            for (uint32_t i = 0; i < n; ++i) product += static_cast<double>(u[i * (n / 2) + j]) * static_cast<double>(u[i * (n / 2) + k]);
+            of_lengths = std::isfinite(product) ? std::max(of_lengths, std::fabs(product)) : 1e9;
+          }
+        CHECK(of_lengths < 1e-4);
+      }
+    }
+  }
+}
+
 TEST_CASE("leading eigenvectors belong to the largest eigenvalues, in their order") {
   for (const uint32_t n : {1u, 2u, 3u, 32u, 64u, 128u, 256u}) {
     std::vector<double> falling(n), few(n), alike(n, 2.0), steep(n);
