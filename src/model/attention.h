@@ -81,14 +81,15 @@ class Attention {
   Status filter_blocks(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                        const CancelLatch& cancel);
 
-  // How far the selector's choice would be from the exact output, for `count` tokens, of the step's first ones every fourth at most, which have fewer of the step's
-  // to attend beside: the squared norm of the difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted.
+  // How far the selector's choice would be from the exact output, for `count` tokens evenly spread over the step: the squared norm of the
+  // difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted. (By a step's first ones, which have fewer of its
+  // own beside, layers that retrieve are told from others less well.)
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                const Plan& plan, const float* exact, double* difference, double* norm);
   // The step's tokens that `count` are taken of.
   static uint32_t probe_span(uint32_t n, uint32_t count) {
     count = std::min(n, count);
-    return count * std::min(n / count, 4u);
+    return count * (n / count);
   }
 
   const ReadCounts& counts() const { return counts_; }
