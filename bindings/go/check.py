@@ -51,7 +51,7 @@ def race():
 
 
 def leaks():
-    run("go", "test", "-count=1", "-timeout=0", "-v", "-run=TestCyclesLeaveNothing", ".", "-cycles=1000")
+    run("go", "test", "-count=1", "-timeout=0", "-v", "-run=TestCyclesLeaveNothing", ".", "-cycles=4000")
 
 
 def pointers():
