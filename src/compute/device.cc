@@ -124,7 +124,7 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
   return status(error, what);
 }
 
-Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* seen) {
+Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen) {
   constexpr uint64_t system_page = 4096;
   const uint64_t first = *begin / system_page * system_page, last = (*end + system_page - 1) / system_page * system_page;
   const auto failed = [&](int error) {
@@ -136,10 +136,12 @@ Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* seen) {
   std::vector<Shared>& shared = sharing().memory;
   auto at = std::find_if(shared.begin(), shared.end(), [&](const Shared& s) { return s.begin <= first && last <= s.end; });
   if (at == shared.end()) {
+    if (*allowance == 0) return *seen = 0, Status();
     shared.reserve(shared.size() + 1);
     Shared fresh{first, last, 0, 0, shared_from_this()};
     if (const int error = kernels_.share_host(context_, reinterpret_cast<const void*>(first), last - first, &fresh.seen)) return failed(error);
     at = shared.insert(shared.end(), std::move(fresh));
+    *allowance -= std::min(*allowance, last - first);
   }
   uint64_t its = at->seen;
   if (at->by.get() != this)

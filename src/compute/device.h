@@ -30,6 +30,7 @@ struct DeviceInfo {
   char name[64];
   uint64_t bytes, free_bytes;  // of memory, and what nobody had taken when it was asked
   uint32_t multiprocessors;
+  uint64_t shared_at_once;     // bytes of the processor's memory that share_host() takes a hundredth of a second for, or little more
 };
 
 // Weights in the device's memory, as kernels/cuda/layout.h has them; rows and cols as WeightView has them.
@@ -144,8 +145,9 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others, also
   // other devices, have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must
-  // stay. Code::unsupported.
-  Status share(uint64_t* begin, uint64_t* end, uint64_t* seen);
+  // stay. *allowance: bytes that may be shared anew, less what was; at 0 only what others have shared is, and of other memory *seen becomes 0.
+  // Code::unsupported.
+  Status share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen);
   void unshare(uint64_t begin);
   // What an allocation takes: a device hands out large ones in whole blocks.
   static uint64_t taken_by(std::size_t size) {

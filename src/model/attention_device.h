@@ -21,8 +21,8 @@ class AttentionDevice {
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
-  // Brings what the device has up to date. Errors as DeviceTimeline::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream);
+  // Brings what the device has up to date; *ready and errors: as DeviceTimeline::update().
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream, bool* ready);
 
   // After prepare(): makes room for quads that stay from token to token, where so much is left then that another session could attend too and have
   // `reserve` bytes besides. Otherwise all are read from the processor's memory. Code::device.
@@ -48,7 +48,7 @@ class AttentionDevice {
   // The stream has been waited for. trim(): lets go of the processor's memory that the store has let go of; release(): of everything.
   void trim() { timeline_.trim(); }
   void release();
-  bool holds_memory() const { return timeline_.extents() > 0; }
+  bool holds_memory() const { return timeline_.holds_memory(); }
 
   // What was given stays valid as long as this does.
   uint64_t generation() const { return timeline_.generation() + generation_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/checked.h"
@@ -15,7 +16,19 @@ constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
 constexpr uint32_t least_spare = 32, most_spare = 96;       // extents, room for what is read and answered next: an eighth
 
+constexpr uint64_t share_steps = 16;  // in which a long text is shared, or more where a device shares more at once: an answer begins without, and soon is faster
+
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
+
+// Of memory that has one array for each extent, one behind the other, the part around `array` that is shared in one piece: whole arrays and whole pages of
+// the system, so that pieces do not overlap, and the same for everybody.
+std::span<const std::byte> piece_of(std::span<const std::byte> memory, const void* array, std::size_t array_bytes, uint64_t most) {
+  constexpr std::size_t system_page = 4096;
+  const std::size_t unit = std::lcm(array_bytes, system_page), size = unit * std::max<std::size_t>(1, static_cast<std::size_t>(most / unit));
+  if (memory.size() <= most || address_of(memory.data()) % system_page) return memory;
+  const std::size_t at = (address_of(array) - address_of(memory.data())) / size * size;
+  return memory.subspan(at, std::min(size, memory.size() - at));
+}
 
 }  // namespace
 
@@ -33,6 +46,7 @@ void DeviceTimeline::release() {
   basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
   sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
+  has_begun_ = false;
 }
 
 void DeviceTimeline::trim() {
@@ -60,7 +74,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   extents_ = window_rows_ = 0;
   ++generation_;
   sketch_ = {}, window_ = {};  // never old and new together
-  sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
+  sketch_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   Status s = sketch_.allocate(device_, extents * heads * page.sketch_bytes(), what);
   if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, what);
@@ -80,23 +94,17 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   }
   if (!s.ok()) return s;
   sketch_stamps_.assign(extents, 0);
-  page_stamps_.assign(extents, 0);
   extents_ = extents;
   window_rows_ = rows;
   return {};
 }
 
-// The extents whose sketch is another than what the device has, as many at a time as the staging memory holds.
-Status DeviceTimeline::put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
-  const PageStore& pages = store.pages();
+// Of the first extents those whose sketch is another than what the device has, as many at a time as the staging memory holds.
+Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream) {
   const KeySketch& sketch = store.sketch();
   std::vector<uint32_t> wanted;
-  for (uint32_t e = 0; e < pages.extents(); ++e) {
+  for (uint32_t e = 0; e < extents; ++e)
     if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back(e);
-    if (page_stamps_[e] == pages.stamp(e)) continue;
-    addresses_.clear(), pages_changed_ = true;
-    page_stamps_[e] = pages.stamp(e);
-  }
   const std::size_t size = heads_total() * shape_.page.sketch_bytes();
   const auto together = static_cast<uint32_t>(staging_bytes_ / size);
   for (std::size_t at = 0; at < wanted.size(); at += together) {
@@ -153,7 +161,8 @@ Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, Device
   return {};
 }
 
-uint64_t DeviceTimeline::seen(uint64_t address) {
+uint64_t DeviceTimeline::seen(const void* p) {
+  const uint64_t address = address_of(p);
   // Neighbouring extents lie in the same region or in the next.
   for (std::size_t tried = 0; tried < regions_.size(); ++tried) {
     const std::size_t at = (last_seen_ + tried) % regions_.size();
@@ -166,15 +175,34 @@ uint64_t DeviceTimeline::seen(uint64_t address) {
   return 0;
 }
 
-Status DeviceTimeline::share(std::span<const std::byte> memory, std::shared_ptr<const void> keep) {
-  uint64_t pinned = memory.size();
-  for (const Region& r : regions_) pinned += r.end - r.begin;
-  if (pinned > os::physical_memory() / 4 * 3)
-    return Status::error(Code::unsupported, "the pages are more than three quarters of the memory, which would be pinned");
-  Region r{address_of(memory.data()), address_of(memory.data() + memory.size()), 0, true, std::move(keep)};
+Status DeviceTimeline::share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance) {
+  Region r{address_of(memory.data()), address_of(memory.data() + memory.size()), 0, true, keep};
   regions_.reserve(regions_.size() + 1);
-  if (Status s = device_->share(&r.begin, &r.end, &r.seen); !s.ok()) return s;
-  regions_.push_back(std::move(r));
+  if (Status s = device_->share(&r.begin, &r.end, allowance, &r.seen); !s.ok()) return s;
+  if (r.seen) regions_.push_back(std::move(r));
+  return {};
+}
+
+// *extents: the first ones, which are shared, and the one that is being filled. What others have shared is at once.
+Status DeviceTimeline::share_pages(const KvStore& store, uint32_t* extents) {
+  const PageStore& pages = store.pages();
+  const uint64_t all = pages.extents() * shape_.slab_bytes(), most = device_->info().shared_at_once;
+  if (all > os::physical_memory() / 4 * 3)
+    return Status::error(Code::unsupported, "the pages are more than three quarters of the memory, which would be pinned");
+  uint64_t allowance = all <= most ? UINT64_MAX : has_begun_ ? std::max(most, all / share_steps) : 0;
+  has_begun_ = true;
+  for (uint32_t e = *extents = 0; e < pages.extents(); *extents = ++e) {
+    const PageStore::Lasting at = pages.lasting(e);
+    if (!at.keep) continue;
+    const auto share_array = [&](const void* array, std::span<const std::byte> memory, std::size_t bytes) {
+      if (seen(array)) return Status();
+      return share(at.memory[1].empty() ? memory : piece_of(memory, array, bytes, most), at.keep, &allowance);
+    };
+    if (Status s = share_array(at.pages, at.memory[0], shape_.heads_total() * PageShape::pages_bytes()); !s.ok()) return s;
+    if (!seen(at.pages)) return {};
+    if (Status s = share_array(at.scales, at.memory[1], shape_.heads_total() * shape_.page.scales_bytes()); !s.ok()) return s;
+    if (!seen(at.scales)) return {};
+  }
   return {};
 }
 
@@ -205,12 +233,8 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
       addresses[extents_ + e] = address_of(last_.get() + its_pages);
       continue;
     }
-    if (!seen(address_of(at.pages)) || !seen(address_of(at.scales)))
-      for (const std::span<const std::byte> memory : at.memory)
-        if (!memory.empty())
-          if (Status s = share(memory, at.keep); !s.ok()) return s;
-    addresses[e] = seen(address_of(at.pages)) + first_head() * PageShape::pages_bytes();
-    addresses[extents_ + e] = seen(address_of(at.scales)) + first_head() * scale_bytes;
+    addresses[e] = seen(at.pages) + first_head() * PageShape::pages_bytes();
+    addresses[extents_ + e] = seen(at.scales) + first_head() * scale_bytes;
   }
   std::erase_if(regions_, [&](const Region& r) {
     if (!r.used) device_->unshare(r.begin);
@@ -223,11 +247,21 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* ready) {
+  const PageStore& pages = store.pages();
+  *ready = false;
   Status s = device_->status(ops_.wait(stream), what);
-  if (s.ok()) s = make_room(store);
-  if (s.ok()) s = put_summaries(store, pool, stream);
-  if (s.ok()) s = put_window(store, pool, stream);
+  page_stamps_.resize(pages.extents());
+  for (uint32_t e = 0; e < pages.extents(); ++e)
+    if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) addresses_.clear(), pages_changed_ = true;
+  uint32_t extents = pages.extents();
+  if (s.ok() && addresses_.empty()) s = share_pages(store, &extents);
+  *ready = extents == pages.extents();
+  if (!s.ok() || (extents == 0 && !*ready)) return s;
+  s = make_room(store);
+  if (s.ok()) s = put_summaries(store, extents, pool, stream);
+  if (!s.ok() || !*ready) return s;
+  s = put_window(store, pool, stream);
   if (s.ok() && addresses_.empty()) s = put_addresses(store, pool, stream);
   return s;
 }

@@ -27,11 +27,12 @@ class DeviceTimeline {
 
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
-  // For the next step. Waits for the stream. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's memory, or
-  // would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
+  // For the next step. Waits for the stream. A text of many pages takes long to share: several calls do, of which the first does next to
+  // nothing, and *ready is whether the device has everything. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's
+  // memory, or would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
   // std::bad_alloc.
-  Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  // Then: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
+  Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* ready);
+  // When it is ready: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
   Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
   // After the step: the store has committed the very keys and values that the device has written to its window.
   void committed(const KvStore& store, uint32_t n);
@@ -44,6 +45,7 @@ class DeviceTimeline {
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
+  bool holds_memory() const { return extents_ > 0 || !regions_.empty(); }
   uint64_t bytes() const { return sketch_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
   uint64_t generation() const { return generation_; }
 
@@ -56,11 +58,12 @@ class DeviceTimeline {
     std::shared_ptr<const void> keep;
   };
   Status make_room(const KvStore& store);
-  Status put_summaries(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  Status share_pages(const KvStore& store, uint32_t* extents);
+  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  Status share(std::span<const std::byte> memory, std::shared_ptr<const void> keep);
-  uint64_t seen(uint64_t address);  // 0: in no region
+  Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
+  uint64_t seen(const void* p);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
@@ -71,6 +74,7 @@ class DeviceTimeline {
   const uint32_t first_, layers_, heads_;
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool pages_changed_ = false;              // since the last begin_step()
+  bool has_begun_ = false;                  // to share pages
   uint32_t turn_ = 0;
   uint64_t generation_ = 0;
   DeviceBuffer<int8_t> sketch_;             // [extents][layers][kv_heads]

@@ -110,6 +110,17 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   return {};
 }
 
+Status Forward::prepare(const ForwardStep& step, const KvStore& store) {
+  for (std::size_t at = 0; step.selector && at < left_to_processor_.size(); ++at) {
+    const char*& why_not = left_to_processor_[at];
+    do {
+      if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled");
+      if (Status s = stages_[at]->can_attend({store, step.plan, pool_}, 1, &why_not); !s.ok()) return s;
+    } while (why_not == Stage::not_yet);
+  }
+  return {};
+}
+
 // A text, by a stage that attends it too: what the store and strategies learn from a layer they learn while the stage goes on.
 Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
                      const std::function<Status()>& meanwhile) {

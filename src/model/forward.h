@@ -50,8 +50,11 @@ class Forward {
   // std::bad_alloc.
   Status run(const ForwardStep& step, KvStore* store);
 
+  // Makes now what devices need to attend answers by the step's plan, which run() does little by little. Code::cancelled, and errors as run().
+  Status prepare(const ForwardStep& step, const KvStore& store);
+
   Attention& attention() { return attention_; }
-  // Whether a device, in the order of Model::device_weights(), attended the last step of its layers: null, or why the processor did.
+  // Whether a device, in the order of Model::device_weights(), attended the last step of its layers, or would after prepare(): null, or why the processor.
   const char* left_to_processor(std::size_t device) const { return left_to_processor_[device]; }
 
  private:

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "compute/pieces.h"
 #include "model/attention_device.h"
+#include "model/device_graphs.h"
 #include "model/device_workspace.h"
 #include "model/reading_device.h"
 #include "model/stage.h"
@@ -22,6 +22,7 @@ class DeviceStage final : public Stage {
         weights_(weights),
         device_(weights.device()),
         ops_(device_->kernels()),
+        graphs_(ops_, std::size_t{layers()} + 3),
         attention_(device_, config_, model.store_shape(), first_layer(), layers()),
         reading_(device_, config_, model.store_shape(), first_layer(), layers()) {}
 
@@ -33,7 +34,6 @@ class DeviceStage final : public Stage {
   }
 
   Status open() {
-    graphs_.resize(layers() + 3);
     if (Status s = bad_layer_.allocate(device_, 1); !s.ok()) return s;
     if (const int error = ops_.open_stream(device_->context(), &copies_)) return device_->status(error, "a stream");
     return device_->status(ops_.open_stream(device_->context(), &stream_), "a stream");
@@ -89,12 +89,14 @@ class DeviceStage final : public Stage {
     if (cannot_read_) return *why_not = cannot_read, Status();
     if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
     Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
+    bool ready = false;
     const auto prepare = [&] {
-      if (Status p = attention_.prepare(of.store, of.plan, n, of.pool, stream_); !p.ok()) return p;
+      if (Status p = attention_.prepare(of.store, of.plan, n, of.pool, stream_, &ready); !p.ok() || !ready) return p;
       return resize_attended(n);
     };
     if (s.ok()) s = prepare();
     if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
+    if (s.ok() && !ready) return *why_not = not_yet, Status();
     if (s.ok()) s = attention_.keep_hot_quads(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step));
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
@@ -273,26 +275,13 @@ class DeviceStage final : public Stage {
     return *bad_layer_.get() == none ? Status() : not_a_number("layer " + std::to_string(*bad_layer_.get()));
   }
 
-  // Gives work to the stream. A step of one token gives the same every time: it is kept, and given by one call.
+  // Gives work to the stream; part: of a step, as graphs_ has them.
   template <class F>
   void together(uint32_t part, F&& give) {
-    if (step_.n != 1) return give();
-    if (!graphs_[part]) {
-      do_(ops_.begin_graph(stream_));
-      give();
-      DeviceGraph* graph = nullptr;
-      do_(ops_.end_graph(stream_, &graph));
-      if (error_) return graph ? (void)ops_.release_graph(stream_, graph) : void();  // something is missing in it
-      if (!graph) return give();
-      graphs_[part] = graph;
-    }
-    do_(ops_.run_graph(stream_, graphs_[part]));
+    step_.n == 1 ? graphs_.run(stream_, part, &error_, give) : give();
   }
 
-  void forget_graphs() {
-    for (DeviceGraph*& graph : graphs_)
-      if (DeviceGraph* old = std::exchange(graph, nullptr)) (void)ops_.release_graph(stream_, old);
-  }
+  void forget_graphs() { graphs_.forget(stream_); }
 
   // q, k and v go to qkv, one behind the other. What the layer before has made is checked as the layer's input.
   void give_projection(uint32_t layer, float* qkv) {
@@ -461,7 +450,7 @@ class DeviceStage final : public Stage {
   DeviceStream* stream_ = nullptr;
   int error_ = 0;
   Step step_;
-  std::vector<DeviceGraph*> graphs_;  // [layers + 3] what comes before and with the projection of each, after the last; attend(), and with the output
+  DeviceGraphs graphs_;  // [layers + 3] what comes before and with the projection of each, after the last; attend(), and with the output
 
   uint32_t capacity_ = 0;  // tokens
   DeviceBuffer<std::byte> memory_;

@@ -296,6 +296,14 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
   return prepare_index(true, cancel, &progress);
 }
 
+Status Session::prepare_devices(const Cancel* cancel) {
+  if (model_->device_weights().empty() || tokens_.empty()) return {};
+  ForwardStep step;
+  step.cancel = cancel;
+  plan_step(&step);
+  return forward_->prepare(step, store_);
+}
+
 // The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where
 // it is less, but not next to nothing, they are inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
 Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {

@@ -10,27 +10,12 @@ using namespace kvasir::test;
 
 namespace {
 
-// Sets a number of the machine's for as long as a test takes.
-template <class T>
-class Changed {
- public:
-  template <class V>
-  Changed(std::atomic<T>& what, V to) : what_(what), before_(what.exchange(static_cast<T>(to))) {}
-  ~Changed() { what_ = before_; }
-  Changed(const Changed&) = delete;
-  Changed& operator=(const Changed&) = delete;
-
- private:
-  std::atomic<T>& what_;
-  const T before_;
-};
-
 bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
 
 }  // namespace
 
 TEST_CASE("three devices, of which one has more room, have layers in that proportion and give the answer of one") {
-  Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
+  emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   std::shared_ptr<const Model> model;
   const Status s = open_on("cuda:all", 0, &model);
   REQUIRE_MESSAGE(s.ok(), s.message());
@@ -55,20 +40,20 @@ TEST_CASE("three devices, of which one has more room, have layers in that propor
 TEST_CASE("devices that are too old or not there: named they are an error, of all they are left out, chosen they are not taken") {
   std::shared_ptr<const Model> model;
   {
-    Changed old(emulated::machine().capability[0], 7);
+    emulated::Changed old(emulated::machine().capability[0], 7);
     CHECK(open_on("cuda", 0, &model).code() == Code::not_found);
     CHECK(open_on("cuda:1,cuda:0", 0, &model).code() == Code::not_found);
     REQUIRE(open_on("cuda:all", 0, &model).ok());
     CHECK(model->device_names() == "cuda:1,cuda:2");
-    Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
+    emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
     REQUIRE(open_on("auto", 0, &model).ok());
     CHECK(model->device_names() == "cuda:1");
-    Changed second(emulated::machine().capability[1], 7), third(emulated::machine().capability[2], 7);
+    emulated::Changed second(emulated::machine().capability[1], 7), third(emulated::machine().capability[2], 7);
     CHECK(open_on("cuda:all", 0, &model).code() == Code::not_found);
     REQUIRE(open_on("auto", 0, &model).ok());
     CHECK(says(*open_session(model), "compute capability 7.0"));
   }
-  Changed none(emulated::machine().count, 0);
+  emulated::Changed none(emulated::machine().count, 0);
   for (const char* name : {"cuda", "cuda:all", "cuda:0,cuda:1"}) CHECK(open_on(name, 0, &model).code() == Code::not_found);
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cpu");
@@ -80,7 +65,7 @@ TEST_CASE("a device is chosen that all of the model fits on; where it fits none,
   REQUIRE(device_model());
   uint64_t opened[emulated::Machine::most];
   for (int i = 0; i < emulated::Machine::most; ++i) opened[i] = emulated::machine().opened[i];
-  Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20), more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
+  emulated::Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20), more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cuda:1");
   model.reset();
@@ -104,7 +89,7 @@ TEST_CASE("a device that is lost, whichever of several, is an error of the step,
     auto session = load(model, read_file(), bounded_options(200));
     const Token first = continue_with(session.get(), 1)[0];
     {
-      Changed now(emulated::machine().lost, lost);
+      emulated::Changed now(emulated::machine().lost, lost);
       Token token = -1;
       bool end = false;
       uint64_t done = 0;
@@ -130,7 +115,7 @@ TEST_CASE("a device that has no room for attention leaves its layers to the proc
   const std::vector<float> expected = score(first.get(), tokens);
   CHECK(attends(*first));
   const uint64_t workspace = device_workspace_bytes(model->config(), model->rope().dim(), usual_step);
-  Changed full(emulated::machine().most_bytes[1], emulated::machine().bytes[1] + workspace + (1 << 16));  // a step's arrays fit, attention's do not
+  emulated::Changed full(emulated::machine().most_bytes[1], emulated::machine().bytes[1] + workspace + (1 << 16));  // a step's arrays fit, attention's do not
   auto second = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(second.get(), tokens), expected) < 0.2);
   CHECK_FALSE(attends(*second));
@@ -144,10 +129,10 @@ TEST_CASE("a device that has no room for attention leaves its layers to the proc
 TEST_CASE("where others have taken what was free while weights came, the next device has the layers") {
   std::shared_ptr<const Model> model, alone;
   {
-    Changed full(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32 + 6} << 20));
+    emulated::Changed full(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32 + 6} << 20));
     const Status s = open_on("cuda:0,cuda:1", 0, &model);
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-    Changed none(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32} << 20));
+    emulated::Changed none(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32} << 20));
     REQUIRE(open_on("cuda:0,cuda:1", 0, &alone).ok());
     CHECK(alone->device_names() == "cuda:1");
     CHECK(alone->device_weights().front().has_output());

@@ -20,6 +20,7 @@ struct Machine {
   std::atomic<uint64_t> bytes[most] = {};   // that are taken
   std::atomic<uint64_t> opened[most] = {};  // contexts that are open
   std::atomic<int> shared{0};               // pieces of the processor's memory
+  std::atomic<uint64_t> shared_at_once{UINT64_MAX};  // of devices that are opened from now on
   std::atomic<int> lost{-1};                // the device that is lost at its next call, and stays lost until it is opened again
 
   std::atomic<uint64_t> held{0};   // allocations, streams, graphs, contexts and shared memory, of all devices
@@ -28,5 +29,20 @@ struct Machine {
   std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device
 };
 Machine& machine();
+
+// Sets a number of the machine's for as long as a test takes.
+template <class T>
+class Changed {
+ public:
+  template <class V>
+  Changed(std::atomic<T>& what, V to) : what_(what), before_(what.exchange(static_cast<T>(to))) {}
+  ~Changed() { what_ = before_; }
+  Changed(const Changed&) = delete;
+  Changed& operator=(const Changed&) = delete;
+
+ private:
+  std::atomic<T>& what_;
+  const T before_;
+};
 
 }  // namespace kvasir::emulated

@@ -63,7 +63,7 @@ class Bench {
   double decode(kv_session* session, uint64_t count);
   Session fork(kv_session* session);
   void choose(kv_session* session, const std::string& strategy);
-  void prepare(const std::string& strategy);
+  void prepare(kv_session* session, const std::string& strategy);
   DepthResult at_depth(uint64_t depth);
   void measure_prefill(DepthResult& result);
   void measure_decode(DepthResult& result, DecodeSpeed& speed);
@@ -129,13 +129,14 @@ void Bench::choose(kv_session* session, const std::string& strategy) {
   check(kv_session_set_strategy(session, strategy.c_str(), budget.tokens, budget.fraction, &error), error);
 }
 
-// Makes what the strategy needs beside keys and values, for all forks and the saved file: tokens alone (kv_next) make no index.
-void Bench::prepare(const std::string& strategy) {
-  choose(base_.get(), strategy);
+// Makes what the strategy needs beside keys and values, in the base for all forks and the saved file: tokens alone (kv_next) make no index; and shares
+// with GPUs what they read.
+void Bench::prepare(kv_session* session, const std::string& strategy) {
+  choose(session, strategy);
   Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
   const kv_call_options options = call_options(context_, &progress);
   kv_error error{};
-  check(kv_prepare(base_.get(), &options, &error), error);
+  check(kv_prepare(session, &options, &error), error);
 }
 
 void Bench::doing(uint64_t depth, const std::string& what) {
@@ -176,7 +177,7 @@ void Bench::measure_decode(DepthResult& result, DecodeSpeed& speed) {
   doing(result.depth, "decode, " + speed.strategy);
   const Session session = fork(base_.get());
   if (result.depth == 0) prefill(session.get(), 0, 1, nullptr);  // something has to be continued
-  choose(session.get(), speed.strategy);
+  prepare(session.get(), speed.strategy);
   const double seconds = decode(session.get(), arguments_.generate);
   speed.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) / seconds);
   speed.stats = stats_of(session.get());
@@ -188,7 +189,7 @@ DepthResult Bench::at_depth(uint64_t depth) {
   result.depth = depth;
   for (const std::string& strategy : arguments_.strategies) result.decode.push_back({strategy, {}, {}});
   for (const DecodeSpeed& speed : result.decode)
-    if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped)) prepare(speed.strategy);
+    if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped)) prepare(base_.get(), speed.strategy);
   // Strategies take turns, so that a change in the machine's mood meets all of them.
   for (uint32_t repetition = 0; repetition < arguments_.repetitions; ++repetition) {
     if (arguments_.prompt > 0) measure_prefill(result);
@@ -238,8 +239,10 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
 
   cost.resident_bytes = resident_bytes_of(path).value_or(0);
   cost.stats = stats_of(session.get());
-  if (arguments_.generate > 0)
+  if (arguments_.generate > 0) {
+    prepare(session.get(), cost.strategy);
     cost.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) / decode(session.get(), arguments_.generate));
+  }
   kv_file_information info{};
   info.struct_size = sizeof info;
   check(kv_file_inspect(path.c_str(), &info, &error), error);

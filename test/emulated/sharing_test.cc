@@ -1,0 +1,109 @@
+// The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, by the processor.
+#include <algorithm>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr uint64_t little = 1 << 16;  // less than an extent's pages
+constexpr const char* not_yet = "the pages are being shared with the GPU, some with each step";
+
+bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
+
+std::shared_ptr<const Model> model_on(const char* devices) {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on(devices, 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("a long text is shared with devices some with each step, of a file or of memory: until then the processor attends, and says why") {
+  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const int before = emulated::machine().shared;
+  for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
+    CAPTURE(devices);
+    const auto model = model_on(devices);
+    const auto tokens = book_tokens(3400);
+    const auto next = std::span<const Token>(tokens).subspan(3000);
+    for (const bool mapped : {true, false}) {
+      CAPTURE(mapped);
+      auto expected = load(mini_model(), read_file(), bounded_options(200));
+      std::unique_ptr<Session> session = mapped ? load(model, read_file(), bounded_options(200)) : open_session(model, bounded_options(200));
+      if (!mapped) {
+        read(session.get(), std::span<const Token>(tokens).first(3000));
+        read(expected.get(), next.first(16));  // the same text in both, but for rounding
+        read(session.get(), next.first(16));
+      }
+      int steps = 0, shared = before;
+      for (bool ready = false; !ready; ++steps) {
+        REQUIRE(steps < 64);
+        const auto asked = next.subspan(16 + static_cast<std::size_t>(steps) * 2, 2);
+        const uint64_t length = session->tokens().size();
+        CHECK(mean_difference(score(session.get(), asked), score(expected.get(), asked)) < 0.2);
+        REQUIRE(session->rewind(length).ok());
+        REQUIRE(expected->rewind(length).ok());
+        ready = attends(*session);
+        if (steps == 0) CHECK(emulated::machine().shared == before);  // nothing waits for the first one
+        if (!ready) {
+          CHECK(says(*session, not_yet));
+          CHECK((steps < 2 || emulated::machine().shared > shared));
+        }
+        shared = emulated::machine().shared;
+      }
+      CHECK(steps > 3);
+      CHECK(attends(*session));
+      continue_with(session.get(), 3);
+      CHECK(attends(*session));
+      CHECK(stat_of(*session, "last_tokens_read") > 0);
+      std::unique_ptr<Session> fork;
+      REQUIRE(session->fork(&fork).ok());
+      continue_with(fork.get(), 1);
+      CHECK(attends(*fork));  // what is shared already takes no time
+      CHECK(emulated::machine().shared == shared);
+    }
+    CHECK(emulated::machine().shared == before);
+  }
+}
+
+TEST_CASE("what devices need is made ready by kv_prepare, which can be cancelled") {
+  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
+    const auto model = model_on(devices);
+    auto session = load(model, read_file(), bounded_options(200));
+    Cancel cancel;
+    cancel.fire();
+    CHECK(session->prepare_devices(&cancel).code() == Code::cancelled);
+    CHECK_FALSE(attends(*session));
+    REQUIRE(session->prepare_devices(nullptr).ok());
+    const int shared = emulated::machine().shared;
+    continue_with(session.get(), 1);
+    CHECK(attends(*session));
+    CHECK(emulated::machine().shared == shared);
+  }
+}
+
+TEST_CASE("a text that is let go of before all of it is shared leaves nothing") {
+  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const int before = emulated::machine().shared;
+  auto session = load(model_on("cuda"), read_file(), bounded_options(200));
+  continue_with(session.get(), 3);
+  CHECK_FALSE(attends(*session));
+  CHECK(emulated::machine().shared > before);
+  SelectOptions quest = bounded_options(200).select;
+  quest.strategy = "quest";
+  REQUIRE(session->set_select(quest).ok());
+  continue_with(session.get(), 1);
+  CHECK(says(*session, "the strategy is not one of the device's"));
+  CHECK(emulated::machine().shared == before);
+  REQUIRE(session->set_select(bounded_options(200).select).ok());
+  continue_with(session.get(), 3);
+  CHECK(emulated::machine().shared > before);
+  session.reset();
+  CHECK(emulated::machine().shared == before);
+}
