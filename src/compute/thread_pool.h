@@ -51,4 +51,11 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
+// As ThreadPool::run(); by the caller alone where there is no pool.
+template <class F>
+void run_tasks(ThreadPool* pool, uint32_t n_tasks, F&& f) {
+  if (pool) return pool->run(n_tasks, f);
+  for (uint32_t task = 0; task < n_tasks; ++task) f(task, 0u);
+}
+
 }  // namespace kvasir

@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "compute/second_moment.h"
+#include "compute/thread_pool.h"
 
 namespace kvasir {
 
@@ -104,12 +105,13 @@ class RecentQueries {
     return out;
   }
   // For a timeline of `tokens` tokens; the size is a whole number of tokens, at most capacity and at most `tokens`.
-  void restore(std::span<const float> floats, uint64_t tokens) {
+  void restore(std::span<const float> floats, uint64_t tokens, ThreadPool* pool) {
     if (!rows_) rows_ = make_buffer<float>(size());
     end_ = tokens;
     count_ = static_cast<uint32_t>(floats.size() / token_floats());
-    for (uint32_t l = 0; l < layers_; ++l)
-      for (uint64_t p = begin(); p < end_; ++p, floats = floats.subspan(width())) std::copy_n(floats.data(), width(), rows_.get() + at(l, p));
+    run_tasks(pool, layers_, [&](uint32_t l, uint32_t) {
+      for (uint64_t i = 0; i < count_; ++i) std::copy_n(floats.data() + (std::size_t{l} * count_ + i) * width(), width(), rows_.get() + at(l, begin() + i));
+    });
   }
 
  private:

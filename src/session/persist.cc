@@ -74,7 +74,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
 namespace {
 
 // The queries in a section, behind `head` bytes, of a timeline that had so many tokens then; nothing where there is none.
-Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens, RecentQueries* out) {
+Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens, ThreadPool* pool, RecentQueries* out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes == 0) return {};
   const uint64_t token = out->token_floats() * sizeof(float), bytes = section->bytes - head;
@@ -83,9 +83,9 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes, which are not the queries of up to %" PRIu64
                          " tokens; nothing was loaded", file.path().c_str(), format::name_of(kind), section->bytes, most);
   const std::byte* at = nullptr;
-  if (Status s = take(file, kind, section->bytes, &at); !s.ok()) return s;
-  if (Status s = check_finite(file, kind, floats(at + head, bytes)); !s.ok()) return s;
-  out->restore(floats(at + head, bytes), tokens);
+  if (Status s = take(file, kind, section->bytes, pool, &at); !s.ok()) return s;
+  if (Status s = check_finite(file, kind, floats(at + head, bytes), pool); !s.ok()) return s;
+  out->restore(floats(at + head, bytes), tokens, pool);
   return {};
 }
 
@@ -94,7 +94,7 @@ Status load_count(const CacheFile& file, SectionKind kind, uint64_t tokens, uint
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes == 0) return {};
   const std::byte* at = nullptr;
-  if (Status s = take(file, kind, sizeof *out, &at); !s.ok()) return s;
+  if (Status s = take(file, kind, sizeof *out, nullptr, &at); !s.ok()) return s;
   std::memcpy(out, at, sizeof *out);
   if (*out <= tokens) return {};
   return Status::error(Code::corrupt, "%s: section '%s' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", file.path().c_str(),
@@ -107,34 +107,34 @@ Status Session::load_observed(const CacheFile& file) {
   const CacheFile::Section* section = file.find(SectionKind::observed);
   if (!section || section->bytes == 0) return {};
   const std::byte* at = nullptr;
-  if (Status s = take(file, SectionKind::observed, section->bytes, &at); !s.ok()) return s;
+  if (Status s = take(file, SectionKind::observed, section->bytes, pool_.get(), &at); !s.ok()) return s;
   const uint64_t end = section->bytes < observed_head ? 0 : get(at, 8), pages = section->bytes < observed_head ? 0 : get(at + 8, 8);
   if (end == 0 || end > tokens_.size() || pages > end / store_.shape().page.page_tokens)
     return Status::error(Code::corrupt, "%s: section 'observed' is of another timeline; nothing was loaded", file.path().c_str());
   const ModelConfig& c = model_->config();
   observed_ = {RecentQueries(c.layers, c.heads, c.head_dim), static_cast<uint32_t>(pages)};
-  return load_queries(file, SectionKind::observed, observed_head, end, &observed_.queries);
+  return load_queries(file, SectionKind::observed, observed_head, end, pool_.get(), &observed_.queries);
 }
 
 // The sections that a timeline can do without.
 Status Session::load_optional(const CacheFile& file, const SavedTimeline& state) {
   const std::byte* at = nullptr;
   if (const CacheFile::Section* logits = file.find(SectionKind::logits); logits && logits->bytes) {
-    if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), &at); !s.ok()) return s;
+    if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), nullptr, &at); !s.ok()) return s;
     const auto values = floats(at, logits->bytes);
-    if (Status s = check_finite(file, SectionKind::logits, values); !s.ok()) return s;
+    if (Status s = check_finite(file, SectionKind::logits, values, nullptr); !s.ok()) return s;
     logits_.assign(values.begin(), values.end());
     logits_at_ = state.tokens;
   }
   if (const CacheFile::Section* errors = file.find(SectionKind::errors); errors && errors->bytes) {
-    if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), &at); !s.ok()) return s;
+    if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), nullptr, &at); !s.ok()) return s;
     const auto values = floats(at, errors->bytes);
-    if (Status s = check_finite(file, SectionKind::errors, values); !s.ok()) return s;
+    if (Status s = check_finite(file, SectionKind::errors, values, nullptr); !s.ok()) return s;
     layer_errors_.assign(values.begin(), values.end());
     probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
   }
   if (!options_.full_precision) {
-    if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, &queries_); !s.ok()) return s;
+    if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, pool_.get(), &queries_); !s.ok()) return s;
     if (Status s = load_observed(file); !s.ok()) return s;
   }
   if (Status s = load_count(file, SectionKind::sparse, state.tokens, &sparse_tokens_); !s.ok()) return s;
@@ -147,8 +147,10 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
                      uint64_t tokens_wanted, Progress::Report reading) {
   const uint64_t begin = os::now_ns();
   if (Status s = resolve(*model, &options); !s.ok()) return s;
+  std::unique_ptr<ThreadPool> pool;  // the session's: of a long text's file there is much to look at
+  if (Status s = ThreadPool::create(options.threads, &pool); !s.ok()) return s;
   std::shared_ptr<const CacheFile> file;
-  if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+  if (Status s = CacheFile::open(path, &file, pool.get()); !s.ok()) return s;
   if (file->identity().vocabulary == 0)
     return Status::error(Code::model_mismatch, "%s is a cache of no model: kv_cache_load loads it; nothing was loaded", path.c_str());
   if (file->identity().model != model->fingerprint())
@@ -173,10 +175,11 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
-  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, pool.get(), &store); !s.ok()) return s;
   const std::byte* tokens = nullptr;
-  if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), &tokens); !s.ok()) return s;
+  if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), pool.get(), &tokens); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
+  session->pool_ = std::move(pool);
   session->tokens_.resize(state.tokens);
   if (state.tokens) std::memcpy(session->tokens_.data(), tokens, state.tokens * sizeof(Token));
   const auto vocabulary = static_cast<Token>(model->config().vocabulary);

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cinttypes>
 #include <vector>
 
 #include "base/little_endian.h"
 #include "base/magnitude.h"
+#include "compute/pieces.h"
 
 namespace kvasir {
 
@@ -53,26 +55,30 @@ Status check_version(const CacheFile& file, const CacheFile::Section& section) {
 
 }  // namespace
 
-Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const std::byte** out) {
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes != bytes)
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
                          file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
   if (Status s = check_version(file, *section); !s.ok()) return s;
-  if (Status s = file.check_section(*section); !s.ok()) return s;
+  if (Status s = file.check_section(*section, pool); !s.ok()) return s;
   *out = file.bytes(kind).data();
   return {};
 }
 
-Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values) {
-  if (all_finite(values)) return {};
+Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values, ThreadPool* pool) {
+  std::atomic<bool> finite{true};
+  by_pieces(values.size_bytes(), pool, [&](std::size_t at, std::size_t size) {
+    if (!all_finite(values.subspan(at / sizeof(float), size / sizeof(float)))) finite.store(false, std::memory_order_relaxed);
+  });
+  if (finite.load(std::memory_order_relaxed)) return {};
   return Status::error(Code::corrupt, "%s: section '%s' holds a number that is not finite; nothing was loaded", file.path().c_str(),
                        format::name_of(kind));
 }
 
 Status read_saved(const CacheFile& file, SavedTimeline* out) {
   const std::byte* at = nullptr;
-  if (Status s = take(file, SectionKind::state, state_bytes, &at); !s.ok()) return s;
+  if (Status s = take(file, SectionKind::state, state_bytes, nullptr, &at); !s.ok()) return s;
   *out = decode(at);
   return {};
 }
@@ -147,7 +153,7 @@ Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTi
 }
 
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, KvStore* out) {
+                  uint64_t tokens, ThreadPool* pool, KvStore* out) {
   if (memory.bytes && state.full_precision)
     return Status::error(Code::bad_argument, "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was "
                          "loaded", file->path().c_str());
@@ -161,12 +167,12 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   const std::byte *centre, *sinks, *window;
   const uint64_t sizes[] = {was_sealed ? row : 0,
                             has_sinks ? row * 2 * shape.page.page_tokens : 0, row * 2 * state.window_count};
-  if (Status s = take(*file, SectionKind::centre, sizes[0], &centre); !s.ok()) return s;
-  if (Status s = take(*file, SectionKind::sinks, sizes[1], &sinks); !s.ok()) return s;
-  if (Status s = take(*file, SectionKind::window, sizes[2], &window); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::centre, floats(centre, sizes[0])); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::sinks, floats(sinks, sizes[1])); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::window, floats(window, sizes[2])); !s.ok()) return s;
+  if (Status s = take(*file, SectionKind::centre, sizes[0], pool, &centre); !s.ok()) return s;
+  if (Status s = take(*file, SectionKind::sinks, sizes[1], pool, &sinks); !s.ok()) return s;
+  if (Status s = take(*file, SectionKind::window, sizes[2], pool, &window); !s.ok()) return s;
+  if (Status s = check_finite(*file, SectionKind::centre, floats(centre, sizes[0]), pool); !s.ok()) return s;
+  if (Status s = check_finite(*file, SectionKind::sinks, floats(sinks, sizes[1]), pool); !s.ok()) return s;
+  if (Status s = check_finite(*file, SectionKind::window, floats(window, sizes[2]), pool); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections) {
     const CacheFile::Section* section = file->find(kind);
     if (!section || section->bytes != PageStore::file_bytes(shape, kind, state.pages))
@@ -180,7 +186,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
   if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == KeySketch::section_version) {
-    if (Status s = KeySketch::map(shape, file, state.pages, &sketch); !s.ok()) return s;
+    if (Status s = KeySketch::map(shape, file, state.pages, pool, &sketch); !s.ok()) return s;
   }
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
@@ -191,7 +197,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   }
   KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
                                    window_tokens, state.window_count,
-                                   floats(centre, sizes[0]), floats(sinks, sizes[1]), floats(window, sizes[2]));
+                                   floats(centre, sizes[0]), floats(sinks, sizes[1]), floats(window, sizes[2]), pool);
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;
     uint32_t valid = 0;

@@ -49,14 +49,14 @@ Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTi
 // The store of a file whose state is checked, mapped; `out` has the shape. group: query heads of a KV head. memory: for the first `tokens` tokens, as
 // KvStore::set_budget(); Code::bad_argument where the file is in full precision.
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, KvStore* out);
+                  uint64_t tokens, ThreadPool* pool, KvStore* out);
 
 // For those who read further sections.
 constexpr uint32_t section_version = 1;  // of every section's own encoding but the sketch's, which has its own
 // A section that must be there with exactly this size, its checksums verified.
-Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, const std::byte** out);
+Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out);
 // Float sections hold what was computed: none of it is NaN or infinite.
-Status check_finite(const CacheFile& file, format::SectionKind kind, std::span<const float> values);
+Status check_finite(const CacheFile& file, format::SectionKind kind, std::span<const float> values, ThreadPool* pool);
 inline std::span<const float> floats(const std::byte* at, uint64_t bytes) {
   return {reinterpret_cast<const float*>(at), static_cast<std::size_t>(bytes / sizeof(float))};
 }

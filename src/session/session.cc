@@ -66,7 +66,8 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
 }
 
 Status Session::start() {
-  if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
+  if (!pool_)
+    if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
   return Forward::create(model_, pool_.get(), &forward_);
 }
 

@@ -10,6 +10,8 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "compute/first_failure.h"
+#include "compute/pieces.h"
 
 namespace kvasir {
 
@@ -37,7 +39,7 @@ bool is_zero(const std::byte* p, uint64_t size) {
 
 }  // namespace
 
-Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>* out) {
+Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool) {
   std::shared_ptr<CacheFile> cache(new CacheFile);
   cache->path_ = path;
   os::File file;
@@ -59,22 +61,22 @@ Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>
   }
   cache->file_ = std::move(file);
   cache->place_sections();
-  if (Status s = cache->read_tables(cache->tables_.data()); !s.ok()) return s;
+  if (Status s = cache->read_tables(cache->tables_.get(), pool); !s.ok()) return s;
   cache->seen_ = Array<std::atomic<uint64_t>>(ceil_div(size, block_bytes * word_blocks));
   *out = std::move(cache);
   return {};
 }
 
 void CacheFile::place_sections() {
-  uint64_t blocks = 0, private_size = 0;
+  uint64_t private_size = 0;
   for (const Section& section : sections()) {
     Place& place = places_[index_of(section)];
-    place.table = blocks;
-    blocks += section.blocks();
+    place.table = blocks_;
+    blocks_ += section.blocks();
     place.is_private = is_read_whole(section.kind);
     if (place.is_private) private_size += section.blocks() * block_bytes;
   }
-  tables_.resize(blocks);
+  tables_ = make_buffer<uint64_t>(blocks_);
   private_ = make_buffer<std::byte>(private_size);
   os::prefer_huge_pages(private_.get(), private_size);
   std::byte* next = private_.get();
@@ -85,8 +87,12 @@ void CacheFile::place_sections() {
   }
 }
 
-Status CacheFile::read_tables(uint64_t* to) const {
-  if (Status s = file_.read(header_.tables_offset(), to, tables_.size() * sizeof *to); !s.ok()) return s;
+Status CacheFile::read_tables(uint64_t* to, ThreadPool* pool) const {
+  FirstFailure failure;
+  by_pieces(table_bytes(), pool, [&](std::size_t at, std::size_t size) {
+    if (Status s = file_.read(header_.tables_offset() + at, reinterpret_cast<std::byte*>(to) + at, size); !s.ok()) failure.note(std::move(s));
+  });
+  if (Status s = std::move(failure).take(); !s.ok()) return s;
   for (const Section& section : sections()) {
     const uint64_t* table = to + places_[index_of(section)].table;
     if (checksum(table, section.table_bytes(), section.table_offset) == section.table_checksum) continue;
@@ -224,8 +230,17 @@ Status CacheFile::failure() const {
   return failure_.copy();
 }
 
-Status CacheFile::check_section(const Section& section) const {
-  return check(section, 0, section.bytes) ? Status() : failure();
+bool CacheFile::check(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool) const {
+  if (!range_fits(offset, size, section.bytes)) return check(section, offset, size);
+  std::atomic<bool> intact{true};
+  by_pieces(static_cast<std::size_t>(size), pool, [&](std::size_t at, std::size_t its) {
+    if (!check(section, offset + at, its)) intact.store(false, std::memory_order_relaxed);
+  });
+  return intact.load(std::memory_order_relaxed);
+}
+
+Status CacheFile::check_section(const Section& section, ThreadPool* pool) const {
+  return check(section, 0, section.bytes, pool) ? Status() : failure();
 }
 
 Status CacheFile::require_zero(uint64_t begin, uint64_t end) const {
@@ -256,8 +271,8 @@ Status CacheFile::verify_section(const Section& section, std::byte* buffer, Prog
 }
 
 Status CacheFile::verify_all(Progress* progress, const Cancel* cancel) const {
-  Array<uint64_t> tables(tables_.size());
-  if (Status s = read_tables(tables.data()); !s.ok()) return s;
+  const auto tables = make_buffer<uint64_t>(blocks_);
+  if (Status s = read_tables(tables.get(), nullptr); !s.ok()) return s;
   const auto buffer = make_buffer<std::byte>(verify_step);
   uint64_t end = header_bytes;  // of what has been verified
   for (const Section& section : sections()) {

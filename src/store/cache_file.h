@@ -22,6 +22,7 @@
 #include "base/memory.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "compute/thread_pool.h"
 #include "os/os.h"
 #include "store/atomic_file.h"
 #include "store/cache_header.h"
@@ -71,8 +72,9 @@ class CacheWriter {
 class CacheFile {
  public:
   // Maps and validates. Tells apart: not_a_cache (wrong magic), version (needs a newer reader; stale), corrupt (with the offset).
-  // On failure *out is unchanged. The mapping lives as long as the CacheFile.
-  static Status open(const std::string& path, std::shared_ptr<const CacheFile>* out);
+  // On failure *out is unchanged. The mapping lives as long as the CacheFile. pool: who reads the tables, which a long file has much of; the caller
+  // alone where null, here and below.
+  static Status open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool = nullptr);
 
   const std::string& path() const { return path_; }
   const format::Identity& identity() const { return header_.identity; }
@@ -90,10 +92,11 @@ class CacheFile {
   // Verifies the blocks that hold [offset, offset + size) of a section, unless they were before. False: damaged, cannot be read, or
   // not within the section. Cheap (one load for up to 64 blocks) when they have been seen.
   bool check(const Section& section, uint64_t offset, uint64_t size) const;
+  bool check(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool) const;
   // Why a check was false, naming file, section and offset: of all threads' checks the last one.
   Status failure() const;
   // As check() over a whole section, with the failure.
-  Status check_section(const Section& section) const;
+  Status check_section(const Section& section, ThreadPool* pool = nullptr) const;
   // Reads whole blocks of a section from the file, past the mapping, and verifies what was read: block first + i into to[i], or
   // `count` of them one after the other. On failure what was read is not to be used. Code::corrupt, Code::io.
   Status read(const Section& section, uint64_t first, std::span<std::byte* const> to) const;
@@ -107,11 +110,11 @@ class CacheFile {
   void advise(const Section& section, uint64_t offset, uint64_t size, os::Mapping::Advice advice) const;  // a part of it
 
   uint64_t private_bytes() const;  // of tables and of what has been read into private memory so far
-  uint64_t table_bytes() const { return tables_.size() * sizeof(uint64_t); }
+  uint64_t table_bytes() const { return blocks_ * sizeof(uint64_t); }
 
  private:
   CacheFile() = default;
-  Status read_tables(uint64_t* to) const;  // [blocks of all sections]
+  Status read_tables(uint64_t* to, ThreadPool* pool) const;  // [blocks_]
   void place_sections();
   std::size_t index_of(const Section& section) const { return static_cast<std::size_t>(&section - sections().data()); }
   bool is_private(const Section& section) const { return places_[index_of(section)].is_private; }
@@ -133,7 +136,8 @@ class CacheFile {
     uint64_t table = 0;         // its checksums in tables_
   };
   std::array<Place, format::max_sections> places_;
-  Array<uint64_t> tables_;         // checksums of all blocks, the sections' tables one after the other
+  uint64_t blocks_ = 0;            // of all sections
+  Buffer<uint64_t> tables_;        // checksums of all blocks, the sections' tables one after the other
   Buffer<std::byte> private_;      // room for the private sections; touched where they have been read
   mutable std::atomic<uint64_t> private_blocks_{0};
   mutable std::mutex reading_;     // into private_

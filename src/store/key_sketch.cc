@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/magnitude.h"
 #include "base/stamp.h"
+#include "compute/pieces.h"
 #include "compute/second_moment.h"
 #include "store/eigenvectors.h"
 
@@ -277,7 +278,7 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
   return {};
 }
 
-Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, KeySketch* out) {
+Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, KeySketch* out) {
   KeySketch sketch(shape);
   const CacheFile::Section* section = file->find(SectionKind::sketch);
   if (!section || section->bytes == 0) return {};
@@ -286,11 +287,15 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   };
   const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
   if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
-  if (!file->check(*section, 0, head)) return file->failure();
+  if (!file->check(*section, 0, head, pool)) return file->failure();
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
   const std::size_t size = sketch.basis_bytes() / sizeof(float);
-  if (!all_finite({floats, size})) return corrupt("holds a number that is not finite");
+  std::atomic<bool> finite{true};
+  by_pieces(size * sizeof(float), pool, [&](std::size_t first, std::size_t bytes) {
+    if (!all_finite({floats + first / sizeof(float), bytes / sizeof(float)})) finite.store(false, std::memory_order_relaxed);
+  });
+  if (!finite.load(std::memory_order_relaxed)) return corrupt("holds a number that is not finite");
   auto bases = std::make_shared<Bases>(floats, floats + size);
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);

@@ -66,11 +66,9 @@ void KvStore::grow_window(uint32_t rows, ThreadPool* pool) {
   const auto capacity = static_cast<uint32_t>(round_up(std::max<uint64_t>(rows, doubled), capacity_step));
   const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
   Buffer<float> grown = make_buffer<float>(planes * capacity * dim);
-  const auto copy = [&](uint32_t p, uint32_t) {
+  run_tasks(pool, window_count_ > 0 ? static_cast<uint32_t>(planes) : 0, [&](uint32_t p, uint32_t) {
     std::copy_n(window_.get() + std::size_t{p} * capacity_ * dim, window_count_ * dim, grown.get() + std::size_t{p} * capacity * dim);
-  };
-  for (uint32_t p = 0; p < planes && !pool; ++p) copy(p, 0);
-  if (pool && window_count_ > 0) pool->run(static_cast<uint32_t>(planes), copy);
+  });
   window_ = std::move(grown);
   capacity_ = capacity;
 }
@@ -372,7 +370,7 @@ Array<float> KvStore::window_copy() const {
 }
 
 KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
-                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window) {
+                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window, ThreadPool* pool) {
   KvStore store(pages.shape(), window_tokens);
   store.window_stamp_ = new_stamp();
   store.sinks_stamp_ = new_stamp();
@@ -383,8 +381,9 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.sinks_.assign(sinks.begin(), sinks.end());
   store.grow_window(window_count);
   const std::size_t dim = store.shape().page.dim, size = window_count * dim;
-  for (uint32_t i = 0; i < store.shape().heads_total() * 2; ++i)
+  run_tasks(pool, store.shape().heads_total() * 2, [&](uint32_t i, uint32_t) {
     std::copy_n(window.data() + i * size, size, store.window_.get() + std::size_t{i} * store.capacity_ * dim);
+  });
   store.window_count_ = window_count;
   return store;
 }

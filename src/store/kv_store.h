@@ -158,7 +158,7 @@ class KvStore {
   Array<float> window_copy() const;
   // A store from saved parts; sizes have been checked by the caller.
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
-                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window);
+                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window, ThreadPool* pool);
 
  private:
   uint64_t least_bytes(uint64_t tokens, uint32_t step) const;

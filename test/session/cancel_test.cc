@@ -39,7 +39,7 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   Representatives none(shape, 64);
   none.forget();
   KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64, saved.window_count, all.first(row / 2),
-                                   all.first(row * shape.page.page_tokens), all.first(row * saved.window_count));
+                                   all.first(row * shape.page.page_tokens), all.first(row * saved.window_count), nullptr);
   REQUIRE(store.prepare(1).ok());
 
   std::unique_ptr<ThreadPool> pool;

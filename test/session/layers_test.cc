@@ -193,7 +193,7 @@ TEST_CASE("the totals of attention are the logarithms of its sums, before and af
     PageStore pages(model->store_shape());
     REQUIRE(PageStore::map(model->store_shape(), file, saved.pages, &pages).ok());
     RecentQueries queries(c.layers, c.heads, c.head_dim);
-    queries.restore({floats(format::SectionKind::queries), file->find(format::SectionKind::queries)->bytes / sizeof(float)}, n);
+    queries.restore({floats(format::SectionKind::queries), file->find(format::SectionKind::queries)->bytes / sizeof(float)}, n, nullptr);
     REQUIRE(queries.count() == 32);
     for (uint32_t l : {0u, 6u, c.layers - 1})
       for (uint32_t h : {0u, c.heads - 1}) {
