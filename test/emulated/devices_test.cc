@@ -7,23 +7,9 @@
 
 using namespace kvasir;
 using namespace kvasir::test;
+using emulated::Changed;
 
 namespace {
-
-// Sets a number of the machine's for as long as a test takes.
-template <class T>
-class Changed {
- public:
-  template <class V>
-  Changed(std::atomic<T>& what, V to) : what_(what), before_(what.exchange(static_cast<T>(to))) {}
-  ~Changed() { what_ = before_; }
-  Changed(const Changed&) = delete;
-  Changed& operator=(const Changed&) = delete;
-
- private:
-  std::atomic<T>& what_;
-  const T before_;
-};
 
 bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
 

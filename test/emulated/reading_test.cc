@@ -1,6 +1,8 @@
 // How a text comes to GPUs while they read it, and what is left of a step that fails in the middle: counted, and failed, by those of emulated.h.
 #include <algorithm>
-#include <set>
+#include <atomic>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "../session/device_helpers.h"
@@ -21,6 +23,18 @@ std::shared_ptr<const Model> model_on(const char* devices) {
   REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   return model;
 }
+
+// What a session has after a text: its file, and what it makes of what comes next.
+struct Left {
+  std::string file;
+  std::vector<float> next;
+};
+
+std::atomic<uint64_t> allocations{0}, failing_allocation{0};  // of the library's own; 0: none fails
+
+bool allocation_fails(std::size_t) { return ++allocations == failing_allocation; }
+
+enum class Failure { device, device_memory, cancelled, memory };
 
 }  // namespace
 
@@ -65,5 +79,79 @@ TEST_CASE("pages that a step of a text seals come to the device beside its work,
       }
     }
     for (const uint32_t of : ahead) CHECK(of > steps / 2);  // not where an extent begins that the device has not made room for
+  }
+}
+
+TEST_CASE("a step of a text that fails wherever it is leaves nothing behind: another text that is read then is to the bit what an undisturbed session has") {
+  // The step that fails brings an extent that has just begun, and puts more of it ahead.
+  constexpr uint32_t chunk = 100, before = 520, step_at = before + chunk, most_cases = 20;
+  const auto tokens = book_tokens(1000);
+  TempFolder folder;
+  SessionOptions o = bounded_options(64);
+  o.threads = 1;
+  o.prefill_chunk = chunk;
+  for (const char* devices : one_and_two) {
+    CAPTURE(std::string(devices));
+    const auto model = model_on(devices);
+    auto base = open_session(model, o);
+    read(base.get(), {tokens.data(), before});
+    const auto open = [&] {  // a fork, which reads on, so that the devices have its pages
+      std::unique_ptr<Session> session;
+      REQUIRE(base->fork(&session).ok());
+      read(session.get(), {tokens.data() + before, chunk});
+      REQUIRE(attends(*session));
+      return session;
+    };
+    const auto step = [&](Session* session, const Cancel* cancel) {
+      uint64_t done = 0;
+      Status s = session->prefill_tokens({tokens.data() + 900, chunk}, nullptr, cancel, {}, &done);
+      CHECK(done == (s.ok() ? chunk : 0));
+      CHECK(session->tokens().size() == step_at + done);
+      return s;
+    };
+    const auto go_on = [&](Session* session) {
+      read(session, {tokens.data() + step_at, chunk + 70});
+      CHECK(attends(*session));
+      REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+      std::ifstream in(folder.file("a.kv"), std::ios::binary);
+      return Left{{std::istreambuf_iterator<char>(in), {}}, score(session, {tokens.data() + 800, 4})};
+    };
+    const Left expected = go_on(open().get());
+    auto undisturbed = open();
+    const uint64_t first_call = emulated::machine().calls;
+    allocations = failing_allocation = 0;
+    allocation_fault = allocation_fails;
+    REQUIRE(step(undisturbed.get(), nullptr).ok());
+    allocation_fault = nullptr;
+    const uint64_t calls = emulated::machine().calls - first_call, allocated = allocations;
+    const auto fails = [&](Failure failure, uint64_t at) {
+      CAPTURE(static_cast<int>(failure));
+      CAPTURE(at);
+      auto session = open();
+      Cancel cancel;
+      const emulated::Changed fired(emulated::machine().fires, &cancel);
+      const int error = failure == Failure::device ? emulated::refused : failure == Failure::device_memory ? emulated::out_of_memory : 0;
+      emulated::machine().fails_with = error;
+      if (failure == Failure::memory)
+        allocations = 0, failing_allocation = at, allocation_fault = allocation_fails;
+      else
+        emulated::machine().fails_at = emulated::machine().calls + at;
+      const Status s = step(session.get(), &cancel);
+      emulated::machine().fails_at = 0;
+      allocation_fault = nullptr;
+      if (s.ok()) return false;  // made up for
+      const Code code = failure == Failure::device ? Code::device : failure == Failure::cancelled ? Code::cancelled : Code::no_memory;
+      CHECK_MESSAGE(s.code() == code, std::string(s.message()));
+      const Left found = go_on(session.get());
+      CHECK((found.file == expected.file));  // not printed
+      CHECK(found.next == expected.next);
+      return true;
+    };
+    for (const Failure failure : {Failure::device, Failure::device_memory, Failure::cancelled, Failure::memory}) {
+      const uint64_t all = failure == Failure::memory ? allocated : calls;
+      uint32_t failed = 0, cases = 0;
+      for (uint64_t at = 1; at <= all; at += std::max<uint64_t>(1, all / most_cases)) ++cases, failed += fails(failure, at);
+      CHECK(failed + 4 >= cases);
+    }
   }
 }
