@@ -65,7 +65,7 @@ TEST_CASE("texts of odd numbers of tokens, of whose last one alone logits are wa
   TempFolder folder;
   std::vector<Token> tokens(vocabulary);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<Token>(i * 37 % 200 + 10);
-  for (const TensorType type : {TensorType::f32, TensorType::f16, TensorType::bf16}) {
+  for (const TensorType type : {TensorType::f16, TensorType::f32, TensorType::bf16}) {
     const test::Type& its = *std::find_if(std::begin(types), std::end(types), [&](const test::Type& t) { return t.type == type; });
     for (const auto& [heads, kv_heads] : {std::pair(6u, 2u), std::pair(9u, 3u), std::pair(14u, 2u)}) {
       CAPTURE(std::string(its.name));
