@@ -1,6 +1,7 @@
 // Texts that a GPU reads with models of floats and any number of heads, whose products read several inputs at a time wherever these begin. Without a GPU
 // they say so and pass.
-#include <cmath>
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "../kernels/weights.h"
