@@ -372,9 +372,10 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * saved with the timeline and shared by forks, so that it can be made on a fork, in another thread. What has been sealed since is scored token by
  * token, until this call, kv_generate, kv_score or kv_save inserts it into the graph of "ood", where the memory_budget has room for it; the index
  * is made again when it has to do with a quarter more than it was made for, or when head_graphs asks for another number of graphs: until then
- * kv_next searches the one that there is, which the log says once. A GPU that will attend gets all that it reads of the timeline now; otherwise it gets
- * some of a long one with each token, whose attention the processor computes until then (kv_stats: "device_attends_because"), so that an answer
- * begins at once. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
+ * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's
+ * strategy gets all that it reads of the timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until
+ * then (kv_stats: "device_attends_because"), so that an answer begins at once. What it gets is the session's own but for the memory that is pinned, which
+ * serves forks too while the session is open: who forks for each question prepares first. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
@@ -409,7 +410,7 @@ typedef struct kv_generate_options {
   float min_p;               /* 0: off */
   float repetition_penalty;  /* 1: off; over the last 256 tokens */
   uint32_t keep;             /* 0 (default): afterwards the timeline is back where it was, exactly; 1: the turn stays in it */
-  uint64_t seed;             /* the same seed and input give the same answer */
+  uint64_t seed;             /* the same seed and input give the same answer; where a GPU attends, after kv_prepare (its sums end in other bits) */
   const char *const *stop;   /* NUL-terminated strings that end the answer and are not part of it */
   uint32_t stop_count;       /* strings of stop */
   uint32_t flags;            /* KV_TOKENIZE_SPECIAL applies to the question */

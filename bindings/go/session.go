@@ -53,8 +53,9 @@ func (s *Session) SetStrategy(strategy string, budgetTokens uint64, budgetFracti
 }
 
 // Prepare makes now what the strategy needs beside keys and values, where the timeline does not have it: an index or a sketch. Otherwise it is
-// made before the next question or save. It is saved with the timeline and shared by forks. progress may be nil.
-// ErrCancelled, ErrNoMemory, ErrLimit, ErrCorrupt, ErrBusy.
+// made before the next question or save. It is saved with the timeline and shared by forks. A GPU gets what it attends of this session, and of its forks
+// while it is open the memory that is pinned. progress may be nil.
+// ErrCancelled, ErrNoMemory, ErrLimit, ErrCorrupt, ErrDevice, ErrBusy.
 func (s *Session) Prepare(ctx context.Context, progress ProgressFunc) error {
 	return s.long(ctx, progress, func(c *call) C.kv_status { return C.kv_prepare(s.ptr, c.options(0), &c.e) })
 }

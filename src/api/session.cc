@@ -160,8 +160,9 @@ kv_status kv_prepare(kv_session* session, const kv_call_options* options, kv_err
     kv_call_options o;
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
-    if (Status e = s.prepare(flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE)); !e.ok()) return e;
-    return s.prepare_devices(flag_of(o.cancel));
+    const auto report = [&] { return api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE); };
+    if (Status e = s.prepare(flag_of(o.cancel), report()); !e.ok()) return e;
+    return s.prepare_devices(flag_of(o.cancel), report());
   });
 }
 

@@ -121,8 +121,8 @@ bool AttentionDevice::drop_hot_quads() {
   return true;
 }
 
-Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream, bool* ready) {
-  if (Status s = timeline_.update(store, pool, stream, ready); !s.ok() || !*ready) return s;
+Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready) {
+  if (Status s = timeline_.update(store, devices, pool, stream, ready); !s.ok() || !*ready) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
   if (Status s = timeline_.begin_step(store, std::exchange(hot_, false), stream); !s.ok()) return s;

@@ -21,8 +21,8 @@ class AttentionDevice {
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
-  // Brings what the device has up to date; *ready and errors: as DeviceTimeline::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool, DeviceStream* stream, bool* ready);
+  // Brings what the device has up to date; devices, *ready and errors: as DeviceTimeline::update().
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
 
   // After prepare(): makes room for quads that stay from token to token, where so much is left then that another session could attend too and have
   // `reserve` bytes besides. Otherwise all are read from the processor's memory. Code::device.

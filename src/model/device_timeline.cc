@@ -16,12 +16,13 @@ constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
 constexpr uint32_t least_spare = 32, most_spare = 96;       // extents, room for what is read and answered next: an eighth
 
-constexpr uint64_t share_steps = 16;  // in which a long text is shared, or more where a device shares more at once: an answer begins without, and soon is faster
+constexpr uint64_t share_steps = 16;  // in which a long text is shared, or fewer where a device shares more at once: an answer begins without, and soon is faster
+constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece more: what a mapped file has to be read for first takes long
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 // Of memory that has one array for each extent, one behind the other, the part around `array` that is shared in one piece: whole arrays and whole pages of
-// the system, so that pieces do not overlap, and the same for everybody.
+// the system, so that pieces do not overlap, and the same for all devices, which share as much at once.
 std::span<const std::byte> piece_of(std::span<const std::byte> memory, const void* array, std::size_t array_bytes, uint64_t most) {
   constexpr std::size_t system_page = 4096;
   const std::size_t unit = std::lcm(array_bytes, system_page), size = unit * std::max<std::size_t>(1, static_cast<std::size_t>(most / unit));
@@ -56,6 +57,7 @@ void DeviceTimeline::trim() {
     return is_last;
   });
   if (dropped > 0) addresses_.clear();
+  if (regions_.empty()) has_begun_ = false;
 }
 
 Status DeviceTimeline::send(DeviceStream* stream, void* to, const void* from, std::size_t size) {
@@ -184,13 +186,14 @@ Status DeviceTimeline::share(std::span<const std::byte> memory, const std::share
 }
 
 // *extents: the first ones, which are shared, and the one that is being filled. What others have shared is at once.
-Status DeviceTimeline::share_pages(const KvStore& store, uint32_t* extents) {
+Status DeviceTimeline::share_pages(const KvStore& store, uint32_t devices, uint32_t* extents) {
   const PageStore& pages = store.pages();
   const uint64_t all = pages.extents() * shape_.slab_bytes(), most = device_->info().shared_at_once;
   if (all > os::physical_memory() / 4 * 3)
     return Status::error(Code::unsupported, "the pages are more than three quarters of the memory, which would be pinned");
-  uint64_t allowance = all <= most ? UINT64_MAX : has_begun_ ? std::max(most, all / share_steps) : 0;
+  uint64_t allowance = all <= most ? UINT64_MAX : has_begun_ ? std::max(most, all / share_steps) / devices + 1 : 0;
   has_begun_ = true;
+  const uint64_t begin = os::now_ns();
   for (uint32_t e = *extents = 0; e < pages.extents(); *extents = ++e) {
     const PageStore::Lasting at = pages.lasting(e);
     if (!at.keep) continue;
@@ -202,6 +205,7 @@ Status DeviceTimeline::share_pages(const KvStore& store, uint32_t* extents) {
     if (!seen(at.pages)) return {};
     if (Status s = share_array(at.scales, at.memory[1], shape_.heads_total() * shape_.page.scales_bytes()); !s.ok()) return s;
     if (!seen(at.scales)) return {};
+    if (all > most && os::now_ns() - begin > longest_share_ns) allowance = 0;
   }
   return {};
 }
@@ -247,7 +251,7 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* ready) {
+Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready) {
   const PageStore& pages = store.pages();
   *ready = false;
   Status s = device_->status(ops_.wait(stream), what);
@@ -255,7 +259,7 @@ Status DeviceTimeline::update(const KvStore& store, ThreadPool* pool, DeviceStre
   for (uint32_t e = 0; e < pages.extents(); ++e)
     if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) addresses_.clear(), pages_changed_ = true;
   uint32_t extents = pages.extents();
-  if (s.ok() && addresses_.empty()) s = share_pages(store, &extents);
+  if (s.ok() && addresses_.empty()) s = share_pages(store, devices, &extents);
   *ready = extents == pages.extents();
   if (!s.ok() || (extents == 0 && !*ready)) return s;
   s = make_room(store);

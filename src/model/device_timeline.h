@@ -28,10 +28,10 @@ class DeviceTimeline {
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
   // For the next step. Waits for the stream. A text of many pages takes long to share: several calls do, of which the first does next to
-  // nothing, and *ready is whether the device has everything. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's
+  // nothing, and *ready is whether the device has everything. devices: that do so in the same step. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's
   // memory, or would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
   // std::bad_alloc.
-  Status update(const KvStore& store, ThreadPool* pool, DeviceStream* stream, bool* ready);
+  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
   // When it is ready: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
   Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
   // After the step: the store has committed the very keys and values that the device has written to its window.
@@ -58,7 +58,7 @@ class DeviceTimeline {
     std::shared_ptr<const void> keep;
   };
   Status make_room(const KvStore& store);
-  Status share_pages(const KvStore& store, uint32_t* extents);
+  Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);

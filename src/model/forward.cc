@@ -59,7 +59,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   });
 
   const uint32_t wanted = step.want == ForwardStep::Logits::all ? n : step.want == ForwardStep::Logits::last ? 1 : 0;
-  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last};
+  const auto devices = static_cast<uint32_t>(left_to_processor_.size());
+  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last, devices};
   for (std::size_t at = 0; at < stages_.size(); ++at) {
     Stage* const stage = stages_[at].get();
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
@@ -110,12 +111,15 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   return {};
 }
 
-Status Forward::prepare(const ForwardStep& step, const KvStore& store) {
-  for (std::size_t at = 0; step.selector && at < left_to_processor_.size(); ++at) {
-    const char*& why_not = left_to_processor_[at];
+Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress* progress) {
+  const std::size_t devices = step.selector ? left_to_processor_.size() : 0;
+  for (std::size_t at = 0; at < devices; ++at) {
+    const char* why_not = nullptr;
     do {
       if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled");
       if (Status s = stages_[at]->can_attend({store, step.plan, pool_}, 1, &why_not); !s.ok()) return s;
+      left_to_processor_[at] = why_not;
+      if (!progress->update(why_not == Stage::not_yet ? at : at + 1, devices)) return Status::error(Code::cancelled, "stopped by the progress callback");
     } while (why_not == Stage::not_yet);
   }
   return {};

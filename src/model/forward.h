@@ -9,6 +9,7 @@
 
 #include "base/cancel.h"
 #include "base/memory.h"
+#include "base/progress.h"
 #include "base/status.h"
 #include "compute/thread_pool.h"
 #include "model/attention.h"
@@ -50,8 +51,9 @@ class Forward {
   // std::bad_alloc.
   Status run(const ForwardStep& step, KvStore* store);
 
-  // Makes now what devices need to attend answers by the step's plan, which run() does little by little. Code::cancelled, and errors as run().
-  Status prepare(const ForwardStep& step, const KvStore& store);
+  // Makes now what devices need to attend answers by the step's plan, which run() does little by little. Code::cancelled, by the progress callback too, and
+  // errors as run().
+  Status prepare(const ForwardStep& step, const KvStore& store, Progress* progress);
 
   Attention& attention() { return attention_; }
   // Whether a device, in the order of Model::device_weights(), attended the last step of its layers, or would after prepare(): null, or why the processor.

@@ -69,17 +69,18 @@ Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
     if (s = pages_at_.allocate(device_, more, what); s.ok()) s = scales_at_.allocate(device_, more, what);
     if (s.ok()) extents_room_ = more;
   }
-  // A quarter more at a time, within the budget, and what the step will seal; where that is too much as many as are needed.
+  // What the step will seal too, so that it can be put ahead, and a quarter more at a time, within the budget; where that is too much as many as are needed.
   const auto after = static_cast<uint32_t>(ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
-  while (s.ok() && extents > addresses_.size()) {
-    const auto has = static_cast<uint32_t>(addresses_.size()), least = extents - has;
+  while (s.ok() && after > addresses_.size()) {
+    const auto has = static_cast<uint32_t>(addresses_.size()), least = extents - std::min(has, extents);
     uint32_t more = std::max(after - has, has / 4);
     const std::size_t size = pages_size() + scales_size();
     blocks_.emplace_back();
-    if (s = blocks_.back().allocate(device_, more * size, what); s.code() == Code::no_memory && more > least)
+    if (s = blocks_.back().allocate(device_, more * size, what); s.code() == Code::no_memory && least > 0 && more > least)
       s = blocks_.back().allocate(device_, (more = least) * size, what);
     if (!s.ok()) {
       blocks_.pop_back();
+      if (least == 0 && s.code() == Code::no_memory) s = {};
       break;
     }
     stamps_.resize(has + more, 0);  // the addresses last: they say how much there is

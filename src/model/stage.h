@@ -63,10 +63,11 @@ class Stage {
     ThreadPool* pool;
     uint32_t wanted = 0;  // of the step's newest tokens logits will be asked for,
     bool output = false;  // and these of the last one alone: they may be computed along with the rest
+    uint32_t devices = 1;  // stages that share its pages with a device in one step
   };
   // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(); not_yet: after some more calls it will. Code::corrupt,
   // Code::device.
-  static constexpr const char* not_yet = "the pages are being shared with the GPU, some with each step";
+  static const char not_yet[];
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
   virtual Status attend(const Attending&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
   struct Attended {

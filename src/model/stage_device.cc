@@ -91,7 +91,7 @@ class DeviceStage final : public Stage {
     Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
     bool ready = false;
     const auto prepare = [&] {
-      if (Status p = attention_.prepare(of.store, of.plan, n, of.pool, stream_, &ready); !p.ok() || !ready) return p;
+      if (Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, stream_, &ready); !p.ok() || !ready) return p;
       return resize_attended(n);
     };
     if (s.ok()) s = prepare();
@@ -477,6 +477,8 @@ class DeviceStage final : public Stage {
 };
 
 }  // namespace
+
+const char Stage::not_yet[] = "the pages are being shared with the GPU, some with each step";
 
 Status make_device_stage(const Model& model, const DeviceWeights& weights, std::unique_ptr<Stage>* out) {
   auto stage = std::make_unique<DeviceStage>(model, weights);

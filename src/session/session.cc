@@ -297,12 +297,13 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
   return prepare_index(true, cancel, &progress);
 }
 
-Status Session::prepare_devices(const Cancel* cancel) {
+Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   if (model_->device_weights().empty() || tokens_.empty()) return {};
   ForwardStep step;
   step.cancel = cancel;
   plan_step(&step);
-  return forward_->prepare(step, store_);
+  Progress progress(std::move(report));
+  return forward_->prepare(step, store_, &progress);
 }
 
 // The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where

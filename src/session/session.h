@@ -113,7 +113,7 @@ class Session {
   // Makes now what the strategy needs beside the pages and the timeline does not have: a sketch, an index. Afterwards no answer waits for it.
   Status prepare(const Cancel* cancel, Progress::Report progress);
   // And what devices need to attend, which answers otherwise make little by little.
-  Status prepare_devices(const Cancel* cancel);
+  Status prepare_devices(const Cancel* cancel, Progress::Report report);
   // Makes the strategy's index first, as prepare() does; where the budget has no room for it, without.
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress, Progress::Report prepare_progress = {},
               const AtomicFile::BeforeRename& before_rename = {});

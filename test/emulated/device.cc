@@ -37,11 +37,13 @@ bool is_host_memory(const void* p, std::size_t size) {
 // Comes first in every call that may fail.
 int begin_call(DeviceContext* c) {
   Machine& m = machine();
-  int error = ++m.calls == m.fails_at ? m.fails_with.load() : 0;
+  const bool is_told = ++m.calls == m.fails_at;
+  const int error = is_told ? m.fails_with.load() : 0;
+  if (Cancel* cancel = m.fires; is_told && !error && cancel) cancel->fire();
   if (!c) return error;
   const std::lock_guard lock(c->mutex);
-  if (error == lost || m.lost == c->index) c->is_lost = true;
-  return c->is_lost ? lost : error;
+  if (!c->error && (error == lost || m.lost == c->index)) c->error = lost;
+  return c->error ? c->error : error;
 }
 
 // The device's memory can be touched as long as one of them is there, and afterwards cannot: every eighth time, since that takes long.
@@ -80,15 +82,15 @@ int do_work(DeviceContext* c, StreamState* s, uint64_t until) {
     const Work work = std::move(s->work.front());
     s->work.pop_front();
     ++s->done;
-    const bool is_lost = (std::lock_guard(c->mutex), c->is_lost);
+    const bool is_lost = (std::lock_guard(c->mutex), c->error != 0);
     const int error = is_lost ? 0 : work();
     const std::lock_guard lock(c->mutex);
     --c->waiting;
-    if (error) c->is_lost = true;
+    if (error && !c->error) c->error = error;
   }
   const std::lock_guard lock(c->mutex);
   if (c->waiting == 0) unmap(c);
-  return c->is_lost ? lost : 0;
+  return c->error;
 }
 
 int count(int* out) {
@@ -98,6 +100,7 @@ int count(int* out) {
 }
 
 const char* error_text(int error) {
+  if (error == misaligned) return machine().misaligned;
   return error == no_devices ? "no driver" : error == out_of_memory ? "out of memory" : error == refused ? "not as asked" : "it is lost";
 }
 
@@ -152,7 +155,7 @@ int release(DeviceContext* c, void* memory) {
   c->memory.erase(at);
   if (c->waiting == 0) unmap(c);
   --machine().held;
-  return c->is_lost ? lost : 0;
+  return c->error;
 }
 
 int allocate_host(DeviceContext* c, std::size_t size, void** out) {
@@ -194,7 +197,7 @@ int unshare_host(DeviceContext* c, const void* memory) {
   }
   --machine().held, --machine().shared;
   const std::lock_guard lock(c->mutex);
-  return c->is_lost ? lost : 0;
+  return c->error;
 }
 
 int see_host(DeviceContext* c, const void* memory, uint64_t* out) {
@@ -222,20 +225,37 @@ int close_stream(DeviceStream* s) {
   return error;
 }
 
+void count_waiting(DeviceContext* c, uint64_t more) {
+  const std::lock_guard lock(c->mutex);
+  c->waiting += more;
+}
+
+// Work of any kind, as give() has it.
+int put(DeviceStream* s, Work work) {
+  if (const int error = begin_call(s->context)) return error;
+  StreamState& state = *s->state;
+  if (state.kept) return state.kept->work.push_back(std::move(work)), 0;
+  state.work.push_back(std::move(work));
+  ++state.given;
+  return count_waiting(s->context, 1), 0;
+}
+
 int after(DeviceStream* s, DeviceStream* other) {
-  return give(s, [c = other->context, state = other->state, until = other->state->given] { return do_work(c, state.get(), until); });
+  return put(s, [c = other->context, state = other->state, until = other->state->given] { return do_work(c, state.get(), until); });
 }
 
 int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
   if (size == 0) return begin_call(s->context);
-  if (is_host_memory(from, size)) return give(s, [=] { return std::memcpy(to, from, size), 0; });
+  Machine& m = machine();
+  (s->state->computes ? m.uploaded : m.uploaded_beside)[s->context->index] += size;
+  if (is_host_memory(from, size)) return put(s, [=] { return std::memcpy(to, from, size), 0; });
   if (s->state->kept) return refused;
   const auto* bytes = static_cast<const std::byte*>(from);
-  return give(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] { return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0; });
+  return put(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] { return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0; });
 }
 
 int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
-  return give(s, [=] { return std::memcpy(to, from, size), 0; });
+  return put(s, [=] { return std::memcpy(to, from, size), 0; });
 }
 
 int begin_graph(DeviceStream* s) {
@@ -256,11 +276,6 @@ int end_graph(DeviceStream* s, DeviceGraph** out) {
   const int error = begin_call(s->context);
   if (error && *out) (void)release_graph(s, std::exchange(*out, nullptr));
   return is_out_of_memory(error) ? 0 : error;
-}
-
-void count_waiting(DeviceContext* c, uint64_t more) {
-  const std::lock_guard lock(c->mutex);
-  c->waiting += more;
 }
 
 int run_graph(DeviceStream* s, const DeviceGraph* graph) {
@@ -305,12 +320,8 @@ DeviceKernels make_table() {
 }  // namespace
 
 int give(DeviceStream* s, Work work) {
-  if (const int error = begin_call(s->context)) return error;
-  StreamState& state = *s->state;
-  if (state.kept) return state.kept->work.push_back(std::move(work)), 0;
-  state.work.push_back(std::move(work));
-  ++state.given;
-  return count_waiting(s->context, 1), 0;
+  s->state->computes = true;
+  return put(s, std::move(work));
 }
 
 const std::byte* followed(DeviceContext* c, uint64_t seen, std::size_t size) {

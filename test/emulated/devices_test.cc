@@ -7,6 +7,7 @@
 
 using namespace kvasir;
 using namespace kvasir::test;
+using emulated::Changed;
 
 namespace {
 
@@ -197,4 +198,34 @@ TEST_CASE("memory that devices read is shared once for all of them, and given ba
     CHECK(emulated::machine().shared == before + 2);  // a file's pages and its scales
   }
   CHECK(emulated::machine().shared == before);
+}
+
+TEST_CASE("an array that begins elsewhere than its kernel reads it is an error that names it, and one that is read number by number begins anywhere") {
+  const DeviceKernels& k = *cuda_kernels();
+  DeviceContext* context = nullptr;
+  DeviceStream* stream = nullptr;
+  void* memory = nullptr;
+  REQUIRE(k.open(0, &context) == 0);
+  REQUIRE(k.open_stream(context, &stream) == 0);
+  REQUIRE(k.allocate(context, 4096, &memory) == 0);
+  auto* floats = static_cast<float*>(memory);
+  const auto multiply = [&](TensorType type, uint32_t cols, uint32_t n, std::size_t weights_at, std::size_t inputs_at) {
+    const DeviceProduct product{{type, 2, cols, static_cast<const std::byte*>(memory) + weights_at}, nullptr, floats + 501};
+    DeviceActivations x{n, cols, floats + 256 + inputs_at};
+    if (type == TensorType::q8_0) x = {n, cols, nullptr, reinterpret_cast<int8_t*>(floats + 256) + inputs_at, floats + 400, nullptr};
+    return k.matmul(stream, {&product, 1}, x, false);
+  };
+  CHECK(multiply(TensorType::f16, 16, 1, 0, 0) == 0);
+  CHECK(multiply(TensorType::f16, 16, 1, 0, 2) == emulated::misaligned);
+  CHECK(std::string(k.error_text(emulated::misaligned)) == "matmul: one input, of floats");
+  CHECK(multiply(TensorType::f16, 16, 1, 8, 0) == emulated::misaligned);
+  CHECK(std::string(k.error_text(emulated::misaligned)) == "matmul: weights of floats, of one input");
+  CHECK(multiply(TensorType::f16, 12, 1, 8, 1) == 0);
+  CHECK(multiply(TensorType::f32, 12, 1, 16, 1) == emulated::misaligned);
+  CHECK(multiply(TensorType::f16, 16, 3, 2, 1) == 0);
+  CHECK(multiply(TensorType::q8_0, 32, 3, 0, 4) == emulated::misaligned);
+  CHECK(std::string(k.error_text(emulated::misaligned)) == "matmul: quants of inputs");
+  CHECK(k.close_stream(stream) == 0);
+  CHECK(k.release(context, memory) == 0);
+  CHECK(k.close(context) == 0);
 }

@@ -1,14 +1,16 @@
 // GPUs made of the processor, in the place of kernels/cuda for tests where there are none. They are as lazy and as strict as devices may be: work is done
 // when it is waited for and not before, a device's memory cannot be touched by anybody else, of the processor's each reads only what was shared, at
-// addresses of its own, and any call can be made to fail.
+// addresses of its own, what kernels read several numbers at a time begins where they can (alignment.h), and any call can be made to fail.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+#include "base/cancel.h"
+
 namespace kvasir::emulated {
 
-constexpr int no_devices = 1, out_of_memory = 2, refused = 3, lost = 700;  // errors of the table
+constexpr int no_devices = 1, out_of_memory = 2, refused = 3, lost = 700, misaligned = 716;  // errors of the table
 
 // What tests change and look at. Arrays: by the device's number.
 struct Machine {
@@ -21,12 +23,16 @@ struct Machine {
   std::atomic<uint64_t> opened[most] = {};  // contexts that are open
   std::atomic<int> shared{0};               // pieces of the processor's memory
   std::atomic<uint64_t> shared_at_once{UINT64_MAX};  // of devices that are opened from now on
+  std::atomic<uint64_t> uploaded[most] = {};        // bytes that came to a device by streams that compute, which wait for them,
+  std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others
+  std::atomic<const char*> misaligned{""};  // what began elsewhere than a kernel reads it, last
   std::atomic<int> lost{-1};                // the device that is lost at its next call, and stays lost until it is opened again
 
   std::atomic<uint64_t> held{0};   // allocations, streams, graphs, contexts and shared memory, of all devices
   std::atomic<uint64_t> calls{0};  // of the table, those that may fail
   std::atomic<uint64_t> fails_at{0};  // the call with this number fails,
-  std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device
+  std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device; 0: not at all,
+  std::atomic<Cancel*> fires{nullptr};  // but then this is fired
 };
 Machine& machine();
 

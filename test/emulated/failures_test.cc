@@ -82,8 +82,11 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
   std::string device;
+  uint64_t shared_at_once = UINT64_MAX;
   SUBCASE("one") { device = "cuda"; }
   SUBCASE("two") { device = "cuda:0,cuda:1"; }
+  SUBCASE("one that shares some with each step") { device = "cuda", shared_at_once = 1 << 16; }
+  const emulated::Changed shares(emulated::machine().shared_at_once, shared_at_once);
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
   const Outcome expected = use_device(device.c_str(), file, next);
   REQUIRE(expected.failed.empty());

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "alignment.h"
 #include "compute/kernels.h"
 #include "emulated.h"
 #include "select/sampling.h"
@@ -67,6 +68,7 @@ void put(const float* x, const DeviceActivations& out) {
 }
 
 int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& check) {
+  if (const int error = check_rounded(x, "quantize")) return error;
   return give(s, [=] {
     note(x.f32, std::size_t{x.n} * x.cols, check);
     if (x.q) cpu().quantize(x.f32, x.n, x.cols, x.q, x.scale, x.sums);
@@ -75,6 +77,7 @@ int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& che
 }
 
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add) {
+  if (const int error = check_matmul(products, x)) return error;
   return give(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
     for (const auto& [w, bias, y] : given) {
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
@@ -88,6 +91,7 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
 }
 
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
+  if (const int error = check_rounded(out, "rms_norm")) return error;
   return give(s, [=] {
     Aligned<float> y(std::size_t{out.n} * out.cols);
     note(x, std::size_t{out.n} * out.cols, check);
@@ -97,6 +101,7 @@ int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon
 }
 
 int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out) {
+  if (const int error = check_rounded(out, "swiglu")) return error;
   return give(s, [=] {
     const std::size_t size = std::size_t{out.n} * out.cols;
     Aligned<float> y(size);
@@ -201,6 +206,7 @@ int attend_near(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with
 std::size_t stride_of(const DeviceKv& kv, const DeviceAttention& a) { return std::size_t{a.extents} * shape_of(kv).extent_quads(); }
 
 int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
+  if (const int error = check_score_sketch(of, with)) return error;
   return for_each_list(s, of, with, [](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const PageShape shape = shape_of(kv);
     const std::size_t row = (std::size_t{head} * a.n + token) * kv.group, stride = stride_of(kv, a);
@@ -262,6 +268,9 @@ int find_quad(DeviceContext* context, const DeviceKv& kv, uint32_t head, uint32_
   const std::size_t in_extent = std::size_t{head} * extent_pages + page % extent_pages;
   const uint64_t keys = kv.pages_at[extent] + kv.pages_offset + in_extent * page_bytes + in_page * half;
   const uint64_t its_scales = kv.scales_at[extent] + kv.scales_offset + in_extent * 4 * kv.page_tokens + in_page * scales;
+  int error = check_seen_pages(keys);
+  if (!error) error = check_seen_quad_scales(its_scales);
+  if (error) return error;
   const auto copy = [&](uint64_t from, std::size_t size) {
     const std::byte* memory = followed(context, from, size);
     if (memory) std::memcpy(std::exchange(out, out + size), memory, size);
@@ -280,6 +289,7 @@ float from_bf16(const uint8_t* bytes) {
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
+  if (const int error = check_attend_chosen(with)) return error;
   return for_each_list(s, of, with, [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const std::size_t at = std::size_t{head} * a.n + token, half = std::size_t{quad_tokens} * kv.dim, quad_bytes = 2 * half + 4 * quad_tokens;
     const uint32_t count = a.list_counts[2 * at], turn = kv.counts->turn;
@@ -360,6 +370,7 @@ float largest_of(const float* x, std::size_t n) {
 }
 
 int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k, const float* v) {
+  if (const int error = check_prepare_reading(r)) return error;
   return give(s, [=, context = s->context] {
     const PageShape shape = PageShape::of(r.head_dim);
     const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page, all = sealed + (r.window + r.n) * dim;
@@ -372,7 +383,9 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
           continue;
         }
         const std::size_t in_extent = std::size_t{h} * extent_pages + p % extent_pages, scale_bytes = std::size_t{4} * r.page_tokens;
-        const std::byte* data = followed(context, r.pages_at[p / extent_pages] + r.pages_offset + in_extent * page_bytes, page_bytes);
+        const uint64_t data_at = r.pages_at[p / extent_pages] + r.pages_offset + in_extent * page_bytes;
+        if (const int error = check_seen_pages(data_at)) return error;
+        const std::byte* data = followed(context, data_at, page_bytes);
         const std::byte* scales = followed(context, r.scales_at[p / extent_pages] + r.scales_offset + in_extent * scale_bytes, scale_bytes);
         if (!data || !scales) return refused;
         const auto* its_data = reinterpret_cast<const int8_t*>(data);
@@ -405,6 +418,7 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
 }
 
 int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
+  if (const int error = check_attend_reading(r)) return error;
   return give(s, [=] {
     constexpr uint32_t together = 32;
     const std::size_t dim = r.dim;

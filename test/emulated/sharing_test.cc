@@ -1,5 +1,5 @@
 // The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, by the processor.
-#include <algorithm>
+#include <vector>
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
@@ -71,21 +71,71 @@ TEST_CASE("a long text is shared with devices some with each step, of a file or 
   }
 }
 
-TEST_CASE("what devices need is made ready by kv_prepare, which can be cancelled") {
+TEST_CASE("what devices need is made ready ahead, which can be stopped, and serves forks") {
   const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     const auto model = model_on(devices);
     auto session = load(model, read_file(), bounded_options(200));
     Cancel cancel;
     cancel.fire();
-    CHECK(session->prepare_devices(&cancel).code() == Code::cancelled);
+    CHECK(session->prepare_devices(&cancel, {}).code() == Code::cancelled);
     CHECK_FALSE(attends(*session));
-    REQUIRE(session->prepare_devices(nullptr).ok());
+    continue_with(session.get(), 2);  // the first shares nothing
+    CHECK_FALSE(attends(*session));
+    CHECK(emulated::machine().shared > before);
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
     const int shared = emulated::machine().shared;
-    continue_with(session.get(), 1);
-    CHECK(attends(*session));
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    for (Session* s : {session.get(), fork.get()}) {
+      continue_with(s, 1);
+      CHECK(attends(*s));
+    }
     CHECK(emulated::machine().shared == shared);
+    auto other = load(model, read_file(), bounded_options(200));
+    const emulated::Changed now(emulated::machine().lost, 0);
+    CHECK(other->prepare_devices(nullptr, {}).code() == Code::device);
+    CHECK_FALSE(attends(*other));
   }
+}
+
+TEST_CASE("pieces are of several arrays where a device shares as much at once, the last one shorter") {
+  std::vector<std::vector<int>> shared_by_step;
+  for (const uint64_t most : {uint64_t{1} << 16, uint64_t{5} << 19, uint64_t{3} << 20}) {
+    const emulated::Changed less(emulated::machine().shared_at_once, most);
+    const int before = emulated::machine().shared;
+    for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
+      auto session = load(model_on(devices), read_file(), bounded_options(200));
+      std::vector<int> shared;
+      for (int step = 0; step < 40 && !attends(*session); ++step) {
+        continue_with(session.get(), 1);
+        shared.push_back(emulated::machine().shared - before);
+      }
+      CHECK(attends(*session));
+      CHECK(shared.front() == 0);
+      continue_with(session.get(), 2);
+      shared_by_step.push_back(shared);
+    }
+    CHECK(emulated::machine().shared == before);
+  }
+  CHECK(shared_by_step[0].back() > shared_by_step[2].back());  // fewer pieces, of more
+  CHECK(shared_by_step[2].back() >= shared_by_step[4].back());
+}
+
+TEST_CASE("another text in the same session begins without a wait too") {
+  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const int before = emulated::machine().shared;
+  auto session = load(model_on("cuda"), read_file(), bounded_options(200));
+  REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  REQUIRE(session->rewind(0).ok());
+  read(session.get(), book_tokens(2200));
+  CHECK(emulated::machine().shared == before);
+  continue_with(session.get(), 1);
+  CHECK_FALSE(attends(*session));
+  CHECK(emulated::machine().shared == before);
+  continue_with(session.get(), 1);
+  CHECK(emulated::machine().shared > before);
 }
 
 TEST_CASE("a text that is let go of before all of it is shared leaves nothing") {

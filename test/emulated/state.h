@@ -17,7 +17,7 @@ using Work = std::function<int()>;
 
 // Adds the operations.
 void fill_operations(DeviceKernels* table);
-// Gives work to a stream; an error of it is the device's from then on.
+// Gives an operation to a stream; an error of it is the device's from then on.
 int give(DeviceStream* stream, Work work);
 // Where the processor has what a device sees at `seen`: memory that is its own, of allocate_host(), or shared. Null where that is not so.
 const std::byte* followed(DeviceContext* context, uint64_t seen, std::size_t size);
@@ -34,7 +34,7 @@ struct DeviceContext {
   uint64_t waiting = 0;  // work of all streams that is not done
   uint32_t rests = 0;
   bool is_closed = false;
-  bool is_lost = false;
+  int error = 0;  // that it is lost by
 };
 
 struct DeviceGraph {
@@ -45,6 +45,7 @@ struct StreamState {
   std::deque<emulated::Work> work;
   uint64_t given = 0, done = 0;
   DeviceGraph* kept = nullptr;  // between begin_graph() and end_graph()
+  bool computes = false;        // has been given an operation
 };
 
 struct DeviceStream {

@@ -46,7 +46,7 @@ std::vector<Token> book_tokens(std::size_t n);
 inline void read(Session* session, std::span<const Token> tokens) {
   uint64_t done = 0;
   const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
-  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   REQUIRE(done == tokens.size());
 }
 

@@ -228,7 +228,11 @@ Session Evaluation::load(const Job& job, const Method& method) {
   const kv_status status = kv_load(model_.get(), path_of(job).c_str(), &options, &call, &session, &error);
   if (status == KV_CANCELLED) stopped();
   check(status, error);
-  return Session(session);
+  Session loaded(session);
+  const kv_status prepared = kv_prepare(session, &call, &error);  // a GPU attends from the first question on
+  if (prepared == KV_CANCELLED) stopped();
+  check(prepared, error);
+  return loaded;
 }
 
 void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep, Result* result) {

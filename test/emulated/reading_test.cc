@@ -1,0 +1,165 @@
+// How a text comes to GPUs while they read it, and what is left of a step that fails in the middle: counted, and failed, by those of emulated.h.
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "../session/device_helpers.h"
+#include "base/checked.h"
+#include "base/memory.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr const char* one_and_two[] = {"cuda:0", "cuda:0,cuda:1"};
+
+std::shared_ptr<const Model> model_on(const char* devices) {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on(devices, 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return model;
+}
+
+// What a session has before a text and after it, as files, and what it makes of what comes next.
+struct Left {
+  std::string before, after;
+  std::vector<float> next;
+};
+
+std::atomic<uint64_t> allocations{0}, failing_allocation{0};  // of the library's own; 0: none fails
+
+bool allocation_fails(std::size_t) { return ++allocations == failing_allocation; }
+
+enum class Failure { device, device_memory, cancelled, memory };
+
+}  // namespace
+
+TEST_CASE("pages that a step of a text seals come to the device beside its work, and the next step waits for its inputs and the window alone") {
+  constexpr uint32_t chunk = 300, steps = 12;
+  const auto tokens = book_tokens(steps * chunk);
+  for (const char* devices : one_and_two) {
+    CAPTURE(std::string(devices));
+    const auto model = model_on(devices);
+    SessionOptions o = bounded_options(200);
+    o.prefill_chunk = chunk;
+    auto session = open_session(model, o);
+    const PageStore& pages = session->store().pages();
+    const PageShape& page = model->store_shape().page;
+    const std::size_t count = model->device_weights().size();
+    std::vector<bool> came(count);      // the last step's pages, beside its work,
+    std::vector<uint32_t> ahead(count);  // and those of so many steps
+    for (uint32_t step = 0; step < steps; ++step) {
+      CAPTURE(step);
+      uint64_t before[emulated::Machine::most], before_beside[emulated::Machine::most];
+      for (int i = 0; i < emulated::Machine::most; ++i) {
+        before[i] = emulated::machine().uploaded[i];
+        before_beside[i] = emulated::machine().uploaded_beside[i];
+      }
+      const uint32_t full_extents = pages.pages() / extent_pages;
+      read(session.get(), {tokens.data() + step * chunk, chunk});
+      CHECK(attends(*session));
+      if (step == 0) continue;  // the first pages are sealed when all of their step is known
+      for (std::size_t d = 0; d < count; ++d) {
+        CAPTURE(d);
+        const uint64_t uploaded = emulated::machine().uploaded[d] - before[d], beside = emulated::machine().uploaded_beside[d] - before_beside[d];
+        const uint64_t heads = model->device_weights()[d].layers().size() * uint64_t{model->config().kv_heads};
+        const uint64_t inputs = chunk * (model->config().width + uint64_t{model->rope().dim()}) * sizeof(float) + sizeof(uint32_t);  // and a mark
+        const uint64_t window = heads * 2 * round_up(o.window + page.page_tokens, 16) * page.dim * sizeof(float);
+        const uint64_t addresses = 2 * sizeof(uint64_t) * (pages.extents() + pages.extents() / 4 + 2);
+        CHECK(uploaded >= inputs + window);
+        if (came[d]) CHECK(uploaded <= inputs + window + addresses);
+        const uint64_t extents = pages.extents() - full_extents, all = extents * heads * (PageShape::pages_bytes() + page.scales_bytes());
+        CHECK((beside == 0 || beside == all));
+        came[d] = beside > 0;
+        ahead[d] += came[d];
+      }
+    }
+    for (const uint32_t of : ahead) CHECK(of == steps - 1);
+  }
+}
+
+TEST_CASE("a step of a text that fails wherever it is leaves nothing behind: another text that is read then is to the bit what an undisturbed session has") {
+  // The step that fails brings an extent that has just begun, and puts more of it ahead.
+  constexpr uint32_t chunk = 100, before = 520, step_at = before + chunk;
+  const auto tokens = book_tokens(1000);
+  TempFolder folder;
+  SessionOptions o = bounded_options(64);
+  o.threads = 1;
+  o.prefill_chunk = chunk;
+  for (const char* devices : one_and_two) {
+    CAPTURE(std::string(devices));
+    const auto model = model_on(devices);
+    auto base = open_session(model, o);
+    read(base.get(), {tokens.data(), before});
+    const auto open = [&] {  // a fork, which reads on, so that the devices have its pages
+      std::unique_ptr<Session> session;
+      REQUIRE(base->fork(&session).ok());
+      read(session.get(), {tokens.data() + before, chunk});
+      REQUIRE(attends(*session));
+      return session;
+    };
+    const auto step = [&](Session* session, const Cancel* cancel) {
+      uint64_t done = 0;
+      Status s = session->prefill_tokens({tokens.data() + 900, chunk}, nullptr, cancel, {}, &done);
+      CHECK(done == (s.ok() ? chunk : 0));
+      CHECK(session->tokens().size() == step_at + done);
+      return s;
+    };
+    const auto saved = [&](Session* session) {
+      REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+      std::ifstream in(folder.file("a.kv"), std::ios::binary);
+      return std::string{std::istreambuf_iterator<char>(in), {}};
+    };
+    const auto go_on = [&](Session* session) {
+      Left left;
+      left.before = saved(session);
+      read(session, {tokens.data() + step_at, chunk + 70});
+      CHECK(attends(*session));
+      left.after = saved(session);
+      left.next = score(session, {tokens.data() + 800, 4});
+      return left;
+    };
+    const Left expected = go_on(open().get());
+    auto undisturbed = open();
+    const uint64_t first_call = emulated::machine().calls;
+    allocations = failing_allocation = 0;
+    allocation_fault = allocation_fails;
+    REQUIRE(step(undisturbed.get(), nullptr).ok());
+    allocation_fault = nullptr;
+    const uint64_t calls = emulated::machine().calls - first_call, allocated = allocations;
+    const auto fails = [&](Failure failure, uint64_t at) {
+      CAPTURE(static_cast<int>(failure));
+      CAPTURE(at);
+      auto session = open();
+      Cancel cancel;
+      const emulated::Changed fired(emulated::machine().fires, &cancel);
+      const int error = failure == Failure::device ? emulated::refused : failure == Failure::device_memory ? emulated::out_of_memory : 0;
+      emulated::machine().fails_with = error;
+      if (failure == Failure::memory)
+        allocations = 0, failing_allocation = at, allocation_fault = allocation_fails;
+      else
+        emulated::machine().fails_at = emulated::machine().calls + at;
+      const Status s = step(session.get(), &cancel);
+      emulated::machine().fails_at = 0;
+      allocation_fault = nullptr;
+      if (s.ok()) return false;  // made up for
+      const Code code = failure == Failure::device ? Code::device : failure == Failure::cancelled ? Code::cancelled : Code::no_memory;
+      CHECK_MESSAGE(s.code() == code, std::string(s.message()));
+      const Left found = go_on(session.get());
+      CHECK((found.before == expected.before));  // files are not printed
+      CHECK((found.after == expected.after));
+      CHECK(found.next == expected.next);
+      return true;
+    };
+    for (const Failure failure : {Failure::device, Failure::device_memory, Failure::cancelled, Failure::memory}) {
+      const uint64_t all = failure == Failure::memory ? allocated : calls, each = failure == Failure::device ? 12 : 4;  // of what comes before the layers
+      uint32_t failed = 0, cases = 0;
+      for (uint64_t at = 1; at <= all; at += at < each ? 1 : std::max<uint64_t>(1, all / 9)) ++cases, failed += fails(failure, at);
+      CHECK(failed + 4 >= cases);
+    }
+  }
+}
