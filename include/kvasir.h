@@ -159,9 +159,9 @@ typedef struct kv_model_options {
    * sealed pages that it has as long as it reads (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy
    * "bounded" it attends too: it has a sketch of the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory
    * is pinned (of a long text some with each token, and the processor attends until all of it is: kv_prepare); what it has read it keeps for the next
-   * token where there is room. Other strategies, sparse reading, a memory_budget, dense layers,
-   * certificates, separate heads and traced answers are attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or
-   * which one did not) and why, how many layers and bytes there are, as sums and, under "devices", of each GPU. */
+   * token where there is room. Other strategies, sparse reading, a memory_budget, dense layers, certificates, separate heads and traced answers are
+   * attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
+   * there are, as sums and, under "devices", of each GPU. */
   const char *device;
   /* Bytes of each GPU's memory, as often as it is named, that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
    * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */
@@ -372,10 +372,11 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * saved with the timeline and shared by forks, so that it can be made on a fork, in another thread. What has been sealed since is scored token by
  * token, until this call, kv_generate, kv_score or kv_save inserts it into the graph of "ood", where the memory_budget has room for it; the index
  * is made again when it has to do with a quarter more than it was made for, or when head_graphs asks for another number of graphs: until then
- * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's
- * strategy gets all that it reads of the timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until
- * then (kv_stats: "device_attends_because"), so that an answer begins at once. What it gets is the session's own but for the memory that is pinned, which
- * serves forks too while the session is open: who forks for each question prepares first. Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
+ * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's strategy gets all that it reads of the
+ * timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until then (kv_stats:
+ * "device_attends_because"), so that an answer begins at once. What it gets is the session's own but for the memory that is pinned, which serves forks
+ * too while the session is open: who forks for each question prepares first.
+ * Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
 /* Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
