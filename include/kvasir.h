@@ -514,7 +514,7 @@ KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_op
 
 #define KV_LOAD_VERIFY 1u /* check the whole file now, not each part when it is first used */
 
-/* A new session over a saved timeline, mapped: its time does not depend on the length. session_options as for kv_session_open, but
+/* A new session over a saved timeline, mapped: its pages are read when they are used, their checksums now. session_options as for kv_session_open, but
  * window and kv_type are the file's: one in full precision is refused with a memory_budget (KV_BAD_ARGUMENT). options->flags: KV_LOAD_VERIFY. The
  * file may be replaced or removed by name afterwards, but not cut or written in place.
  * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_LIMIT (memory_budget), KV_IO,

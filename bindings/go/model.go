@@ -207,7 +207,7 @@ type LoadOptions struct {
 	Progress ProgressFunc
 }
 
-// Load makes a session over a saved timeline, mapped: its time does not depend on the length. Both options may be nil. Window and KVType are the
+// Load makes a session over a saved timeline, mapped: its pages are read when they are used, their checksums now. Both options may be nil. Window and KVType are the
 // file's; one in full precision is refused with a MemoryBudget (ErrBadArgument). The file may be replaced or removed by name afterwards, but not
 // cut or written in place.
 // ErrNotFound, ErrNotACache, ErrVersion and ErrModelMismatch (both IsStale), ErrCorrupt, ErrContextFull, ErrLimit, ErrIO, ErrNoMemory.

@@ -1,12 +1,15 @@
-// Long arrays of bytes, copied or cleared by several threads.
+// Long arrays, copied, cleared or looked at by several threads.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "base/checked.h"
+#include "base/magnitude.h"
 #include "compute/thread_pool.h"
 
 namespace kvasir {
@@ -16,8 +19,7 @@ namespace kvasir {
 template <class F>
 void by_pieces(std::size_t bytes, ThreadPool* pool, F&& f) {
   constexpr std::size_t piece = std::size_t{1} << 20;
-  if (!pool) return f(std::size_t{0}, bytes);
-  pool->run(static_cast<uint32_t>(ceil_div(bytes, piece)), [&](uint32_t task, uint32_t) { f(task * piece, std::min(piece, bytes - task * piece)); });
+  run_tasks(pool, static_cast<uint32_t>(ceil_div(bytes, piece)), [&](uint32_t task, uint32_t) { f(task * piece, std::min(piece, bytes - task * piece)); });
 }
 
 // to <- from, n elements.
@@ -26,6 +28,15 @@ void copy_by_pieces(const T* from, std::size_t n, T* to, ThreadPool* pool) {
   by_pieces(n * sizeof(T), pool, [&](std::size_t at, std::size_t size) {
     std::memcpy(reinterpret_cast<std::byte*>(to) + at, reinterpret_cast<const std::byte*>(from) + at, size);
   });
+}
+
+// all_finite() of a long array.
+inline bool all_finite_by_pieces(std::span<const float> values, ThreadPool* pool) {
+  std::atomic<bool> finite{true};
+  by_pieces(values.size_bytes(), pool, [&](std::size_t at, std::size_t size) {
+    if (!all_finite(values.subspan(at / sizeof(float), size / sizeof(float)))) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace kvasir

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cinttypes>
 #include <vector>
 
 #include "base/little_endian.h"
-#include "base/magnitude.h"
 #include "compute/pieces.h"
 
 namespace kvasir {
@@ -67,11 +65,7 @@ Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool*
 }
 
 Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values, ThreadPool* pool) {
-  std::atomic<bool> finite{true};
-  by_pieces(values.size_bytes(), pool, [&](std::size_t at, std::size_t size) {
-    if (!all_finite(values.subspan(at / sizeof(float), size / sizeof(float)))) finite.store(false, std::memory_order_relaxed);
-  });
-  if (finite.load(std::memory_order_relaxed)) return {};
+  if (all_finite_by_pieces(values, pool)) return {};
   return Status::error(Code::corrupt, "%s: section '%s' holds a number that is not finite; nothing was loaded", file.path().c_str(),
                        format::name_of(kind));
 }

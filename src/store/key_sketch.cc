@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "base/magnitude.h"
 #include "base/stamp.h"
 #include "compute/pieces.h"
 #include "compute/second_moment.h"
@@ -291,11 +290,7 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const std::byte* at = file->bytes(SectionKind::sketch).data();
   const auto* floats = reinterpret_cast<const float*>(at);
   const std::size_t size = sketch.basis_bytes() / sizeof(float);
-  std::atomic<bool> finite{true};
-  by_pieces(size * sizeof(float), pool, [&](std::size_t first, std::size_t bytes) {
-    if (!all_finite({floats + first / sizeof(float), bytes / sizeof(float)})) finite.store(false, std::memory_order_relaxed);
-  });
-  if (!finite.load(std::memory_order_relaxed)) return corrupt("holds a number that is not finite");
+  if (!all_finite_by_pieces({floats, size}, pool)) return corrupt("holds a number that is not finite");
   auto bases = std::make_shared<Bases>(floats, floats + size);
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);

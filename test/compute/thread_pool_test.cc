@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "compute/pieces.h"
 
 using namespace kvasir;
 
@@ -87,4 +90,24 @@ TEST_CASE("a pool of no threads is refused") {
   std::unique_ptr<ThreadPool> pool;
   CHECK(ThreadPool::create(0, &pool).code() == Code::bad_argument);
   CHECK(!pool);
+}
+
+TEST_CASE("pieces are all of an array, by a pool and without, and a number that is none is met in any of them") {
+  const auto pool = make(3);
+  std::vector<float> values((std::size_t{5} << 18) + 7, 1.0f);  // more than five pieces
+  for (ThreadPool* by : {pool.get(), static_cast<ThreadPool*>(nullptr)}) {
+    std::atomic<std::size_t> bytes{0};
+    by_pieces(values.size() * sizeof(float), by, [&](std::size_t, std::size_t size) { bytes += size; });
+    CHECK(bytes == values.size() * sizeof(float));
+    std::vector<float> copy(values.size());
+    copy_by_pieces(values.data(), values.size(), copy.data(), by);
+    CHECK(copy == values);
+    CHECK(all_finite_by_pieces(values, by));
+    CHECK(all_finite_by_pieces({}, by));
+    for (const std::size_t at : {std::size_t{0}, (std::size_t{1} << 18) - 1, std::size_t{3} << 18, values.size() - 1}) {
+      copy[at] = std::numeric_limits<float>::quiet_NaN();
+      CHECK_FALSE(all_finite_by_pieces(copy, by));
+      copy[at] = 1;
+    }
+  }
 }

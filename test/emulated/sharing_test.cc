@@ -80,11 +80,14 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
     Cancel cancel;
     cancel.fire();
     CHECK(session->prepare_devices(&cancel, {}).code() == Code::cancelled);
+    CHECK(session->prepare_devices(nullptr, [](uint64_t, uint64_t) { return 1; }).code() == Code::cancelled);
     CHECK_FALSE(attends(*session));
+    uint64_t ready = 0, all = 0;
     continue_with(session.get(), 2);  // the first shares nothing
     CHECK_FALSE(attends(*session));
     CHECK(emulated::machine().shared > before);
-    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+    REQUIRE(session->prepare_devices(nullptr, [&](uint64_t done, uint64_t total) { return ready = done, all = total, 0; }).ok());
+    CHECK((ready == all && all == model->device_weights().size()));
     const int shared = emulated::machine().shared;
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());

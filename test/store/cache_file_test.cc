@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <thread>
 
 #include "store/cache_samples.h"
@@ -110,6 +111,30 @@ TEST_CASE("threads that check the same blocks together agree") {
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(failures == 0);
+}
+
+TEST_CASE("a pool checks all of a section, and names the block that is damaged wherever it is") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const std::vector<Part> parts = {{samples::SectionKind::pages, 1, samples::noise((3 << 20) + 5000, 5)}};
+  REQUIRE(samples::save(path, parts, 1).ok());
+  std::unique_ptr<ThreadPool> pool;
+  REQUIRE(ThreadPool::create(3, &pool).ok());
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file, pool.get()).ok());
+  const CacheFile::Section pages = *file->find(samples::SectionKind::pages);
+  CHECK(file->check_section(*file->find(samples::SectionKind::pages), pool.get()).ok());
+  CHECK_FALSE(file->check(*file->find(samples::SectionKind::pages), 1, pages.bytes, pool.get()));  // beyond it
+  for (const uint64_t at : {uint64_t{0}, uint64_t{1} << 20, pages.bytes - 1}) {
+    file.reset();
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(pages.offset + at)).put('\x5a').flush();
+    REQUIRE(CacheFile::open(path, &file, pool.get()).ok());
+    const Status s = file->check_section(*file->find(samples::SectionKind::pages), pool.get());
+    CHECK(s.code() == Code::corrupt);
+    CHECK(s.offset() == (pages.offset + at) / 4096 * 4096);
+    file.reset();
+    REQUIRE(samples::save(path, parts, 1).ok());
+  }
 }
 
 TEST_CASE("a writer that is misused refuses and leaves nothing behind") {

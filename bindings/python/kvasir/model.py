@@ -110,7 +110,7 @@ class Model(Handle):
 
     def load(self, path: Path, *, tokens: int = 0, verify: bool = False, cancel: Optional[Cancel] = None,
              progress: Optional[Progress] = None, **options: Unpack[SessionOptions]) -> Session:
-        """A session over a saved timeline, mapped: its time does not depend on the length. `tokens`: only so many first ones, as if no more had
+        """A session over a saved timeline, mapped: its pages are read when they are used, their checksums now. `tokens`: only so many first ones, as if no more had
         been read; 0: all. `verify`: check the whole file now, not each part when it is first used.
 
         NotFound; Version and ModelMismatch (both `is_stale`); NotACache, Corrupt, ContextFull, Limit, IoError, NoMemory, Cancelled."""

@@ -121,7 +121,7 @@ impl Model {
         Session::open(self, options, |out, error| unsafe { sys::kv_session_open(self.raw(), &raw.value, out, error) })
     }
 
-    /// A session over a saved timeline, mapped: its time does not depend on the length.
+    /// A session over a saved timeline, mapped: its pages are read when they are used, their checksums now.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Session> {
         self.load_with(path, &SessionOptions::new(), &LoadOptions::new())
     }
