@@ -14,6 +14,9 @@ namespace {
 constexpr uint32_t no_slot = UINT32_MAX;
 constexpr uint64_t no_page = UINT64_MAX;
 
+// A part has at least this many heads, so that those that choose many pages find others that choose few.
+constexpr uint32_t part_heads = 16, most_parts = 16;
+
 // The cache's own limit is this share of the pages. With the summaries, which are in memory whole, the document then takes less than 15% of
 // its keys' and values' size. Measured over 130,000 tokens of a book, a budget of 2048 tokens, the pages of a question's answer: with a share of 20
 // 96% are found (88% with 24, 97% with 16; 93% if each head had a share of its own).
@@ -23,31 +26,33 @@ constexpr uint64_t room_of_step(uint64_t pages) { return pages + pages * 2 / 5; 
 
 }  // namespace
 
-// Slots and the table of what is in them. One that is too small is left to those that hold pages of it.
+// A part's slots and the table of what is in them. One that is too small is left to those that hold pages of it.
 struct PageCache::Room {
   struct Slot {
-    uint64_t page = no_page;  // of the file; none: empty, or being read
+    uint64_t page = no_page;  // by its place in slot_of; none: empty, or being read
     uint32_t pins = 0;
     bool used = false;        // found again since the hand passed
   };
 
-  const uint64_t pages;     // of the file, of which it can know
+  const uint32_t heads;     // of the part
+  const uint64_t pages;     // of a head, of which it can know
   const uint32_t capacity;  // slots
   const uint32_t scales;    // of a page
   std::mutex mutex;         // guards the rest but memory; never held while reading
   Buffer<int8_t> memory;    // [capacity][page_bytes], touched where pages come
   Buffer<uint16_t> scales_memory;  // [capacity][scales]
-  Array<uint32_t> slot_of;  // [pages] slot + 1, or 0
+  Array<uint32_t> slot_of;  // [heads][pages] slot + 1, or 0; a list looks at one head's, some KiB
   Array<Slot> slots;        // those that were ever taken
   uint32_t hand = 0;
 
-  Room(uint64_t pages_of_file, uint32_t slot_count, uint32_t scales_of_page)
-      : pages(pages_of_file),
+  Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
+      : heads(head_count),
+        pages(pages_of_head),
         capacity(slot_count),
         scales(scales_of_page),
         memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)),
         scales_memory(make_buffer<uint16_t>(std::size_t{slot_count} * scales_of_page)),
-        slot_of(pages_of_file) {
+        slot_of(head_count * pages_of_head) {
     slots.reserve(slot_count);
     os::prefer_huge_pages(memory.get(), std::size_t{slot_count} * page_bytes);
   }
@@ -82,12 +87,12 @@ struct PageCache::Room {
     return no_slot;
   }
 
-  // Pins what is there of the `count` pages page_of(i), and slots for what is missing as far as there are any.
-  template <class PageOf>
-  void look_up(std::size_t count, PageOf&& page_of, PageRef* refs, Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
+  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is missing as far as there are any.
+  void look_up(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
+    const uint32_t* const its = slot_of.data() + head * pages;
     const std::lock_guard lock(mutex);
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t there = slot_of[page_of(i)];
+    for (uint32_t i = 0; i < numbers.size(); ++i) {
+      const uint32_t there = its[numbers[i]];
       if (there == 0) {
         missing->push_back({i, no_slot});
         continue;
@@ -104,12 +109,11 @@ struct PageCache::Room {
   }
 
   // From now on others find what was read. Where another thread was first, its page is used.
-  template <class PageOf>
-  void publish(PageOf&& page_of, PageRef* refs, Array<uint32_t>* held, const Array<PageHold::Missing>& missing) {
+  void publish(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Array<uint32_t>* held, const Array<PageHold::Missing>& missing) {
     const std::lock_guard lock(mutex);
     for (const PageHold::Missing& m : missing) {
       if (m.slot == no_slot) return;
-      const uint64_t page = page_of(m.index);
+      const uint64_t page = head * pages + numbers[m.index];
       if (const uint32_t there = slot_of[page]) {
         point(&refs[m.index], there - 1);
         pin(there - 1, held);
@@ -127,49 +131,69 @@ struct PageCache::Room {
 };
 
 PageCache::PageCache(std::shared_ptr<const PageSource> source, uint32_t heads)
-    : source_(std::move(source)), scale_bytes_(source_->scale_bytes()), heads_(heads), lists_(heads) {}
+    : source_(std::move(source)),
+      scale_bytes_(source_->scale_bytes()),
+      heads_(heads),
+      parts_(std::clamp(heads / part_heads, 1u, most_parts)) {
+  for (uint32_t p = 0; p < parts(); ++p) parts_[p].lists.resize((heads - p + parts() - 1) / parts());
+}
 
 PageCache::~PageCache() = default;
 
 void PageCache::set_limit(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
   limit_ = bytes;
-  room_.reset();
+  for (Part& part : parts_) {
+    const std::lock_guard lock(part.mutex);
+    part.room.reset();
+  }
 }
 
-// The room for a list of a head, made larger first where the heads' last lists together ask for it.
+// By its heads, and all of them together in full: parts before it have those of the first ones.
+uint64_t PageCache::slots_of(uint32_t part, uint64_t slots) const {
+  const auto before = [&](uint64_t p) { return slots * (p * (heads_ / parts()) + std::min<uint64_t>(p, heads_ % parts())) / heads_; };
+  return before(part + 1) - before(part);
+}
+
+// The room for a list of a head, made larger first where the last lists of its part's heads together ask for it.
 std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t list) {
-  const std::lock_guard lock(mutex_);
-  step_ += list - lists_[head];
-  lists_[head] = list;
-  uint64_t pages = source_->extents() * heads_ * extent_pages, slots = limit_ / page_bytes;
-  if (limit_ == by_itself) {
-    slots = std::max(pages / share, room_of_step(step_));
-    if (room_ && slots > room_->capacity) slots = std::max<uint64_t>(slots, room_->capacity + room_->capacity / 4);  // seldom: it begins empty
+  const uint32_t p = head % parts();
+  Part& part = parts_[p];
+  const std::lock_guard lock(part.mutex);
+  uint64_t& last = part.lists[head / parts()];
+  part.step += list - std::exchange(last, list);
+  const auto heads = static_cast<uint32_t>(part.lists.size());
+  const uint64_t limit = limit_;
+  uint64_t pages = source_->extents() * extent_pages, slots = limit / page_bytes;
+  if (limit == by_itself) {
+    slots = std::max(heads * pages / share, room_of_step(part.step));
+    if (part.room && slots > part.room->capacity) slots = std::max<uint64_t>(slots, part.room->capacity + part.room->capacity / 4);  // seldom: it begins empty
+  } else {
+    slots = slots_of(p, std::min(slots, heads_ * pages));
   }
-  slots = std::min({slots, pages, uint64_t{no_slot - 1}});
-  if (room_ && pages > room_->pages) pages += pages / 2;  // a file that grows: seldom too
-  if (!room_ || slots > room_->capacity || pages > room_->pages)
-    room_ = std::make_shared<Room>(pages, static_cast<uint32_t>(slots), static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
-  return room_;
+  slots = std::min({slots, heads * pages, uint64_t{no_slot - 1}});
+  if (part.room && pages > part.room->pages) pages += pages / 2;  // a file that grows: seldom too
+  if (!part.room || slots > part.room->capacity || pages > part.room->pages)
+    part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots), static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
+  return part.room;
 }
 
 Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) {
   hold->release();
   if (numbers.empty()) return {};
   hold->begin(room_for(head, numbers.size()), numbers.size());
-  const auto page = [&](std::size_t i) { return page_of(head, numbers[i]); };
-  hold->room_->look_up(numbers.size(), page, refs, &hold->slots_, &hold->missing_);
-  found_.fetch_add(numbers.size() - hold->missing_.size(), std::memory_order_relaxed);
+  Part& part = parts_[head % parts()];
+  const uint32_t in_part = head / parts();
+  hold->room_->look_up(in_part, numbers, refs, &hold->slots_, &hold->missing_);
+  part.found.fetch_add(numbers.size() - hold->missing_.size(), std::memory_order_relaxed);
   if (hold->missing_.empty()) return {};
-  read_.fetch_add(hold->missing_.size(), std::memory_order_relaxed);
+  part.read.fetch_add(hold->missing_.size(), std::memory_order_relaxed);
   Status s = read_missing(head, numbers, refs, hold);
   if (s.ok() && scale_bytes_) s = read_scales(head, numbers, refs, *hold);
   if (!s.ok()) {
     hold->release();
     return s;
   }
-  hold->room_->publish(page, refs, &hold->slots_, hold->missing_);
+  hold->room_->publish(in_part, numbers, refs, &hold->slots_, hold->missing_);
   return {};
 }
 
@@ -227,13 +251,16 @@ Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, 
 
 PageCache::Counts PageCache::counts() const {
   Counts counts;
-  counts.found = found_.load(std::memory_order_relaxed);
-  counts.read = read_.load(std::memory_order_relaxed);
-  const std::lock_guard lock(mutex_);
-  if (!room_) return counts;
-  const std::lock_guard room_lock(room_->mutex);
-  counts.kept = room_->slots.size();
-  counts.bytes = room_->slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) + room_->slot_of.size() * sizeof(uint32_t);
+  for (Part& part : parts_) {
+    counts.found += part.found.load(std::memory_order_relaxed);
+    counts.read += part.read.load(std::memory_order_relaxed);
+    const std::lock_guard lock(part.mutex);
+    if (!part.room) continue;
+    const Room& room = *part.room;
+    const std::lock_guard room_lock(part.room->mutex);
+    counts.kept += room.slots.size();
+    counts.bytes += room.slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) + room.slot_of.size() * sizeof(uint32_t);
+  }
   return counts;
 }
 

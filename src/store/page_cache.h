@@ -6,8 +6,9 @@
 // of their tokens beside them where the file has them; verified when they are read, so that the bytes that are used are the bytes that were
 // checked. Successive tokens choose mostly the same pages and find them there, at the cost of a look into a table.
 //
-// All layers and KV heads share the slots, because some choose twice as many different pages as others; CLOCK chooses what makes room. One
-// lock guards the table: it is held for a microsecond a list, never while reading. The forks of a timeline share the cache of its file.
+// Layers and KV heads share slots, because some choose twice as many different pages as others; CLOCK chooses what makes room. Those of large models
+// are dealt out to up to sixteen parts, each with slots, a table and a lock of its own, so that threads that attend heads of one layer seldom wait for
+// each other: a lock is held for microseconds a list, never while reading. The forks of a timeline share the cache of its file.
 // Threads: all functions may run together.
 #pragma once
 
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "base/memory.h"
 #include "base/status.h"
@@ -66,8 +68,18 @@ class PageCache {
  private:
   friend class PageHold;
   struct Room;
+  // The heads part, part + parts, part + 2 * parts, ...: those of a layer, which are attended together, fall into different ones.
+  struct alignas(64) Part {
+    std::mutex mutex;            // guards the rest but the counts, not what is in the room
+    Array<uint64_t> lists;       // [heads of the part] pages of the last list
+    uint64_t step = 0;           // their sum: about what a token chooses
+    std::shared_ptr<Room> room;  // null before the first fetch, and after a new limit; a hold keeps the one that it was filled from
+    std::atomic<uint64_t> found{0}, read{0};
+  };
 
   std::shared_ptr<Room> room_for(uint32_t head, uint64_t list);
+  uint64_t slots_of(uint32_t part, uint64_t slots) const;  // its share of all
+  uint32_t parts() const { return static_cast<uint32_t>(parts_.size()); }
   uint64_t page_of(uint32_t head, uint32_t number) const;  // in the file
   Status read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const;
   Status read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const;
@@ -75,12 +87,8 @@ class PageCache {
   const std::shared_ptr<const PageSource> source_;
   const uint32_t scale_bytes_;    // of a page's tokens
   const uint32_t heads_;
-  mutable std::mutex mutex_;      // guards the following, not what is in the room
-  Array<uint64_t> lists_;         // [heads] pages of the last list
-  uint64_t step_ = 0;             // their sum: about what a token chooses
-  uint64_t limit_ = by_itself;
-  std::shared_ptr<Room> room_;    // null before the first fetch, and after a new limit; a hold keeps the one that it was filled from
-  std::atomic<uint64_t> found_{0}, read_{0};
+  std::atomic<uint64_t> limit_{by_itself};
+  mutable std::vector<Part> parts_;
 };
 
 // What a thread attends: the pages of one fetch, which stay where they are meanwhile. Lets go when it is destroyed.

@@ -1,6 +1,7 @@
 // Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes of file, disk and memory.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -114,6 +115,50 @@ uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, ui
     fetched += numbers.size();
   }
   return fetched;
+}
+
+// Made-up pages of so many heads that their cache has several parts, which are not all of one size. Every page names itself.
+struct ManyHeads final : PageSource {
+  static constexpr uint32_t heads = 100;  // six parts of 16 or 17
+  std::atomic<uint32_t> count{5};  // of extents
+  uint64_t extents() const override { return count; }
+  Status read(uint64_t first, std::span<std::byte* const> to) const override {
+    for (std::byte* page : to) {
+      for (uint64_t i = 0; i < page_bytes; i += sizeof first) std::memcpy(page + i, &first, sizeof first);
+      ++first;
+    }
+    return {};
+  }
+  uint32_t scale_bytes() const override { return 128; }
+  Status read_scales(uint64_t block, std::byte* to) const override {
+    for (uint64_t i = 0; i < page_bytes / 128; ++i)
+      for (uint64_t at = 0, page = block * (page_bytes / 128) + i; at < 128; at += sizeof page) std::memcpy(to + i * 128 + at, &page, sizeof page);
+    return {};
+  }
+  static bool is(const PageRef& ref, uint32_t head, uint32_t p) {
+    const uint64_t page = (uint64_t{p} / extent_pages * heads + head) * extent_pages + p % extent_pages;
+    return std::memcmp(ref.data, &page, sizeof page) == 0 && std::memcmp(ref.data + page_bytes - sizeof page, &page, sizeof page) == 0 &&
+           std::memcmp(ref.scales, &page, sizeof page) == 0;
+  }
+};
+
+// The same list of every head; false where one got other pages than its own.
+bool fetch_of_all(PageCache* cache, std::span<const uint32_t> numbers, uint32_t first_head = 0) {
+  std::vector<PageRef> refs(numbers.size());
+  PageHold hold;
+  for (uint32_t i = 0; i < ManyHeads::heads; ++i) {
+    const uint32_t head = (first_head + i) % ManyHeads::heads;
+    if (!cache->fetch(head, numbers, refs.data(), &hold).ok()) return false;
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      if (!ManyHeads::is(refs[n], head, numbers[n])) return false;
+  }
+  return true;
+}
+
+std::vector<uint32_t> numbers_from(uint32_t first, uint32_t end, uint32_t step = 1) {
+  std::vector<uint32_t> numbers;
+  for (uint32_t p = first; p < end; p += step) numbers.push_back(p);
+  return numbers;
 }
 
 int fail_reads(const char* operation, const char*) { return std::string_view(operation) == "read" ? EIO : 0; }
@@ -337,4 +382,99 @@ TEST_CASE("forks in threads read one file through one cache, also while it is gi
   }
   for (std::thread& t : threads) t.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("many heads: each gets its own pages, whatever the parts of the cache may hold together") {
+  const auto source = std::make_shared<ManyHeads>();
+  const uint32_t of_head = 5 * extent_pages;
+  const uint64_t all = uint64_t{ManyHeads::heads} * of_head;
+  PageCache cache(source, ManyHeads::heads);
+  // Fewer pages than parts, a number that parts and heads do not divide, all but one, just all, more.
+  for (uint64_t limit : {uint64_t{0}, uint64_t{4}, uint64_t{1003}, all - 1, all, 2 * all, PageCache::by_itself / page_bytes}) {
+    CAPTURE(limit);
+    cache.set_limit(limit > 2 * all ? PageCache::by_itself : limit * page_bytes + 100);
+    const PageCache::Counts before = cache.counts();
+    CHECK(before.kept == 0);
+    CHECK(before.bytes == 0);
+    for (int again = 0; again < 2; ++again) {
+      CHECK(fetch_of_all(&cache, numbers_from(0, of_head)));
+      CHECK(fetch_of_all(&cache, numbers_from(3, of_head, 7)));
+    }
+    const PageCache::Counts counts = cache.counts();
+    CHECK(counts.found + counts.read - before.found - before.read == 2 * ManyHeads::heads * (of_head + numbers_from(3, of_head, 7).size()));
+    if (limit <= 2 * all) CHECK(counts.kept == std::min(limit, all));  // of all parts, with none left out
+    if (limit >= all && limit <= 2 * all) CHECK(counts.read - before.read == all);
+    CHECK(counts.bytes >= counts.kept * (page_bytes + 128));
+    CHECK(counts.bytes <= counts.kept * (page_bytes + 128 + 16) + all * sizeof(uint32_t));  // one table's entry a page, in one part
+  }
+}
+
+TEST_CASE("many heads: a step's pages are found again by the next one, also where heads differ") {
+  PageCache cache(std::make_shared<ManyHeads>(), ManyHeads::heads);
+  const auto few = numbers_from(0, 2), many = numbers_from(0, 60);
+  std::vector<PageRef> refs(many.size());
+  uint64_t read = 0;
+  for (int token = 0; token < 8; ++token) {
+    read = cache.counts().read;
+    for (uint32_t head = 0; head < ManyHeads::heads; ++head) {
+      PageHold hold;
+      REQUIRE(cache.fetch(head, head % 5 == 0 ? many : few, refs.data(), &hold).ok());
+    }
+  }
+  CHECK(cache.counts().read == read);
+}
+
+TEST_CASE("many heads: pages that are held stay as they are while their part is given others") {
+  PageCache cache(std::make_shared<ManyHeads>(), ManyHeads::heads);
+  cache.set_limit(60 * page_bytes);  // ten of a part
+  const auto numbers = numbers_from(0, 30);
+  std::vector<std::vector<PageRef>> refs(ManyHeads::heads, std::vector<PageRef>(numbers.size()));
+  std::vector<PageHold> holds(ManyHeads::heads);
+  for (uint32_t head = 0; head < ManyHeads::heads; ++head) REQUIRE(cache.fetch(head, numbers, refs[head].data(), &holds[head]).ok());
+  CHECK(fetch_of_all(&cache, numbers_from(30, 80)));
+  cache.set_limit(12 * page_bytes);
+  CHECK(fetch_of_all(&cache, numbers_from(0, 80)));
+  CHECK(cache.counts().kept == 12);
+  for (uint32_t head = 0; head < ManyHeads::heads; ++head)
+    for (std::size_t n = 0; n < numbers.size(); ++n) REQUIRE(ManyHeads::is(refs[head][n], head, numbers[n]));
+}
+
+TEST_CASE("many heads: a file that grows has its new pages in every part, and old ones are what they were") {
+  for (uint64_t limit : {PageCache::by_itself, uint64_t{500} * page_bytes}) {
+    CAPTURE(limit);
+    const auto source = std::make_shared<ManyHeads>();
+    source->count = 1;
+    PageCache cache(source, ManyHeads::heads);
+    cache.set_limit(limit);
+    for (uint32_t extents = 1; extents <= 9; ++extents) {
+      source->count = extents;
+      CHECK(fetch_of_all(&cache, numbers_from(0, extents * extent_pages, 3)));
+      CHECK(fetch_of_all(&cache, numbers_from((extents - 1) * extent_pages, extents * extent_pages)));
+    }
+    if (limit != PageCache::by_itself) CHECK(cache.counts().kept <= limit / page_bytes);
+  }
+}
+
+TEST_CASE("many heads: threads get the right pages of all of them, also while the file grows and limits change") {
+  const auto source = std::make_shared<ManyHeads>();
+  PageCache cache(source, ManyHeads::heads);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 8; ++t)
+    threads.emplace_back([&, t] {
+      for (uint32_t round = 0; round < 20; ++round) {
+        const uint32_t end = source->count * extent_pages;
+        if (!fetch_of_all(&cache, numbers_from(round % 9, end, 5), t % 4)) ++wrong;  // two beside each other at the same heads
+      }
+    });
+  for (uint64_t i = 0; i < 20; ++i) {
+    cache.set_limit(i % 3 ? i * 50 * page_bytes : PageCache::by_itself);
+    if (i % 5 == 0) ++source->count;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(wrong == 0);
+  cache.set_limit(700 * page_bytes);
+  CHECK(fetch_of_all(&cache, numbers_from(0, 80)));
+  CHECK(cache.counts().kept == 700);
 }
