@@ -17,13 +17,40 @@ __device__ void add_scores(float& m, float& l, float other_m, float other_l) {
   m = most;
 }
 
-// A warp a tile of 16 quads: half of the lanes take every other token.
+// What a lane has of the sketch's tile: of a token of each of two neighbouring quads, eight coordinates or four.
+template <uint32_t groups>
+struct SketchWords {
+  static_assert(groups == 3 || groups == 6);
+  uint2 whole, rest;  // rest: where a key has more coordinates than a product of 32 takes
+
+  __device__ void load(const uint2* tile, uint32_t token, uint32_t of_key, uint32_t pair) {
+    const uint2 *its = tile + of_key * tile_quads / 2 + pair, *behind = tile + (4 + of_key / 2) * tile_quads / 2 + pair;
+    whole = of_key < groups ? __ldcs(its + token * groups * tile_quads / 2) : uint2();
+    if (groups > 4) rest = __ldcs(behind + token * groups * tile_quads / 2);
+  }
+};
+
+// D += A B of integers on tensor cores, A unsigned.
+__device__ inline void multiply_32(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_16(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
+// A warp a tile of 16 quads, whose tokens of the same place are the rows of a product with four queries. Rows and coordinates are in such an order that a
+// lane reads two neighbouring words of the tile at a time: row i < 8 is quad 2 i, row 8 + i the one behind it. The four queries are the columns twice, so that half
+// of the lanes find the scores of the first of the two quads, the others those of the second.
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t n = groups * 8, warps = scan_threads / warp;
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const uint32_t quad = lane % tile_quads, half = lane / tile_quads;
-  const uint32_t page_quads = kv.page_tokens / 4, tiles_of = extent_pages * page_quads / tile_quads;
+  const uint32_t pair = lane / 4, of_key = lane % 4, quad = 2 * pair + of_key / 2;
+  constexpr uint32_t page_quads = page_size / 2 / (groups * 64 / 3) / 4, tiles_of = extent_pages * page_quads / tile_quads;  // of a head of 64 or 128
   // The first tile of each warp; a tile is a part of an extent's sketch.
   if (const uint32_t tile = blockIdx.x * warps + w; token == 0 && tile < a.extents * tiles_of) {
     const std::size_t bytes = kv.sketch_size / tiles_of;
@@ -31,7 +58,8 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
     for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(its + i);
   }
   after_previous();
-  constexpr uint32_t its_rows = scan_rows / 2;  // a half's, when scores are known: every other one
+  constexpr uint32_t its_rows = scan_rows / 2;  // of a lane, when scores are known: neighbouring ones
+  constexpr auto minus_eights = static_cast<int32_t>(0xf8f8f8f8u);
   __shared__ float parts[warps][scan_rows][2];
   const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
   const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
@@ -41,54 +69,51 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   if (blockIdx.x == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
   if (blockIdx.x == 0 && threadIdx.x == 2) a.parts_done[at] = 0;
   for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
-    int32_t q[scan_rows][groups * 2];
-    int32_t offset[its_rows] = {};
+    const uint32_t mine = begin + of_key % 2 * its_rows;  // this lane's first row
+    uint32_t q[2], q_rest = 0;
+    int32_t start[its_rows] = {};
     float scale[its_rows], m[its_rows], l[its_rows] = {};
-#pragma unroll
-    for (uint32_t r = 0; r < scan_rows; ++r) {
-      const uint32_t row = min(begin + r, kv.group - 1);
-#pragma unroll
-      for (uint32_t i = 0; i < groups * 2; ++i) q[r][i] = reinterpret_cast<const int32_t*>(a.projected + (first_row + row) * n)[i];
-    }
+    const auto projected = [&](uint32_t row) { return reinterpret_cast<const int32_t*>(a.projected + (first_row + min(row, kv.group - 1)) * n); };
+    const int32_t* column = projected(begin + pair % scan_rows);
+    q[0] = of_key < groups ? column[2 * of_key] : 0;
+    q[1] = of_key < groups ? column[2 * of_key + 1] : 0;
+    if (groups > 4) q_rest = column[8 + of_key];
 #pragma unroll
     for (uint32_t r = 0; r < its_rows; ++r) {
-      const uint32_t row = min(begin + 2 * r + half, kv.group - 1);
+      const uint32_t row = min(mine + r, kv.group - 1);
       scale[r] = a.projected_scale[first_row + row];
       m[r] = a.states[state_at(kv, a, head, token, 0, row) + kv.dim];  // few scores are above what sinks and window have
 #pragma unroll
-      for (uint32_t i = 0; i < groups * 2; ++i) offset[r] = __dp4a(0x08080808, half ? q[2 * r + 1][i] : q[2 * r][i], offset[r]);  // the sketch's values are larger by 8
+      for (uint32_t i = 0; i < groups * 2; ++i) start[r] = __dp4a(minus_eights, projected(mine + r)[i], start[r]);  // the sketch's values are larger by 8
     }
     for (uint32_t tile = blockIdx.x * warps + w; tile < tiles; tile += gridDim.x * warps) {
       const int8_t* sketch = kv.sketch + tile / tiles_of * kv.sketch_stride + head * kv.sketch_size;
-      const uint32_t* lines = reinterpret_cast<const uint32_t*>(sketch) + std::size_t{tile % tiles_of} * 4 * groups * tile_quads + quad;
+      const uint2* words = reinterpret_cast<const uint2*>(sketch) + std::size_t{tile % tiles_of} * 4 * groups * tile_quads / 2;
       const auto* scales = reinterpret_cast<const uint16_t*>(sketch + std::size_t{tiles_of} * 4 * groups * tile_quads * 4);
-      uint32_t words[2][groups];
+      SketchWords<groups> of[4];
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i)
-#pragma unroll
-        for (uint32_t g = 0; g < groups; ++g) words[i][g] = __ldcs(lines + ((2 * i + half) * groups + g) * tile_quads);
+      for (uint32_t i = 0; i < 4; ++i) of[i].load(words, i, of_key, pair);
       const float step = from_bf16(scales[tile % tiles_of * tile_quads + quad]);
-      int32_t best[scan_rows];
+      int32_t best[its_rows];
 #pragma unroll
-      for (uint32_t r = 0; r < scan_rows; ++r) {
-        int32_t sums[2] = {};
+      for (uint32_t i = 0; i < 4; ++i) {
+        int32_t d[4] = {start[0], start[1], start[0], start[1]};
+        const auto low = [](uint32_t x) { return x & 0x0f0f0f0f; };
+        const auto high = [](uint32_t x) { return x >> 4 & 0x0f0f0f0f; };
+        multiply_32(d, low(of[i].whole.x), low(of[i].whole.y), high(of[i].whole.x), high(of[i].whole.y), q[0], q[1]);
+        if (groups > 4) multiply_16(d, low(of[i].rest.x >> of_key % 2 * 4), low(of[i].rest.y >> of_key % 2 * 4), q_rest);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i)
-#pragma unroll
-          for (uint32_t g = 0; g < groups; ++g) {
-            sums[i] = __dp4a(static_cast<int32_t>(words[i][g] & 0x0f0f0f0f), q[r][2 * g], sums[i]);
-            sums[i] = __dp4a(static_cast<int32_t>(words[i][g] >> 4 & 0x0f0f0f0f), q[r][2 * g + 1], sums[i]);
-          }
-        best[r] = max(sums[0], sums[1]);
-        best[r] = max(best[r], __shfl_xor_sync(all_lanes, best[r], tile_quads));
+        for (uint32_t r = 0; r < its_rows; ++r) {
+          const int32_t its = of_key < 2 ? d[r] : d[2 + r];
+          best[r] = i == 0 ? its : max(best[r], its);
+        }
       }
       const uint32_t its = tile * tile_quads + quad;
 #pragma unroll
       for (uint32_t r = 0; r < its_rows; ++r) {
-        const uint32_t row = begin + 2 * r + half;
-        if (row >= kv.group) continue;
-        const float score = static_cast<float>((half ? best[2 * r + 1] : best[2 * r]) - offset[r]) * step * scale[r];
-        a.scores[(first_row + row) * stride + its] = score;
+        if (mine + r >= kv.group) continue;
+        const float score = static_cast<float>(best[r]) * step * scale[r];
+        a.scores[(first_row + mine + r) * stride + its] = score;
         if (its < first || its >= end) continue;
         if (score > m[r])
           l[r] = l[r] * __expf(m[r] - score) + 1, m[r] = score;
@@ -96,10 +121,16 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
           l[r] += __expf(score - m[r]);
       }
     }
+    // The lanes of every other column have the same rows.
 #pragma unroll
     for (uint32_t r = 0; r < its_rows; ++r) {
-      const float most = warp_max(m[r], tile_quads), sum = warp_sum(l[r] * relative(m[r], most), tile_quads);
-      if (quad == 0) parts[w][2 * r + half][0] = most, parts[w][2 * r + half][1] = sum;
+      float most = m[r], sum = l[r];
+#pragma unroll
+      for (uint32_t step = 2; step < warp; step *= 2) {
+        const float other_m = __shfl_xor_sync(all_lanes, most, step), other_l = __shfl_xor_sync(all_lanes, sum, step);
+        add_scores(most, sum, other_m, other_l);
+      }
+      if (lane < 2) parts[w][lane * its_rows + r][0] = most, parts[w][lane * its_rows + r][1] = sum;
     }
     __syncthreads();
     if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < kv.group) {
@@ -117,6 +148,13 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 constexpr uint32_t bin_shift = 19, first_bin = (127 - 43) << 4;  // of a float's bits
 
 __device__ float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
+
+// Adds to a sum in shared memory, where the hardware adds 32 bits at a time; what it does of 64 is a loop that waits for others.
+__device__ void add_64(unsigned long long* sum, unsigned long long x) {
+  auto* words = reinterpret_cast<uint32_t*>(sum);
+  const auto low = static_cast<uint32_t>(x), before = atomicAdd(words, low);
+  if (const uint32_t high = static_cast<uint32_t>(x >> 32) + (before + low < low); high > 0) atomicAdd(words + 1, high);
+}
 
 // The random number of a quad: Kernels::sample.
 __device__ float random_of(uint32_t quad, uint32_t seed) {
@@ -249,7 +287,7 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
       if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
         const uint32_t bin = min(bits - first_bin, share_bins - 1);
         atomicAdd(counts + bin, 1u);
-        atomicAdd(shares_of + bin, __float2ull_rn(share * share_unit));
+        add_64(shares_of + bin, __float2ull_rn(share * share_unit));
       }
     }
   }

@@ -14,11 +14,10 @@
 
 namespace kvasir {
 
-// f(first, size) for the bytes of so many, at most 1 MiB at a time, by the pool's threads where there are any. One thread alone copies a few GB a second,
+// f(first, size) for the bytes of so many, at most `piece` at a time, by the pool's threads where there are any. One thread alone copies a few GB a second,
 // and fewer where the system clears each page of memory that is touched first.
 template <class F>
-void by_pieces(std::size_t bytes, ThreadPool* pool, F&& f) {
-  constexpr std::size_t piece = std::size_t{1} << 20;
+void by_pieces(std::size_t bytes, ThreadPool* pool, F&& f, std::size_t piece = std::size_t{1} << 20) {
   run_tasks(pool, static_cast<uint32_t>(ceil_div(bytes, piece)), [&](uint32_t task, uint32_t) { f(task * piece, std::min(piece, bytes - task * piece)); });
 }
 

@@ -104,7 +104,9 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
   const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
-  if (device_->left() < bytes + reserve + timeline_.bytes()) return {};
+  // Not in the place of a fork's own timeline, where there is room for one.
+  const uint64_t left = device_->left(), another = reserve + timeline_.bytes();
+  if (left < bytes + reserve || (left >= another && left < bytes + another)) return {};
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
   if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);

@@ -1,6 +1,7 @@
 #include "session/bare_cache.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cinttypes>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <cstring>
 
 #include "base/magnitude.h"
+#include "compute/pieces.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -16,6 +18,8 @@ namespace {
 
 constexpr uint32_t most_layers = 1024, most_heads = 1024, most_threads = 256, most_window = 1 << 20;
 constexpr uint64_t most_tokens_of_all = uint64_t{1} << 30;
+constexpr std::size_t small_piece = std::size_t{1} << 17;  // of what is computed with, not copied alone
+constexpr uint32_t many = 16;    // tokens of a step that are worth the pool's threads
 constexpr float too_large = 1e30f;  // below it sums and differences stay finite
 constexpr char no_model[] = "(no model)";
 
@@ -33,12 +37,18 @@ uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-Status read_numbers(const char* name, Numbers type, const void* from, std::size_t count, Array<float>* to) {
+Status read_numbers(const char* name, Numbers type, const void* from, std::size_t count, ThreadPool* pool, Array<float>* to) {
   if (to->size() < count) to->resize(count);
   const TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16};
-  const WeightView view{static_cast<const std::byte*>(from), types[static_cast<std::size_t>(type)], 1, static_cast<uint32_t>(count), 0};
-  cpu_kernels().dequantize_row(view, 0, to->data());
-  if (all_below({to->data(), count}, too_large)) return {};
+  const std::size_t size = type == Numbers::f32 ? sizeof(float) : sizeof(uint16_t);
+  std::atomic<bool> good{true};
+  by_pieces(count * sizeof(float), pool, [&](std::size_t at, std::size_t bytes) {
+    const std::size_t first = at / sizeof(float), n = bytes / sizeof(float);
+    const WeightView view{static_cast<const std::byte*>(from) + first * size, types[static_cast<std::size_t>(type)], 1, static_cast<uint32_t>(n), 0};
+    cpu_kernels().dequantize_row(view, 0, to->data() + first);
+    if (!all_below({to->data() + first, n}, too_large)) good.store(false, std::memory_order_relaxed);
+  }, small_piece);
+  if (good.load(std::memory_order_relaxed)) return {};
   return Status::error(Code::bad_argument, "%s holds a number that is not finite, or past 1e30; the cache is as it was", name);
 }
 
@@ -176,7 +186,7 @@ Status BareCache::begin_step(uint32_t tokens) {
     return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", asked->name.data());
   if (complete()) commit();
   if (Status s = plan_step(tokens); !s.ok()) return s;
-  if (Status s = store_.prepare(tokens); !s.ok()) return s;
+  if (Status s = store_.prepare(tokens, KvStore::Together::nothing, pool_.get()); !s.ok()) return s;
   committed_ = false;
   chosen_by_ = no_layer;
   step_tokens_ = tokens;
@@ -198,13 +208,16 @@ Status BareCache::update(uint32_t layer, Numbers type, const void* k, const void
   if (!q && asked && asked->has(StrategyInfo::wants_representatives))
     return Status::error(Code::bad_argument, "q is NULL: %s chooses by the queries of every update", asked->name.data());
   const std::size_t count = std::size_t{tokens} * s.kv_width();
-  if (Status e = read_numbers("k", type, k, count, &k_); !e.ok()) return e;
-  if (Status e = read_numbers("v", type, v, count, &v_); !e.ok()) return e;
+  if (Status e = read_numbers("k", type, k, count, pool_.get(), &k_); !e.ok()) return e;
+  if (Status e = read_numbers("v", type, v, count, pool_.get(), &v_); !e.ok()) return e;
   if (q)
-    if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), &q_); !e.ok()) return e;
+    if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_); !e.ok()) return e;
   if (!open)
     if (Status e = begin_step(tokens); !e.ok()) return e;
-  store_.write(layer, tokens, k_.data(), v_.data());
+  run_tasks(tokens < many ? nullptr : pool_.get(), 2 * s.kv_heads, [&](uint32_t task, uint32_t) {
+    const uint32_t head = task / 2;
+    task % 2 ? store_.write_values(layer, head, tokens, v_.data()) : store_.write_keys(layer, head, tokens, k_.data());
+  });
   if (q) {
     store_.observe(layer, tokens, q_.data(), s.heads);
   } else {
@@ -241,7 +254,7 @@ Status BareCache::attention(const BareQuery& query) {
   if (n != step_tokens_) return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
   if (Status e = check_choice(layer); !e.ok()) return e;
   const std::size_t count = std::size_t{n} * s.q_width();
-  if (Status e = read_numbers("q", query.type, query.q, count, &q_); !e.ok()) return e;
+  if (Status e = read_numbers("q", query.type, query.q, count, pool_.get(), &q_); !e.ok()) return e;
   const float factor = query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));  // attention has 1 / sqrt(head_dim) in it
   if (factor != 1.0f)
     for (std::size_t i = 0; i < count; ++i) q_[i] *= factor;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "cache_helpers.h"
 #include "failing_allocations.h"
@@ -153,6 +154,40 @@ TEST_CASE("any number of threads gives the same bits") {
       const auto out = step(cache.get(), text, 399, 1);
       if (first.empty()) first = out;
       CHECK(out == first);
+    }
+  }
+}
+
+TEST_CASE("a long step's numbers are read by all threads as by one, of each type and at any address, and looked at to the last") {
+  constexpr uint32_t n = 2000;  // several pieces of 128 KiB as floats
+  const Text text(small, n + 1);
+  const auto half = [&](const float* x) {  // some numbers, whatever they are
+    std::vector<char> out(std::size_t{n} * 80 * 2 + 1);
+    for (std::size_t i = 0; i < std::size_t{n} * 80; ++i) {
+      const auto h = static_cast<uint16_t>(0x3000 + static_cast<int>(x[i] * 100) % 0x800);
+      std::memcpy(out.data() + 1 + i * 2, &h, 2);
+    }
+    return out;
+  };
+  for (const uint32_t type : {KV_F32, KV_F16, KV_BF16}) {
+    std::vector<Floats> first;
+    for (const uint32_t threads : {1u, 2u, 5u}) {
+      const Cache cache = open_cache(small, options_of("bounded", 64, threads));
+      for (uint32_t l = 0; l < small.layers; ++l) {
+        const auto k = half(text.key(l, 0)), v = half(text.value(l, 0));
+        const void* of_k = type == KV_F32 ? static_cast<const void*>(text.key(l, 0)) : k.data() + 1;
+        const void* of_v = type == KV_F32 ? static_cast<const void*>(text.value(l, 0)) : v.data() + 1;
+        REQUIRE_OK(kv_cache_update(cache.get(), l, type, of_k, of_v, nullptr, n, error));
+      }
+      const auto out = step(cache.get(), text, n, 1);
+      if (first.empty()) first = out;
+      CHECK(out == first);
+      Floats bad(text.key(0, 0), text.key(0, n));
+      for (const std::size_t at : {bad.size() - 1, bad.size() - 33000}) {
+        const float good = std::exchange(bad[at], NAN);
+        CHECK(kv_cache_update(cache.get(), 0, KV_F32, bad.data(), text.value(0, 0), nullptr, n, nullptr) == KV_BAD_ARGUMENT);
+        bad[at] = good;
+      }
     }
   }
 }

@@ -404,6 +404,29 @@ TEST_CASE("a damaged page is an error where a text is read on, and the timeline 
   CHECK(session->tokens().size() == 3000);
 }
 
+TEST_CASE("quads that stay in a device's memory take no fork's place there, and stay where there is no place for one") {
+  if (!device_model()) return;
+  const uint64_t weights = device_model()->device_weights().front().bytes();
+  constexpr uint64_t step = uint64_t{2} << 20;
+  bool alone = false, beside = false;
+  for (uint64_t budget = weights; !beside; budget += step) {
+    REQUIRE(budget < weights + (uint64_t{1} << 28));
+    std::shared_ptr<const Model> model;
+    if (!open_on("cuda", budget, &model).ok() || !model->device_weights().back().has_output()) continue;
+    auto session = load(model, read_file(), bounded_options(200));
+    continue_with(session.get(), 3);
+    if (!attends(*session)) continue;
+    const bool stays = stat_of(*session, "last_tokens_in_device") > 0;
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    continue_with(fork.get(), 3);
+    alone |= stays && !attends(*fork);
+    beside = stays && attends(*fork);
+    CHECK((!alone || stays || attends(*fork)));  // given up for a fork alone
+  }
+  CHECK(alone);
+}
+
 TEST_CASE("a text for which a device has no room is attended by the processor, which says so") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
