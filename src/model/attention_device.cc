@@ -14,7 +14,7 @@
 namespace kvasir {
 
 constexpr const char* what = "attention";
-constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2 GB
+constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers)
     : device_(device),
@@ -48,7 +48,9 @@ DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const 
 Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
   for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
-  // A sample has so many in the mean: with room for eight standard deviations more, none is left out.
+  // A sample has so many in the mean: two standard deviations more are what nearly all lists have, and with room for eight more none is left out. The
+  // former by steps, because a budget that is a fraction grows with the text.
+  usual_ = static_cast<uint32_t>(round_up(most + 2 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))), 64));
   most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64, extents * shape_.page.extent_quads());
   if (n <= room_ && extents == extents_ && most <= most_) return {};
   const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
@@ -97,10 +99,11 @@ void AttentionDevice::forget_hot_quads() {
 
 Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   const uint32_t quads = store.pages().pages() * shape_.page.page_quads();
-  if (std::min({most_, most_hot_quads, quads}) <= hot_tried_) return {};
+  const uint32_t usual = std::min({usual_, most_, most_hot_quads});
+  if (std::min(usual, quads) <= hot_tried_) return {};
   forget_hot_quads();
   ++generation_;
-  const uint32_t room = std::min({most_, most_hot_quads, quads + quads / 4 + shape_.page.extent_quads()});
+  const uint32_t room = std::min(usual, quads + quads / 4 + shape_.page.extent_quads());
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
   const uint64_t bytes = 2 * lists * room * hot_quad_bytes();

@@ -76,6 +76,7 @@ class AttentionDevice {
   DeviceBuffer<uint32_t> parts_done_, share_counts_, masks_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
+  uint32_t usual_ = 0;        // quads that nearly all lists have at most
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers
   bool hot_ = false;          // the last step was of one token, and the store has it

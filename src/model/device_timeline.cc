@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
-constexpr uint32_t least_spare = 32, most_spare = 96;       // extents, room for what is read and answered next: an eighth
+constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for what is read and answered next: an eighth
 
 constexpr uint64_t share_steps = 16;  // in which a long text is shared, or fewer where a device shares more at once: an answer begins without, and soon is faster
 constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece more: what a mapped file has to be read for first takes long
