@@ -108,7 +108,8 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
   const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
   // Not in the place of a fork's own timeline, where there is room for one.
-  const uint64_t left = device_->left(), another = reserve + timeline_.bytes();
+  const uint64_t its_work = scores_.bytes() + states_.bytes() + lists_.bytes() + biases_.bytes() + masks_.bytes();
+  const uint64_t left = device_->left(), another = reserve + timeline_.bytes() + its_work;
   if (left < bytes + reserve || (left >= another && left < bytes + another)) return {};
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);

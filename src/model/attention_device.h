@@ -24,8 +24,8 @@ class AttentionDevice {
   // Brings what the device has up to date; devices, *ready and errors: as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
 
-  // After prepare(): makes room for quads that stay from token to token, where `reserve` bytes are left besides, and no fork could attend but for them.
-  // Otherwise all are read from the processor's memory. Code::device.
+  // After prepare(): makes room for quads that stay from token to token, where `reserve` bytes are left besides and they keep no fork of this length from
+  // attending; sessions of shorter texts may find less room. Otherwise all are read from the processor's memory. Code::device.
   Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();

@@ -19,7 +19,7 @@ constexpr uint32_t part_heads = 16, most_parts = 16;
 
 // The cache's own limit is this share of the pages. With the summaries, which are in memory whole, the document then takes less than 15% of
 // its keys' and values' size. Measured over 130,000 tokens of a book, a budget of 2048 tokens, the pages of a question's answer: with a share of 20
-// 96% are found (88% with 24, 97% with 16; 93% if each head had a share of its own).
+// 96% are found (88% with 24, 97% with 16; 93% if each head had a share of its own), when all heads were one part.
 constexpr uint64_t share = 22;
 // Where a step's pages do not fit 1.4 times, the next step finds few of them: larger budgets make more room.
 constexpr uint64_t room_of_step(uint64_t pages) { return pages + pages * 2 / 5; }
@@ -34,7 +34,6 @@ struct PageCache::Room {
     bool used = false;        // found again since the hand passed
   };
 
-  const uint32_t heads;     // of the part
   const uint64_t pages;     // of a head, of which it can know
   const uint32_t capacity;  // slots
   const uint32_t scales;    // of a page
@@ -46,8 +45,7 @@ struct PageCache::Room {
   uint32_t hand = 0;
 
   Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
-      : heads(head_count),
-        pages(pages_of_head),
+      : pages(pages_of_head),
         capacity(slot_count),
         scales(scales_of_page),
         memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)),
@@ -251,7 +249,7 @@ Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, 
 
 PageCache::Counts PageCache::counts() const {
   Counts counts;
-  for (Part& part : parts_) {
+  for (const Part& part : parts_) {
     counts.found += part.found.load(std::memory_order_relaxed);
     counts.read += part.read.load(std::memory_order_relaxed);
     const std::lock_guard lock(part.mutex);

@@ -68,9 +68,9 @@ class PageCache {
  private:
   friend class PageHold;
   struct Room;
-  // The heads part, part + parts, part + 2 * parts, ...: those of a layer, which are attended together, fall into different ones.
+  // The heads part, part + parts, part + 2 * parts, ...: those of a layer, which are attended together, fall into different ones where there are as many.
   struct alignas(64) Part {
-    std::mutex mutex;            // guards the rest but the counts, not what is in the room
+    mutable std::mutex mutex;    // guards the rest but the counts, not what is in the room
     Array<uint64_t> lists;       // [heads of the part] pages of the last list
     uint64_t step = 0;           // their sum: about what a token chooses
     std::shared_ptr<Room> room;  // null before the first fetch, and after a new limit; a hold keeps the one that it was filled from
@@ -88,7 +88,7 @@ class PageCache {
   const uint32_t scale_bytes_;    // of a page's tokens
   const uint32_t heads_;
   std::atomic<uint64_t> limit_{by_itself};
-  mutable std::vector<Part> parts_;
+  std::vector<Part> parts_;
 };
 
 // What a thread attends: the pages of one fetch, which stay where they are meanwhile. Lets go when it is destroyed.

@@ -368,9 +368,9 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
-    SlabRef slab = new_slab(pool ? SlabKind::whole : SlabKind::whole_cleared);
+    SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
-    if (pool) by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
+    by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
     slabs_.push_back(std::move(slab));
   }
   return {};

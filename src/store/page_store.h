@@ -119,7 +119,7 @@ class PageStore {
   struct Slab;
   class SlabRef;
   class Kept;
-  enum class SlabKind { whole, whole_cleared, summaries };  // what of it is in memory; whole: as it comes
+  enum class SlabKind { whole, summaries };  // what of it is in memory; whole: as it comes
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
   Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;
