@@ -1,6 +1,7 @@
 // What new tokens attend, by the names in launch.cc: the sketch's estimates of every token's score, from the same integers as the processor's, and the
 // choice of quads by them, as select/bounded.cc and select/sampling.cc have it.
 #include "attention_common.h"
+#include "integer_products.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -29,18 +30,6 @@ struct SketchWords {
     if (groups > 4) rest = __ldcs(behind + token * groups * tile_quads / 2);
   }
 };
-
-// D += A B of integers on tensor cores, A unsigned.
-__device__ inline void multiply_32(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ inline void multiply_16(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-}
 
 // A warp a tile of 16 quads, whose tokens of the same place are the rows of a product with four queries. Rows and coordinates are in such an order that a
 // lane reads two neighbouring words of the tile at a time: row i < 8 is quad 2 i, row 8 + i the one behind it. The four queries are the columns twice, so that half
@@ -100,7 +89,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
         int32_t d[4] = {start[0], start[1], start[0], start[1]};
         const auto low = [](uint32_t x) { return x & 0x0f0f0f0f; };
         const auto high = [](uint32_t x) { return x >> 4 & 0x0f0f0f0f; };
-        multiply_32(d, low(of[i].whole.x), low(of[i].whole.y), high(of[i].whole.x), high(of[i].whole.y), q[0], q[1]);
+        multiply_32(d, {low(of[i].whole.x), low(of[i].whole.y), high(of[i].whole.x), high(of[i].whole.y)}, q);
         if (groups > 4) multiply_16(d, low(of[i].rest.x >> of_key % 2 * 4), low(of[i].rest.y >> of_key % 2 * 4), q_rest);
 #pragma unroll
         for (uint32_t r = 0; r < its_rows; ++r) {

@@ -214,10 +214,7 @@ Status BareCache::update(uint32_t layer, Numbers type, const void* k, const void
     if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_); !e.ok()) return e;
   if (!open)
     if (Status e = begin_step(tokens); !e.ok()) return e;
-  run_tasks(tokens < many ? nullptr : pool_.get(), 2 * s.kv_heads, [&](uint32_t task, uint32_t) {
-    const uint32_t head = task / 2;
-    task % 2 ? store_.write_values(layer, head, tokens, v_.data()) : store_.write_keys(layer, head, tokens, k_.data());
-  });
+  store_.write(layer, tokens, k_.data(), v_.data(), tokens < many ? nullptr : pool_.get());
   if (q) {
     store_.observe(layer, tokens, q_.data(), s.heads);
   } else {

@@ -161,8 +161,10 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
   return sketch_.reserve(pages_.pages() + sealed);
 }
 
-void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v) {
-  for (uint32_t h = 0; h < shape().kv_heads; ++h) write_keys(layer, h, n, k), write_values(layer, h, n, v);
+void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {
+  run_tasks(pool, 2 * shape().kv_heads, [&](uint32_t task, uint32_t) {
+    task % 2 ? write_values(layer, task / 2, n, v) : write_keys(layer, task / 2, n, k);
+  });
 }
 
 void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k) {

@@ -98,7 +98,8 @@ class KvStore {
   Status prepare_rows(uint32_t n, Together together, ThreadPool* pool);
   Status prepare_pages(uint32_t n, ThreadPool* pool);
   // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
-  void write(uint32_t layer, uint32_t n, const float* k, const float* v);
+  // pool: whose threads write, the caller alone where null.
+  void write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool = nullptr);
   void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
   void write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v);
   // After write() of the same layer: the step's queries, [n][heads * head_dim] after RoPE, from which the representatives are found.
