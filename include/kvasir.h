@@ -374,8 +374,8 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * is made again when it has to do with a quarter more than it was made for, or when head_graphs asks for another number of graphs: until then
  * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's strategy gets all that it reads of the
  * timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until then (kv_stats:
- * "device_attends_because"), so that an answer begins at once. What it gets is the session's own but for the memory that is pinned, which serves forks
- * too while the session is open: who forks for each question prepares first.
+ * "device_attends_because"), so that an answer begins at once. The memory that is pinned and what the GPU has to choose by serve forks too while
+ * the session is open: who forks for each question prepares first.
  * Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 

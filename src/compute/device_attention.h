@@ -28,10 +28,9 @@ struct DeviceKv {
   uint32_t layer, kv_heads, group, head_dim, dim, page_tokens, sketch_dim;
   const DeviceCounts* counts;
   const DeviceBudget* budget;
-  const int8_t* sketch;                     // of extent 0; that of extent e is e * stride behind, a head's its size behind the one before
-  std::size_t sketch_stride, sketch_size;
-  const uint64_t *pages_at, *scales_at;     // [extents] where the device reads the arrays of an extent,
-  std::size_t pages_offset, scales_offset;  // and where in them the layer's first head is
+  const uint64_t *sketch_at, *pages_at, *scales_at;        // [extents] where the device reads the arrays of an extent; of a sketch that is not there: 0,
+  std::size_t sketch_offset, pages_offset, scales_offset;  // and where in them the layer's first head is
+  std::size_t sketch_size;                                 // of a head
   const float* basis;                       // [kv_heads][dim][sketch_dim]
   const float* sinks;                       // [kv_heads][2][page_tokens][dim]
   const float* centre;                      // [kv_heads][dim]

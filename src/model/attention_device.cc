@@ -16,14 +16,15 @@ namespace kvasir {
 constexpr const char* what = "attention";
 constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
 
-AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers)
+AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
+                                 const StoreShape& shape, uint32_t first, uint32_t layers)
     : device_(device),
       ops_(device->kernels()),
       heads_(heads),
       shape_(shape),
       first_(first),
       layers_(layers),
-      timeline_(device, shape, first, layers, heads.heads) {}
+      timeline_(device, std::move(sketches), shape, first, layers, heads.heads) {}
 
 const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uint32_t n) const {
   if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
@@ -107,10 +108,9 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
   const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
-  // Not in the place of a fork's own timeline, where there is room for one.
+  // Not in the place of what a fork has for itself.
   const uint64_t its_work = scores_.bytes() + states_.bytes() + lists_.bytes() + biases_.bytes() + masks_.bytes();
-  const uint64_t left = device_->left(), another = reserve + timeline_.bytes() + its_work;
-  if (left < bytes + reserve || (left >= another && left < bytes + another)) return {};
+  if (device_->left() < bytes + reserve + timeline_.bytes_of_fork() + its_work) return {};
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
   if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);

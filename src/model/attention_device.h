@@ -17,15 +17,16 @@ namespace kvasir {
 class AttentionDevice {
  public:
   // Of `layers` layers from `first` on, from which they are numbered here.
-  AttentionDevice(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers);
+  AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads, const StoreShape& shape,
+                  uint32_t first, uint32_t layers);
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
   // Brings what the device has up to date; devices, *ready and errors: as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
 
-  // After prepare(): makes room for quads that stay from token to token, where `reserve` bytes are left besides and they keep no fork of this length from
-  // attending; sessions of shorter texts may find less room. Otherwise all are read from the processor's memory. Code::device.
+  // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and has a
+  // workspace of `reserve` bytes. Otherwise all are read from the processor's memory. Code::device.
   Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();

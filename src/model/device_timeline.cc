@@ -21,6 +21,17 @@ constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece m
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
+// How many extents of the sketch are in a block: up to 16 where they are small, fewer of large ones, and so many that little is lost where the device hands
+// out whole blocks of its own.
+uint32_t extents_of_block(std::size_t extent_bytes) {
+  constexpr uint64_t large = uint64_t{32} << 20;
+  const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
+  uint32_t best = most;
+  for (uint32_t n = most; n > most / 2; --n)
+    if (Device::taken_by(n * extent_bytes) * best < Device::taken_by(best * extent_bytes) * n) best = n;
+  return best;
+}
+
 // Of memory that has one array for each extent, one behind the other, the part around `array` that is shared in one piece: whole arrays and whole pages of
 // the system, so that pieces do not overlap, and the same for all devices, which share as much at once.
 std::span<const std::byte> piece_of(std::span<const std::byte> memory, const void* array, std::size_t array_bytes, uint64_t most) {
@@ -33,8 +44,16 @@ std::span<const std::byte> piece_of(std::span<const std::byte> memory, const voi
 
 }  // namespace
 
-DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads)
-    : device_(device), ops_(device->kernels()), shape_(shape), first_(first), layers_(layers), heads_(heads) {}
+DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const StoreShape& shape, uint32_t first,
+                               uint32_t layers, uint32_t heads)
+    : device_(device),
+      ops_(device->kernels()),
+      sketches_(std::move(sketches)),
+      shape_(shape),
+      first_(first),
+      layers_(layers),
+      heads_(heads),
+      block_extents_(extents_of_block(sketch_bytes())) {}
 
 DeviceTimeline::~DeviceTimeline() { release(); }
 
@@ -43,9 +62,10 @@ void DeviceTimeline::release() {
   regions_.clear();
   ++generation_;
   extents_ = window_rows_ = 0;
-  sketch_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
+  blocks_.clear();
+  sketch_at_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
   basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
-  sketch_stamps_.clear(), page_stamps_.clear(), addresses_.clear();
+  page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   has_begun_ = false;
 }
@@ -66,7 +86,7 @@ Status DeviceTimeline::send(DeviceStream* stream, void* to, const void* from, st
   return device_->status(error, what);
 }
 
-// Everything that depends on how long the timeline is. What was there is gone when it moves.
+// Everything that depends on how long the timeline is, but for the sketch. What was there is gone when it moves.
 Status DeviceTimeline::make_room(const KvStore& store) {
   const PageShape& page = shape_.page;
   const uint32_t rows = static_cast<uint32_t>(round_up(std::max(store.window_count(), store.window_tokens() + 2 * page.page_tokens) + most_tokens, 32));
@@ -75,10 +95,10 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   const std::size_t heads = heads_total();
   extents_ = window_rows_ = 0;
   ++generation_;
-  sketch_ = {}, window_ = {};  // never old and new together
-  sketch_stamps_.clear(), addresses_.clear();
+  window_ = {};  // never old and new together
+  addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
-  Status s = sketch_.allocate(device_, extents * heads * page.sketch_bytes(), what);
+  Status s = sketch_at_.allocate(device_, extents, what);
   if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, what);
   if (s.ok()) s = pages_at_.allocate(device_, extents, what);
   if (s.ok()) s = scales_at_.allocate(device_, extents, what);
@@ -89,13 +109,13 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   if (s.ok()) s = budgets_.allocate(device_, layers_, what);
   if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
   const std::size_t head_bytes = std::size_t{2} * rows * page.dim * sizeof(float);  // of a head's window
-  const std::size_t staging = std::max({piece_bytes, heads * page.sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
+  const std::size_t staging = std::max({piece_bytes, sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
   if (s.ok() && staging > staging_bytes_) {
     staging_bytes_ = 0;
     if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
   }
   if (!s.ok()) return s;
-  sketch_stamps_.assign(extents, 0);
+  blocks_moved_ = true;
   extents_ = extents;
   window_rows_ = rows;
   return {};
@@ -104,11 +124,35 @@ Status DeviceTimeline::make_room(const KvStore& store) {
 // Of the first extents those whose sketch is another than what the device has, as many at a time as the staging memory holds.
 Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream) {
   const KeySketch& sketch = store.sketch();
-  std::vector<uint32_t> wanted;
-  for (uint32_t e = 0; e < extents; ++e)
-    if (sketch_stamps_[e] != sketch.stamp(e)) wanted.push_back(e);
-  const std::size_t size = heads_total() * shape_.page.sketch_bytes();
+  const std::size_t size = sketch_bytes();
   const auto together = static_cast<uint32_t>(staging_bytes_ / size);
+  std::vector<uint32_t> changed, wanted;  // blocks, and extents of them
+  std::vector<uint64_t> stamps(block_extents_);  // of a block, as they are to be
+  const auto find_stamps = [&](uint32_t b) {
+    const uint32_t first = b * block_extents_;
+    for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? sketch.stamp(first + i) : 0;
+  };
+  if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
+  for (uint32_t b = 0; b < blocks_.size(); ++b) {
+    find_stamps(b);
+    std::shared_ptr<SketchBlock>& block = blocks_[b];
+    if (block && block->has(stamps)) continue;
+    if (std::shared_ptr<SketchBlock> known = sketches_->find(stamps)) {
+      block = std::move(known);
+      blocks_moved_ = true;
+      continue;
+    }
+    if (!block || !sketches_->take(block)) {
+      auto fresh = std::make_shared<SketchBlock>();
+      fresh->stamps.assign(block_extents_, 0);
+      if (Status s = fresh->memory.allocate(device_, block_extents_ * size, what); !s.ok()) return s;
+      block = std::move(fresh);
+      blocks_moved_ = true;
+    }
+    changed.push_back(b);
+    for (uint32_t i = 0; i < block_extents_; ++i)
+      if (stamps[i] && block->stamps[i] != stamps[i]) wanted.push_back(b * block_extents_ + i);
+  }
   for (std::size_t at = 0; at < wanted.size(); at += together) {
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     FirstFailure failure;
@@ -118,11 +162,28 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     });
     if (Status s = std::move(failure).take(); !s.ok()) return s;
     int error = 0;
-    for (uint32_t i = 0; i < count && !error; ++i) error = ops_.upload(stream, sketch_.get() + wanted[at + i] * size, staging_.get() + i * size, size);
+    for (uint32_t i = 0; i < count && !error; ++i) {
+      const uint32_t e = wanted[at + i];
+      blocks_[e / block_extents_]->stamps[e % block_extents_] = 0;  // until it is there
+      error = ops_.upload(stream, blocks_[e / block_extents_]->memory.get() + e % block_extents_ * size, staging_.get() + i * size, size);
+    }
     if (!error) error = ops_.wait(stream);
     if (error) return device_->status(error, what);
-    for (uint32_t i = 0; i < count; ++i) sketch_stamps_[wanted[at + i]] = sketch.stamp(wanted[at + i]);
   }
+  for (uint32_t b : changed) {
+    find_stamps(b);
+    blocks_[b]->stamps = stamps;
+    std::shared_ptr<SketchBlock> found = sketches_->add(blocks_[b]);
+    if (std::exchange(blocks_[b], found) != found) blocks_moved_ = true;
+  }
+  if (!blocks_moved_) return {};
+  auto* addresses = reinterpret_cast<uint64_t*>(staging_.get());
+  for (uint32_t e = 0; e < extents_; ++e) {
+    const SketchBlock* block = e / block_extents_ < blocks_.size() ? blocks_[e / block_extents_].get() : nullptr;
+    addresses[e] = block ? address_of(block->memory.get() + e % block_extents_ * size) : 0;
+  }
+  if (Status s = send(stream, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); !s.ok()) return s;
+  blocks_moved_ = false;
   return {};
 }
 
@@ -293,13 +354,13 @@ DeviceKv DeviceTimeline::layer(uint32_t layer) const {
           page.sketch_dim(),
           counts_.get(),
           budgets_.get() + layer,
-          sketch_.get() + first * page.sketch_bytes(),
-          heads_total() * page.sketch_bytes(),
-          page.sketch_bytes(),
+          sketch_at_.get(),
           pages_at_.get(),
           scales_at_.get(),
+          first * page.sketch_bytes(),
           first * PageShape::pages_bytes(),
           first * page.scales_bytes(),
+          page.sketch_bytes(),
           basis_.get() + first * page.dim * page.sketch_dim(),
           sinks_.get() + first * 2 * page.page_tokens * page.dim,
           centre_.get() + first * page.dim,

@@ -1,5 +1,5 @@
 // What a device has of a timeline, so that it can attend it: the window, the sinks and the sketch of its layers in its own memory, and
-// where in the processor's memory it reads the pages. A session has its own.
+// where in the processor's memory it reads the pages. A session has its own, of which forks share the sketch.
 //
 // update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
 // here: who reads them asks the store afterwards whether they were intact.
@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "compute/device.h"
 #include "compute/thread_pool.h"
+#include "model/device_sketches.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -22,7 +23,8 @@ namespace kvasir {
 class DeviceTimeline {
  public:
   // Of `layers` layers from `first` on; heads: query heads.
-  DeviceTimeline(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads);
+  DeviceTimeline(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const StoreShape& shape, uint32_t first, uint32_t layers,
+                 uint32_t heads);
   ~DeviceTimeline();
 
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
@@ -46,7 +48,8 @@ class DeviceTimeline {
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
   bool holds_memory() const { return extents_ > 0 || !regions_.empty(); }
-  uint64_t bytes() const { return sketch_.bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
+  // What a fork takes besides what it shares; of the sketch the block that it writes to, and the next one.
+  uint64_t bytes_of_fork() const { return 2 * block_extents_ * sketch_bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
   uint64_t generation() const { return generation_; }
 
  private:
@@ -66,19 +69,23 @@ class DeviceTimeline {
   uint64_t seen(const void* p);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
+  std::size_t sketch_bytes() const { return heads_total() * shape_.page.sketch_bytes(); }  // of an extent
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
+  const std::shared_ptr<DeviceSketches> sketches_;
   const StoreShape shape_;
   const uint32_t first_, layers_, heads_;
+  const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool pages_changed_ = false;              // since the last begin_step()
   bool has_begun_ = false;                  // to share pages
   uint32_t turn_ = 0;
   uint64_t generation_ = 0;
-  DeviceBuffer<int8_t> sketch_;             // [extents][layers][kv_heads]
-  DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [extents]
+  std::vector<std::shared_ptr<SketchBlock>> blocks_;  // of the sketch
+  bool blocks_moved_ = false;               // since sketch_at_ was written
+  DeviceBuffer<uint64_t> sketch_at_, pages_at_, scales_at_;  // [extents]
   DeviceBuffer<float> basis_, sinks_, centre_, window_;
   DeviceBuffer<DeviceCounts> counts_;
   DeviceBuffer<DeviceBudget> budgets_;
@@ -89,7 +96,7 @@ class DeviceTimeline {
   uint64_t last_stamp_ = 0;
   uint32_t last_pages_ = 0;                 // pages that there were in all
 
-  std::vector<uint64_t> sketch_stamps_, page_stamps_;  // of what was uploaded, and of the pages then
+  std::vector<uint64_t> page_stamps_;       // of the pages at the last update
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
   std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
   std::vector<Region> regions_;

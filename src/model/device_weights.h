@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "compute/device.h"
+#include "model/device_sketches.h"
 
 namespace kvasir {
 
@@ -47,6 +48,7 @@ class DeviceWeights {
   const Matrix& output() const { return output_; }
   const float* output_norm() const { return output_norm_.get(); }
   uint64_t bytes() const { return bytes_; }
+  const std::shared_ptr<DeviceSketches>& sketches() const { return sketches_; }  // of all sessions' keys in these layers
 
  private:
   class Loader;
@@ -58,6 +60,7 @@ class DeviceWeights {
   Matrix output_;
   DeviceBuffer<float> output_norm_;
   uint64_t bytes_ = 0;
+  std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
 };
 
 // How many layers of these sizes each device takes of those that are left by the ones before it: all of them where they fit, each device then at most the

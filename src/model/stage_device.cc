@@ -23,7 +23,7 @@ class DeviceStage final : public Stage {
         device_(weights.device()),
         ops_(device_->kernels()),
         graphs_(ops_, std::size_t{layers()} + 3),
-        attention_(device_, config_, model.store_shape(), first_layer(), layers()),
+        attention_(device_, weights.sketches(), config_, model.store_shape(), first_layer(), layers()),
         reading_(device_, config_, model.store_shape(), first_layer(), layers()) {}
 
   ~DeviceStage() override {

@@ -41,12 +41,12 @@ inline int check_matmul(std::span<const DeviceProduct> products, const DeviceAct
 // rounding.h, of the kernels of elementwise.cu: char4.
 inline int check_rounded(const DeviceActivations& out, const char* what) { return begins(out.q, 4, what); }
 
-// choice.cu, score_sketch(): queries and sketch by words.
+// choice.cu, score_sketch(): queries by words, the sketch by two of them.
 inline int check_score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
-  int error = begins(a.projected, 4, "score_sketch: queries");
-  if (!error) error = begins(kv.sketch, 4, "score_sketch: the sketch");
-  return error ? error : begins(kv.sketch_stride | kv.sketch_size, 4, "score_sketch: the sketch of an extent or a head");
+  const int error = begins(a.projected, 4, "score_sketch: queries");
+  return error ? error : begins(kv.sketch_size, 8, "score_sketch: the sketch of a head");
 }
+inline int check_sketch(uint64_t at) { return begins(at, 8, "score_sketch: the sketch of an extent"); }
 
 // attention.cu, attend_chosen(): queries by words, quads that stay by uint4.
 inline int check_attend_chosen(const DeviceAttention& a) {

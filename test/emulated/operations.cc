@@ -205,14 +205,19 @@ int attend_near(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with
 
 std::size_t stride_of(const DeviceKv& kv, const DeviceAttention& a) { return std::size_t{a.extents} * shape_of(kv).extent_quads(); }
 
+const int8_t* sketch_of(const DeviceKv& kv, uint32_t head, uint32_t e) {
+  return reinterpret_cast<const int8_t*>(kv.sketch_at[e]) + kv.sketch_offset + head * kv.sketch_size;
+}
+
 int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   if (const int error = check_score_sketch(of, with)) return error;
   return for_each_list(s, of, with, [](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const PageShape shape = shape_of(kv);
     const std::size_t row = (std::size_t{head} * a.n + token) * kv.group, stride = stride_of(kv, a);
-    for (uint32_t e = 0; e * extent_pages < kv.counts->pages; ++e)
-      cpu().score_sketch(shape, kv.group, a.projected + row * kv.sketch_dim, a.projected_scale + row, kv.sketch + e * kv.sketch_stride + head * kv.sketch_size,
-                         nullptr, a.scores + row * stride + std::size_t{e} * shape.extent_quads(), stride);
+    for (uint32_t e = 0; e * extent_pages < kv.counts->pages; ++e) {
+      if (const int error = check_sketch(kv.sketch_at[e] + kv.sketch_offset)) return error;
+      cpu().score_sketch(shape, kv.group, a.projected + row * kv.sketch_dim, a.projected_scale + row, sketch_of(kv, head, e), nullptr, a.scores + row * stride + std::size_t{e} * shape.extent_quads(), stride);
+    }
     return 0;
   });
 }

@@ -101,7 +101,8 @@ struct OnDevice {
   explicit OnDevice(const Timeline& t)
       : counts(1),
         budget(1),
-        sketch(t.sketch.data(), t.sketch.size()),
+        sketch(t.sketch.size()),
+        sketch_at(t.extents),
         pages_at(t.extents),
         scales_at(t.extents),
         basis(t.basis.data(), t.basis.size()),
@@ -115,12 +116,16 @@ struct OnDevice {
     const DeviceCounts c{s.pages, s.window};
     const DeviceBudget b{s.least, s.most, s.variance};
     counts.put(&c), budget.put(&b);
-    std::vector<uint64_t> at(t.extents), scales(t.extents);
+    std::vector<uint64_t> at(t.extents), scales(t.extents), sketched(t.extents);
+    std::vector<int8_t> its_sketch(t.sketch.size());
     for (uint32_t e = 0; e < t.extents; ++e) {
       at[e] = reinterpret_cast<uint64_t>(t.pages.data() + std::size_t{e} * s.kv_heads * PageShape::pages_bytes());
+      const std::size_t bytes = s.kv_heads * t.page.sketch_bytes(), place = (t.extents - 1 - e) * bytes;  // the last one first
+      std::copy_n(t.sketch.data() + e * bytes, bytes, its_sketch.data() + place);
+      sketched[e] = reinterpret_cast<uint64_t>(sketch.data() + place);
       scales[e] = reinterpret_cast<uint64_t>(t.scales.data() + std::size_t{e} * s.kv_heads * t.page.scales_bytes() / 2);
     }
-    pages_at.put(at.data()), scales_at.put(scales.data());
+    sketch.put(its_sketch.data()), sketch_at.put(sketched.data()), pages_at.put(at.data()), scales_at.put(scales.data());
     kv = {layer,
           s.kv_heads,
           s.group,
@@ -130,13 +135,13 @@ struct OnDevice {
           t.page.sketch_dim(),
           counts.data(),
           budget.data(),
-          sketch.data(),
-          s.kv_heads * t.page.sketch_bytes(),
-          t.page.sketch_bytes(),
+          sketch_at.data(),
           pages_at.data(),
           scales_at.data(),
           0,
           0,
+          0,
+          t.page.sketch_bytes(),
           basis.data(),
           sinks.data(),
           centre.data(),
@@ -146,7 +151,7 @@ struct OnDevice {
   Memory<DeviceCounts> counts;
   Memory<DeviceBudget> budget;
   Memory<int8_t> sketch;
-  Memory<uint64_t> pages_at, scales_at;
+  Memory<uint64_t> sketch_at, pages_at, scales_at;
   Memory<float> basis, sinks, centre, window, q, k, v;
   DeviceKv kv;
 };

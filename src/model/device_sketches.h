@@ -1,0 +1,62 @@
+// The sketches of keys that a device has in its memory, in blocks of some extents that lie side by side. Forks of a timeline share the blocks that they
+// have in common: where one writes on, it has the last block for itself.
+//
+// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one session has, or may find, does not change. Threads: all
+// functions may run together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "compute/device.h"
+
+namespace kvasir {
+
+struct SketchBlock {
+  DeviceBuffer<int8_t> memory;    // [extents of a block][layers][kv_heads][sketch_bytes]
+  std::vector<uint64_t> stamps;   // [extents of a block]; 0: nothing is there
+
+  // Whether it has all that is wanted; a wanted stamp of 0 is nothing.
+  bool has(const std::vector<uint64_t>& wanted) const {
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (wanted[i] && wanted[i] != stamps[i]) return false;
+    return true;
+  }
+};
+
+// Of the sessions of one model, and the layers that a device has.
+class DeviceSketches {
+ public:
+  // That has these very stamps; null where none does.
+  std::shared_ptr<SketchBlock> find(const std::vector<uint64_t>& stamps) {
+    const std::lock_guard lock(mutex_);
+    const auto at = blocks_.find(stamps);
+    return at == blocks_.end() ? nullptr : at->second.lock();
+  }
+  // Whether the block is the caller's alone, who may write to it then: nobody finds it any more.
+  bool take(const std::shared_ptr<SketchBlock>& block) {
+    const std::lock_guard lock(mutex_);
+    if (block.use_count() > 1) return false;
+    blocks_.erase(block->stamps);
+    return true;
+  }
+  // Others find it from now on. What the caller is to have: this one, or what another was first to add with the same. Throws std::bad_alloc.
+  std::shared_ptr<SketchBlock> add(std::shared_ptr<SketchBlock> block) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(blocks_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<SketchBlock>& there = blocks_[block->stamps];
+    if (std::shared_ptr<SketchBlock> first = there.lock()) return first;
+    there = block;
+    return block;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::vector<uint64_t>, std::weak_ptr<SketchBlock>> blocks_;
+};
+
+}  // namespace kvasir
