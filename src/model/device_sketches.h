@@ -1,8 +1,8 @@
 // The sketches of keys that a device has in its memory, in blocks of some extents that lie side by side. Forks of a timeline share the blocks that they
 // have in common: where one writes on, it has the last block for itself.
 //
-// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one session has, or may find, does not change. Threads: all
-// functions may run together.
+// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one session has had, or may find, does not change. Threads: all
+// functions of DeviceSketches may run together.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,7 @@ namespace kvasir {
 struct SketchBlock {
   DeviceBuffer<int8_t> memory;    // [extents of a block][layers][kv_heads][sketch_bytes]
   std::vector<uint64_t> stamps;   // [extents of a block]; 0: nothing is there
+  bool shared = false;            // others than the first session have found it; DeviceSketches' own
 
   // Whether it has all that is wanted; a wanted stamp of 0 is nothing.
   bool has(const std::vector<uint64_t>& wanted) const {
@@ -35,13 +36,13 @@ class DeviceSketches {
   std::shared_ptr<SketchBlock> find(const std::vector<uint64_t>& stamps) {
     const std::lock_guard lock(mutex_);
     const auto at = blocks_.find(stamps);
-    return at == blocks_.end() ? nullptr : at->second.lock();
+    return at == blocks_.end() ? nullptr : share(at->second);
   }
   // Whether the block is the caller's alone, who may write to it then: nobody finds it any more.
-  bool take(const std::shared_ptr<SketchBlock>& block) {
+  bool take(const SketchBlock& block) {
     const std::lock_guard lock(mutex_);
-    if (block.use_count() > 1) return false;
-    blocks_.erase(block->stamps);
+    if (block.shared) return false;
+    blocks_.erase(block.stamps);
     return true;
   }
   // Others find it from now on. What the caller is to have: this one, or what another was first to add with the same. Throws std::bad_alloc.
@@ -49,12 +50,18 @@ class DeviceSketches {
     const std::lock_guard lock(mutex_);
     std::erase_if(blocks_, [](const auto& entry) { return entry.second.expired(); });
     std::weak_ptr<SketchBlock>& there = blocks_[block->stamps];
-    if (std::shared_ptr<SketchBlock> first = there.lock()) return first;
+    if (std::shared_ptr<SketchBlock> first = share(there)) return first;
     there = block;
     return block;
   }
 
  private:
+  static std::shared_ptr<SketchBlock> share(const std::weak_ptr<SketchBlock>& found) {
+    std::shared_ptr<SketchBlock> block = found.lock();
+    if (block) block->shared = true;
+    return block;
+  }
+
   std::mutex mutex_;
   std::map<std::vector<uint64_t>, std::weak_ptr<SketchBlock>> blocks_;
 };

@@ -142,7 +142,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
       blocks_moved_ = true;
       continue;
     }
-    if (!block || !sketches_->take(block)) {
+    if (!block || !sketches_->take(*block)) {
       auto fresh = std::make_shared<SketchBlock>();
       fresh->stamps.assign(block_extents_, 0);
       if (Status s = fresh->memory.allocate(device_, block_extents_ * size, what); !s.ok()) return s;
