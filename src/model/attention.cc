@@ -74,6 +74,7 @@ Status Attention::run(uint32_t layer, uint32_t first, uint32_t n, const float* q
   }
   Status s = !selector        ? exact(layer, first, n, q, store, softcap_, cancel, out, totals)
              : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
+             : plan.together && n - first > 1 ? together(layer, first, n, q, store, *selector, plan, cancel, out, totals)
                               : selective(layer, first, n - first, 1, q, store, *selector, plan, memory, cancel,
                                           out + std::size_t{first} * config_.q_width(), totals ? totals + std::size_t{first} * config_.heads : nullptr);
   if (trace_ && s.ok() && !cancel.fired()) {

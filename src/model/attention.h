@@ -3,6 +3,7 @@
 //   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
 //   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse prefill)
+//   together:   so do those of a question, which are few
 //
 // Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages depends on sizes alone, never on the number of
 // threads; blocks of queries may, as a query's sums do not depend on its neighbours. So results are the same bits on any number.
@@ -109,6 +110,12 @@ class Attention {
                    const CancelLatch& cancel, float* out, float* totals);
   void choose_for_block(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
                         uint64_t budget, const CancelLatch& cancel, Worker* worker) const;
+  struct Question;
+  Status together(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
+                  const CancelLatch& cancel, float* out, float* totals);
+  Status choose_for_question(const Question& of);
+  Status read_for_question(const Question& of, float* out, float* totals);
+  AttentionState question_state(std::size_t i, uint32_t rows);  // of near, [kv_heads], and of what the parts read
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t first, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
                    const Plan& plan, const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
@@ -139,7 +146,12 @@ class Attention {
   std::vector<Worker> workers_;
   std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
   Array<float> partials_;                   // states of a block's parts
-  std::vector<Selection> block_choices_;    // [blocks of the step] what the last filter layer chose, one list each
+  std::vector<Selection> block_choices_;    // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a question chose
+  std::vector<Array<float>> question_sums_; // [parts of the question][kv_heads] summed shares of the quads
+  struct QuestionPart {
+    uint32_t head, begin, end;              // pages of the head's choice
+  };
+  std::vector<QuestionPart> question_parts_;
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

@@ -43,6 +43,9 @@ class File {
   // when the process is killed.
   static Status create_nameless(const std::string& folder, File* out);
 
+  // The very file to be read, opened once more: threads that read by the same handle wait for each other. Code::not_found where its path leads elsewhere now.
+  Status reopen(File* out) const;
+
   bool is_open() const { return fd_ >= 0; }
   const std::string& path() const { return path_; }
   bool is_at(const std::string& path) const;  // whether a path leads to this very file, however it is written
@@ -130,6 +133,13 @@ uint32_t processor_count();  // those this process may use
 uint64_t now_ns();           // monotonic
 uint64_t physical_memory();  // bytes that the machine has
 uint64_t hash_seed();        // another in every process: who writes a file cannot choose what collides in its tables
+
+// Of the calling thread, in the order in which threads first asked.
+inline uint32_t thread_number() {
+  static std::atomic<uint32_t> next{0};
+  static thread_local const uint32_t number = next.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
 
 // A thread's name as debuggers and `top` show it.
 void name_this_thread(const char* name);

@@ -91,6 +91,16 @@ Status File::open_read(const std::string& path, File* out) {
   return {};
 }
 
+Status File::reopen(File* out) const {
+  File file;
+  struct stat here, there;
+  if (Status s = open_read(path_, &file); !s.ok()) return s;
+  if (fstat(fd_, &here) != 0 || fstat(file.fd_, &there) != 0 || here.st_dev != there.st_dev || here.st_ino != there.st_ino)
+    return failed("open", path_, ENOENT);
+  *out = std::move(file);
+  return {};
+}
+
 Status File::create_temporary(const std::string& target, File* out) {
   if (target.empty() || target.back() == '/') return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   struct stat info;

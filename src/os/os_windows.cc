@@ -104,6 +104,18 @@ Status File::open_read(const std::string& path, File* out) {
   return {};
 }
 
+Status File::reopen(File* out) const {
+  File file;
+  file.path_ = path_;
+  file.fd_ = retried("open", path_, [&] {
+    const HANDLE handle = ReOpenFile(handle_of(fd_), GENERIC_READ, share_all, 0);
+    return handle == INVALID_HANDLE_VALUE ? intptr_t{failing()} : reinterpret_cast<intptr_t>(handle);
+  });
+  if (file.fd_ < 0) return failed("open", path_, errno);
+  *out = std::move(file);
+  return {};
+}
+
 Status File::create_temporary(const std::string& target, File* out) {
   const std::size_t name = name_begin(target);
   if (name == target.size()) return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));

@@ -60,6 +60,7 @@ struct Plan {
   uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0 where the strategy has its own
   float coverage = 0;          // SelectorQuery::coverage
   bool certify = false;        // ReadCounts::certificate
+  bool together = false;       // the tokens of a step choose together (a question's)
   bool by_blocks = false;      // neighbouring queries of a step choose together (sparse prefill),
   uint64_t recent_tokens = 0;  // and read so many sealed tokens before the step whatever is chosen
   uint32_t search_breadth = 0;

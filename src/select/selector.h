@@ -162,6 +162,9 @@ class Selector {
   }
   // One list for the rows of many tokens (StrategyInfo::reads_blocks), by the sum of their shares of attention. The scores of so many rows are there at a time.
   void select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const;
+  // The same in parts: the sums of some rows, [blocks or quads], and the choice by the sums of all, of which query.rows.rows says how many they are.
+  Scanned sum_shares(const SelectorQuery& query, SelectorScratch* scratch, Array<float>* sums) const;
+  void choose_by_sums(const SelectorQuery& query, const Array<float>& sums, SelectorScratch* scratch, Selection* out) const;
 
  protected:
   // Makes shares of what scan() found and sums them into the first row of scratch->scores; chooses by such a sum over all rows.
@@ -190,6 +193,7 @@ struct StrategyInfo {
   static constexpr uint32_t reads_keys = 1024;   // of more pages than it chooses, where they lie
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
   static constexpr uint32_t on_device = 4096;    // a GPU has it too: model/attention_device.h
+  static constexpr uint32_t asks_together = 8192;  // the tokens of a question may choose together: Plan::together
   static constexpr uint32_t scans = 2048;        // by Selector::scan(), once for the queries of several tokens
   std::optional<IndexKind> index = {};  // that it searches
   bool has(uint32_t trait) const { return (traits & trait) != 0; }

@@ -16,7 +16,7 @@ constexpr StrategyInfo strategies[] = {
     // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples | StrategyInfo::takes_coverage |
-         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::on_device},
+         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::asks_together | StrategyInfo::on_device},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys, IndexKind::ood},
     {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys, IndexKind::ood},
@@ -59,6 +59,21 @@ void Selector::select_together(const SelectorQuery& query, uint32_t rows, Select
   std::copy(scratch->sums.begin(), scratch->sums.end(), scratch->scores.data());
   choose_together(query, scratch, out);
   out->summary_bytes += all.summary_bytes, out->keys_scanned += all.keys_scanned;
+}
+
+Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratch, Array<float>* sums) const {
+  scratch->scores.clear();
+  const Scanned scanned = scan(query, scratch);
+  if (!scanned.intact) return scanned;
+  sum(query, scratch);
+  const auto begin = scratch->scores.begin();
+  sums->assign(begin, begin + static_cast<std::ptrdiff_t>(scratch->scores.size() / query.rows.rows));
+  return scanned;
+}
+
+void Selector::choose_by_sums(const SelectorQuery& query, const Array<float>& sums, SelectorScratch* scratch, Selection* out) const {
+  scratch->scores.assign(sums.begin(), sums.end());
+  choose_together(query, scratch, out);
 }
 
 const StrategyInfo* strategy_info(std::string_view name) {

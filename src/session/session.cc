@@ -141,6 +141,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
       if (Status s = prepare_strategy(cancel, nullptr); !s.ok()) return s;
       if (Status s = choose_once(cancel); !s.ok()) return s;
       plan_step(&step);
+      step.plan.together = asks_together(step);
     }
     Array<float> errors;
     if (probes) plan_probe(&step, &errors);
@@ -164,6 +165,13 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }
   return {};
+}
+
+// Not where each token's own choice is looked at.
+bool Session::asks_together(const ForwardStep& step) {
+  const Plan& plan = step.plan;
+  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::asks_together) && plan.share_heads && !plan.certify && !step.trace &&
+         plan.compare == CompareLevel::none;
 }
 
 // Which layers a choice of pages serves badly is a property of model and text, so it is measured where the exact answer is known:

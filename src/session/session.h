@@ -152,6 +152,7 @@ class Session {
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
   void plan_step(ForwardStep* step);
+  static bool asks_together(const ForwardStep& step);
   bool probe_is_due() const;
   void plan_probe(ForwardStep* step, Array<float>* errors);
   Status plan_read(ForwardStep* step, uint64_t left);

@@ -26,6 +26,10 @@ constexpr uint64_t word_blocks = 64;                      // blocks a word of th
 constexpr uint64_t verify_step = uint64_t{1} << 20;       // bytes between two looks at the cancel flag: well under 1 ms
 constexpr uint32_t most_pieces = word_blocks;             // places that one read fills
 
+// A system counts who uses an open file. Sixteen threads that read 450,000 pages which memory held needed 3.3 us for one by the same open file, 1.1 us by their own;
+// four needed 1.3 and 1.0.
+constexpr uint32_t handle_threads = 4;
+
 // What every choice of pages reads from end to end.
 bool is_read_whole(SectionKind kind) {
   return kind == SectionKind::bounds;
@@ -60,11 +64,18 @@ Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>
     return Status::error(Code::corrupt, "%s changed its size while it was opened", path.c_str());
   }
   cache->file_ = std::move(file);
+  for (uint32_t threads = handle_threads; pool && threads < pool->threads(); threads += handle_threads)  // fewer where the system has no more: only slower
+    if (os::File more; cache->file_.reopen(&more).ok()) cache->more_files_.push_back(std::move(more));
   cache->place_sections();
   if (Status s = cache->read_tables(cache->tables_.get(), pool); !s.ok()) return s;
   cache->seen_ = Array<std::atomic<uint64_t>>(ceil_div(size, block_bytes * word_blocks));
   *out = std::move(cache);
   return {};
+}
+
+const os::File& CacheFile::file() const {
+  const std::size_t i = os::thread_number() % (1 + more_files_.size());
+  return i == 0 ? file_ : more_files_[i - 1];
 }
 
 void CacheFile::place_sections() {
@@ -90,7 +101,7 @@ void CacheFile::place_sections() {
 Status CacheFile::read_tables(uint64_t* to, ThreadPool* pool) const {
   FirstFailure failure;
   by_pieces(table_bytes(), pool, [&](std::size_t at, std::size_t size) {
-    if (Status s = file_.read(header_.tables_offset() + at, reinterpret_cast<std::byte*>(to) + at, size); !s.ok()) failure.note(std::move(s));
+    if (Status s = file().read(header_.tables_offset() + at, reinterpret_cast<std::byte*>(to) + at, size); !s.ok()) failure.note(std::move(s));
   });
   if (Status s = std::move(failure).take(); !s.ok()) return s;
   for (const Section& section : sections()) {
@@ -128,7 +139,7 @@ Status CacheFile::read(const Section& section, uint64_t first, std::span<std::by
     const std::size_t count = std::min<std::size_t>(to.size(), most_pieces);
     const uint64_t begin = first * block_bytes, end = std::min(section.bytes, begin + count * block_bytes);
     for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], static_cast<std::size_t>(std::min(block_bytes, end - begin - i * block_bytes))};
-    if (Status s = file_.read(section.offset + begin, {pieces, count}); !s.ok()) return s;
+    if (Status s = file().read(section.offset + begin, {pieces, count}); !s.ok()) return s;
     for (std::size_t i = 0; i < count; ++i)
       if (!block_is_intact(section, first + i, to[i])) return damaged(section, first + i);
     first += count;
@@ -139,7 +150,7 @@ Status CacheFile::read(const Section& section, uint64_t first, std::span<std::by
 
 Status CacheFile::read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const {
   const uint64_t begin = first * block_bytes, end = std::min(section.bytes, begin + count * block_bytes);
-  if (Status s = file_.read(section.offset + begin, to, static_cast<std::size_t>(end - begin)); !s.ok()) return s;
+  if (Status s = file().read(section.offset + begin, to, static_cast<std::size_t>(end - begin)); !s.ok()) return s;
   for (uint64_t i = 0; i < count; ++i)
     if (!block_is_intact(section, first + i, to + i * block_bytes)) return damaged(section, first + i);
   return {};
@@ -247,7 +258,7 @@ Status CacheFile::require_zero(uint64_t begin, uint64_t end) const {
   std::array<std::byte, section_align> bytes;  // what lies between two sections is shorter
   while (begin < end) {
     const auto size = static_cast<std::size_t>(std::min<uint64_t>(end - begin, bytes.size()));
-    if (Status s = file_.read(begin, bytes.data(), size); !s.ok()) return s;
+    if (Status s = file().read(begin, bytes.data(), size); !s.ok()) return s;
     if (!is_zero(bytes.data(), size)) {
       for (std::size_t i = 0; bytes[i] == std::byte{0}; ++i) ++begin;
       return Status::error(Code::corrupt, "%s is damaged: byte %llu, between its sections, is not zero", path_.c_str(),

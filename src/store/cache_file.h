@@ -114,6 +114,7 @@ class CacheFile {
 
  private:
   CacheFile() = default;
+  const os::File& file() const;  // to read by
   Status read_tables(uint64_t* to, ThreadPool* pool) const;  // [blocks_]
   void place_sections();
   std::size_t index_of(const Section& section) const { return static_cast<std::size_t>(&section - sections().data()); }
@@ -128,6 +129,7 @@ class CacheFile {
 
   std::string path_;
   os::File file_;
+  std::vector<os::File> more_files_;  // the same, for other threads
   os::Mapping mapping_;
   CacheHeader header_;
   struct Place {

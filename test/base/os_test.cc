@@ -298,6 +298,24 @@ TEST_CASE("a file is known by whatever path leads to it") {
   CHECK_FALSE(file.is_at(""));
 }
 
+TEST_CASE("a file that is opened again is the same one, or none") {
+  TempFolder folder;
+  const std::string path = folder.file("a");
+  write_file(path, {1});
+  os::File file, again, other;
+  REQUIRE(os::File::open_read(path, &file).ok());
+  REQUIRE(file.reopen(&again).ok());
+  CHECK(again.is_at(path));
+  write_file(folder.file("b"), {2});
+  if (on_windows) return;  // which opens a file again wherever it is
+  REQUIRE(os::rename_replace(folder.file("b"), path).ok());
+  CHECK(file.reopen(&other).code() == Code::not_found);
+  CHECK_FALSE(other.is_open());
+  uint8_t byte = 0;
+  REQUIRE(again.read(0, &byte, 1).ok());
+  CHECK(byte == 1);
+}
+
 TEST_CASE("renaming replaces, removing what is absent says so, folders sync") {
   TempFolder folder;
   write_file(folder.file("a"), {1});
