@@ -291,7 +291,8 @@ typedef struct kv_session_options {
   /* 1: each token that decode attends by chosen pages gets a certificate: how much of its exact attention was read at least, whatever the keys
    * are, from Quest's upper bounds of all that was not read. Costs a scan of these bounds; kv_stats has it as last_certificate (the mean of
    * query heads and tokens) and last_least_certificate. Samples of "bounded" do not count as read. Such bounds are loose: of a long document they may
-   * leave next to nothing certain. 0 (default): no certificate. */
+   * leave next to nothing certain. With it, as with `compare` and where an answer is traced, each token of a question chooses for itself, which takes
+   * longer: otherwise those of "bounded" choose together. 0 (default): no certificate. */
   uint32_t certify;
   /* How documents are read behind their first 4096 tokens: NULL or "full": exactly. "bounded", "quest", "flat", "filter-layers" or "window": sparsely,
    * several times faster where the text is long: about forty neighbouring tokens read the same tokens before them, which that strategy chooses by the

@@ -74,9 +74,10 @@ Status Attention::run(uint32_t layer, uint32_t first, uint32_t n, const float* q
   }
   Status s = !selector        ? exact(layer, first, n, q, store, softcap_, cancel, out, totals)
              : plan.by_blocks ? by_blocks(layer, n, q, store, *selector, plan, cancel, out, totals)
-             : plan.together && n - first > 1 ? together(layer, first, n, q, store, *selector, plan, cancel, out, totals)
-                              : selective(layer, first, n - first, 1, q, store, *selector, plan, memory, cancel,
-                                          out + std::size_t{first} * config_.q_width(), totals ? totals + std::size_t{first} * config_.heads : nullptr);
+             : plan.together && n - first > 1
+                 ? together(layer, first, n, q, store, *selector, plan, cancel, out, totals)
+                 : selective(layer, first, n - first, 1, q, store, *selector, plan, memory, cancel, out + std::size_t{first} * config_.q_width(),
+                             totals ? totals + std::size_t{first} * config_.heads : nullptr);
   if (trace_ && s.ok() && !cancel.fired()) {
     if (!selector) trace_exact(layer, n, q, store, totals, cancel);
     trace_->end_layer(totals + std::size_t{n - 1} * config_.heads, pool_);
@@ -280,7 +281,7 @@ Status Attention::fetch_choice(uint32_t layer, uint32_t head, std::size_t i, con
 // What was chosen for one token, whose rows and state these are, first what stands for itself, then samples of the rest. traced: for trace_, too.
 Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                                 const Plan& plan, bool traced, const CancelLatch& cancel, Worker* w) const {
-  PageStore::Hold hold;
+  PageStore::Hold hold(keeps_pages_);
   const std::size_t lists = w->selection.lists.size();
   for (std::size_t i = 0; i < lists; ++i) {
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));

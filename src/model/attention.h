@@ -67,6 +67,9 @@ class Attention {
   // From now on what the last token of a step attends is added to it, by run() exact or selective with totals and no cap; null: to nothing.
   void set_trace(Trace* trace) { trace_ = trace; }
 
+  // From now on pages of a mapped file are kept or not, when they have been attended: those that a device is about to read itself need no second place.
+  void set_keeping(bool keeps) { keeps_pages_ = keeps; }
+
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
   // written, uncommitted rows. Of the tokens before `first` nothing is attended or written. selector null: exact. totals: [n][heads] ln of the sum of
   // e^score that each query attended, or null; exact ones are of the scores as they are also where a cap is set, which is a second pass. When
@@ -139,6 +142,7 @@ class Attention {
   const HeadShape config_;
   float softcap_ = 0;
   Trace* trace_ = nullptr;
+  bool keeps_pages_ = true;
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;

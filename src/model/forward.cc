@@ -73,6 +73,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
     const bool attends = !why_not && !reads;
+    attention_.set_keeping(why_not != Stage::not_yet);
     if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel, pool_}); !s.ok()) return s;
     if (attends) {

@@ -26,8 +26,8 @@ constexpr uint64_t word_blocks = 64;                      // blocks a word of th
 constexpr uint64_t verify_step = uint64_t{1} << 20;       // bytes between two looks at the cancel flag: well under 1 ms
 constexpr uint32_t most_pieces = word_blocks;             // places that one read fills
 
-// A system counts who uses an open file. Sixteen threads that read 450,000 pages which memory held needed 3.3 us for one by the same open file, 1.1 us by their own;
-// four needed 1.3 and 1.0.
+// A system counts who uses an open file. Sixteen threads that read 450,000 pages which memory held needed 3.3 us for one by the same open file, 1.1 us by
+// their own; four needed 1.3 and 1.0.
 constexpr uint32_t handle_threads = 4;
 
 // What every choice of pages reads from end to end.

@@ -85,8 +85,8 @@ struct PageCache::Room {
     return no_slot;
   }
 
-  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is missing as far as there are any.
-  void look_up(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
+  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is missing as far as there are any and it is kept.
+  void look_up(uint32_t head, std::span<const uint32_t> numbers, bool keeps, PageRef* refs, Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
     const uint32_t* const its = slot_of.data() + head * pages;
     const std::lock_guard lock(mutex);
     for (uint32_t i = 0; i < numbers.size(); ++i) {
@@ -99,6 +99,7 @@ struct PageCache::Room {
       slots[there - 1].used = true;
       pin(there - 1, held);
     }
+    if (!keeps) return;
     for (PageHold::Missing& m : *missing) {
       m.slot = take();
       if (m.slot == no_slot) return;
@@ -181,7 +182,7 @@ Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRe
   hold->begin(room_for(head, numbers.size()), numbers.size());
   Part& part = parts_[head % parts()];
   const uint32_t in_part = head / parts();
-  hold->room_->look_up(in_part, numbers, refs, &hold->slots_, &hold->missing_);
+  hold->room_->look_up(in_part, numbers, hold->keeps_, refs, &hold->slots_, &hold->missing_);
   part.found.fetch_add(numbers.size() - hold->missing_.size(), std::memory_order_relaxed);
   if (hold->missing_.empty()) return {};
   part.read.fetch_add(hold->missing_.size(), std::memory_order_relaxed);

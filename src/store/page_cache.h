@@ -94,7 +94,8 @@ class PageCache {
 // What a thread attends: the pages of one fetch, which stay where they are meanwhile. Lets go when it is destroyed.
 class PageHold {
  public:
-  PageHold() = default;
+  // keeps: pages that it brings stay for later fetches; otherwise they are its own.
+  explicit PageHold(bool keeps = true) : keeps_(keeps) {}
   ~PageHold() { release(); }
   PageHold(const PageHold&) = delete;
   PageHold& operator=(const PageHold&) = delete;
@@ -110,6 +111,7 @@ class PageHold {
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
   Array<Missing> missing_;  // while they are read
+  const bool keeps_;
   Buffer<int8_t> beside_;   // pages for which there was no slot,
   Buffer<uint16_t> scales_beside_;  // and their scales
 };

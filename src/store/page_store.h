@@ -64,6 +64,8 @@ class PageStore {
   PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;  // all its tokens, where the slab has them
   // What a thread attends of one list.
   struct Hold {
+    // keeps: whether what is read of a mapped file stays for later ones.
+    explicit Hold(bool keeps = true) : mapped(keeps) {}
     PageHold mapped, spilled;
     Array<uint32_t> numbers;  // of pages in the file that they were spilled to
   };

@@ -201,6 +201,21 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
     read += static_cast<double>(out.tokens);
   }
   CHECK(drawn.size() > draws / 2);  // their own random numbers
+  Array<float> sums, more;
+  for (uint32_t first = 0; first < rows; first += 12) {  // the same in parts
+    SelectorQuery part = query;
+    part.draw = draws - 1;
+    part.rows = row_of(query.rows, first, 12);
+    part.near_m += first, part.near_l += first;
+    CHECK(strategy_info("bounded")->make()->sum_shares(part, &scratch, &more).intact);
+    if (first == 0) sums = more;
+    else cpu_kernels().add(sums.data(), more.data(), sums.size());
+  }
+  query.draw = draws - 1;
+  Selection parts;
+  strategy_info("bounded")->make()->choose_by_sums(query, sums, &scratch, &parts);
+  CHECK(parts.sample_numbers == out.sample_numbers);
+  CHECK(parts.page_numbers == out.page_numbers);
   CHECK(heaviest > 5);
   CHECK(heaviest < 10 * 1152 / budget * 1.01);
   CHECK(read / draws == doctest::Approx(budget).epsilon(0.05));

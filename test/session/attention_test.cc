@@ -1,12 +1,17 @@
 // Attention by a choice: tokens of a step that share a scan of the summaries get what each would get alone.
 #include "model/attention.h"
+#include "select/blocks.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 using namespace kvasir;
@@ -51,6 +56,10 @@ struct Reading {
                             uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
     const Plan plan = make_plan(select, sealed, 1, {});
     const auto selector = plan.strategy->make ? plan.strategy->make() : nullptr;
+    return attend_by(plan, selector.get(), tokens, together, threads, scans, first, totals, cap);
+  }
+  std::vector<float> attend_by(const Plan& plan, const Selector* selector, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
+                               uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
     KvStore timeline(store);
     Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
     attention.set_softcap(cap);
@@ -59,7 +68,7 @@ struct Reading {
     for (std::size_t at = 0; at < tokens; at += together) {
       REQUIRE(timeline.prepare(together).ok());
       timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
-      REQUIRE(attention.run(0, first, together, q.data() + at * heads.q_width(), timeline, selector.get(), plan, nullptr, CancelLatch(nullptr),
+      REQUIRE(attention.run(0, first, together, q.data() + at * heads.q_width(), timeline, selector, plan, nullptr, CancelLatch(nullptr),
                             out.data() + at * heads.q_width(), totals ? totals->data() + at * heads.heads : nullptr).ok());
       timeline.commit(together, cpu_kernels(), &pool(1));
     }
@@ -148,4 +157,122 @@ TEST_CASE("the last tokens of a step attend alone what they attend among all") {
       }
     }
   }
+}
+
+namespace {
+
+// Chooses the same for all, a list and samples, and notes by which queries.
+class Fixed final : public Selector {
+ public:
+  struct Row {
+    uint32_t kv_head;
+    std::vector<float> query;
+    float total;  // of sinks and window
+  };
+  explicit Fixed(const PageShape& shape) : shape_(shape) {}
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    scratch->scores.assign(std::size_t{query.rows.rows} * 4, 1.0f);
+    const std::lock_guard lock(mutex_);
+    for (uint32_t r = 0; r < query.rows.rows; ++r) {
+      const float* row = query.rows.f32 + std::size_t{r} * query.rows.dim;
+      rows_.push_back({query.kv_head, {row, row + query.rows.dim}, query.near_m[r] + std::log(query.near_l[r])});
+    }
+    return {100, true};
+  }
+  void choose(const SelectorQuery& query, SelectorScratch*, Selection* out) const override { choose_fixed(query.kv_head, out); }
+  std::vector<Row> take_rows() const {
+    std::sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return std::tie(a.kv_head, a.query) < std::tie(b.kv_head, b.query); });
+    return std::exchange(rows_, {});
+  }
+  mutable std::vector<float> sums_;  // by which was chosen, one a head
+  mutable std::vector<uint32_t> chosen_for_;
+
+ protected:
+  void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    for (uint32_t i = 0; i < 4; ++i) scratch->scores[i] = static_cast<float>(query.rows.rows);
+  }
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+    choose_fixed(query.kv_head, out);
+    const std::lock_guard lock(mutex_);
+    sums_.push_back(scratch->scores.at(3));
+    chosen_for_.push_back(query.rows.rows);
+  }
+
+ private:
+  void choose_fixed(uint32_t kv_head, Selection* out) const {
+    begin_selection(1, out);
+    out->samples.assign(1, {}), out->sample_numbers.assign(1, {});
+    out->sampled = true;
+    for (uint32_t page = 1 + kv_head; page < sealed / shape_.page_tokens; page += 2) {
+      out->lists[0].push_back({nullptr, nullptr, 0x5});
+      out->page_numbers[0].push_back(page);
+      if (page % 4 == 1) continue;
+      out->samples[0].push_back({nullptr, nullptr, 0xf0, 1.5f});
+      out->sample_numbers[0].push_back(page);
+    }
+    out->tokens = 2 * out->lists[0].size() + 4 * out->samples[0].size();
+  }
+  const PageShape shape_;
+  mutable std::mutex mutex_;
+  mutable std::vector<Row> rows_;
+};
+
+}  // namespace
+
+TEST_CASE("tokens that choose together attend what is chosen for them as they would alone, by the queries of every second one") {
+  for (const HeadShape& shape : {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 40, 1, 32}, HeadShape{1, 4, 2, 128}}) {
+    const Reading reading(shape);
+    const Fixed selector(reading.store.shape().page);
+    Plan plan = make_plan(choosing("bounded", true), sealed, 1, {});
+    for (const uint32_t tokens : {2u, 6u, asked}) {
+      for (const float cap : {0.0f, 2.0f}) {
+        CAPTURE(shape.head_dim);
+        CAPTURE(tokens);
+        CAPTURE(cap);
+        plan.together = false;
+        std::vector<float> totals, its_totals;
+        const auto alone = reading.attend_by(plan, &selector, tokens, tokens, 2, nullptr, 0, &totals, cap);
+        const std::vector<Fixed::Row> all = selector.take_rows();
+        plan.together = true;
+        selector.sums_.clear(), selector.chosen_for_.clear();
+        const auto together = reading.attend_by(plan, &selector, tokens, tokens, 1, nullptr, 0, &its_totals, cap);
+        const std::vector<Fixed::Row> asking = selector.take_rows();
+        for (std::size_t i = 0; i < alone.size(); ++i) REQUIRE(together[i] == doctest::Approx(alone[i]).epsilon(1e-4));
+        for (std::size_t i = 0; i < totals.size(); ++i) REQUIRE(its_totals[i] == doctest::Approx(totals[i]).epsilon(1e-5));
+        const uint32_t block = std::max(1u, 128 / shape.group()), blocks = (tokens + block - 1) / block;
+        if (blocks == 1) CHECK(asking.size() == std::size_t{(tokens + 1) / 2} * shape.heads);
+        std::size_t found = 0;
+        for (const Fixed::Row& row : asking)
+          for (const Fixed::Row& of : all)
+            if (of.kv_head == row.kv_head && of.query == row.query) {
+              ++found;
+              CHECK(row.total == doctest::Approx(of.total).epsilon(1e-5));
+            }
+        CHECK(found == asking.size());
+        for (const uint32_t d : {0u, shape.head_dim - 1}) {  // the last token's queries are among them
+          const float last = reading.q[(tokens - 1) * shape.q_width() + d] / std::sqrt(static_cast<float>(shape.head_dim));
+          CHECK(std::any_of(asking.begin(), asking.end(), [&](const Fixed::Row& row) { return row.query[d] == doctest::Approx(last); }));
+        }
+        float sum = 0, rows = 0;
+        for (float s : selector.sums_) sum += s;
+        for (uint32_t n : selector.chosen_for_) rows += static_cast<float>(n);
+        CHECK(sum == static_cast<float>(asking.size()));
+        CHECK(rows == sum);
+        for (const uint32_t threads : {3u, 8u}) CHECK(reading.attend_by(plan, &selector, tokens, tokens, threads, nullptr, 0, nullptr, cap) == together);
+        (void)selector.take_rows();
+      }
+    }
+  }
+}
+
+TEST_CASE("tokens that choose together, with a budget of everything, attend everything") {
+  const Reading reading({1, 6, 2, 64});
+  SelectOptions select = choosing("bounded", true);
+  const auto full = reading.attend(choosing("full", true), asked, asked, 1);
+  select.budget_tokens = sealed;
+  Plan plan = make_plan(select, sealed, 1, {});
+  plan.together = true;
+  const auto selector = plan.strategy->make();
+  const auto all = reading.attend_by(plan, selector.get(), asked, asked, 3);
+  for (std::size_t i = 0; i < full.size(); ++i) REQUIRE(all[i] == doctest::Approx(full[i]).epsilon(1e-3));
 }

@@ -77,3 +77,26 @@ TEST_CASE("forks of a loaded session answer beside each other from one cache") {
   for (const auto& tokens : got) CHECK(tokens == expected);
   CHECK(mapped->store().pages().cache_counts().kept == 150);
 }
+
+TEST_CASE("the tokens of a question read together what they choose, but where each one's own choice is looked at") {
+  TempFolder folder;
+  SessionOptions o = quest(256, true);
+  o.select.strategy = "bounded";
+  auto in_memory = open_session(mini_model(), o);
+  read(in_memory.get(), document());
+  REQUIRE(in_memory->prepare(nullptr, {}).ok());
+  REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
+  GenerateOptions options;
+  options.max_tokens = 1;
+  const auto pages_read = [&](bool certify) {
+    auto mapped = load(folder.file("a.kv"), o);
+    SelectOptions select = o.select;
+    select.certify = certify;
+    REQUIRE(mapped->set_select(select).ok());
+    (void)ask(mapped.get(), "Who is the man that Mr. Holmes met at the opera in the evening, and what did he say of the photograph?", options);
+    return mapped->store().pages().cache_counts().read + mapped->store().pages().cache_counts().found;
+  };
+  const uint64_t together = pages_read(false), alone = pages_read(true);
+  CHECK(together > 0);
+  CHECK(together * 5 < alone);
+}

@@ -247,6 +247,25 @@ TEST_CASE("going on after loading reads the last extent past the mapping") {
   for (uint32_t p = 0; p < pages; ++p) CHECK(same(refs[p], 1, 1, p));
 }
 
+TEST_CASE("pages that are not to be kept are right, and nothing of them stays") {
+  Saved saved;
+  const PageStore store = saved.map();
+  const std::vector<uint32_t> numbers{3, 17, 18, 150};
+  std::vector<PageRef> refs(numbers.size());
+  for (int time = 0; time < 2; ++time) {
+    PageStore::Hold hold(false);
+    REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
+    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 1, 2, numbers[i]));
+  }
+  CHECK(store.cache_counts().read == 2 * numbers.size());
+  CHECK(store.cache_counts().kept == 0);
+  PageStore::Hold kept, hold(false);
+  REQUIRE(store.fetch(1, 2, numbers, refs.data(), &kept).ok());
+  REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());  // what is there is found all the same
+  CHECK(store.cache_counts().found == numbers.size());
+  CHECK(store.cache_counts().kept == numbers.size());
+}
+
 // Windows lets nobody cut a file that is mapped.
 TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" * doctest::skip(on_windows)) {
   Saved saved;
