@@ -21,8 +21,8 @@ constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece m
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
-// How many extents of the sketch are in a block of at most `large` bytes: up to 16 where they are small, fewer of large ones, and so many that little is lost where the device hands
-// out whole blocks of its own.
+// How many extents of the sketch are in a block of at most `large` bytes: up to 16 where they are small, fewer of large ones, and so many that little is
+// lost where the device hands out whole blocks of its own.
 uint32_t extents_of_block(std::size_t extent_bytes, uint64_t large) {
   const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
   uint32_t best = most;
