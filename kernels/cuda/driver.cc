@@ -125,6 +125,7 @@ int describe(DeviceContext* c, DeviceInfo* out) {
   if (!error) error = driver().cuMemGetInfo(&unused, &all);
   out->bytes = all;
   out->free_bytes = unused;
+  out->block_bytes = uint64_t{32} << 20;
   out->shared_at_once = uint64_t{256} << 20;  // an H200's driver pins 8 GB in 0.29 to 0.42 s
   return error;
 }

@@ -31,6 +31,7 @@ struct DeviceInfo {
   uint64_t bytes, free_bytes;  // of memory, and what nobody had taken when it was asked
   uint32_t multiprocessors;
   uint64_t shared_at_once;     // bytes of the processor's memory that share_host() takes a hundredth of a second for, or little more
+  uint64_t block_bytes;        // of an array that grows by blocks, at most: large ones are few, small ones are had for nothing
 };
 
 // Weights in the device's memory, as kernels/cuda/layout.h has them; rows and cols as WeightView has them.
@@ -187,6 +188,7 @@ class DeviceBuffer {
   }
   T* get() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  uint64_t taken() const { return Device::taken_by(bytes_); }  // of the device's budget
 
  private:
   void swap(DeviceBuffer& o) noexcept {

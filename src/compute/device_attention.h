@@ -28,7 +28,7 @@ struct DeviceKv {
   uint32_t layer, kv_heads, group, head_dim, dim, page_tokens, sketch_dim;
   const DeviceCounts* counts;
   const DeviceBudget* budget;
-  const uint64_t *sketch_at, *pages_at, *scales_at;        // [extents] where the device reads the arrays of an extent; of a sketch that is not there: 0,
+  const uint64_t *sketch_at, *pages_at, *scales_at;        // [extents] where the device reads the arrays of an extent; of a block that is not there: 0,
   std::size_t sketch_offset, pages_offset, scales_offset;  // and where in them the layer's first head is
   std::size_t sketch_size;                                 // of a head
   const float* basis;                       // [kv_heads][dim][sketch_dim]

@@ -108,9 +108,11 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
   const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
-  // Not in the place of what a fork has for itself.
-  const uint64_t its_work = scores_.bytes() + states_.bytes() + lists_.bytes() + biases_.bytes() + masks_.bytes();
-  if (device_->left() < bytes + reserve + timeline_.bytes_of_fork() + its_work) return {};
+  const auto words = [](std::size_t n) { return Device::taken_by(n * sizeof(uint32_t)); };
+  const uint64_t all = Device::taken_by(bytes) + words(2 * lists * room) + words(2 * lists) + words(lists * room);
+  // Not in the place of what a fork has for itself, which takes the steps that were taken here.
+  const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
+  if (device_->left() < all + reserve + timeline_.bytes_of_fork() + its_work) return {};
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
   if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);
@@ -140,9 +142,7 @@ void AttentionDevice::release() {
   timeline_.release();
   ++generation_;
   room_ = extents_ = most_ = 0;
-  for (DeviceBuffer<float>* b : {&q_, &q_scale_, &projected_scale_, &scores_, &score_sums_, &thresholds_, &biases_, &states_, &totals_, &mass_}) *b = {};
-  for (DeviceBuffer<uint32_t>* b : {&parts_done_, &share_counts_, &masks_, &part_counts_, &lists_, &list_counts_}) *b = {};
-  q8_ = {}, projected_ = {}, share_sums_ = {};
+  std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 
 #include "base/status.h"
 #include "compute/device.h"
@@ -25,8 +26,8 @@ class AttentionDevice {
   // Brings what the device has up to date; devices, *ready and errors: as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
 
-  // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and has a
-  // workspace of `reserve` bytes. Otherwise all are read from the processor's memory. Code::device.
+  // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
+  // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
   Status keep_hot_quads(const KvStore& store, uint64_t reserve);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
@@ -77,6 +78,10 @@ class AttentionDevice {
   DeviceBuffer<uint32_t> parts_done_, share_counts_, masks_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
+  auto buffers() {  // all but those of quads that stay
+    return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, parts_done_,
+                    share_counts_, masks_, part_counts_, share_sums_, lists_, list_counts_);
+  }
   uint32_t usual_ = 0;        // quads that nearly all lists have at most
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers

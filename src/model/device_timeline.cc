@@ -21,10 +21,9 @@ constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece m
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
-// How many extents of the sketch are in a block: up to 16 where they are small, fewer of large ones, and so many that little is lost where the device hands
-// out whole blocks of its own.
-uint32_t extents_of_block(std::size_t extent_bytes) {
-  constexpr uint64_t large = uint64_t{32} << 20;
+// How many extents of the sketch are in a block of at most `large` bytes: up to 16 where they are small, fewer of large ones, and so many that little is
+// lost where the device hands out whole blocks of its own.
+uint32_t extents_of_block(std::size_t extent_bytes, uint64_t large) {
   const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
   uint32_t best = most;
   for (uint32_t n = most; n > most / 2; --n)
@@ -53,9 +52,14 @@ DeviceTimeline::DeviceTimeline(const std::shared_ptr<Device>& device, std::share
       first_(first),
       layers_(layers),
       heads_(heads),
-      block_extents_(extents_of_block(sketch_bytes())) {}
+      block_extents_(extents_of_block(sketch_bytes(), device->info().block_bytes)) {}
 
 DeviceTimeline::~DeviceTimeline() { release(); }
+
+uint64_t DeviceTimeline::bytes_of_fork() {
+  const uint64_t its_buffers = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
+  return 2 * Device::taken_by(block_extents_ * sketch_bytes()) + its_buffers;
+}
 
 void DeviceTimeline::release() {
   for (const Region& r : regions_) device_->unshare(r.begin);
@@ -63,8 +67,7 @@ void DeviceTimeline::release() {
   ++generation_;
   extents_ = window_rows_ = 0;
   blocks_.clear();
-  sketch_at_ = {}, pages_at_ = {}, scales_at_ = {}, counts_ = {}, budgets_ = {};
-  basis_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
+  std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   page_stamps_.clear(), addresses_.clear();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   has_begun_ = false;
@@ -121,60 +124,16 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   return {};
 }
 
-// Of the first extents those whose sketch is another than what the device has, as many at a time as the staging memory holds.
+// Of the first extents those whose sketch is another than what the device has. Block by block: forks that begin together find each other's.
 Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream) {
-  const KeySketch& sketch = store.sketch();
   const std::size_t size = sketch_bytes();
-  const auto together = static_cast<uint32_t>(staging_bytes_ / size);
-  std::vector<uint32_t> changed, wanted;  // blocks, and extents of them
-  std::vector<uint64_t> stamps(block_extents_);  // of a block, as they are to be
-  const auto find_stamps = [&](uint32_t b) {
-    const uint32_t first = b * block_extents_;
-    for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? sketch.stamp(first + i) : 0;
-  };
   if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
+  std::vector<uint64_t> stamps(block_extents_);  // of a block, as they are to be
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
-    find_stamps(b);
-    std::shared_ptr<SketchBlock>& block = blocks_[b];
-    if (block && block->has(stamps)) continue;
-    if (std::shared_ptr<SketchBlock> known = sketches_->find(stamps)) {
-      block = std::move(known);
-      blocks_moved_ = true;
-      continue;
-    }
-    if (!block || !sketches_->take(*block)) {
-      auto fresh = std::make_shared<SketchBlock>();
-      fresh->stamps.assign(block_extents_, 0);
-      if (Status s = fresh->memory.allocate(device_, block_extents_ * size, what); !s.ok()) return s;
-      block = std::move(fresh);
-      blocks_moved_ = true;
-    }
-    changed.push_back(b);
-    for (uint32_t i = 0; i < block_extents_; ++i)
-      if (stamps[i] && block->stamps[i] != stamps[i]) wanted.push_back(b * block_extents_ + i);
-  }
-  for (std::size_t at = 0; at < wanted.size(); at += together) {
-    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
-    FirstFailure failure;
-    pool->run(count, [&](uint32_t i, uint32_t) {
-      const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
-      if (Status s = sketch.copy(wanted[at + i], first, heads, staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
-    });
-    if (Status s = std::move(failure).take(); !s.ok()) return s;
-    int error = 0;
-    for (uint32_t i = 0; i < count && !error; ++i) {
-      const uint32_t e = wanted[at + i];
-      blocks_[e / block_extents_]->stamps[e % block_extents_] = 0;  // until it is there
-      error = ops_.upload(stream, blocks_[e / block_extents_]->memory.get() + e % block_extents_ * size, staging_.get() + i * size, size);
-    }
-    if (!error) error = ops_.wait(stream);
-    if (error) return device_->status(error, what);
-  }
-  for (uint32_t b : changed) {
-    find_stamps(b);
-    blocks_[b]->stamps = stamps;
-    std::shared_ptr<SketchBlock> found = sketches_->add(blocks_[b]);
-    if (std::exchange(blocks_[b], found) != found) blocks_moved_ = true;
+    const uint32_t first = b * block_extents_;
+    for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? store.sketch().stamp(first + i) : 0;
+    if (blocks_[b] && blocks_[b]->has(stamps)) continue;
+    if (Status s = put_block(store.sketch(), b, stamps, pool, stream); !s.ok()) return s;
   }
   if (!blocks_moved_) return {};
   auto* addresses = reinterpret_cast<uint64_t*>(staging_.get());
@@ -184,6 +143,49 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
   }
   if (Status s = send(stream, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); !s.ok()) return s;
   blocks_moved_ = false;
+  return {};
+}
+
+// As many extents of it at a time as the staging memory holds. What there was of a block that others may have is let go of before there is a new one: where
+// nobody has it any more the new one finds its memory.
+Status DeviceTimeline::put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, DeviceStream* stream) {
+  std::shared_ptr<SketchBlock>& block = blocks_[b];
+  if (std::shared_ptr<SketchBlock> known = sketches_->find(stamps)) {
+    block = std::move(known);
+    blocks_moved_ = true;
+    return {};
+  }
+  const std::size_t size = sketch_bytes();
+  if (!block || !sketches_->take(block)) {
+    block.reset();
+    blocks_moved_ = true;
+    auto fresh = std::make_shared<SketchBlock>();
+    fresh->stamps.assign(block_extents_, 0);
+    if (Status s = fresh->memory.allocate(device_, block_extents_ * size, what); !s.ok()) return s;
+    block = std::move(fresh);
+  }
+  std::vector<uint32_t> wanted;  // extents of it
+  for (uint32_t i = 0; i < block_extents_; ++i)
+    if (stamps[i] && block->stamps[i] != stamps[i]) wanted.push_back(i);
+  const auto together = static_cast<uint32_t>(staging_bytes_ / size);
+  for (std::size_t at = 0; at < wanted.size(); at += together) {
+    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
+    FirstFailure failure;
+    pool->run(count, [&](uint32_t i, uint32_t) {
+      const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
+      if (Status s = sketch.copy(b * block_extents_ + wanted[at + i], first, heads, staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
+    });
+    if (Status s = std::move(failure).take(); !s.ok()) return s;
+    int error = 0;
+    for (uint32_t i = 0; i < count && !error; ++i) {
+      block->stamps[wanted[at + i]] = 0;  // until all of it is there
+      error = ops_.upload(stream, block->memory.get() + wanted[at + i] * size, staging_.get() + i * size, size);
+    }
+    if (!error) error = ops_.wait(stream);
+    if (error) return device_->status(error, what);
+  }
+  std::shared_ptr<SketchBlock> added = sketches_->add(stamps, block);
+  if (std::exchange(block, added) != added) blocks_moved_ = true;
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/memory.h"
@@ -30,9 +31,9 @@ class DeviceTimeline {
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
   // For the next step. Waits for the stream. A text of many pages takes long to share: several calls do, of which the first does next to
-  // nothing, and *ready is whether the device has everything. devices: that do so in the same step. Code::no_memory: the device has no room for it; Code::unsupported: it cannot read the processor's
-  // memory, or would pin too much of it: after either release() comes next. Code::corrupt (a damaged summary of a mapped file); Code::device. Throws
-  // std::bad_alloc.
+  // nothing, and *ready is whether the device has everything. devices: that do so in the same step. Code::no_memory: the device has no room for it;
+  // Code::unsupported: it cannot read the processor's memory, or would pin too much of it: after either release() comes next, or another try. Code::corrupt
+  // (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
   Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
   // When it is ready: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
   Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
@@ -47,9 +48,9 @@ class DeviceTimeline {
   DeviceKv layer(uint32_t layer) const;
   DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
   uint32_t extents() const { return extents_; }  // that there is room for
-  bool holds_memory() const { return extents_ > 0 || !regions_.empty(); }
-  // What a fork takes besides what it shares; of the sketch the block that it writes to, and the next one.
-  uint64_t bytes_of_fork() const { return 2 * block_extents_ * sketch_bytes() + window_.bytes() + basis_.bytes() + sinks_.bytes(); }
+  bool holds_memory() const { return extents_ > 0 || !regions_.empty() || !blocks_.empty(); }
+  // What a fork of this length takes besides what it shares; of the sketch the block that it writes to, and the next one.
+  uint64_t bytes_of_fork();
   uint64_t generation() const { return generation_; }
 
  private:
@@ -63,6 +64,7 @@ class DeviceTimeline {
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream);
+  Status put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, DeviceStream* stream);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
@@ -89,6 +91,7 @@ class DeviceTimeline {
   DeviceBuffer<float> basis_, sinks_, centre_, window_;
   DeviceBuffer<DeviceCounts> counts_;
   DeviceBuffer<DeviceBudget> budgets_;
+  auto buffers() { return std::tie(sketch_at_, pages_at_, scales_at_, basis_, sinks_, centre_, window_, counts_, budgets_); }
   PinnedBuffer<DeviceCounts> known_;        // what counts_ gets
   PinnedBuffer<std::byte> staging_;
   std::size_t staging_bytes_ = 0;

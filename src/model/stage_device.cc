@@ -97,7 +97,10 @@ class DeviceStage final : public Stage {
     if (s.ok()) s = prepare();
     if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
     if (s.ok() && !ready) return *why_not = not_yet, Status();
-    if (s.ok()) s = attention_.keep_hot_quads(of.store, device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step));
+    if (s.ok()) {
+      const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
+      s = attention_.keep_hot_quads(of.store, workspace + attended_.taken());
+    }
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
@@ -380,6 +383,7 @@ class DeviceStage final : public Stage {
     return try_resize(n);
   }
 
+  // Blocks of the sketch that another session has too, even one that does nothing, stay: what is tried again afterwards may find no more room than before.
   void release_attention() {
     forget_graphs();
     attention_.release();

@@ -126,7 +126,7 @@ int close(DeviceContext* c) {
 int describe(DeviceContext* c, DeviceInfo* out) {
   if (const int error = begin_call(c)) return error;
   const uint64_t unused = machine().free_bytes[c->index], taken = machine().bytes[c->index];
-  *out = {"A device made of the processor", unused + own_bytes, unused - std::min(unused, taken), 2, machine().shared_at_once};
+  *out = {"A device made of the processor", unused + own_bytes, unused - std::min(unused, taken), 2, machine().shared_at_once, machine().block_bytes};
   return 0;
 }
 

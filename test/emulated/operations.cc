@@ -216,7 +216,8 @@ int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wit
     const std::size_t row = (std::size_t{head} * a.n + token) * kv.group, stride = stride_of(kv, a);
     for (uint32_t e = 0; e * extent_pages < kv.counts->pages; ++e) {
       if (const int error = check_sketch(kv.sketch_at[e] + kv.sketch_offset)) return error;
-      cpu().score_sketch(shape, kv.group, a.projected + row * kv.sketch_dim, a.projected_scale + row, sketch_of(kv, head, e), nullptr, a.scores + row * stride + std::size_t{e} * shape.extent_quads(), stride);
+      cpu().score_sketch(shape, kv.group, a.projected + row * kv.sketch_dim, a.projected_scale + row, sketch_of(kv, head, e), nullptr,
+                         a.scores + row * stride + std::size_t{e} * shape.extent_quads(), stride);
     }
     return 0;
   });
