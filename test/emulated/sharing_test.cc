@@ -1,4 +1,5 @@
 // The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, by the processor.
+#include <thread>
 #include <vector>
 
 #include "../session/device_helpers.h"
@@ -159,4 +160,82 @@ TEST_CASE("a text that is let go of before all of it is shared leaves nothing") 
   CHECK(emulated::machine().shared > before);
   session.reset();
   CHECK(emulated::machine().shared == before);
+}
+
+TEST_CASE("forks that begin at the same time have a sketch of many blocks once, and attend as each would alone") {
+  emulated::Changed small(emulated::machine().block_bytes, 1);  // every extent is a block
+  const auto open = [] {
+    std::shared_ptr<const Model> model;
+    REQUIRE(open_on("cuda", 0, &model).ok());
+    return model;
+  };
+  std::vector<Token> text = book_tokens(3400);
+  text.erase(text.begin(), text.begin() + 3000);
+  struct Outcome {
+    std::vector<Token> answer, then;
+    bool attended = false;
+  };
+  const auto take_steps = [&](Session* session, std::size_t i) {
+    Outcome out;
+    out.answer = continue_with(session, 3);
+    read(session, std::span<const Token>(text).subspan(100 * i, 100));  // its own: it writes to the last block
+    out.then = continue_with(session, 3);
+    out.attended = attends(*session);
+    return out;
+  };
+  constexpr std::size_t count = 3;
+  std::vector<Outcome> alone;
+  uint64_t taken = 0;
+  {
+    const auto model = open();
+    const auto base = load(model, read_file(), bounded_options(200));
+    const uint64_t before = emulated::machine().bytes[0];
+    std::vector<std::unique_ptr<Session>> forks(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      REQUIRE(base->fork(&forks[i]).ok());
+      alone.push_back(take_steps(forks[i].get(), i));
+    }
+    taken = emulated::machine().bytes[0] - before;
+  }
+  for (int time = 0; time < 3; ++time) {
+    const auto model = open();
+    const auto base = load(model, read_file(), bounded_options(200));
+    const uint64_t before = emulated::machine().bytes[0];
+    std::vector<std::unique_ptr<Session>> forks(count);
+    for (auto& fork : forks) REQUIRE(base->fork(&fork).ok());
+    std::vector<Outcome> got(count);
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < count; ++i) threads.emplace_back([&, i] { got[i] = take_steps(forks[i].get(), i); });
+    for (std::thread& t : threads) t.join();
+    CHECK(emulated::machine().bytes[0] - before == taken);
+    for (std::size_t i = 0; i < count; ++i) {
+      CAPTURE(i);
+      CHECK(got[i].attended);
+      CHECK(got[i].answer == alone[i].answer);
+      CHECK(got[i].then == alone[i].then);
+    }
+  }
+}
+
+TEST_CASE("a sketch that is made anew takes the place of the one before, also where a fork that is gone had it") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", 0, &model).ok());
+  auto session = load(model, read_file(), bounded_options(200));
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
+  (void)continue_with(session.get(), 2);
+  (void)continue_with(fork.get(), 2);
+  CHECK((attends(*session) && attends(*fork)));
+  fork.reset();
+  const StoreShape& shape = model->store_shape();
+  const uint64_t extent = shape.heads_total() * shape.page.sketch_bytes(), sketch = session->store().pages().extents() * extent;
+  std::vector<Token> text = book_tokens(3400);
+  text.erase(text.begin(), text.begin() + 3000);
+  const uint64_t built = session->store().sketch().basis_stamp();
+  const uint64_t before = emulated::machine().bytes[0];
+  emulated::Changed full(emulated::machine().most_bytes[0], before + sketch / 2);
+  read(session.get(), text);
+  CHECK(session->store().sketch().basis_stamp() != built);
+  (void)continue_with(session.get(), 2);
+  CHECK(attends(*session));
 }
