@@ -62,4 +62,10 @@ Buffer<T> make_buffer(std::size_t n) {
   return Buffer<T>(Allocator<T>().allocate(n));
 }
 
+// Whether nobody else has it, who may write to it then; of nothing true. Copies that other threads have let go of they no longer read.
+template <class T>
+bool is_sole(const std::shared_ptr<T>& p) {
+  return p.use_count() < 2 && (std::shared_ptr<T>(p), true);  // use_count() alone does not wait for what they read; a count that goes up and down does
+}
+
 }  // namespace kvasir

@@ -42,13 +42,14 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const bool on_device = !model_->device_weights().empty();
   const bool may_attend = on_device && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
   const bool may_read = on_device && !step.selector && !step.trace && !step.memory && n > 1;
-  const KvStore::Together together = may_attend ? KvStore::Together::layers : may_read ? KvStore::Together::heads : KvStore::Together::nothing;
+  const bool many = n > 1 && store->budget().bytes == 0;
+  const KvStore::Together together = may_attend ? KvStore::Together::lists : may_read || many ? KvStore::Together::heads : KvStore::Together::nothing;
   if (Status s = store->prepare_rows(n, together, pool_); !s.ok()) return s;
   bool has_pages = false;
   const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_); };
   if (!may_read)
     if (Status s = prepare_pages(); !s.ok()) return s;
-  if (step.queries) step.queries->prepare();
+  if (step.queries) step.queries->prepare(n, pool_);
 
   constexpr uint32_t rows = 32;  // of embeddings, a task's
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
@@ -92,8 +93,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     for (uint32_t l = stage->first_layer(); !attends && !reads && l < stage->end_layer(); ++l) {
       Stage::Projected of;
       if (Status s = stage->project(l, &of); !s.ok()) return s;
-      store->write(l, n, of.k, of.v);
-      store->observe(l, n, of.q, c.heads);
+      many ? enter(l, n, {of.q, of.k, of.v}, store) : enter_alone(l, n, {of.q, of.k, of.v}, store);
       const uint32_t first = first_wanted(step, l);
       if (Status s = attend(step, l, first, of, cancel, store); !s.ok()) return s;
       if (Status s = stage->complete(l, first); !s.ok()) return s;
@@ -129,17 +129,11 @@ Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress*
 // A text, by a stage that attends it too: what the store and strategies learn from a layer they learn while the stage goes on.
 Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
                      const std::function<Status()>& meanwhile) {
-  const ModelConfig& c = model_->config();
-  const auto n = static_cast<uint32_t>(step.tokens.size());
+  const uint32_t n = static_cast<uint32_t>(step.tokens.size()), kv_heads = model_->config().kv_heads;
   const auto take = [&](uint32_t layer, const Stage::Read& read) {
-    pool_->run(2 * c.kv_heads, [&](uint32_t task, uint32_t) {
-      const uint32_t head = task / 2;
-      if (task % 2) return store->write_values(layer, head, n, read.v);
-      store->write_keys(layer, head, n, read.k);
-      store->observe(layer, head, n, read.q, c.heads);
-    });
+    enter(layer, n, {read.q, read.k, read.v}, store);
     store->seal(layer, n, kernels_, pool_);
-    if (step.queries) step.queries->write(layer, n, read.q, read.totals);
+    if (step.queries) step.queries->write(layer, n, read.q, read.totals, pool_);
     if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, read.q);
     return step.probe ? probe(step, layer, read.q, read.a, *store) : Status();
   };
@@ -147,7 +141,7 @@ Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const 
   if (Status s = stage->read(of, outputs, meanwhile, take); !s.ok()) return s;
   if (cancel.fired()) return cancelled();
   const uint64_t behind_sinks = store->pages().pages() > 1 ? store->sealed_tokens() - store->shape().page.page_tokens : 0;
-  const uint64_t lists = uint64_t{n} * c.kv_heads * (stage->end_layer() - stage->first_layer());
+  const uint64_t lists = uint64_t{n} * kv_heads * (stage->end_layer() - stage->first_layer());
   ReadCounts counts;
   counts.tokens_read = counts.tokens_present = behind_sinks * lists;
   counts.pages_touched = behind_sinks / store->shape().page.page_tokens * lists;
@@ -155,12 +149,26 @@ Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const 
   return {};
 }
 
-// What a stage that attends has found.
-void Forward::keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store) {
-  const auto n = static_cast<uint32_t>(step.tokens.size());
+// What a layer has projected goes to the store, by the pool.
+void Forward::enter(uint32_t layer, uint32_t n, const Entering& of, KvStore* store) {
+  pool_->run(2 * model_->config().kv_heads, [&](uint32_t task, uint32_t) {
+    const uint32_t head = task / 2;
+    if (task % 2) return store->write_values(layer, head, n, of.v);
+    store->write_keys(layer, head, n, of.k);
+    store->observe(layer, head, n, of.q, model_->config().heads);
+  });
+}
+
+void Forward::enter_alone(uint32_t layer, uint32_t n, const Entering& of, KvStore* store) {
   store->write(layer, n, of.k, of.v);
   store->observe(layer, n, of.q, model_->config().heads);
-  if (step.queries) step.queries->write(layer, n, of.q, of.totals);
+}
+
+// What a stage that attends has found; by one of the pool's workers.
+void Forward::keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store) {
+  const auto n = static_cast<uint32_t>(step.tokens.size());
+  enter_alone(layer, n, {of.q, of.k, of.v}, store);
+  if (step.queries) step.queries->write(layer, n, of.q, of.totals, nullptr);
 }
 
 // The first token that a layer's attention, and what comes after it, is computed for. In the last layer nothing but logits and recent queries' totals
@@ -186,7 +194,7 @@ Status Forward::attend(const ForwardStep& step, uint32_t layer, uint32_t first, 
     if (Status s = attention_.filter_blocks(layer, n, of.q, *store, *step.selector, step.plan, cancel); !s.ok()) return s;
   if (step.memory && step.plan.is_filter(layer))
     attention_.filter(layer, n, of.q, totals_.get(), *store, step.queries, *step.selector, step.plan, cancel, step.memory);
-  if (step.queries) step.queries->write(layer, n, of.q, totals_.get());
+  if (step.queries) step.queries->write(layer, n, of.q, totals_.get(), pool_);
   if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, of.q);
   if (step.probe)
     if (Status s = probe(step, layer, of.q, of.a, *store); !s.ok()) return s;

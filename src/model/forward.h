@@ -64,6 +64,11 @@ class Forward {
   void resize(uint32_t n);
   uint32_t first_wanted(const ForwardStep& step, uint32_t layer) const;
   Status attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
+  struct Entering {
+    const float *q, *k, *v;  // as Stage::Projected
+  };
+  void enter(uint32_t layer, uint32_t n, const Entering& of, KvStore* store);
+  void enter_alone(uint32_t layer, uint32_t n, const Entering& of, KvStore* store);
   void keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store);
   Status read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
               const std::function<Status()>& meanwhile);

@@ -1,5 +1,5 @@
 // The newest queries of every layer, as attention asked them, for strategies that choose by what was asked lately. They belong to a timeline:
-// copied by a fork, saved, taken back with its tokens.
+// shared with a fork until the one or the other goes on, saved, taken back with its tokens.
 //
 // A step is prepare(), write(layer, ...) for every layer, commit(); until then nothing is visible. Threads: const functions may run together.
 #pragma once
@@ -22,18 +22,6 @@ class RecentQueries {
 
   RecentQueries() = default;
   RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim) : layers_(layers), heads_(heads), head_dim_(head_dim) {}
-  // What is known, not a step that runs. Throws std::bad_alloc.
-  RecentQueries(const RecentQueries& o)
-      : layers_(o.layers_), heads_(o.heads_), head_dim_(o.head_dim_), count_(o.count_), end_(o.end_), newest_(o.newest_) {
-    if (count_ == 0) return;
-    rows_ = make_buffer<float>(size());
-    for (uint32_t l = 0; l < layers_; ++l)
-      for (uint64_t p = begin(); p < end_; ++p) std::copy_n(o.query(l, p), width(), rows_.get() + at(l, p));
-  }
-  RecentQueries(RecentQueries&&) = default;
-  RecentQueries& operator=(RecentQueries&&) = default;
-  RecentQueries& operator=(const RecentQueries& o) { return *this = RecentQueries(o); }
-
   uint32_t count() const { return count_; }  // those of tokens end() - count() .. end() - 1
   uint64_t end() const { return end_; }
   uint64_t begin() const { return end_ - count_; }
@@ -42,18 +30,20 @@ class RecentQueries {
   // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share. Or no_total.
   const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
 
-  // Room for a step. Throws std::bad_alloc.
-  void prepare() {
-    if (!rows_) rows_ = make_buffer<float>(size());
-    if (!pending_) pending_ = make_buffer<float>(size());
+  // Room for a step of n tokens. Throws std::bad_alloc.
+  void prepare(uint32_t n, ThreadPool* pool) {
+    if (!pending_.rows || !is_sole(pending_.rows)) pending_.rows = make_buffer<float>(size());
+    if (n < capacity) own_rows(pool);
   }
   // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals [n][heads].
-  void write(uint32_t layer, uint32_t n, const float* q, const float* totals) {
-    for (uint32_t i = n - std::min(n, capacity); i < n; ++i) {
-      float* to = pending_.get() + (std::size_t{layer} * capacity + (n - 1 - i)) * width();
+  void write(uint32_t layer, uint32_t n, const float* q, const float* totals, ThreadPool* pool) {
+    const uint32_t kept = std::min(n, capacity);
+    run_tasks(kept > 1 ? pool : nullptr, kept, [&](uint32_t task, uint32_t) {
+      const uint32_t i = n - 1 - task;
+      float* to = pending_.rows.get() + (std::size_t{layer} * capacity + task) * width();
       std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
       std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
-    }
+    });
   }
   // The step's tokens were `first` to first + n - 1; what was known of `first` and later is replaced.
   void commit(uint64_t first, uint32_t n) {
@@ -61,10 +51,10 @@ class RecentQueries {
     if (end_ != first) count_ = 0;  // tokens in between were not seen
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
-    if (n >= capacity) return rows_.swap(pending_), newest_ = end_ - 1, void();  // they are as the step has written them
+    if (n >= capacity) return rows_.swap(pending_.rows), newest_ = end_ - 1, void();  // they are as the step has written them
     for (uint32_t l = 0; l < layers_; ++l)
       for (uint32_t i = 0; i < n; ++i)
-        std::copy_n(pending_.get() + (std::size_t{l} * capacity + i) * width(), width(), rows_.get() + at(l, end_ - 1 - i));
+        std::copy_n(pending_.rows.get() + (std::size_t{l} * capacity + i) * width(), width(), rows_.get() + at(l, end_ - 1 - i));
   }
   // For a store that begins to centre its keys after these queries were written: totals become those of centred keys. centre: [layers][kv_heads][dim].
   void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
@@ -106,7 +96,7 @@ class RecentQueries {
   }
   // For a timeline of `tokens` tokens; the size is a whole number of tokens, at most capacity and at most `tokens`.
   void restore(std::span<const float> floats, uint64_t tokens, ThreadPool* pool) {
-    if (!rows_) rows_ = make_buffer<float>(size());
+    rows_ = make_buffer<float>(size());
     end_ = tokens;
     count_ = static_cast<uint32_t>(floats.size() / token_floats());
     run_tasks(pool, layers_, [&](uint32_t l, uint32_t) {
@@ -119,12 +109,30 @@ class RecentQueries {
   std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
   std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width(); }
 
+  // What no copy has.
+  void own_rows(ThreadPool* pool) {
+    if (rows_ && is_sole(rows_)) return;
+    std::shared_ptr<float[]> own = make_buffer<float>(size());
+    run_tasks(pool, count_ > 0 ? layers_ : 0, [&](uint32_t l, uint32_t) {
+      for (uint64_t p = begin(); p < end_; ++p) std::copy_n(query(l, p), width(), own.get() + at(l, p));
+    });
+    rows_ = std::move(own);
+  }
+
+  // Of the object, not of what it knows: stays with it.
+  struct Pending {
+    Pending() = default;
+    Pending(const Pending&) {}
+    Pending& operator=(const Pending&) { return *this; }  // NOLINT: nothing is assigned
+    std::shared_ptr<float[]> rows;
+  };
+
   uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
   uint32_t count_ = 0;
   uint64_t end_ = 0;
   uint64_t newest_ = 0;    // a position whose queries come first
-  Buffer<float> rows_;     // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
-  Buffer<float> pending_;  // [layers][capacity, newest first] of the step that runs
+  std::shared_ptr<float[]> rows_;  // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
+  Pending pending_;        // [layers][capacity, newest first][heads * (head_dim + 1)] of the step that runs
 };
 
 }  // namespace kvasir

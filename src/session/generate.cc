@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-// The timeline as it was when this was made, put back by the destructor unless released. Pages are shared, the window is copied, so
+// The timeline as it was when this was made, put back by the destructor unless released. What there was is shared and not written to, so
 // what comes back is exact.
 struct Session::Restore {
   explicit Restore(Session* s)

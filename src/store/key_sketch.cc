@@ -180,7 +180,7 @@ Status KeySketch::reserve(uint32_t pages) {
   if (!built() || pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the extent that the next page goes to
   extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
-  if (last < extents_.size() && extents_[last].memory.use_count() != 1) {
+  if (last < extents_.size() && !(extents_[last].memory && is_sole(extents_[last].memory))) {
     Extent copy = new_extent();
     if (!extents_[last].memory)
       for (uint32_t at = 0; at < shape_.heads_total(); ++at)

@@ -16,30 +16,6 @@ constexpr uint64_t table_entry = 6;      // bytes a page of a head, in the table
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
     : pages_(shape), sketch_(shape), representatives_(shape, window_tokens), window_tokens_(window_tokens) {}
 
-KvStore::KvStore(const KvStore& other)
-    : pages_(other.pages_),
-      sketch_(other.sketch_),
-      representatives_(other.representatives_),
-      indexes_(other.indexes_),
-      budget_(other.budget_),
-      cache_limit_(other.cache_limit_),
-      let_go_(other.let_go_),
-      window_tokens_(other.window_tokens_),
-      window_count_(other.window_count_),
-      window_stamp_(other.window_stamp_),
-      sinks_stamp_(other.sinks_stamp_),
-      sinks_(other.sinks_),
-      centre_(other.centre_) {
-  const uint32_t count = std::exchange(window_count_, 0);
-  grow_window(count);
-  window_count_ = count;
-  const std::size_t row = shape().page.dim;
-  for (uint32_t l = 0; l < shape().layers; ++l)
-    for (uint32_t h = 0; h < shape().kv_heads; ++h)
-      for (uint32_t which = 0; which < 2; ++which)
-        std::copy_n(other.window_row(l, h, which, 0), count * row, window_row(l, h, which, 0));
-}
-
 float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
   return const_cast<float*>(std::as_const(*this).window_row(layer, head, which, row));
 }
@@ -55,21 +31,22 @@ KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
 
 KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
   const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
-  const float* k = sinks_.data() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
+  const float* k = sinks_->data() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
   return {k, k + size};
 }
 
-// Moves the window to a larger buffer; the old one stays until the new one is complete.
-void KvStore::grow_window(uint32_t rows, ThreadPool* pool) {
-  if (rows <= capacity_) return;
-  const uint64_t doubled = window_tokens_ == keep_all ? uint64_t{capacity_} * 3 / 2 : 0;  // a window that only grows
-  const auto capacity = static_cast<uint32_t>(round_up(std::max<uint64_t>(rows, doubled), capacity_step));
+// Moves the window to a larger buffer, or to one that no copy of the timeline has; the old one stays until the new one is complete.
+void KvStore::own_window(uint32_t rows, ThreadPool* pool) {
+  if (rows <= capacity_ && is_sole(window_)) return;
+  const bool only_grows = window_tokens_ == keep_all && rows > capacity_;
+  const uint64_t wanted = std::max<uint64_t>({rows, window_count_, only_grows ? uint64_t{capacity_} * 3 / 2 : 0});
+  const auto capacity = static_cast<uint32_t>(round_up(wanted, capacity_step));
   const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
-  Buffer<float> grown = make_buffer<float>(planes * capacity * dim);
+  std::shared_ptr<float[]> own = make_buffer<float>(planes * capacity * dim);
   run_tasks(pool, window_count_ > 0 ? static_cast<uint32_t>(planes) : 0, [&](uint32_t p, uint32_t) {
-    std::copy_n(window_.get() + std::size_t{p} * capacity_ * dim, window_count_ * dim, grown.get() + std::size_t{p} * capacity * dim);
+    std::copy_n(window_.get() + std::size_t{p} * capacity_ * dim, window_count_ * dim, own.get() + std::size_t{p} * capacity * dim);
   });
-  window_ = std::move(grown);
+  window_ = std::move(own);
   capacity_ = capacity;
 }
 
@@ -144,7 +121,7 @@ Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
-  grow_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n, pool);
+  own_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n, pool);
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   const uint32_t sealed = pages_after(window_count_ + n);
@@ -155,7 +132,8 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
   const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
-  if (sinks_.empty()) sinks_ = Array<float>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
+  if (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_)))
+    sinks_ = std::make_shared<Array<float>>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
   centre_.reserve(shape().heads_total() * dim);
   if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
@@ -252,7 +230,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-      std::copy_n(window_.get() + std::size_t{i} * capacity_ * dim, size, sinks_.data() + i * size);
+      std::copy_n(window_.get() + std::size_t{i} * capacity_ * dim, size, sinks_->data() + i * size);
   }
   const uint32_t kept = count - sealed * tokens;
   pool->run(shape().heads_total(), [&](uint32_t task, uint32_t) {
@@ -303,7 +281,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   KvStore shorter(shape(), window_tokens_);
   shorter.centre_ = centre_;
   shorter.sinks_ = sinks_;
-  shorter.grow_window(reopened + kept);
+  shorter.own_window(reopened + kept);
   for (uint32_t l = 0; l < shape().layers; ++l) {
     for (uint32_t h = 0; h < shape().kv_heads; ++h) {
       for (uint32_t p = first; p < end; ++p) {
@@ -325,7 +303,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   sketch_.truncate(first);
   representatives_.rewind(tokens);
   indexes_.truncate(sealed_tokens());
-  if (first == 0) sinks_.clear();  // they are made again when the first page is sealed; some of them may have been taken back
+  if (first == 0) sinks_.reset();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
   window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());
@@ -347,17 +325,17 @@ void KvStore::cut(uint32_t pages) {
   if (pages > 0) return;
   sinks_stamp_ = new_stamp();
   centre_.clear();  // the next text is another one: it gets its own
-  sinks_.clear();
+  sinks_.reset();
 }
 
 uint64_t KvStore::private_bytes() const {
   return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() + indexes_.private_bytes() +
-         (window_floats() + sinks_.size() + centre_.size()) * sizeof(float);
+         (window_floats() + sinks_size() + centre_.size()) * sizeof(float);
 }
 
 std::size_t KvStore::window_floats() const { return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim; }
 
-std::size_t KvStore::sinks_size() const { return sinks_.size(); }
+std::size_t KvStore::sinks_size() const { return sinks_ ? sinks_->size() : 0; }
 
 std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
@@ -380,8 +358,8 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.sketch_ = std::move(sketch);
   store.representatives_ = std::move(representatives);
   store.centre_.assign(centre.begin(), centre.end());
-  store.sinks_.assign(sinks.begin(), sinks.end());
-  store.grow_window(window_count);
+  if (!sinks.empty()) store.sinks_ = std::make_shared<Array<float>>(sinks.begin(), sinks.end());
+  store.own_window(window_count);
   const std::size_t dim = store.shape().page.dim, size = window_count * dim;
   run_tasks(pool, store.shape().heads_total() * 2, [&](uint32_t i, uint32_t) {
     std::copy_n(window.data() + i * size, size, store.window_.get() + std::size_t{i} * store.capacity_ * dim);

@@ -43,7 +43,7 @@ class KvStore {
   static constexpr uint32_t keep_all = UINT32_MAX;
 
   KvStore(const StoreShape& shape, uint32_t window_tokens);
-  KvStore(const KvStore& other);  // a fork: shares pages, copies the window
+  KvStore(const KvStore&) = default;  // a fork: shares what there is, until the one or the other goes on
   KvStore(KvStore&&) noexcept = default;
   KvStore& operator=(KvStore&&) noexcept = default;
 
@@ -155,7 +155,7 @@ class KvStore {
   std::size_t window_size() const;  // [layers][kv_heads][2][window_count][dim]
   std::size_t centre_size() const { return centre_.size(); }  // [layers][kv_heads][dim], 0 when nothing is sealed
   std::span<const float> centre() const { return centre_; }
-  std::span<const float> sink_floats() const { return sinks_; }
+  std::span<const float> sink_floats() const { return sinks_ ? std::span<const float>(*sinks_) : std::span<const float>(); }
   Array<float> window_copy() const;
   // A store from saved parts; sizes have been checked by the caller.
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
@@ -165,7 +165,7 @@ class KvStore {
   uint64_t least_bytes(uint64_t tokens, uint32_t step) const;
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
-  void grow_window(uint32_t rows, ThreadPool* pool = nullptr);
+  void own_window(uint32_t rows, ThreadPool* pool = nullptr);
   void fix_centre(uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;
@@ -180,9 +180,9 @@ class KvStore {
   uint32_t capacity_ = 0;    // rows of the window
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // that window_ has
-  Buffer<float> window_;     // [layers][kv_heads][2][capacity][dim]
+  std::shared_ptr<float[]> window_;  // [layers][kv_heads][2][capacity][dim]; copies have it too: a step writes to its own
   std::vector<bool> sealed_ahead_;  // [layers] by seal(), of the step
-  Array<float> sinks_;       // [layers][kv_heads][2][page_tokens][dim]
+  std::shared_ptr<Array<float>> sinks_;  // [layers][kv_heads][2][page_tokens][dim], null when nothing is sealed; not written to again
   Array<float> centre_;      // [layers][kv_heads][dim]
 };
 

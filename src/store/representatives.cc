@@ -54,7 +54,7 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   undecided_.reserve(round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));  // a decode grows it seldom
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
   together_ = together;
-  const uint32_t at_once = together == Together::layers ? shape_.layers : together == Together::heads ? shape_.kv_heads : 1;
+  const uint32_t at_once = together == Together::lists ? heads : together == Together::heads ? shape_.kv_heads : 1;
   sums_.resize((std::size_t{n} + 1) * shape_.page.dim * at_once);
   const uint32_t complete = pages / block_pages;
   if (complete <= blocks()) return {};
@@ -76,7 +76,7 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   if (!known_) return;
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim, heads = shape_.heads_total();
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
-  const uint32_t place = together_ == Together::layers ? layer : together_ == Together::heads ? head : 0;
+  const uint32_t place = together_ == Together::lists ? static_cast<uint32_t>(at) : together_ == Together::heads ? head : 0;
   double* const sums = sums_.data() + place * (std::size_t{n} + 1) * dim;
   std::fill_n(sums, dim, 0.0);
   for (uint32_t j = 0; j < n; ++j) {

@@ -48,7 +48,7 @@ class Representatives {
   // Room for n more tokens, and for the blocks that will be complete when `pages` are sealed; checks the pages that those are made from. Throws
   // std::bad_alloc; Code::corrupt.
   // together: what will be observed by several threads at once, which takes memory that most_bytes() does not count.
-  enum class Together { nothing, layers, heads };
+  enum class Together { nothing, heads, lists };  // heads: those of one layer; lists: those of all layers
   Status prepare(uint32_t n, uint32_t pages, const PageStore& store, Together together = Together::nothing);
   // Of one layer and KV head. k: [before + n][dim] the window's keys with the step's, centre: [dim] what was subtracted from them, or null.
   // q: the step's queries, `group` rows of head_dim one after another, the next token's `width` floats on.
@@ -95,8 +95,7 @@ class Representatives {
   std::vector<Block> room_;  // for those that the step completes
   Array<float> undecided_;   // [tokens behind the blocks][layers * kv_heads]
   Array<float> added_;       // [local + n][layers * kv_heads] by the step, to the last `local` tokens before it and to its own
-  Array<double> sums_;       // [n + 1][dim] of queries of one head; of every layer's newest head where layers are observed together, of
-                             // the newest layer's heads where these are
+  Array<double> sums_;       // [n + 1][dim] of queries, of each that may be observed together
   std::shared_ptr<Mapped> mapped_;
 };
 

@@ -22,8 +22,8 @@ struct Case {
     q = normals(std::size_t{n} * sample_heads * head_dim, 2, 0, 3);
     totals = normals(std::size_t{n} * sample_heads, 3, 5, 1);
     for (uint32_t t = 0; t < before; ++t) {  // as decode adds them, one by one
-      recent.prepare();
-      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t));
+      recent.prepare(1, nullptr);
+      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
       recent.commit(position - before + t, 1);
     }
   }
@@ -96,8 +96,8 @@ TEST_CASE("a filter layer's window leaves out what was forgotten, and tokens tha
   Case c(128, 20, 20, 1);
   const auto whole = c.choose(FilterWindow::uniform, 30, 2);
   c.recent.rewind(c.position - 3);  // those are of another text now
-  c.recent.prepare();
-  for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 3, c.query(0), c.total(0));
+  c.recent.prepare(3, nullptr);
+  for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 3, c.query(0), c.total(0), nullptr);
   c.recent.commit(c.position - 3, 3);
   CHECK(c.choose(FilterWindow::uniform, 30, 2) != whole);
   CHECK(c.choose(FilterWindow::last, 30, 2) == Case(128, 20, 20, 1).choose(FilterWindow::last, 30, 2));
@@ -105,8 +105,8 @@ TEST_CASE("a filter layer's window leaves out what was forgotten, and tokens tha
   c.position -= 40;  // a small window: 20 pages of 16 tokens reach beyond the older queries
   c.recent.rewind(0);
   for (uint32_t t = 0; t < c.before; ++t) {
-    c.recent.prepare();
-    for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 1, c.query(t), c.total(t));
+    c.recent.prepare(1, nullptr);
+    for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 1, c.query(t), c.total(t), nullptr);
     c.recent.commit(c.position - c.before + t, 1);
   }
   const auto chosen = c.choose(FilterWindow::uniform, 100, 2);

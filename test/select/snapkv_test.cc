@@ -20,8 +20,8 @@ struct Case {
     totals = normals(std::size_t{count} * sample_heads, 3, 5, 1);
     const uint64_t first = uint64_t{pages} * store.shape().page.page_tokens + behind - count;
     for (uint32_t t = 0; t < count; ++t) {
-      recent.prepare();
-      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t));
+      recent.prepare(1, nullptr);
+      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
       recent.commit(first + t, 1);
     }
   }

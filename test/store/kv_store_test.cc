@@ -118,6 +118,36 @@ TEST_CASE("a step that is not committed leaves no trace") {
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
 }
 
+TEST_CASE("a fork has the original's window and sinks until the one or the other goes on") {
+  KvStore store(shape, 64);
+  append(&store, 200, 1);
+  const auto before = contents(store, 1, 2);
+  const float *rows = store.window(0, 0).k, *sinks = store.sinks(0, 0).k;
+  KvStore fork(store), third(fork);
+  CHECK(fork.window(0, 0).k == rows);
+  CHECK(fork.sinks(0, 0).k == sinks);
+  append(&fork, 5, 2);
+  CHECK(fork.window(0, 0).k != rows);
+  CHECK(fork.sinks(0, 0).k == sinks);  // those are never written to again
+  append(&store, 3, 3);
+  CHECK(store.window(0, 0).k != rows);
+  CHECK(contents(third, 1, 2) == before);
+  append(&third, 3, 3);  // it is alone with them now
+  CHECK(third.window(0, 0).k == rows);
+  CHECK(contents(third, 1, 2) == contents(store, 1, 2));
+
+  SUBCASE("also where a fork begins a text anew") {
+    KvStore anew(store);
+    const auto all = contents(store, 0, 1);
+    const float first = *store.sinks(0, 0).k;
+    REQUIRE(anew.rewind(0, cpu_kernels()).ok());
+    append(&anew, 200, 7);
+    CHECK(contents(store, 0, 1) == all);
+    CHECK(*store.sinks(0, 0).k == first);
+    CHECK(*anew.sinks(0, 0).k != first);
+  }
+}
+
 TEST_CASE("a fork shares pages and writes its own") {
   KvStore store(shape, 64);
   append(&store, 700, 1);
