@@ -102,3 +102,27 @@ TEST_CASE("snapkv: a query does not vote for what came after it, and where nothi
   CHECK(Case(64, 0, 3, 3).choose(0, 0, 50, true, 0, 2).lists.at(0).empty());
   CHECK(tokens_of(Case(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);  // all are later than the choice
 }
+
+TEST_CASE("a copy of recent queries has the original's until the one or the other learns more") {
+  Case c(128, 4, 20, 0);
+  const uint64_t newest = c.recent.end() - 1;
+  const float* row = c.recent.query(1, newest);
+  const RecentQueries copy(c.recent);
+  CHECK(copy.query(1, newest) == row);
+  const Array<float> before = copy.floats();
+  for (const uint32_t n : {3u, RecentQueries::capacity}) {  // those that are added to what there is, and those that take its place
+    RecentQueries other(c.recent);
+    const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3), totals = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
+    for (uint32_t step = 0; step < 2; ++step) {
+      other.prepare(n, &pool(2));
+      for (uint32_t l = 0; l < sample_layers; ++l) other.write(l, n, q.data(), totals.data(), &pool(2));
+      other.commit(other.end(), n);
+      CHECK(std::equal(q.begin(), q.begin() + 128, other.query(1, other.end() - n)));
+      CHECK(copy.floats() == before);
+      CHECK(c.recent.floats() == before);
+    }
+    if (n < RecentQueries::capacity) CHECK(std::equal(row, row + 128, other.query(1, newest)));
+    c.recent = RecentQueries(copy);
+    CHECK(c.recent.floats() == before);
+  }
+}
