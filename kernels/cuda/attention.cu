@@ -246,8 +246,8 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
   }
 }
 
-__device__ inline uint8_t* hot_quad(const DeviceKv& kv, const DeviceHotQuads& hot, uint32_t half, uint32_t head, uint32_t i) {
-  return hot.quads + ((std::size_t{half} * kv.kv_heads + head) * hot.room + i) * hot.quad_bytes;
+__device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, uint32_t place) {
+  return hot.quads + (std::size_t{head} * hot.room + place) * hot.quad_bytes;
 }
 
 // A warp has as many quads at a time as a page has.
@@ -272,15 +272,17 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;  // quads at a time; words of four dimensions
   const uint32_t* list = a.lists + at * a.most;
   const float* biases = a.biases + at * a.most;
-  const uint32_t turn = kv.counts->turn, count = a.list_counts[2 * at];
+  const uint32_t count = a.list_counts[2 * at];
   for (uint32_t begin = (blockIdx.x * attend_warps + w) * lanes; begin < count; begin += chosen_parts * attend_warps * lanes) {
     // This lane's quad of them, which others have too.
     const uint32_t i = begin + lane % lanes;
-    const bool there = i < count, stays = there && i < a.hot.room;
+    const bool there = i < count;
     const uint32_t quad = there ? list[i] : 0, page = quad / lanes, in_page = quad % lanes, in_extent = head * extent_pages + page % extent_pages;
+    const uint32_t found = there && a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
+    uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_is_there) - 1) : nullptr;
     const uint8_t *keys = nullptr, *values = nullptr, *scales = nullptr, *value_scales = nullptr;
-    if (const uint32_t found = stays ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0) {
-      keys = hot_quad(kv, a.hot, 1 - turn, head, found - 1);
+    if (found & hot_is_there) {
+      keys = place;
       values = keys + 4 * dim, scales = keys + 8 * dim, value_scales = scales + 8;
     } else if (there) {
       keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) + std::size_t{in_extent} * page_size + in_page * 4 * dim;
@@ -288,7 +290,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       scales = reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
       value_scales = scales + page_tokens * 2;
     }
-    uint8_t* to = stays && first_row == 0 ? hot_quad(kv, a.hot, turn, head, i) : nullptr;
+    uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(keys) + j * (warp / lanes) + lane / lanes) : uint4();

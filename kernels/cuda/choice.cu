@@ -227,17 +227,26 @@ __device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const ui
   return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);
 }
 
-// The first of n ascending numbers that is not below x; n: all are.
-__device__ uint32_t first_not_below(const uint32_t* numbers, uint32_t n, uint32_t x) {
-  uint32_t low = 0, high = n;
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (numbers[middle] < x)
-      low = middle + 1;
-    else
-      high = middle;
+// Where a quad that was chosen is kept, as DeviceHotQuads::found has it. Its places are looked at by other threads too: an entry is taken by the one who exchanges it
+// for its own, and not again in this step, so that each failure to is another's success.
+__device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& counts, uint32_t head, uint32_t quad) {
+  const uint32_t first = hot_place(quad, hot.room);
+  unsigned long long* const entries = hot.entries + std::size_t{head} * hot.room + first;
+  const unsigned long long mine = static_cast<unsigned long long>(counts.step) << 32 | quad;
+  for (;;) {
+    unsigned long long before = 0;  // what the place has
+    uint32_t place = 0, last = UINT32_MAX;
+#pragma unroll
+    for (uint32_t i = 0; i < hot_ways; ++i) {
+      const unsigned long long entry = *reinterpret_cast<volatile unsigned long long*>(entries + i);
+      const bool kept = is_kept(entry, counts);
+      if (kept && static_cast<uint32_t>(entry) == quad) return atomicCAS(entries + i, entry, mine) == entry ? (first + i + 1) | hot_is_there : 0;
+      const uint32_t chosen = kept ? static_cast<uint32_t>(entry >> 32) : 0;
+      if (chosen < last) before = entry, place = i, last = chosen;
+    }
+    if (last == counts.step) return 0;  // all are of this step
+    if (atomicCAS(entries + place, before, mine) == before) return first + place + 1;
   }
-  return low;
 }
 
 }  // namespace
@@ -321,22 +330,16 @@ __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, 
   if (threadIdx.x == 0) a.part_counts[at * gridDim.x + blockIdx.x] = all;
 }
 
-// The same blocks: their part of the list, and which of it the other half of the hot quads has.
+// The same blocks: their part of the list, and where it is kept.
 __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, DeviceAttention a) {
   after_previous();
   constexpr uint32_t its_masks = choose_quads / warp;
   static_assert(its_masks <= choose_threads);
-  __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks], range[2], before[choose_quads];
+  __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks];
   const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
   const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
-  const DeviceHotQuads& hot = a.hot;
-  const uint32_t turn = kv.counts->turn, mine = turn * kv.kv_heads + head, other = (1 - turn) * kv.kv_heads + head;
-  if (end <= page_quads || kv.budget->most == 0) {  // nothing is chosen
-    if (hot.room && thread == 0 && blockIdx.x == 0) hot.held_counts[mine] = 0;
-    return;
-  }
-  if (begin >= end) return;
+  if (end <= page_quads || kv.budget->most == 0 || begin >= end) return;
   const uint32_t* counts = a.part_counts + at * gridDim.x;
   uint32_t before_block = 0, first_place, all;
   for (uint32_t i = thread; i < blockIdx.x; i += choose_threads) before_block += counts[i];
@@ -346,21 +349,10 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   const uint32_t its_place = first_place + before_this<choose_threads>(static_cast<uint32_t>(__popc(its)), parts[1], &all);
   if (thread < its_masks) places[thread] = its_place;
   __syncthreads();
-  const uint32_t found = min(first_place + all, a.most);  // more than there is room for is all but impossible
-  if (begin + choose_quads >= end && thread == 0) {
-    a.list_counts[2 * at] = found;
-    if (hot.room) hot.held_counts[mine] = min(found, hot.room);
-  }
+  if (begin + choose_quads >= end && thread == 0) a.list_counts[2 * at] = min(first_place + all, a.most);  // more than there is room for is all but impossible
   const float t = a.thresholds[at];
   const float* shares = a.scores + at * kv.group * stride;
-  // Of the quads that the other half has those that are this block's.
-  const uint32_t* held = hot.held + std::size_t{other} * hot.room;
-  const uint32_t held_count = hot.room && kv.counts->hot ? hot.held_counts[other] : 0;
-  if (thread < 2) range[thread] = first_not_below(held, held_count, begin + thread * choose_quads);
-  __syncthreads();
-  const uint32_t first_known = range[0], known = range[1] - first_known;
-  for (uint32_t i = thread; i < known; i += choose_threads) before[i] = held[first_known + i];
-  __syncthreads();
+  const DeviceCounts step = *kv.counts;
   uint32_t again = 0;
   for (uint32_t i = w; i < its_masks; i += choose_threads / warp) {
     const unsigned mask = masks[i];
@@ -369,12 +361,10 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
     const float share = shares[quad];
     a.lists[at * a.most + to] = quad;
     a.biases[at * a.most + to] = share < t ? __logf(t / share) : 0.0f;
-    if (to >= hot.room) continue;
-    const uint32_t place = first_not_below(before, known, quad);
-    const bool there = place < known && before[place] == quad;
-    hot.found[std::size_t{head} * hot.room + to] = there ? first_known + place + 1 : 0;
-    hot.held[std::size_t{mine} * hot.room + to] = quad;
-    again += there;
+    if (!a.hot.room) continue;
+    const uint32_t found = keep_quad(a.hot, step, head, quad);
+    a.hot.found[std::size_t{head} * a.most + to] = found;
+    again += found >> 31;
   }
   if (again > 0) atomicAdd(a.list_counts + 2 * at + 1, again);
 }

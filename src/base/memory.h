@@ -48,6 +48,13 @@ struct Allocator {
 template <class T>
 using Array = std::vector<T, Allocator<T>>;
 
+// Room for so many more, at a cost that does not depend on how many there are: reserve() takes exactly what it is asked for, and moves all of them each time.
+template <class T>
+void make_room_for(Array<T>* array, std::size_t more) {
+  const std::size_t wanted = array->size() + more, grown = array->capacity() + array->capacity() / 2;
+  if (wanted > array->capacity()) array->reserve(wanted > grown ? wanted : grown);
+}
+
 struct Deallocate {
   void operator()(void* p) const noexcept { deallocate(p); }
 };

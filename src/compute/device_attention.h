@@ -13,8 +13,9 @@ namespace kvasir {
 struct DeviceCounts {
   uint32_t pages;   // sealed
   uint32_t window;  // rows before the step
-  uint32_t turn;    // 0 or 1: which half of DeviceHotQuads a step of one token fills;
-  uint32_t hot;     // 1: the other half has the quads that the step before it chose, and they are what they were
+  uint32_t step;    // its number, from 1 on
+  uint32_t since;   // what DeviceHotQuads has of steps before this one is not what it was,
+  uint32_t changed_from, changed_since;  // nor what it has of quads from the former on of steps before the latter
 };
 
 // Quads that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it.
@@ -38,16 +39,28 @@ struct DeviceKv {
   uint32_t window_rows;
 };
 
-// Quads that stay in the device's memory from one token to the next, which chooses many of them again: those of the last choice. A step of
-// one token copies what it reads, from the other half or from the processor's memory, so that nothing has to make room. Of one layer.
+// Quads that stay in the device's memory from one token to the next, which chooses many of them again: a cache of those that were chosen last, of one layer.
+// A quad may have one of hot_ways places, by its number; of these it takes the one whose quad was not chosen for longest. Which quads stay where several want the
+// same places depends on which thread comes first; what is attended does not.
 struct DeviceHotQuads {
-  uint32_t room;          // quads of a KV head that stay, the first ones of its list; 0: none
+  uint32_t room;          // quads of a KV head that stay, a multiple of hot_ways; 0: none
   std::size_t quad_bytes; // of its keys, its values, then the keys' and the values' four scales
-  uint8_t* quads;         // [2][kv_heads][room][quad_bytes]
-  uint32_t* held;         // [2][kv_heads][room] their numbers, ascending
-  uint32_t* held_counts;  // [2][kv_heads]
-  uint32_t* found;        // [kv_heads][room] of this step's list: 1 + where the other half has the quad; 0: it has not
+  uint8_t* quads;         // [kv_heads][room][quad_bytes]
+  unsigned long long* entries;  // [kv_heads][room] the step that chose the quad last in the upper half, its number in the lower; 0: none
+  uint32_t* found;        // [kv_heads][most] of this step's list: 1 + the quad's place, and hot_is_there where its keys and values are there; 0: it has none
 };
+constexpr uint32_t hot_ways = 8, hot_is_there = 1u << 31;
+
+// The first of a quad's places.
+constexpr uint32_t hot_place(uint32_t quad, uint32_t room) {
+  return static_cast<uint32_t>((uint64_t{quad * 0x9e3779b1u} * (room / hot_ways)) >> 32) * hot_ways;
+}
+
+// Whether what the cache has of an entry's quad is what it was.
+constexpr bool is_kept(unsigned long long entry, const DeviceCounts& counts) {
+  const auto quad = static_cast<uint32_t>(entry), step = static_cast<uint32_t>(entry >> 32);
+  return step > 0 && step >= counts.since && (quad < counts.changed_from || step >= counts.changed_since);
+}
 
 // What the operations hand on, of a step of n tokens.
 struct DeviceAttention {

@@ -14,7 +14,8 @@
 namespace kvasir {
 
 constexpr const char* what = "attention";
-constexpr uint32_t most_hot_quads = 4096;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
+constexpr uint32_t most_hot_quads = 8192;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
+constexpr uint32_t hot_lists = 2;          // as many quads stay as so many lists usually have
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                                  const StoreShape& shape, uint32_t first, uint32_t layers)
@@ -93,30 +94,31 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
 }
 
 void AttentionDevice::forget_hot_quads() {
-  hot_ = false;
   hot_room_ = 0;
-  hot_quads_ = {}, held_ = {}, held_counts_ = {}, found_ = {};
+  hot_quads_ = {}, hot_entries_ = {}, found_ = {};
 }
 
-Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve) {
+Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, DeviceStream* stream) {
   const uint32_t quads = store.pages().pages() * shape_.page.page_quads();
-  const uint32_t usual = std::min({usual_, most_, most_hot_quads});
+  const uint32_t usual = std::min(hot_lists * std::min(usual_, most_), most_hot_quads);
   if (std::min(usual, quads) <= hot_tried_) return {};
   forget_hot_quads();
   ++generation_;
-  const uint32_t room = std::min(usual, quads + quads / 4 + shape_.page.extent_quads());
+  const auto room = static_cast<uint32_t>(round_up(std::min(usual, quads + quads / 4 + shape_.page.extent_quads()), hot_ways));
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
-  const uint64_t bytes = 2 * lists * room * hot_quad_bytes();
-  const auto words = [](std::size_t n) { return Device::taken_by(n * sizeof(uint32_t)); };
-  const uint64_t all = Device::taken_by(bytes) + words(2 * lists * room) + words(2 * lists) + words(lists * room);
+  const uint64_t bytes = lists * room * hot_quad_bytes();
+  const uint64_t all = Device::taken_by(bytes) + Device::taken_by(lists * room * sizeof(uint64_t)) + Device::taken_by(lists * most_ * sizeof(uint32_t));
   // Not in the place of what a fork has for itself, which takes the steps that were taken here.
   const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
   if (device_->left() < all + reserve + timeline_.bytes_of_fork() + its_work) return {};
   Status s = hot_quads_.allocate(device_, bytes, what);
-  if (s.ok()) s = held_.allocate(device_, 2 * lists * room, what);
-  if (s.ok()) s = held_counts_.allocate(device_, 2 * lists, what);
-  if (s.ok()) s = found_.allocate(device_, lists * room, what);
+  if (s.ok()) s = hot_entries_.allocate(device_, lists * room, what);
+  if (s.ok()) s = found_.allocate(device_, lists * most_, what);
+  if (s.ok()) {
+    const std::vector<unsigned long long> none(lists * room);
+    s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
+  }
   if (s.ok()) return hot_room_ = room, Status();
   forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);
@@ -133,7 +135,9 @@ Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t
   if (Status s = timeline_.update(store, devices, pool, stream, ready); !s.ok() || !*ready) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
-  if (Status s = timeline_.begin_step(store, std::exchange(hot_, false), stream); !s.ok()) return s;
+  if (under_way_) timeline_.forget_kept();
+  under_way_ = true;
+  if (Status s = timeline_.begin_step(store, stream); !s.ok()) return s;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
 }
@@ -148,7 +152,7 @@ void AttentionDevice::release() {
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {
-  const std::size_t lists = std::size_t{n_} * shape_.kv_heads, hot = layer * std::size_t{shape_.kv_heads} * hot_room_;
+  const std::size_t lists = std::size_t{n_} * shape_.kv_heads, heads = layer * std::size_t{shape_.kv_heads}, hot = heads * hot_room_;
   return {n_,
           extents_,
           most_,
@@ -169,8 +173,7 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           biases_.get(),
           list_counts_.get() + layer * lists * 2,
           states_.get(),
-          {n_ == 1 ? hot_room_ : 0, hot_quad_bytes(), hot_quads_.get() + 2 * hot * hot_quad_bytes(), held_.get() + 2 * hot,
-           held_counts_.get() + std::size_t{2} * layer * shape_.kv_heads, found_.get() + hot}};
+          {n_ == 1 ? hot_room_ : 0, hot_quad_bytes(), hot_quads_.get() + hot * hot_quad_bytes(), hot_entries_.get() + hot, found_.get() + heads * most_}};
 }
 
 int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out,

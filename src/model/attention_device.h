@@ -28,7 +28,7 @@ class AttentionDevice {
 
   // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
   // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
-  Status keep_hot_quads(const KvStore& store, uint64_t reserve);
+  Status keep_hot_quads(const KvStore& store, uint64_t reserve, DeviceStream* stream);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
 
@@ -44,7 +44,7 @@ class AttentionDevice {
 
   void committed(const KvStore& store) {
     timeline_.committed(store, n_);
-    hot_ = n_ == 1;
+    under_way_ = false;
   }
 
   // The stream has been waited for. trim(): lets go of the processor's memory that the store has let go of; release(): of everything.
@@ -85,9 +85,10 @@ class AttentionDevice {
   uint32_t usual_ = 0;        // quads that nearly all lists have at most
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers
-  bool hot_ = false;          // the last step was of one token, and the store has it
+  bool under_way_ = false;    // a step that may have kept quads; one that fails may have kept some that it has not read
   DeviceBuffer<uint8_t> hot_quads_;
-  DeviceBuffer<uint32_t> held_, held_counts_, found_;
+  DeviceBuffer<unsigned long long> hot_entries_;
+  DeviceBuffer<uint32_t> found_;
   PinnedBuffer<float> totals_host_, mass_host_;
   PinnedBuffer<uint32_t> lists_host_, list_counts_host_;
   PinnedBuffer<DeviceBudget> budgets_host_;

@@ -68,7 +68,9 @@ void DeviceTimeline::release() {
   extents_ = window_rows_ = 0;
   blocks_.clear();
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
-  page_stamps_.clear(), addresses_.clear();
+  page_stamps_.clear(), sketch_stamps_.clear();
+  addressed_ = 0;
+  forget_kept();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   has_begun_ = false;
 }
@@ -79,7 +81,7 @@ void DeviceTimeline::trim() {
     if (is_last) device_->unshare(r.begin);
     return is_last;
   });
-  if (dropped > 0) addresses_.clear();
+  if (dropped > 0) addressed_ = 0;
   if (regions_.empty()) has_begun_ = false;
 }
 
@@ -99,7 +101,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   extents_ = window_rows_ = 0;
   ++generation_;
   window_ = {};  // never old and new together
-  addresses_.clear();
+  addressed_ = 0;
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   Status s = sketch_at_.allocate(device_, extents, what);
   if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, what);
@@ -121,12 +123,20 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   blocks_moved_ = true;
   extents_ = extents;
   window_rows_ = rows;
+  addresses_.assign(std::size_t{2} * extents, 0);
   return {};
 }
 
 // Of the first extents those whose sketch is another than what the device has. Block by block: forks that begin together find each other's.
 Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream) {
   const std::size_t size = sketch_bytes();
+  const auto same = [&] {
+    for (uint32_t e = 0; e < extents; ++e)
+      if (sketch_stamps_[e] != store.sketch().stamp(e)) return false;
+    return true;
+  };
+  if (!blocks_moved_ && sketch_stamps_.size() == extents && same()) return {};
+  sketch_stamps_.clear();
   if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
   std::vector<uint64_t> stamps(block_extents_);  // of a block, as they are to be
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
@@ -135,6 +145,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     if (blocks_[b] && blocks_[b]->has(stamps)) continue;
     if (Status s = put_block(store.sketch(), b, stamps, pool, stream); !s.ok()) return s;
   }
+  for (uint32_t e = 0; e < extents; ++e) sketch_stamps_.push_back(store.sketch().stamp(e));
   if (!blocks_moved_) return {};
   auto* addresses = reinterpret_cast<uint64_t*>(staging_.get());
   for (uint32_t e = 0; e < extents_; ++e) {
@@ -248,6 +259,20 @@ Status DeviceTimeline::share(std::span<const std::byte> memory, const std::share
   return {};
 }
 
+// Sets aside what is known of the extents that are another than at the last update. The newest one changes with each page that is sealed; where others have, or
+// there are fewer, memory may no longer be used.
+void DeviceTimeline::note_changes(const PageStore& pages) {
+  const auto before = static_cast<uint32_t>(page_stamps_.size());
+  page_stamps_.resize(pages.extents());
+  uint32_t first = pages.extents();
+  for (uint32_t e = pages.extents(); e-- > 0;)
+    if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) first = e;
+  if (first == pages.extents() && before <= first) return;
+  addressed_ = first + 1 < before ? 0 : std::min(addressed_, first);
+  changed_from_ = std::min(changed_from_, first * shape_.page.extent_quads());
+  changed_since_ = step_ + 1;
+}
+
 // *extents: the first ones, which are shared, and the one that is being filled. What others have shared is at once.
 Status DeviceTimeline::share_pages(const KvStore& store, uint32_t devices, uint32_t* extents) {
   const PageStore& pages = store.pages();
@@ -257,7 +282,7 @@ Status DeviceTimeline::share_pages(const KvStore& store, uint32_t devices, uint3
   uint64_t allowance = all <= most ? UINT64_MAX : has_begun_ ? std::max(most, all / share_steps) / devices + 1 : 0;
   has_begun_ = true;
   const uint64_t begin = os::now_ns();
-  for (uint32_t e = *extents = 0; e < pages.extents(); *extents = ++e) {
+  for (uint32_t e = *extents = addressed_; e < pages.extents(); *extents = ++e) {
     const PageStore::Lasting at = pages.lasting(e);
     if (!at.keep) continue;
     const auto share_array = [&](const void* array, std::span<const std::byte> memory, std::size_t bytes) {
@@ -277,9 +302,10 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   const PageStore& pages = store.pages();
   const uint32_t extents = pages.extents();
   const std::size_t scale_bytes = shape_.page.scales_bytes();
-  std::vector<uint64_t> addresses(std::size_t{2} * extents_, 0);
-  for (Region& r : regions_) r.used = false;
-  for (uint32_t e = 0; e < extents; ++e) {
+  const uint32_t first = addressed_;
+  if (first == 0)
+    for (Region& r : regions_) r.used = false;
+  for (uint32_t e = first; e < extents; ++e) {
     const PageStore::Lasting at = pages.lasting(e);
     if (!at.keep) {
       if (e + 1 < extents) return Status::error(Code::unsupported, "a part of the pages is in a spill file");
@@ -296,21 +322,25 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
         });
         last_stamp_ = pages.stamp(e), last_pages_ = pages.pages();
       }
-      addresses[e] = address_of(last_.get());
-      addresses[extents_ + e] = address_of(last_.get() + its_pages);
+      addresses_[e] = address_of(last_.get());
+      addresses_[extents_ + e] = address_of(last_.get() + its_pages);
       continue;
     }
-    addresses[e] = seen(at.pages) + first_head() * PageShape::pages_bytes();
-    addresses[extents_ + e] = seen(at.scales) + first_head() * scale_bytes;
+    addresses_[e] = seen(at.pages) + first_head() * PageShape::pages_bytes();
+    addresses_[extents_ + e] = seen(at.scales) + first_head() * scale_bytes;
   }
-  std::erase_if(regions_, [&](const Region& r) {
-    if (!r.used) device_->unshare(r.begin);
-    return !r.used;
-  });
-  std::memcpy(staging_.get(), addresses.data(), addresses.size() * sizeof(uint64_t));
-  if (Status s = send(stream, pages_at_.get(), staging_.get(), extents_ * sizeof(uint64_t)); !s.ok()) return s;
-  if (Status s = send(stream, scales_at_.get(), staging_.get() + extents_ * sizeof(uint64_t), extents_ * sizeof(uint64_t)); !s.ok()) return s;
-  addresses_ = std::move(addresses);
+  if (first == 0)
+    std::erase_if(regions_, [&](const Region& r) {
+      if (!r.used) device_->unshare(r.begin);
+      return !r.used;
+    });
+  const std::size_t count = extents - first;
+  auto* staged = reinterpret_cast<uint64_t*>(staging_.get());
+  std::copy_n(addresses_.data() + first, count, staged);
+  std::copy_n(addresses_.data() + extents_ + first, count, staged + count);
+  if (Status s = send(stream, pages_at_.get() + first, staged, count * sizeof(uint64_t)); !s.ok()) return s;
+  if (Status s = send(stream, scales_at_.get() + first, staged + count, count * sizeof(uint64_t)); !s.ok()) return s;
+  addressed_ = extents;
   return {};
 }
 
@@ -318,25 +348,21 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
   const PageStore& pages = store.pages();
   *ready = false;
   Status s = device_->status(ops_.wait(stream), what);
-  page_stamps_.resize(pages.extents());
-  for (uint32_t e = 0; e < pages.extents(); ++e)
-    if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) addresses_.clear(), pages_changed_ = true;
+  note_changes(pages);
   uint32_t extents = pages.extents();
-  if (s.ok() && addresses_.empty()) s = share_pages(store, devices, &extents);
+  if (s.ok() && addressed_ < extents) s = share_pages(store, devices, &extents);
   *ready = extents == pages.extents();
   if (!s.ok() || (extents == 0 && !*ready)) return s;
   s = make_room(store);
   if (s.ok()) s = put_summaries(store, extents, pool, stream);
   if (!s.ok() || !*ready) return s;
   s = put_window(store, pool, stream);
-  if (s.ok() && addresses_.empty()) s = put_addresses(store, pool, stream);
+  if (s.ok() && addressed_ < extents) s = put_addresses(store, pool, stream);
   return s;
 }
 
-Status DeviceTimeline::begin_step(const KvStore& store, bool hot, DeviceStream* stream) {
-  turn_ = 1 - turn_;
-  const bool changed = std::exchange(pages_changed_, false);
-  *known_.get() = {store.pages().pages(), store.window_count(), turn_, hot && !changed};
+Status DeviceTimeline::begin_step(const KvStore& store, DeviceStream* stream) {
+  *known_.get() = {store.pages().pages(), store.window_count(), ++step_, kept_since_, changed_from_, changed_since_};
   return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)), what);
 }
 

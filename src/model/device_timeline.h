@@ -35,8 +35,10 @@ class DeviceTimeline {
   // Code::unsupported: it cannot read the processor's memory, or would pin too much of it: after either release() comes next, or another try. Code::corrupt
   // (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
   Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
-  // When it is ready: tells the device what there is now. hot: as DeviceCounts has it, so far as the caller knows; pages that have changed end it.
-  Status begin_step(const KvStore& store, bool hot, DeviceStream* stream);
+  // When it is ready: tells the device what there is now.
+  Status begin_step(const KvStore& store, DeviceStream* stream);
+  // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
+  void forget_kept() { kept_since_ = step_ + 1; }
   // After the step: the store has committed the very keys and values that the device has written to its window.
   void committed(const KvStore& store, uint32_t n);
 
@@ -67,6 +69,7 @@ class DeviceTimeline {
   Status put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, DeviceStream* stream);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  void note_changes(const PageStore& pages);
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
   uint64_t seen(const void* p);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
@@ -81,9 +84,9 @@ class DeviceTimeline {
   const uint32_t first_, layers_, heads_;
   const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
-  bool pages_changed_ = false;              // since the last begin_step()
   bool has_begun_ = false;                  // to share pages
-  uint32_t turn_ = 0;
+  uint32_t step_ = 0, kept_since_ = 0;      // as DeviceCounts has them, and so are
+  uint32_t changed_from_ = UINT32_MAX, changed_since_ = 0;  // these
   uint64_t generation_ = 0;
   std::vector<std::shared_ptr<SketchBlock>> blocks_;  // of the sketch
   bool blocks_moved_ = false;               // since sketch_at_ was written
@@ -99,9 +102,10 @@ class DeviceTimeline {
   uint64_t last_stamp_ = 0;
   uint32_t last_pages_ = 0;                 // pages that there were in all
 
-  std::vector<uint64_t> page_stamps_;       // of the pages at the last update
+  std::vector<uint64_t> page_stamps_, sketch_stamps_;  // of the pages, and of the sketch that is in blocks_, at the last update
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
-  std::vector<uint64_t> addresses_;         // that were uploaded: pages, then scales; empty when pages have changed since
+  std::vector<uint64_t> addresses_;         // [2][extents_] that were uploaded: pages, then scales;
+  uint32_t addressed_ = 0;                  // of so many extents, the first ones, they still are right
   std::vector<Region> regions_;
   std::size_t last_seen_ = 0;               // of regions_; may be past its end
 };

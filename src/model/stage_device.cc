@@ -99,7 +99,7 @@ class DeviceStage final : public Stage {
     if (s.ok() && !ready) return *why_not = not_yet, Status();
     if (s.ok()) {
       const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
-      s = attention_.keep_hot_quads(of.store, workspace + attended_.taken());
+      s = attention_.keep_hot_quads(of.store, workspace + attended_.taken(), stream_);
     }
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();

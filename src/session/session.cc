@@ -125,7 +125,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
                               uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary;
   const bool document = reading == Reading::document, by_plan = reading == Reading::answer || (!document && !chooses_once());
-  tokens_.reserve(tokens_.size() + tokens.size());
+  make_room_for(&tokens_, tokens.size());
   next_logits_.resize(vocabulary);
   while (*done < tokens.size()) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");

@@ -31,7 +31,6 @@ struct PageStore::Slab {
   std::shared_ptr<SpillFile> spill;       // when spilled, with
   os::Mapping mapping;                    // its pages
   uint32_t index = 0;                     // its extent in either file
-  uint64_t stamp = new_stamp();           // PageStore::stamp()
 
   ~Slab() {
     deallocate_pages(memory);
@@ -44,16 +43,18 @@ struct PageStore::Slab {
   }
 };
 
-// A counted reference. unique() acquires what the other owners did before they let go, so that writing is safe.
+// A counted reference. unique() acquires what the other owners did before they let go, so that writing is safe. The stamp is here, not in the slab, because
+// all of them are looked at for each token: a slab changes only where there is one reference.
 class PageStore::SlabRef {
  public:
   explicit SlabRef(Slab* slab) : slab_(slab) {}
-  SlabRef(const SlabRef& other) : slab_(other.slab_) {
+  SlabRef(const SlabRef& other) : slab_(other.slab_), stamp_(other.stamp_) {
     if (slab_) slab_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  SlabRef(SlabRef&& other) noexcept : slab_(std::exchange(other.slab_, nullptr)) {}
+  SlabRef(SlabRef&& other) noexcept : slab_(std::exchange(other.slab_, nullptr)), stamp_(other.stamp_) {}
   SlabRef& operator=(SlabRef other) noexcept {
     std::swap(slab_, other.slab_);
+    stamp_ = other.stamp_;
     return *this;
   }
   ~SlabRef() {
@@ -67,7 +68,8 @@ class PageStore::SlabRef {
     slab_->pages = reinterpret_cast<const int8_t*>(slab_->mapping.data());
     return {};
   }
-  void touch() { slab_->stamp = new_stamp(); }
+  void touch() { stamp_ = new_stamp(); }
+  uint64_t stamp() const { return stamp_; }
   void keep(int more) { slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel); }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
@@ -76,6 +78,7 @@ class PageStore::SlabRef {
 
  private:
   Slab* slab_;
+  uint64_t stamp_ = new_stamp();  // PageStore::stamp()
 };
 
 PageStore::PageStore(const StoreShape& shape) : shape_(shape) {}
@@ -387,7 +390,7 @@ void PageStore::commit(uint32_t pages) {
   pages_ = pages;
 }
 
-uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e]->stamp; }
+uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e].stamp(); }
 
 // What a Lasting holds.
 class PageStore::Kept {

@@ -144,6 +144,22 @@ TEST_CASE("an allocation that fails throws for arrays and is null for memory") {
   CHECK((memory == nullptr && zeroed == nullptr && thrown));
 }
 
+TEST_CASE("an array that grows by one again and again is seldom moved") {
+  Array<int> numbers;
+  int moves = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    const int* before = numbers.data();
+    make_room_for(&numbers, 1);
+    moves += numbers.data() != before;
+    numbers.push_back(i);
+  }
+  CHECK(moves < 40);
+  Array<int> exact;
+  make_room_for(&exact, 1000);
+  CHECK(exact.capacity() == 1000);
+  CHECK(numbers[99'999] == 99'999);
+}
+
 TEST_CASE("progress tells the first, the last, and few between") {
   int reports = 0;
   uint64_t last = 0;

@@ -223,15 +223,29 @@ int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wit
   });
 }
 
+// Where it is kept, as DeviceHotQuads::found has it.
+uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& counts, uint32_t head, uint32_t quad) {
+  const uint32_t first = hot_place(quad, hot.room);
+  unsigned long long* entries = hot.entries + std::size_t{head} * hot.room + first;
+  uint32_t place = 0, last = UINT32_MAX, there = 0;
+  for (uint32_t i = 0; i < hot_ways && !there; ++i) {
+    const uint32_t chosen = is_kept(entries[i], counts) ? static_cast<uint32_t>(entries[i] >> 32) : 0;
+    if (chosen > 0 && static_cast<uint32_t>(entries[i]) == quad)
+      place = i, there = hot_is_there;
+    else if (chosen < last)
+      place = i, last = chosen;
+  }
+  if (!there && last == counts.step) return 0;
+  entries[place] = uint64_t{counts.step} << 32 | quad;
+  return (first + place + 1) | there;
+}
+
 int choose(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   return for_each_list(s, of, with, [](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const std::size_t at = std::size_t{head} * a.n + token, stride = stride_of(kv, a);
-    const uint32_t first = shape_of(kv).page_quads(), end = kv.counts->pages * first, turn = kv.counts->turn;
-    const DeviceHotQuads& hot = a.hot;
-    const std::size_t mine = std::size_t{turn} * kv.kv_heads + head, others = std::size_t{1 - turn} * kv.kv_heads + head;
+    const uint32_t first = shape_of(kv).page_quads(), end = kv.counts->pages * first;
     uint32_t* counts = a.list_counts + 2 * at;
     counts[0] = counts[1] = 0;
-    if (hot.room) hot.held_counts[mine] = 0;
     if (end <= first) return 0;
     float* shares = a.scores + at * kv.group * stride;
     const uint32_t n = end - first;
@@ -248,20 +262,16 @@ int choose(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
     const float t = sample_threshold(cpu(), shares + first, n, {kv.budget->least, kv.budget->most, static_cast<double>(kv.budget->variance)});
     std::vector<uint32_t> chosen(n);
     chosen.resize(std::min(cpu().sample(shares + first, n, first, sample_seed(kv.layer, head), t, chosen.data()), a.most));
-    const uint32_t *before = hot.held + others * hot.room, *known = before + (hot.room && kv.counts->hot ? hot.held_counts[others] : 0);
     for (uint32_t i = 0; i < chosen.size(); ++i) {
       const uint32_t quad = chosen[i] + first;
       a.lists[at * a.most + i] = quad;
       a.biases[at * a.most + i] = shares[quad] < t ? std::log(t / shares[quad]) : 0;
-      if (i >= hot.room) continue;
-      const uint32_t* found = std::lower_bound(before, known, quad);
-      const bool there = found != known && *found == quad;
-      hot.found[std::size_t{head} * hot.room + i] = there ? static_cast<uint32_t>(found - before) + 1 : 0;
-      hot.held[mine * hot.room + i] = quad;
-      counts[1] += there;
+      if (!a.hot.room) continue;
+      const uint32_t found = keep_quad(a.hot, *kv.counts, head, quad);
+      a.hot.found[std::size_t{head} * a.most + i] = found;
+      counts[1] += found / hot_is_there;
     }
     counts[0] = static_cast<uint32_t>(chosen.size());
-    if (hot.room) hot.held_counts[mine] = std::min(counts[0], hot.room);
     return 0;
   });
 }
@@ -298,16 +308,14 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
   if (const int error = check_attend_chosen(with)) return error;
   return for_each_list(s, of, with, [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const std::size_t at = std::size_t{head} * a.n + token, half = std::size_t{quad_tokens} * kv.dim, quad_bytes = 2 * half + 4 * quad_tokens;
-    const uint32_t count = a.list_counts[2 * at], turn = kv.counts->turn;
+    const uint32_t count = a.list_counts[2 * at];
     std::vector<uint8_t> quads(count * quad_bytes);
-    const auto hot_quad = [&](uint32_t its_turn, uint32_t i) {
-      return a.hot.quads + ((std::size_t{its_turn} * kv.kv_heads + head) * a.hot.room + i) * a.hot.quad_bytes;
-    };
     for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t found = i < a.hot.room ? a.hot.found[std::size_t{head} * a.hot.room + i] : 0;
-      const uint8_t* hot = found > 0 ? hot_quad(1 - turn, found - 1) : nullptr;
+      const uint32_t found = a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
+      uint8_t* place = found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_is_there) - 1) * a.hot.quad_bytes : nullptr;
+      const uint8_t* hot = found & hot_is_there ? place : nullptr;
       if (const int error = find_quad(context, kv, head, a.lists[at * a.most + i], hot, quads.data() + i * quad_bytes)) return error;
-      if (i < a.hot.room) std::copy_n(quads.data() + i * quad_bytes, quad_bytes, hot_quad(turn, i));
+      if (place && !hot) std::copy_n(quads.data() + i * quad_bytes, quad_bytes, place);
     }
     if (count == 0) return 0;
     const QueryRows rows = rows_of(kv, a, head, token);
