@@ -88,7 +88,7 @@ class DeviceStage final : public Stage {
     const uint32_t size = of.store.pages().extents() + 1;
     if (cannot_read_) return *why_not = cannot_read, Status();
     if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
-    Status s = resize(std::max(n, usual_step));  // what is left after the workspace of other steps is attention's
+    Status s = resize(std::max(n, DeviceTimeline::most_tokens));
     bool ready = false;
     const auto prepare = [&] {
       if (Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, stream_, &ready); !p.ok() || !ready) return p;
@@ -96,11 +96,16 @@ class DeviceStage final : public Stage {
     };
     if (s.ok()) s = prepare();
     if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
-    if (s.ok() && !ready) return *why_not = not_yet, Status();
-    if (s.ok()) {
-      const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
-      s = attention_.keep_hot_quads(of.store, workspace + attended_.taken(), stream_);
+    // A text that is read later wants more room, and attention would give way to it each time: where little is left it is made now.
+    const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
+    const auto lacks_room = [&] { return s.ok() && capacity_ < usual_step && device_->left() < workspace; };
+    if (lacks_room()) (void)attention_.drop_hot_quads();
+    if (lacks_room()) {
+      release_attention();
+      if (s = resize(usual_step); s.ok()) s = prepare();
     }
+    if (s.ok() && !ready) return *why_not = not_yet, Status();
+    if (s.ok()) s = attention_.keep_hot_quads(of.store, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), stream_);  // a fork's, and its own
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
     if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
@@ -385,6 +390,7 @@ class DeviceStage final : public Stage {
 
   // Blocks of the sketch that another session has too, even one that does nothing, stay: what is tried again afterwards may find no more room than before.
   void release_attention() {
+    (void)ops_.wait(stream_);  // something may be on its way to it
     forget_graphs();
     attention_.release();
     attended_ = {};
