@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/checked.h"
 #include "model/device_workspace.h"
 #include "model/model.h"
 #include "model/stage.h"
@@ -12,6 +13,11 @@
 namespace kvasir {
 
 constexpr std::size_t piece_bytes = std::size_t{32} << 20;  // of a matrix that is on its way; a row that is longer goes alone
+
+// Of a matrix beside others: the next one begins where every kernel can read it.
+static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linear) {
+  return round_up(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols), 256);
+}
 
 // Copies weights to the device, piece by piece, through memory from which it reads at its full rate.
 class DeviceWeights::Loader {
@@ -44,10 +50,22 @@ class DeviceWeights::Loader {
     return {};
   }
 
-  Status matrix(const Linear& from, Matrix* to) {
+  // Side by side in one piece of memory.
+  Status matrices(std::span<const std::pair<const Linear*, Matrix*>> all, DeviceBuffer<std::byte>* memory) {
+    std::size_t size = 0;
+    for (const auto& [from, to] : all) size += matrix_room(ops_, *from);
+    if (Status s = memory->allocate(device_, size, what); !s.ok()) return s;
+    std::byte* at = memory->get();
+    for (const auto& [from, to] : all) {
+      if (Status s = matrix(*from, at, to); !s.ok()) return s;
+      at += matrix_room(ops_, *from);
+    }
+    return {};
+  }
+
+  Status matrix(const Linear& from, std::byte* at, Matrix* to) {
     const WeightView& w = from.w;
-    if (Status s = to->data.allocate(device_, ops_.matrix_bytes(w.type, w.rows, w.cols), what); !s.ok()) return s;
-    to->w = {w.type, w.rows, w.cols, to->data.get()};
+    to->w = {w.type, w.rows, w.cols, at};
     const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
     for (uint32_t row = 0, n; row < w.rows; row += n) {
       n = std::min(rows, w.rows - row);
@@ -64,11 +82,9 @@ class DeviceWeights::Loader {
         {&from.attention_norm, &to->attention_norm}, {&from.q_norm, &to->q_norm}, {&from.k_norm, &to->k_norm}, {&from.ffn_norm, &to->ffn_norm}};
     for (const auto& [host, device] : vectors)
       if (Status s = vector(*host, device); !s.ok()) return s;
-    const std::pair<const Linear*, Matrix*> matrices[] = {{&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
-                                                          {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
-    for (const auto& [host, device] : matrices)
-      if (Status s = matrix(*host, device); !s.ok()) return s;
-    return {};
+    const std::pair<const Linear*, Matrix*> its[] = {{&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
+                                                     {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
+    return matrices(its, &to->memory);
   }
 
  private:
@@ -89,15 +105,20 @@ namespace {
 struct Sizes {
   Sizes(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceKernels& kernels) {
     const auto floats = [](const Array<float>& x) { return Device::taken_by(x.size() * sizeof(float)); };
-    const auto bytes_of = [&](const Linear& linear) {
+    const auto add = [&](const Linear& linear, std::size_t* matrices, uint64_t* biases) {
       piece = std::max(piece, linear.w.row_bytes);
-      return Device::taken_by(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols)) + floats(linear.bias);
+      *matrices += matrix_room(kernels, linear), *biases += floats(linear.bias);
     };
     for (const LayerWeights& w : weights.layers) {
+      std::size_t matrices = 0;
       layers.push_back(floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) + floats(w.ffn_norm));
-      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) layers.back() += bytes_of(*linear);
+      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) add(*linear, &matrices, &layers.back());
+      layers.back() += Device::taken_by(matrices);
     }
-    output = bytes_of(weights.output) + floats(weights.output_norm);
+    std::size_t matrix = 0;
+    output = floats(weights.output_norm);
+    add(weights.output, &matrix, &output);
+    output += Device::taken_by(matrix);
     beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
   }
   uint64_t room(const Device& device) const { return device.left() - std::min(device.left(), beside); }
@@ -149,10 +170,11 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
     }
   }
   if (output) {
-    Status s = loader.matrix(weights.output, &output_);
+    const std::pair<const Linear*, Matrix*> its[] = {{&weights.output, &output_}};
+    Status s = loader.matrices(its, &output_memory_);
     if (s.ok()) s = loader.vector(weights.output_norm, &output_norm_);
     if (s.code() == Code::no_memory) {
-      output_ = {};
+      output_ = {}, output_memory_ = {};
     } else if (!s.ok()) {
       return s;
     }

@@ -27,10 +27,10 @@ class DeviceWeights {
  public:
   struct Matrix {
     DeviceMatrix w;
-    DeviceBuffer<std::byte> data;
     DeviceBuffer<float> bias;  // empty: none
   };
   struct Layer {
+    DeviceBuffer<std::byte> memory;  // of all matrices: a device hands out whole blocks, of which each alone would lose a part
     DeviceBuffer<float> attention_norm, q_norm, k_norm, ffn_norm;  // the second and third empty where the architecture has none
     Matrix q, k, v, o, gate, up, down;
   };
@@ -44,7 +44,7 @@ class DeviceWeights {
   uint32_t first_layer() const { return first_; }
   uint32_t end_layer() const { return first_ + static_cast<uint32_t>(layers_.size()); }
   const std::vector<Layer>& layers() const { return layers_; }  // from the first one on
-  bool has_output() const { return output_.data.get() != nullptr; }
+  bool has_output() const { return output_memory_.get() != nullptr; }
   const Matrix& output() const { return output_; }
   const float* output_norm() const { return output_norm_.get(); }
   uint64_t bytes() const { return bytes_; }
@@ -58,6 +58,7 @@ class DeviceWeights {
   uint32_t first_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;
+  DeviceBuffer<std::byte> output_memory_;
   DeviceBuffer<float> output_norm_;
   uint64_t bytes_ = 0;
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
