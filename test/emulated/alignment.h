@@ -72,4 +72,10 @@ inline int check_attend_reading(const DeviceReading& r) {
   return error ? error : begins(r.q, 16, "attend_reading: queries");
 }
 
+// nearest.cu: queries, keys and scores: uint4, copy_async() and words.
+inline int check_find_nearest(const DeviceNearest& n) {
+  const int error = begins(n.keys, 16, "find_nearest: keys");
+  return error ? error : begins(n.queries, 16, "find_nearest: queries");
+}
+
 }  // namespace kvasir::emulated
