@@ -223,7 +223,7 @@ struct NearestName {
   NearestName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "nearest_%s_%u", what, dim); }
 };
 
-constexpr unsigned nearest_blocks = 1024;  // of parts of the items: twice what a large device runs at a time, and more
+constexpr unsigned nearest_blocks = 528;  // of parts of the items: twice what a large device runs at a time
 
 int find_nearest(DeviceStream* s, const DeviceNearest& n) {
   const unsigned row_blocks = blocks_for(n.rows, nearest_rows), tiles = blocks_for(n.items, nearest_items);

@@ -90,6 +90,7 @@ __device__ void best_of_groups(const DeviceNearest& n) {
       copies_given();
     }
     const float next_scale = tile + 1 < end ? scale_of(tile + 1) : 0;
+    float first_half[row_tiles][2];
 #pragma unroll 1  // the registers of one half at a time
     for (uint32_t h = 0; h < halves; ++h) {
       int d[row_tiles][key_tiles][4];
@@ -111,7 +112,7 @@ __device__ void best_of_groups(const DeviceNearest& n) {
         }
       const auto* its = reinterpret_cast<const float4*>(scales[turn] + t * 16 + h * 8);
       const float4 s0 = its[0], s1 = its[1];
-      float* out = n.group_best + std::size_t{first_row + g} * n.groups + tile * (nearest_items / nearest_group) + t * 2 + h;
+      float* out = n.group_best + std::size_t{first_row + g} * n.groups + tile * (nearest_items / nearest_group) + t * 2;
       const float key_scale[8] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
 #pragma unroll
       for (uint32_t m = 0; m < row_tiles; ++m)
@@ -121,7 +122,10 @@ __device__ void best_of_groups(const DeviceNearest& n) {
 #pragma unroll
           for (uint32_t j = 0; j < 8; ++j)
             most = fmaxf(most, scaled(__int_as_float(d[m][j / 2][2 * i + j % 2]) - __int_as_float(start), key_scale[j], query_scale[m][i]));
-          if (first_row + m * 16 + i * 8 + g < n.rows) *out = most;
+          if (h == 0)
+            first_half[m][i] = most;
+          else if (first_row + m * 16 + i * 8 + g < n.rows)
+            *reinterpret_cast<float2*>(out) = make_float2(first_half[m][i], most);
         }
     }
     if (threadIdx.x < nearest_items) scales[1 - turn][threadIdx.x] = next_scale;

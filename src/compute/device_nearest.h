@@ -14,7 +14,7 @@ struct DeviceNearest {
   const int8_t* keys;            // [items][dim]
   const float* key_scale;        // [items]
   uint32_t groups;               // nearest_groups(items)
-  float* group_best;             // [rows][groups] of each eight keys that follow one another the largest score, on the way
+  float* group_best;             // [rows][groups] of each eight keys that follow one another the largest score, on the way; at a multiple of 8 bytes
   uint32_t* nearest;             // [rows][k] items, the nearest first; of fewer items than k the first so many
 };
 constexpr uint32_t most_nearest = 512, nearest_group = 8, nearest_rows = 256, nearest_items = 64;  // rows and items: of a block at a time

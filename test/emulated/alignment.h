@@ -72,9 +72,10 @@ inline int check_attend_reading(const DeviceReading& r) {
   return error ? error : begins(r.q, 16, "attend_reading: queries");
 }
 
-// nearest.cu: queries, keys and scores: uint4, copy_async() and words.
+// nearest.cu: keys and queries by uint4 and copy_async(), the best of groups by two.
 inline int check_find_nearest(const DeviceNearest& n) {
-  const int error = begins(n.keys, 16, "find_nearest: keys");
+  int error = begins(n.keys, 16, "find_nearest: keys");
+  if (!error) error = begins(n.group_best, 8, "find_nearest: the best of groups");
   return error ? error : begins(n.queries, 16, "find_nearest: queries");
 }
 
