@@ -207,20 +207,22 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
 }
 
 // The keys of all items of the chosen groups, a warp a group, four lanes an item; 0 of those that are behind the last one.
-template <uint32_t dim>
 __device__ inline void score_groups(const DeviceNearest& n, uint32_t row, uint32_t groups, Chosen* c) {
-  constexpr uint32_t loads = dim / lanes_a_key / 16;
+  constexpr uint32_t most_loads = 2;  // of 16 bytes: 128 dimensions by four lanes
+  const uint32_t loads = n.dim / (lanes_a_key * 16);
   const uint32_t lane = threadIdx.x % warp, part = lane % lanes_a_key;
-  uint4 q[loads];
+  uint4 q[most_loads] = {};
 #pragma unroll
-  for (uint32_t i = 0; i < loads; ++i) q[i] = reinterpret_cast<const uint4*>(n.queries + std::size_t{row} * dim)[i * lanes_a_key + part];
+  for (uint32_t i = 0; i < most_loads; ++i)
+    if (i < loads) q[i] = reinterpret_cast<const uint4*>(n.queries + std::size_t{row} * n.dim)[i * lanes_a_key + part];
   const float query_scale = n.query_scale[row];
   for (uint32_t i = threadIdx.x / warp; i < groups; i += warps) {
     const uint32_t item = c->groups[i] * nearest_group + lane / lanes_a_key, read = min(item, n.items - 1);
-    const auto* words = reinterpret_cast<const uint4*>(n.keys + std::size_t{read} * dim);
+    const auto* words = reinterpret_cast<const uint4*>(n.keys + std::size_t{read} * n.dim);
     int dot = 0;
 #pragma unroll
-    for (uint32_t l = 0; l < loads; ++l) {
+    for (uint32_t l = 0; l < most_loads; ++l) {
+      if (l == loads) break;
       const uint4 k = words[l * lanes_a_key + part];
       dot = __dp4a(static_cast<int>(k.x), static_cast<int>(q[l].x), dot);
       dot = __dp4a(static_cast<int>(k.y), static_cast<int>(q[l].y), dot);
@@ -248,9 +250,12 @@ __device__ inline void sort_best(Chosen* c) {
   __syncthreads();
 }
 
+}  // namespace
+
+extern "C" {
+
 // Block (query).
-template <uint32_t dim>
-__device__ void choose_nearest(const DeviceNearest& n) {
+__global__ void __launch_bounds__(nearest_choose_threads, 3) nearest_choose(DeviceNearest n) {
   __shared__ Chosen c;
   const uint32_t thread = threadIdx.x, row = blockIdx.x, groups = (n.items + nearest_group - 1) / nearest_group;
   uint32_t turn = 0, least = 0, most = ~0u - 1;
@@ -264,7 +269,7 @@ __device__ void choose_nearest(const DeviceNearest& n) {
     c.groups[thread] = thread;
   __syncthreads();
   const uint32_t chosen = min(groups, n.k), k = min(n.items, n.k);
-  score_groups<dim>(n, row, chosen, &c);
+  score_groups(n, row, chosen, &c);
   __syncthreads();
   Key keys[nearest_group];
 #pragma unroll
@@ -282,13 +287,8 @@ __device__ void choose_nearest(const DeviceNearest& n) {
   if (thread < k) n.nearest[std::size_t{row} * n.k + thread] = number_of(c.best[thread]);
 }
 
-}  // namespace
-
-extern "C" {
-
-#define KVASIR_OF_DIM(dim)                                                                                                              \
-  __global__ void __launch_bounds__(nearest_threads, 2) nearest_groups_##dim(DeviceNearest n) { best_of_groups<dim>(n); }                  \
-  __global__ void __launch_bounds__(nearest_choose_threads, 3) nearest_choose_##dim(DeviceNearest n) { choose_nearest<dim>(n); }
+#define KVASIR_OF_DIM(dim) \
+  __global__ void __launch_bounds__(nearest_threads, 2) nearest_groups_##dim(DeviceNearest n) { best_of_groups<dim>(n); }
 KVASIR_OF_DIM(64)
 KVASIR_OF_DIM(128)
 
