@@ -376,7 +376,8 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's strategy gets all that it reads of the
  * timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until then (kv_stats:
  * "device_attends_because"), so that an answer begins at once. The memory that is pinned and what the GPU has to choose by serve forks too while
- * the session is open: who forks for each question prepares first.
+ * the session is open: who forks for each question prepares first. A GPU also looks for the nearest keys from which the index of "ood" is made, where its
+ * device_memory has room for one head's keys and about 70 MiB (kv_stats: "index_nearest_by").
  * Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 
@@ -501,7 +502,9 @@ KV_API kv_status kv_trace(kv_session *session, kv_span *spans, size_t capacity, 
 
 /* JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read, pages
  * touched, bytes of memory and of mapped file, timings. Of "bounded" last_mass_read is the share of the attention that was read for certain, as it
- * estimates; the rest is estimated from samples. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL; KV_LIMIT when
+ * estimates; the rest is estimated from samples. Where this session has made the index of "ood", index_nearest_by says who looked for the nearest keys
+ * that it is made from ("cuda:0", "processor", "cuda:0,processor"), the same ones in any case, and index_nearest_because why a GPU that the model has did
+ * not. Writes up to capacity bytes with a final NUL, *size is what it takes with the NUL; KV_LIMIT when
  * capacity is too small. */
 KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size_t *size, kv_error *error);
 

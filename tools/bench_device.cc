@@ -1,17 +1,21 @@
-// Speed of a GPU's matrix products, and of the attention of a text that is read.
+// Speed of a GPU's matrix products, of the attention of a text that is read, and of the search for the nearest keys that an index is made from.
 //
-//   bench-device [type]            a type's name ("Q4_0"), or "attention"; all without it
+//   bench-device [type]            a type's name ("Q4_0"), "attention" or "nearest"; all without it
 //   bench-device attention RATE    RATE: 10^12 operations a second that a library's half-precision products do, which attention is compared with
 //
 // Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of weights (as the file has them) a second, with the
 // ratio to a copy within the device's memory (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Layer: all that one token
 // takes of a layer of Llama 3 8B but its attention. Medians of seven runs, of work that follows one another in a graph, as that of a decoded token does.
 // Attention: of 8 KV heads of 128 with 4 query heads each, over a text's pages in the device's memory; two products a score.
+// Nearest: the 400 nearest of 131,072 keys of a KV head for each of 16,384 queries, the kernels alone, then all of it with its copies; beside it one thread
+// of the processor, which has to find the same ones.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +24,7 @@
 #include "compute/device.h"
 #include "compute/kernels.h"
 #include "compute/page.h"
+#include "select/device_search.h"
 
 using namespace kvasir;
 
@@ -211,6 +216,89 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   std::printf("; %.3f ms to lay out what it reads\n", 1e3 * prepared);
 }
 
+// As select/ood.cc has it, of `n` queries: the processor's nearest keys, best first.
+void find_by_processor(const QueryRows& q, uint32_t n, std::span<const PageRef> pages, uint32_t items, uint32_t k, uint32_t* out) {
+  constexpr uint32_t batch_rows = 16, batch_pages = 256;
+  const Kernels& cpu = cpu_kernels();
+  const uint32_t page_tokens = items / static_cast<uint32_t>(pages.size());
+  Array<float> scores(std::size_t{batch_rows} * items);
+  Array<std::byte> scratch(std::max<std::size_t>(cpu.attend_scratch(batch_rows, q.dim), std::size_t{items} * 4));
+  for (uint32_t at = 0; at < n; at += batch_rows) {
+    const QueryRows some = row_of(q, at, batch_rows);
+    for (uint32_t p = 0; p < pages.size(); p += batch_pages)
+      cpu.score_tokens(some, pages.data() + p, std::min(batch_pages, static_cast<uint32_t>(pages.size()) - p), scores.data() + std::size_t{p} * page_tokens, items,
+                       scratch.data());
+    for (uint32_t r = 0; r < batch_rows; ++r, out += k) {
+      const float* its = scores.data() + std::size_t{r} * items;
+      (void)cpu.top_k(its, items, k, out, scratch.data());
+      std::sort(out, out + k, [&](uint32_t a, uint32_t b) { return its[a] > its[b] || (its[a] == its[b] && a < b); });
+    }
+  }
+}
+
+void measure_nearest(Bench* bench, uint32_t dim) {
+  constexpr uint32_t items = 131072, queries = 16384, k = 400, batch = 1024, by_processor = 64;
+  const PageShape page = PageShape::of(dim);
+  const DeviceKernels& ops = bench->ops();
+  uint32_t seed = 1;
+  const auto random = [&] { return (seed = seed * 1664525 + 1013904223) >> 8; };
+  Array<int8_t> q(std::size_t{queries} * dim), keys(std::size_t{items} * dim), data(items / page.page_tokens * std::size_t{page_bytes});
+  Array<float> q_scales(queries), scales(items);
+  Array<uint16_t> page_scales(std::size_t{items} * 2);
+  Array<PageRef> pages;
+  for (int8_t& b : q) b = static_cast<int8_t>(random() % 255 - 127);
+  for (int8_t& b : keys) b = static_cast<int8_t>(random() % 255 - 127);
+  for (float& f : q_scales) f = 1e-4f * static_cast<float>(random() % 1000);
+  for (uint32_t i = 0; i < items; ++i) {
+    const uint32_t p = i / page.page_tokens, t = i % page.page_tokens;
+    const auto scale = static_cast<uint16_t>(0x3c00 + random() % 128);  // from 1/128 on
+    scales[i] = std::bit_cast<float>(uint32_t{scale} << 16);
+    page_scales[std::size_t{p} * 2 * page.page_tokens + t] = scale;
+    int8_t* to = data.data() + std::size_t{p} * page_bytes + page.key_at(t);
+    for (uint32_t d = 0; d < dim; ++d) to[d / 4 * PageShape::key_stride + d % 4] = keys[std::size_t{i} * dim + d];
+    if (t == 0) pages.push_back({data.data() + std::size_t{p} * page_bytes, page_scales.data() + std::size_t{p} * 2 * page.page_tokens, ~uint64_t{0} >> (64 - page.page_tokens)});
+  }
+  const QueryRows all{queries, dim, nullptr, q.data(), nullptr, q_scales.data()};
+  double seconds = 0;
+  {
+    DeviceBuffer<int8_t> device_q, device_keys;
+    DeviceBuffer<float> device_q_scales, device_scales, best;
+    DeviceBuffer<uint32_t> nearest;
+    const auto take = [&](auto& buffer, std::size_t n) { return buffer.allocate(bench->device, n, "nearest keys").ok(); };
+    if (!take(device_q, q.size()) || !take(device_keys, keys.size()) || !take(device_q_scales, queries) || !take(device_scales, items) ||
+        !take(best, std::size_t{batch} * nearest_groups(items)) || !take(nearest, batch * k))
+      return (void)std::printf("nearest: no memory\n");
+    bench->check(ops.upload(bench->stream, device_q.get(), q.data(), q.size()));
+    bench->check(ops.upload(bench->stream, device_keys.get(), keys.data(), keys.size()));
+    bench->check(ops.upload(bench->stream, device_q_scales.get(), q_scales.data(), queries * sizeof(float)));
+    bench->check(ops.upload(bench->stream, device_scales.get(), scales.data(), items * sizeof(float)));
+    bench->check(ops.wait(bench->stream));
+    seconds = bench->median_seconds([&](uint32_t i) {
+      const std::size_t at = i * batch % queries;
+      bench->check(ops.find_nearest(bench->stream, {batch, items, dim, k, device_q.get() + at * dim, device_q_scales.get() + at, device_keys.get(),
+                                                    device_scales.get(), nearest_groups(items), best.get(), nearest.get()}));
+    });
+  }
+  DeviceSearch search(bench->device);
+  Array<uint32_t> found, expected(by_processor * k);
+  const CancelLatch never(nullptr);
+  const auto clock = [] { return std::chrono::steady_clock::now(); };
+  const auto since = [&](auto begin) { return std::chrono::duration<double>(clock() - begin).count(); };
+  bool good = search.find({keys.data(), scales.data(), items, true}, all, k, never, &found);  // which allocates
+  auto begin = clock();
+  good = good && search.find({keys.data(), scales.data(), items, true}, all, k, never, &found);
+  const double whole = since(begin);
+  begin = clock();
+  find_by_processor(all, by_processor, pages, items, k, expected.data());
+  const double processor = since(begin) / by_processor;
+  good = good && std::equal(expected.begin(), expected.end(), found.begin());
+  bench->good = bench->good && good;
+  const double rate = batch / seconds;
+  std::printf("nearest of dim %3u: %6.3f M queries/s, %6.1f T/s, %.2f ms for %u; with copies %.2f ms, %.0f x a thread of the processor (%.0f queries/s, %s)%s\n", dim,
+              1e-6 * rate, 2e-12 * rate * items * dim, 1e3 * queries / rate, queries, 1e3 * whole, queries / whole * processor, 1 / processor, cpu_kernels().name,
+              good ? "" : ": NOT THE SAME");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -235,6 +323,9 @@ int main(int argc, char** argv) {
     for (const uint32_t tokens : {8192u, 32768u, 131072u})
       for (const uint32_t n : {256u, 512u, 1024u, 2048u})
         if (bench.good) measure_attention(&bench, tokens, n, argc > 2 ? std::atof(argv[2]) : 0);
+  if (only.empty() || only == "nearest")
+    for (const uint32_t dim : {64u, 128u})
+      if (bench.good) measure_nearest(&bench, dim);
   const double copy = copy_speed(&bench);
   std::printf("%s: copy %.1f GB/s\n", bench.device->info().name, copy * 1e-9);
   for (TensorType type : types)

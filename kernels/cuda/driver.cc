@@ -2,11 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <iterator>
 #include <new>
 
 // The kernels of the .cu files, for all architectures: embed.S
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[],
-    kvasir_cuda_reading[];
+    kvasir_cuda_reading[], kvasir_cuda_nearest[];
 
 namespace kvasir {
 namespace cuda {
@@ -79,8 +80,10 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice, kvasir_cuda_reading};
-  for (int i = 0; i < 5; ++i)
+  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice, kvasir_cuda_reading,
+                                kvasir_cuda_nearest};
+  static_assert(std::size(images) == std::size(decltype(c->modules){}));
+  for (std::size_t i = 0; i < std::size(images); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);

@@ -43,7 +43,7 @@ struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
   int major = 0;  // compute capability
-  CUmodule modules[5] = {};
+  CUmodule modules[6] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };
 

@@ -216,6 +216,22 @@ int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* t
   return launch(s, ReadingName(r.dim).text, Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out, totals);
 }
 
+// ---- nearest keys ---------------------------------------------------------------------------------------------------------------
+
+struct NearestName {
+  char text[32];
+  explicit NearestName(uint32_t dim) { std::snprintf(text, sizeof text, "nearest_groups_%u", dim); }
+};
+
+constexpr unsigned nearest_blocks = 528;  // of parts of the items: twice what a large device runs at a time
+
+int find_nearest(DeviceStream* s, const DeviceNearest& n) {
+  const unsigned row_blocks = blocks_for(n.rows, nearest_rows), tiles = blocks_for(n.items, nearest_items);
+  const unsigned parts = std::min(tiles, std::max(1u, nearest_blocks / std::max(1u, row_blocks)));
+  const int error = launch(s, NearestName(n.dim).text, Grid{row_blocks, parts}, nearest_threads, n);
+  return error || n.items == 0 ? error : launch(s, "nearest_choose", Grid{n.rows}, nearest_choose_threads, n);
+}
+
 }  // namespace
 
 int find_kernels(DeviceContext* context) {
@@ -246,6 +262,9 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(name, reading)) return error;
   for (const uint32_t dim : attended_dims)
     if (const int error = find(ReadingName(dim).text, reading)) return error;
+  for (const uint32_t dim : attended_dims)
+    if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
+  if (const int error = find("nearest_choose", context->modules[5])) return error;
   const auto allow = [&](const char* name, uint32_t bytes) -> int {  // of shared memory
     return driver().cuFuncSetAttribute(context->kernels.find(name)->second, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes));
   };
@@ -273,6 +292,7 @@ void fill_operations(DeviceKernels* k) {
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;
   k->attend_reading = attend_reading;
+  k->find_nearest = find_nearest;
 }
 
 }  // namespace kvasir::cuda

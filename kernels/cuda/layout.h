@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "compute/device_attention.h"
+#include "compute/device_nearest.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir::cuda {
@@ -87,6 +88,7 @@ constexpr uint32_t share_threads = choose_threads, share_quads = 1024;          
 constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);  // two tiles of four units and their scales
 constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         // of reading; a warp has a quarter of a block's rows
 constexpr uint32_t reading_shared_bytes(uint32_t dim) { return (reading_rows + 4 * reading_keys) * dim * 2; }  // queries, keys and values of two tiles
+constexpr uint32_t nearest_threads = 256, nearest_choose_threads = 512;         // of the search for nearest keys
 constexpr uint32_t attended_rows = 4;  // query rows that read a page together: more make the code large, and most models have no more a KV head
 
 }  // namespace kvasir::cuda

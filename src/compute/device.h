@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "compute/device_attention.h"
 #include "compute/device_inputs.h"
+#include "compute/device_nearest.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir {
@@ -109,6 +110,11 @@ struct DeviceKernels {
   // ---- attention of a text that is read, in this order; arguments and out as above -----------------------------------------------
   int (*prepare_reading)(DeviceStream* stream, const DeviceReading& r, const float* q, const float* k, const float* v);
   int (*attend_reading)(DeviceStream* stream, const DeviceReading& r, float* out, float* totals);
+
+  // ---- making an index of keys ------------------------------------------------------------------------------------------------
+  // The k items with the largest scores of each query, best first, ties to the lowest item; scores bit for bit as Kernels::score_tokens has them, of which
+  // none may be NaN. See compute/device_nearest.h.
+  int (*find_nearest)(DeviceStream* stream, const DeviceNearest& n);
 };
 
 // Null when this build has none.

@@ -28,7 +28,9 @@ KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer,
     const int8_t* key = page.data + shape.key_at(t);
     for (uint32_t d = 0; d < dim_; d += 4, key += PageShape::key_stride) std::memcpy(to + d, key, 4);
     const float scale = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
-    scales_[i] = std::fabs(scale) <= largest_scale ? scale : 0;
+    const bool sound = std::fabs(scale) <= largest_scale;
+    as_stored_ &= sound;
+    scales_[i] = sound ? scale : 0;
     squares_[i] = dot(i, i);
   }
 }
@@ -137,6 +139,19 @@ TokenIndex::Words build_head(IndexKind kind, const IndexInput& input) {
   return build_ivf(input);
 }
 
+NearestBy who_did(const IndexOrder& order, std::span<const std::unique_ptr<DeviceSearch>> searches, uint32_t heads) {
+  NearestBy by;
+  if (order.kind != IndexKind::ood || order.known.index) return by;
+  uint32_t found = 0;
+  for (const auto& search : searches) {
+    found += search->found();
+    if (search->found() > 0) by.names += (by.names.empty() ? "" : ",") + search->name();
+    if (by.because.empty()) by.because = search->why_not();
+  }
+  if (found < heads) by.names += by.names.empty() ? "processor" : ",processor";
+  return by;
+}
+
 }  // namespace
 
 Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* pool, const Cancel* cancel, Progress* progress,
@@ -149,10 +164,14 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
   const CancelLatch latch(cancel);
   std::vector<TokenIndex::Words> words(heads);
   std::atomic<bool> intact{true};
+  std::vector<std::unique_ptr<DeviceSearch>> searches;
+  for (const auto& device : order.devices) searches.push_back(std::make_unique<DeviceSearch>(device));
   const uint64_t read = order.queries.tokens(), steps = index_steps(shape);
   for (uint32_t begin = 0;; begin += pool->threads()) {
     if (latch.fired()) return Status::error(Code::cancelled, "cancelled; no index was made");
     if (!intact) return pages.damaged();
+    for (const auto& search : searches)
+      if (Status s = search->status(); !s.ok()) return s;
     const bool stopped = !progress->update(read + std::min(begin, heads) * steps / heads, read + steps);
     if (begin >= heads) break;
     if (stopped) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
@@ -164,9 +183,11 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
       }
       const uint32_t queries = order.queries.rows() / graphs;
       words[at] = build_head(order.kind, {kernels, pages, layer, head, first, order.queries, graph * queries, queries,
-                                          known.index ? &known.index->heads(layer, head)[graph] : nullptr, known.valid - first, latch});
+                                          known.index ? &known.index->heads(layer, head)[graph] : nullptr, known.valid - first, latch,
+                                          searches.empty() ? nullptr : searches[at % searches.size()].get()});
     });
   }
+  if (order.nearest_by) *order.nearest_by = who_did(order, searches, heads);
   const uint32_t built = known.index ? std::min(known.index->built(), known.valid) : tokens;
   *out = TokenIndex::make(order.kind, shape, {first, tokens, built, graphs}, std::move(words));
   if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");

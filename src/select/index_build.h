@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/cancel.h"
@@ -11,6 +12,7 @@
 #include "base/status.h"
 #include "compute/kernels.h"
 #include "compute/thread_pool.h"
+#include "select/device_search.h"
 #include "store/page_store.h"
 #include "store/token_index.h"
 
@@ -30,6 +32,7 @@ class KeyRows {
   uint32_t dim() const { return dim_; }
   const int8_t* row(uint32_t item) const { return rows_.data() + std::size_t{item} * dim_; }
   float scale(uint32_t item) const { return scales_[item]; }
+  KeyView view() const { return {rows_.data(), scales_.data(), items_, as_stored_}; }
   KeyRef ref(uint32_t item) const { return {row(item), scale(item)}; }
   float square(uint32_t item) const { return squares_[item]; }  // its squared length
   float dot(uint32_t a, uint32_t b) const;
@@ -39,6 +42,7 @@ class KeyRows {
  private:
   const Kernels& kernels_;
   uint32_t items_, dim_;
+  bool as_stored_ = true;
   Array<int8_t> rows_;
   Array<float> scales_, squares_;
 };
@@ -79,6 +83,7 @@ struct IndexInput {
   const TokenIndex::Head* known;      // insert into this graph, null: make one;
   uint32_t known_items;               // of its items the first ones are there still
   const CancelLatch& cancel;
+  DeviceSearch* search = nullptr;     // looks for nearest keys; null: the processor does
 };
 
 // The words of one head; meaningless when cancelled. Throw std::bad_alloc.
@@ -95,6 +100,11 @@ uint64_t index_steps(const StoreShape& shape);
 // About what an index of so many tokens takes, rather less.
 uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens);
 
+// Who looked for the nearest keys of queries, "cuda:0,processor", empty: nobody did; and why the processor, empty: it did not, or there is no device.
+struct NearestBy {
+  std::string names, because;
+};
+
 // What an index is made from, and how.
 struct IndexOrder {
   IndexKind kind;
@@ -102,10 +112,12 @@ struct IndexOrder {
   const IndexQueries& queries;  // none where tokens are inserted
   uint32_t graphs = 1;          // of a KV head; the group's query heads where each has its own
   TokenIndexes::Entry known;    // tokens are inserted into this one; it has as many graphs
+  std::vector<std::shared_ptr<Device>> devices = {};  // that look for nearest keys, each for every so many'th head
+  NearestBy* nearest_by = nullptr;                    // null: not asked
 };
 
 // All heads, of all sealed tokens behind the first page. Progress in steps, after those of the queries. Code::corrupt (a damaged page of a mapped
-// file), Code::cancelled; throws std::bad_alloc.
+// file), Code::cancelled, Code::device; throws std::bad_alloc.
 Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* pool, const Cancel* cancel, Progress* progress,
                    std::shared_ptr<TokenIndex>* out);
 // Whether tokens can be inserted into an index of this kind; others are made anew.

@@ -3,7 +3,7 @@
 //
 // The graph is RoarGraph's (VLDB 2024, arXiv 2408.08933, section 4), one a KV head, from the queries of all query heads of the group (as AlayaDB
 // has it, arXiv 2504.10326, section 6), or one a query head from its own:
-//   bipartite graph   exact nearest keys of every sampled query, by inner product (4.1)
+//   bipartite graph   exact nearest keys of every sampled query, by inner product (4.1): by a GPU where there is one
 //   projection        the nearest keys of a query are linked to each other (4.2)
 //   connectivity      every key is searched in the graph so far and linked, both ways, to what is found, chosen so that it lies in different
 //                     directions (4.3, algorithm 2)
@@ -59,12 +59,18 @@ class RoarGraph {
   RoarGraph(const IndexInput& input)
       : input_(input), keys_(input.pages, input.kernels, input.layer, input.kv_head, input.first_token), links_(keys_.items()),
         projected_(keys_.items()), met_(keys_.items()) {
-    if (input.known) metric_.assign(input.known->floats.begin(), input.known->floats.end());
-    else metric_ = query_metric(input.queries.rows_of(input.layer, input.kv_head, input.first_query, input.query_count));
+    if (input.known) {
+      metric_.assign(input.known->floats.begin(), input.known->floats.end());
+    } else {
+      const QueryRows queries = input.queries.rows_of(input.layer, input.kv_head, input.first_query, input.query_count);
+      by_device_ = input.search && input.search->find(keys_.view(), queries, nearest_keys, input.cancel, &found_);
+      metric_ = query_metric(queries);
+    }
     keys_.measure_by(metric_, input.cancel);
   }
 
   TokenIndex::Words build() {
+    if (device_failed()) return {};
     if (input_.known) {
       adopt(*input_.known, input_.known_items);
       connect(input_.known_items);
@@ -86,6 +92,8 @@ class RoarGraph {
     uint32_t item;
     bool operator<(const Near& o) const { return distance < o.distance || (distance == o.distance && item < o.item); }
   };
+
+  bool device_failed() const { return input_.search && input_.search->failed(); }
 
   // Goes on from a graph, of whose items the first ones are there still: what is behind them is inserted by connectivity enhancement alone. Which of
   // the old links were projected is not known: as many as may have been are not chosen anew.
@@ -202,16 +210,19 @@ class RoarGraph {
 
   void project() {
     linked_from_.resize(keys_.items());
-    for (uint32_t q = 0; q < input_.query_count && !input_.cancel.fired(); q += batch_queries) {
+    const std::size_t k = std::min(nearest_keys, keys_.items());
+    for (uint32_t q = 0; by_device_ && q < input_.query_count && !input_.cancel.fired(); ++q) lead(std::span(found_).subspan(q * k, k));
+    for (uint32_t q = 0; !by_device_ && q < input_.query_count && !input_.cancel.fired(); q += batch_queries) {
       nearest(input_.first_query + q, std::min(batch_queries, input_.query_count - q));
       for (const auto& found : nearest_) lead(found);
     }
     for (uint32_t i = 0; i < keys_.items(); ++i) projected_[i] = static_cast<uint32_t>(links_[i].size());
     linked_from_ = {};
+    found_ = {};
   }
 
   // Links the keys of one query, best first, each from better ones.
-  void lead(const std::vector<uint32_t>& found) {
+  void lead(std::span<const uint32_t> found) {
     ++search_;
     if (!found.empty()) bests_.push_back(found[0]);
     for (std::size_t rank = 0; rank < found.size(); ++rank) {
@@ -288,6 +299,8 @@ class RoarGraph {
   std::vector<Near> near_, best_, open_;
   std::vector<uint32_t> left_, batch_;
   std::vector<std::vector<uint32_t>> nearest_;
+  bool by_device_ = false;
+  Array<uint32_t> found_;  // by it, of each query its nearest keys
   Array<KeyRef> refs_;
   Array<float> dots_, scores_;
   Array<uint32_t> chosen_;

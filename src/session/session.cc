@@ -369,8 +369,9 @@ Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::
   IndexQueries queries;
   if (!known.index)
     if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
-  if (Status s = build_index({kind, store_.pages(), queries, graphs, known}, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok())
-    return s;
+  IndexOrder order{kind, store_.pages(), queries, graphs, known, {}, &nearest_by_};
+  for (const DeviceWeights& weights : model_->device_weights()) order.devices.push_back(weights.device());
+  if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok()) return s;
   store_.let_go();
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};

@@ -19,6 +19,7 @@
 #include "compute/thread_pool.h"
 #include "model/forward.h"
 #include "model/model.h"
+#include "select/index_build.h"
 #include "select/plan.h"
 #include "session/sampler.h"
 #include "session/saved_store.h"
@@ -221,7 +222,8 @@ class Session {
   uint64_t read_tokens_ = 0;    // of the timeline, those before the first that was not read as a document is: an answer's
   uint64_t sparse_tokens_ = 0;  // of the timeline, up to the last one that was read sparsely
   double load_ms_ = 0;
-  double index_ms_ = 0;        // that making the last index took
+  double index_ms_ = 0;        // that making the last index took,
+  NearestBy nearest_by_;       // and who looked for what it is made from
 };
 
 }  // namespace kvasir

@@ -182,6 +182,8 @@ std::string Session::stats_json() const {
     json.count("index_inserted", entry.index && entry.valid > entry.index->built() ? entry.valid - entry.index->built() : 0);
     json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
     json.real("index_ms", index_ms_);
+    if (!nearest_by_.names.empty()) json.raw("index_nearest_by", quoted(nearest_by_.names));
+    if (!nearest_by_.because.empty()) json.raw("index_nearest_because", quoted(nearest_by_.because));
     json.count("search_breadth", plan.search_breadth);
   }
   json.add("share_heads", plan.share_heads ? "true" : "false");

@@ -72,4 +72,11 @@ inline int check_attend_reading(const DeviceReading& r) {
   return error ? error : begins(r.q, 16, "attend_reading: queries");
 }
 
+// nearest.cu: keys and queries by uint4 and copy_async(), the best of groups by two.
+inline int check_find_nearest(const DeviceNearest& n) {
+  int error = begins(n.keys, 16, "find_nearest: keys");
+  if (!error) error = begins(n.group_best, 8, "find_nearest: the best of groups");
+  return error ? error : begins(n.queries, 16, "find_nearest: queries");
+}
+
 }  // namespace kvasir::emulated

@@ -481,6 +481,7 @@ void fill_operations(DeviceKernels* k) {
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;
   k->attend_reading = attend_reading;
+  k->find_nearest = find_nearest;
 }
 
 }  // namespace kvasir::emulated

@@ -17,6 +17,7 @@ using Work = std::function<int()>;
 
 // Adds the operations.
 void fill_operations(DeviceKernels* table);
+int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 // Gives an operation to a stream; an error of it is the device's from then on.
 int give(DeviceStream* stream, Work work);
 // Where the processor has what a device sees at `seen`: memory that is its own, of allocate_host(), or shared. Null where that is not so.
