@@ -219,6 +219,7 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
     SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
                         plan.range, at, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
                         plan.search_breadth};
+    query.first_extent = static_cast<uint32_t>(uint64_t{store.pages().extents()} * task / (heads * blocks));
     const Scanned scanned = selector.scan(query, &w.selector);
     if (!scanned.intact) return failure.note(store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes;
