@@ -20,7 +20,8 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
       page_lists_(config.kv_heads),
       comparison_(config.layers, config.kv_heads) {
   const std::size_t rows = block_rows_, dim = shape.dim;
-  for (Worker& w : workers_) {
+  pool->run(pool->threads(), [&](uint32_t i, uint32_t) {  // the system gives each thread's memory where it is cleared
+    Worker& w = workers_[i];
     w.q.resize(rows * dim);
     w.q8.resize(rows * dim);
     w.split.resize(rows * 2 * dim);
@@ -28,7 +29,7 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
     w.limits.resize(rows);
     w.state.resize(state_floats(block_rows_, shape.dim));
     w.scratch.resize(kernels.attend_scratch(block_rows_, shape.dim));
-  }
+  });
 }
 
 Attention::~Attention() = default;
@@ -219,6 +220,7 @@ Status Attention::selective(uint32_t layer, uint32_t first_token, uint32_t count
     SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, h, rows, near.m, near.l, 1, plan.budget(layer), plan.share_heads,
                         plan.range, at, memory, plan.unit_tokens, &store.representatives(), plan.coverage, &store.indexes(),
                         plan.search_breadth};
+    query.first_extent = static_cast<uint32_t>(uint64_t{store.pages().extents()} * task / (heads * blocks));
     const Scanned scanned = selector.scan(query, &w.selector);
     if (!scanned.intact) return failure.note(store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes;

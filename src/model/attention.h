@@ -117,6 +117,8 @@ class Attention {
   Status together(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                   const CancelLatch& cancel, float* out, float* totals);
   Status choose_for_question(const Question& of);
+  uint32_t begin_scales(const Question& of);
+  void read_scales(const Question& of, uint32_t task);
   Status read_for_question(const Question& of, float* out, float* totals);
   AttentionState question_state(std::size_t i, uint32_t rows);  // of near, [kv_heads], and of what the parts read
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
@@ -156,6 +158,10 @@ class Attention {
     uint32_t head, begin, end;              // pages of the head's choice
   };
   std::vector<QuestionPart> question_parts_;
+  Buffer<uint16_t> question_scales_;        // [extents of the mapped file][kv_heads][scales of an extent], of the layer,
+  uint32_t question_extents_ = 0;           // that there is room for,
+  std::atomic<bool> has_scales_{false};     // where they have been read,
+  uint64_t missed_ = UINT64_MAX;            // because so many pages were, by the last layer of a question
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

@@ -1,7 +1,8 @@
 // The tokens of a question choose together: what one of twenty looks for is a part of what is read for all of them, and is read once.
 //
 //   near    each token's sinks and window
-//   choose  the queries of every fourth token, as if they were the heads of one group (as attention_blocks.cc has it): quads by the sum of their shares
+//   choose  the queries of every fourth token, as if they were the heads of one group (as attention_blocks.cc has it): quads by the sum of their shares.
+//           Threads that have no head to choose for read the scales of a mapped file
 //   read    what is chosen, a part of it a task, by the rows of all tokens
 //   merge   near and the parts, in order
 //
@@ -18,6 +19,7 @@ namespace kvasir {
 constexpr uint32_t asking_rows = 12;   // of queries that a task scans the summaries for, about
 constexpr uint32_t asking_stride = 4;  // of the tokens, every fourth one chooses, the last among them
 constexpr uint32_t part_entries = 64;  // pages or samples that a task reads
+constexpr uint32_t scale_extents = 16; // whose scales a task reads
 
 // Of one block of tokens: `count` from `first` on.
 struct Attention::Question {
@@ -83,12 +85,15 @@ Status Attention::choose_for_question(const Question& of) {
         w.read_m[r] = state.m[from], w.read_l[r] = state.l[from];
       }
     }
-    const Scanned scanned = of.selector.sum_shares(query_of(h, rows, w.read_m.data(), w.read_l.data()), &w.selector, &question_sums_[task]);
+    SelectorQuery query = query_of(h, rows, w.read_m.data(), w.read_l.data());
+    query.first_extent = static_cast<uint32_t>(uint64_t{of.store.pages().extents()} * task / (heads * tasks));
+    const Scanned scanned = of.selector.sum_shares(query, &w.selector, &question_sums_[task]);
     if (!scanned.intact) return failure.note(of.store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes, w.counts.keys_scanned += scanned.keys_scanned;
   });
   if (Status s = std::move(failure).take(); !s.ok() || of.cancel.fired()) return s;
-  pool_->run(heads, [&](uint32_t h, uint32_t worker) {
+  pool_->run(heads + begin_scales(of), [&](uint32_t h, uint32_t worker) {
+    if (h >= heads) return read_scales(of, h - heads);
     Worker& w = workers_[worker];
     Array<float>& sums = question_sums_[h];
     for (uint32_t part = 1; part < tasks; ++part)
@@ -105,6 +110,27 @@ Status Attention::choose_for_question(const Question& of) {
   return {};
 }
 
+// Tasks that read the layer's scales: where about as many pages of the mapped file will be read as it has extents.
+uint32_t Attention::begin_scales(const Question& of) {
+  const uint32_t extents = of.store.pages().mapped_extents();
+  const uint64_t chosen = of.plan.budget(of.layer) / quad_tokens * config_.kv_heads;
+  has_scales_ = extents > 0 && std::min(chosen, missed_) >= extents;
+  if (!has_scales_) return 0;
+  if (extents > question_extents_) {
+    question_extents_ = 0, question_scales_.reset();
+    question_scales_ = make_buffer<uint16_t>(extents * of.store.pages().layer_scales());
+    question_extents_ = extents;
+  }
+  return static_cast<uint32_t>(ceil_div(extents, scale_extents));
+}
+
+// What cannot be read may be wanted by nobody: who does want it meets it again.
+void Attention::read_scales(const Question& of, uint32_t task) {
+  if (of.cancel.fired()) return;
+  const uint32_t extents = of.store.pages().mapped_extents(), first = task * scale_extents, end = std::min(extents, first + scale_extents);
+  if (!of.store.pages().read_scales(of.layer, first, end, question_scales_.get()).ok()) has_scales_ = false;
+}
+
 Status Attention::read_for_question(const Question& of, float* out, float* totals) {
   if (of.cancel.fired()) return {};
   const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim, rows = of.count * group;
@@ -119,6 +145,8 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
   }
   partials_.resize(std::max(partials_.size(), (heads + question_parts_.size()) * round_up(state_floats(block_rows_, dim), 16)));
   FirstFailure failure;
+  const std::size_t scales_of_head = shape_.scales_bytes() / sizeof(uint16_t);
+  for (Worker& w : workers_) w.missed = 0;
   pool_->run(static_cast<uint32_t>(question_parts_.size()), [&](uint32_t task, uint32_t worker) {
     if (of.cancel.fired()) return;
     Worker& w = workers_[worker];
@@ -137,9 +165,15 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
       w.selection.sampled = true;
       take(choice.samples[0], choice.sample_numbers[0], &w.selection.samples[0], &w.selection.sample_numbers[0]);
     }
-    PageStore::Hold hold(keeps_pages_);
+    const struct Held {
+      PageStore::Hold& hold;
+      ~Held() { hold.release(); }
+    } held{w.hold};
+    w.hold.mapped.set_keeps(keeps_pages_);
+    w.hold.mapped.set_scales(has_scales_ ? question_scales_.get() + part.head * scales_of_head : nullptr, of.store.pages().layer_scales());
     const uint64_t touched = w.counts.pages_touched;
-    if (Status s = fetch_choice(of.layer, part.head, 0, of.store, &hold, &w); !s.ok()) return failure.note(std::move(s));
+    if (Status s = fetch_choice(of.layer, part.head, 0, of.store, &w.hold, &w); !s.ok()) return failure.note(std::move(s));
+    w.missed += w.hold.mapped.read();
     w.counts.pages_touched = touched + of.count * (w.counts.pages_touched - touched);
     const QueryRows queries = gather(&w, of.q, of.first, of.count, 1, part.head, false);
     const auto attend = [&](const Array<PageRef>& pages) {
@@ -150,6 +184,8 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
     if (choice.sampled) attend(w.selection.samples[0]);
   });
   if (Status s = std::move(failure).take(); !s.ok() || of.cancel.fired()) return s;
+  missed_ = 0;
+  for (const Worker& w : workers_) missed_ += w.missed;
   pool_->run(heads, [&](uint32_t h, uint32_t worker) {
     const AttentionState state = question_state(h, rows);
     for (std::size_t p = 0; p < question_parts_.size(); ++p)

@@ -33,6 +33,8 @@ struct Attention::Worker {
   Array<float> shifts;       // [block_rows]
   Array<float> capped;       // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
   Array<float> traced;       // [group][tokens of a page] scores
+  PageStore::Hold hold;      // of what a question reads
+  uint64_t missed = 0;       // pages that had to be read for it
   ReadCounts counts;
   Comparison::Scratch compare;
 };

@@ -23,15 +23,17 @@ class BoundedSelector final : public Selector {
   Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const PageShape& shape = query.pages.shape().page;
     const uint32_t extents = query.pages.extents(), rows = query.rows.rows, stride = extents * shape.extent_quads();
-    if (query.pages.pages() <= query.first_page) return {};
+    if (query.pages.pages() <= query.first_page) return scratch->scores.clear(), Scanned();
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
-    for (uint32_t e = 0; e < extents; ++e) {
+    for (uint32_t i = 0, e = query.first_extent % extents; i < extents; ++i) {
       if (!query.sketch.intact(query.layer, query.kv_head, e)) return {0, false};
-      const int8_t* next = e + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, e + 1) : nullptr;
+      const uint32_t after = e + 1 < extents ? e + 1 : 0;
+      const int8_t* next = i + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, after) : nullptr;
       query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
                                  query.sketch.extent(query.layer, query.kv_head, e), next,
                                  scratch->scores.data() + std::size_t{e} * shape.extent_quads(), stride);
+      e = after;
     }
     return {uint64_t{extents} * shape.sketch_bytes(), true};
   }

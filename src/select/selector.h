@@ -58,6 +58,9 @@ struct SelectorQuery {
   uint32_t breadth = 0;    // of a search of an index, as SelectOptions has it
   uint32_t first_row = 0;  // of `rows`, among those of the scan
   uint32_t draw = 0;       // where the strategy samples: queries of another draw have other random numbers
+  // Where a scan begins, which goes round and finds the same from anywhere. What a mapped file has is verified, and given to the process by the system,
+  // where it is first read: threads that begin apart do that each for some of it, others all of them for all.
+  uint32_t first_extent = 0;
 };
 
 struct Selection {
@@ -149,7 +152,7 @@ class Selector {
   virtual bool observe(const Observation&, StepMemory*) const { return true; }
   // Reads what choosing has to read from end to end, once for the queries of several tokens: query.rows are the rows of all, and near_m, near_l
   // theirs. What is found lies in the scratch for choose().
-  virtual Scanned scan(const SelectorQuery&, SelectorScratch*) const { return {}; }
+  virtual Scanned scan(const SelectorQuery&, SelectorScratch* scratch) const { return scratch->scores.clear(), Scanned(); }
   // The choice of one token, whose rows begin at query.first_row of the scan's.
   virtual void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const = 0;
   // Both, of one token.

@@ -41,7 +41,6 @@ std::string strategy_names() {
 void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const {
   Scanned all;
   SelectorQuery part = query;
-  scratch->scores.clear();  // a strategy that scans nothing leaves what was there
   for (uint32_t first = 0; first < query.rows.rows; first += rows) {
     part.rows = row_of(query.rows, first, std::min(rows, query.rows.rows - first));
     part.near_m = query.near_m + first, part.near_l = query.near_l + first;
@@ -62,7 +61,6 @@ void Selector::select_together(const SelectorQuery& query, uint32_t rows, Select
 }
 
 Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratch, Array<float>* sums) const {
-  scratch->scores.clear();
   const Scanned scanned = scan(query, scratch);
   if (!scanned.intact) return scanned;
   sum(query, scratch);
@@ -72,7 +70,9 @@ Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratc
 }
 
 void Selector::choose_by_sums(const SelectorQuery& query, const Array<float>& sums, SelectorScratch* scratch, Selection* out) const {
-  scratch->scores.assign(sums.begin(), sums.end());
+  // Never made shorter: what an array grows by is cleared, and the next scan wants all of it again.
+  scratch->scores.resize(std::max(scratch->scores.size(), sums.size()));
+  std::copy(sums.begin(), sums.end(), scratch->scores.begin());
   choose_together(query, scratch, out);
 }
 

@@ -7,7 +7,7 @@ namespace kvasir {
 Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch) {
   const PageShape& shape = query.pages.shape().page;
   const uint32_t pages = query.pages.pages(), stride = pages * shape.page_tokens;
-  if (pages <= query.first_page) return {};
+  if (pages <= query.first_page) return scratch->scores.clear(), Scanned();
   scratch->scores.resize(std::size_t{query.rows.rows} * stride);
   scratch->bytes.resize(query.kernels.attend_scratch(query.rows.rows, shape.dim));
   PageRef refs[extent_pages];

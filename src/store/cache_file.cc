@@ -88,6 +88,7 @@ void CacheFile::place_sections() {
     if (place.is_private) private_size += section.blocks() * block_bytes;
   }
   tables_ = make_buffer<uint64_t>(blocks_);
+  os::prefer_huge_pages(tables_.get(), blocks_ * sizeof(uint64_t));
   private_ = make_buffer<std::byte>(private_size);
   os::prefer_huge_pages(private_.get(), private_size);
   std::byte* next = private_.get();
@@ -139,6 +140,7 @@ Status CacheFile::read(const Section& section, uint64_t first, std::span<std::by
     const std::size_t count = std::min<std::size_t>(to.size(), most_pieces);
     const uint64_t begin = first * block_bytes, end = std::min(section.bytes, begin + count * block_bytes);
     for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], static_cast<std::size_t>(std::min(block_bytes, end - begin - i * block_bytes))};
+    __builtin_prefetch(&tables_[places_[index_of(section)].table + first]);  // by then it is there: of pages here and there it seldom was
     if (Status s = file().read(section.offset + begin, {pieces, count}); !s.ok()) return s;
     for (std::size_t i = 0; i < count; ++i)
       if (!block_is_intact(section, first + i, to[i])) return damaged(section, first + i);

@@ -120,7 +120,7 @@ KeySketch::Extent KeySketch::new_extent() const {
 
 void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const {
   const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, page);
-  kernels.seal_sketch(shape_.page, bases.data() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
+  kernels.seal_sketch(shape_.page, bases.floats.get() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
                       extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
@@ -164,7 +164,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
     add_moment(kernels, s.rows.data(), rows, dim, w.product.data(), w.keys.data());
     std::fill(w.queries.begin(), w.queries.end(), 0.0);
     if (queries) queries(layer, head, w.queries.data());
-    find_bases(kernels, &w, dim, n, bases->data() + at * basis_floats(), bases->data() + (heads + at) * basis_floats());
+    find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(), bases->floats.get() + (heads + at) * basis_floats());
     for (uint32_t p = 0; p < count; ++p) seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
   });
   if (!intact) return pages.damaged();
@@ -223,7 +223,7 @@ const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const
 }
 
 const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
-  return bases_->data() + (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
+  return bases_->floats.get() + (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
 }
 
 bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -247,7 +247,7 @@ Status KeySketch::damaged() const {
 }
 
 uint64_t KeySketch::private_bytes() const {
-  uint64_t bytes = bases_ ? bases_->size() * sizeof(float) : 0;
+  uint64_t bytes = bases_ ? bases_->size * sizeof(float) : 0;
   for (const Extent& e : extents_) bytes += e.memory ? extent_bytes() : 0;
   return bytes;
 }
@@ -259,7 +259,7 @@ uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + ceil_di
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
   Array<std::byte> head(head_bytes());
-  auto* floats = std::copy(bases_->begin(), bases_->end(), reinterpret_cast<float*>(head.data()));
+  auto* floats = std::copy_n(bases_->floats.get(), bases_->size, reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
@@ -291,7 +291,8 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const auto* floats = reinterpret_cast<const float*>(at);
   const std::size_t size = sketch.basis_bytes() / sizeof(float);
   if (!all_finite_by_pieces({floats, size}, pool)) return corrupt("holds a number that is not finite");
-  auto bases = std::make_shared<Bases>(floats, floats + size);
+  auto bases = std::make_shared<Bases>(size);
+  copy_by_pieces(floats, size, bases->floats.get(), pool);
   uint32_t counts[2];
   std::memcpy(counts, floats + size, sizeof counts);
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");

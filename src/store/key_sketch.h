@@ -79,7 +79,11 @@ class KeySketch {
     std::shared_ptr<int8_t> memory;        // where it is private
     uint64_t stamp = 0;
   };
-  using Bases = Array<float>;  // A [layers][kv_heads][dim][sketch_dim], then B
+  struct Bases {  // A [layers][kv_heads][dim][sketch_dim], then B; not cleared when it is made: a large model's are written by all threads
+    explicit Bases(std::size_t n) : size(n), floats(make_buffer<float>(n)) {}
+    std::size_t size;
+    Buffer<float> floats;
+  };
   std::size_t extent_bytes() const { return shape_.page.sketch_bytes() * shape_.heads_total(); }
   std::size_t basis_floats() const { return std::size_t{shape_.page.dim} * shape_.page.sketch_dim(); }
   uint64_t head_bytes() const;  // of the section, before the extents

@@ -206,10 +206,7 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
   const Array<PageHold::Missing>& missing = hold->missing_;
   const auto without = std::count_if(missing.begin(), missing.end(), [](const PageHold::Missing& m) { return m.slot == no_slot; });
   const std::size_t scales = scale_bytes_ / sizeof(uint16_t);
-  if (without) {
-    hold->beside_ = make_buffer<int8_t>(static_cast<std::size_t>(without) * page_bytes);
-    hold->scales_beside_ = make_buffer<uint16_t>(static_cast<std::size_t>(without) * scales);
-  }
+  hold->make_room_beside(static_cast<std::size_t>(without), scales);
   int8_t* beside = hold->beside_.get();
   uint16_t* scales_beside = hold->scales_beside_.get();
   const auto block_of = [&](std::size_t i) { return page_of(head, numbers[missing[i].index]); };
@@ -235,6 +232,13 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
 
 // To where the references point. A block of the file has the scales of several pages: it is read once for neighbours.
 Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const {
+  for (const PageHold::Missing& m : hold.missing_) {
+    if (!hold.scales_) break;
+    const uint32_t number = numbers[m.index];
+    const uint16_t* from = hold.scales_ + number / extent_pages * hold.scales_stride_ + number % extent_pages * (scale_bytes_ / sizeof *from);
+    std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), from, scale_bytes_);
+  }
+  if (hold.scales_) return {};
   alignas(64) std::byte block[page_bytes];
   uint64_t there = UINT64_MAX;
   for (const PageHold::Missing& m : hold.missing_) {
@@ -273,9 +277,18 @@ void PageHold::begin(std::shared_ptr<PageCache::Room> room, std::size_t pages) {
 void PageHold::release() {
   if (!slots_.empty()) room_->unpin(slots_);
   slots_.clear();
-  beside_.reset();
-  scales_beside_.reset();
+  missing_.clear();
   room_.reset();
+}
+
+// What was there goes first: never old and new together.
+void PageHold::make_room_beside(std::size_t pages, std::size_t scales) {
+  if (pages <= room_beside_) return;
+  room_beside_ = 0;
+  beside_.reset(), scales_beside_.reset();
+  beside_ = make_buffer<int8_t>(pages * page_bytes);
+  scales_beside_ = make_buffer<uint16_t>(pages * scales);
+  room_beside_ = pages;
 }
 
 }  // namespace kvasir

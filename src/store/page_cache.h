@@ -96,10 +96,15 @@ class PageHold {
  public:
   // keeps: pages that it brings stay for later fetches; otherwise they are its own.
   explicit PageHold(bool keeps = true) : keeps_(keeps) {}
+  void set_keeps(bool keeps) { keeps_ = keeps; }
+  // Of the head that is fetched from now on, where somebody has read them: page p's lie at scales + p / 16 * stride + p % 16 * those of a page. null: the
+  // cache reads what it wants of them.
+  void set_scales(const uint16_t* scales, std::size_t stride) { scales_ = scales, scales_stride_ = stride; }
+  std::size_t read() const { return missing_.size(); }  // pages of the last fetch that had to be
   ~PageHold() { release(); }
   PageHold(const PageHold&) = delete;
   PageHold& operator=(const PageHold&) = delete;
-  void release();
+  void release();  // memory for pages of its own stays for the next ones
 
  private:
   friend class PageCache;
@@ -108,11 +113,15 @@ class PageHold {
     uint32_t slot;
   };
   void begin(std::shared_ptr<PageCache::Room> room, std::size_t pages);
+  void make_room_beside(std::size_t pages, std::size_t scales);
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
   Array<Missing> missing_;  // while they are read
-  const bool keeps_;
-  Buffer<int8_t> beside_;   // pages for which there was no slot,
+  bool keeps_;
+  const uint16_t* scales_ = nullptr;
+  std::size_t scales_stride_ = 0;
+  std::size_t room_beside_ = 0;     // pages that there is room for in
+  Buffer<int8_t> beside_;           // pages for which there was no slot,
   Buffer<uint16_t> scales_beside_;  // and their scales
 };
 

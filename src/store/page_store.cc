@@ -232,6 +232,22 @@ Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t>
   return spilled_->fetch(at, there, refs + mapped, &hold->spilled);
 }
 
+uint32_t PageStore::mapped_extents() const {
+  if (!cache_) return 0;
+  const auto end = std::partition_point(slabs_.begin(), slabs_.end(), [](const SlabRef& slab) { return slab->file != nullptr; });
+  return static_cast<uint32_t>(end - slabs_.begin());
+}
+
+Status PageStore::read_scales(uint32_t layer, uint32_t first, uint32_t end, uint16_t* to) const {
+  const uint64_t bytes = layer_scales() * sizeof *to;
+  for (uint32_t e = first; e < end; ++e) {
+    const Slab& slab = *slabs_[e];
+    const uint64_t at = (uint64_t{slab.index} * shape_.layers + layer) * bytes;
+    if (Status s = slab.file->copy(*mapped_scales_, at, bytes, reinterpret_cast<std::byte*>(to + e * layer_scales())); !s.ok()) return s;
+  }
+  return {};
+}
+
 void PageStore::set_cache_limit(uint64_t bytes) const {
   const uint64_t mapped = bytes == PageCache::by_itself || !spilled_ ? bytes : bytes * (mapped_bytes() / shape_.slab_bytes()) / extents();
   if (cache_) cache_->set_limit(mapped);

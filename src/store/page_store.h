@@ -68,10 +68,17 @@ class PageStore {
     explicit Hold(bool keeps = true) : mapped(keeps) {}
     PageHold mapped, spilled;
     Array<uint32_t> numbers;  // of pages in the file that they were spilled to
+    void release() { mapped.release(), spilled.release(); }
   };
   // Points refs[i].data and .scales at page numbers[i] (ascending), verified; the other fields are left alone. Pages of a file are read
   // into its cache and stay there until `hold` lets go of them. Code::corrupt or Code::io where they cannot be read; throws std::bad_alloc.
   Status fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Hold* hold) const;
+  // Many pages of a layer are fetched sooner where its scales are read first: one read has those of all heads, and of each page alone it would be a block.
+  // Those of pages in the mapped file, verified, of extents first .. end - 1: [mapped_extents()][kv_heads][16 pages][scales of a page], as PageHold::set_scales()
+  // has it with a stride of layer_scales(). Code::corrupt, Code::io; throws std::bad_alloc.
+  Status read_scales(uint32_t layer, uint32_t first, uint32_t end, uint16_t* to) const;
+  uint32_t mapped_extents() const;  // the first ones
+  std::size_t layer_scales() const { return shape_.kv_heads * shape_.page.scales_bytes() / sizeof(uint16_t); }  // of an extent
   // Memory for chosen pages of the mapped file and of what was spilled, shared with forks: bytes, or PageCache::by_itself. Throws std::bad_alloc.
   void set_cache_limit(uint64_t bytes) const;
   PageCache::Counts cache_counts() const;  // zeros without a file

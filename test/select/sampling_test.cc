@@ -211,6 +211,15 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
     if (first == 0) sums = more;
     else cpu_kernels().add(sums.data(), more.data(), sums.size());
   }
+  Array<float> round;
+  for (query.first_extent = 1; query.first_extent < 5; ++query.first_extent) {  // a scan finds the same wherever it begins; there are three extents
+    CHECK(strategy_info("bounded")->make()->sum_shares(query, &scratch, &round).intact);
+    if (query.first_extent == 1) more = round;
+    CHECK(round == more);
+  }
+  query.first_extent = 0;
+  CHECK(strategy_info("bounded")->make()->sum_shares(query, &scratch, &round).intact);
+  CHECK(round == more);
   query.draw = draws - 1;
   Selection parts;
   strategy_info("bounded")->make()->choose_by_sums(query, sums, &scratch, &parts);

@@ -1,9 +1,11 @@
 // Answers over a mapped cache file whose chosen pages have little room: the same, bit for bit.
 #include <doctest/doctest.h>
 
+#include <fstream>
 #include <thread>
 
 #include "helpers.h"
+#include "store/cache_file.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -99,4 +101,44 @@ TEST_CASE("the tokens of a question read together what they choose, but where ea
   const uint64_t together = pages_read(false), alone = pages_read(true);
   CHECK(together > 0);
   CHECK(together * 5 < alone);
+}
+
+// The scales of a layer are read for all of a question's heads at once; of three extents, by one task.
+TEST_CASE("a question over a mapped file is that over memory, on any number of threads, and damaged scales are an error until they are whole again") {
+  TempFolder folder;
+  SessionOptions o = quest(256, true);
+  o.select.strategy = "bounded";
+  auto in_memory = open_session(mini_model(), o);
+  read(in_memory.get(), document());
+  REQUIRE(in_memory->prepare(nullptr, {}).ok());
+  const std::string path = folder.file("a.kv");
+  REQUIRE(in_memory->save(path, nullptr, {}).ok());
+  GenerateOptions options;
+  options.max_tokens = 8;
+  const std::string question = "Who is the man that Mr. Holmes met at the opera in the evening?";
+  const auto answer = ask(in_memory.get(), question, options);
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const CacheFile::Section scales = *file->find(format::SectionKind::scales);
+  const auto flip = [&] {  // a bit of every block
+    std::fstream at(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (uint64_t offset = scales.offset; offset < scales.offset + scales.bytes; offset += format::block_bytes) {
+      at.seekg(static_cast<std::streamoff>(offset));
+      const int byte = at.get();
+      at.seekp(static_cast<std::streamoff>(offset));
+      at.put(static_cast<char>(byte ^ 4));
+    }
+  };
+  for (uint32_t threads : {1u, 2u, 5u}) {
+    o.threads = threads;
+    auto mapped = load(path, o);
+    CHECK(ask(mapped.get(), question, options) == answer);
+    CHECK(ask(mapped.get(), question, options) == answer);
+    auto again = load(path, o);
+    flip();
+    Answer unused;
+    CHECK(again->generate(question, options, {}, &unused).code() == Code::corrupt);
+    flip();
+    CHECK(ask(again.get(), question, options) == answer);
+  }
 }

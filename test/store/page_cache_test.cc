@@ -266,6 +266,48 @@ TEST_CASE("pages that are not to be kept are right, and nothing of them stays") 
   CHECK(store.cache_counts().kept == numbers.size());
 }
 
+TEST_CASE("pages that are not kept take a hold's memory again, list after list") {
+  Saved saved;
+  const PageStore store = saved.map();
+  PageStore::Hold hold(false);
+  const std::vector<uint32_t> many{3, 17, 18, 150}, few{4, 19};
+  std::vector<PageRef> refs(many.size());
+  REQUIRE(store.fetch(1, 2, many, refs.data(), &hold).ok());
+  const int8_t* const there = refs[0].data;
+  for (const auto& numbers : {few, many}) {
+    REQUIRE(store.fetch(0, 1, numbers, refs.data(), &hold).ok());
+    CHECK(refs[0].data == there);
+    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 0, 1, numbers[i]));
+  }
+}
+
+TEST_CASE("where a layer's scales have been read, pages come with these, kept or not") {
+  Saved saved;
+  const PageStore store = saved.map();
+  const std::size_t stride = store.layer_scales();
+  REQUIRE(store.mapped_extents() == 13);
+  std::vector<uint16_t> scales(13 * stride);
+  REQUIRE(store.read_scales(1, 0, 5, scales.data()).ok());
+  REQUIRE(store.read_scales(1, 5, 13, scales.data()).ok());
+  const uint64_t third = saved.file->find(SectionKind::scales)->offset + shape.page.scales_bytes() * heads * layers * 3;
+  saved.flip(third + 5);
+  CHECK(store.read_scales(1, 0, 3, scales.data()).ok());
+  const std::vector<uint32_t> numbers{3, 17, 18, 48, 150, 202};
+  std::vector<PageRef> refs(numbers.size());
+  for (bool keeps : {false, true}) {
+    PageStore::Hold hold(keeps);
+    hold.mapped.set_scales(scales.data() + 2 * shape.page.scales_bytes() / sizeof(uint16_t), stride);
+    REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
+    CHECK(hold.mapped.read() == numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 1, 2, numbers[i]));
+    hold.mapped.set_scales(nullptr, 0);
+    CHECK(store.fetch(0, 0, numbers, refs.data(), &hold).code() == Code::corrupt);  // by itself it reads them
+  }
+  const Status s = store.read_scales(0, 0, 13, scales.data());
+  CHECK(s.code() == Code::corrupt);
+  CHECK(s.offset() == third);
+}
+
 // Windows lets nobody cut a file that is mapped.
 TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" * doctest::skip(on_windows)) {
   Saved saved;
