@@ -268,7 +268,8 @@ void DeviceTimeline::note_changes(const PageStore& pages) {
   for (uint32_t e = pages.extents(); e-- > 0;)
     if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) first = e;
   if (first == pages.extents() && before <= first) return;
-  addressed_ = first + 1 < before ? 0 : std::min(addressed_, first);
+  if (first + 1 < before || before == 0) return void(addressed_ = 0), forget_kept();
+  addressed_ = std::min(addressed_, first);
   changed_from_ = std::min(changed_from_, first * shape_.page.extent_quads());
   changed_since_ = step_ + 1;
 }

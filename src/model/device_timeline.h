@@ -38,7 +38,7 @@ class DeviceTimeline {
   // When it is ready: tells the device what there is now.
   Status begin_step(const KvStore& store, DeviceStream* stream);
   // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
-  void forget_kept() { kept_since_ = step_ + 1; }
+  void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
   // After the step: the store has committed the very keys and values that the device has written to its window.
   void committed(const KvStore& store, uint32_t n);
 

@@ -447,6 +447,26 @@ TEST_CASE("a damaged page is an error where a text is read on, and the timeline 
   CHECK(session->tokens().size() == 3000);
 }
 
+TEST_CASE("quads that stay in a device's memory outlive pages that are sealed, and steps back over what was generated") {
+  if (!device_model()) return;
+  auto session = load(device_model(), read_file(), bounded_options(64));
+  const uint64_t sealed = stat_of(*session, "sealed_tokens");
+  continue_with(session.get(), 1);
+  CHECK(stat_of(*session, "last_tokens_in_device") == 0);
+  const auto go_on = [&](int tokens) {
+    for (int i = 0; i < tokens; ++i) {
+      continue_with(session.get(), 1);
+      REQUIRE(attends(*session));
+      CHECK(stat_of(*session, "last_tokens_in_device") > 0);
+    }
+  };
+  go_on(70);
+  CHECK(stat_of(*session, "sealed_tokens") > sealed);
+  REQUIRE(session->rewind(2990).ok());
+  continue_with(session.get(), 1);
+  go_on(20);
+}
+
 TEST_CASE("quads that stay in a device's memory take no fork's place there") {
   if (!device_model()) return;
   constexpr uint64_t spare = uint64_t{1} << 26, step = uint64_t{1} << 18;
