@@ -112,10 +112,7 @@ class DeviceStage final : public Stage {
       refused_size_ = size, refused_n_ = n;
       return *why_not = no_room, Status();
     }
-    if (s.code() == Code::unsupported) {
-      cannot_read_ = true;
-      return *why_not = cannot_read, Status();
-    }
+    if (s.code() == Code::unsupported) return cannot_read_ = true, *why_not = cannot_read, Status();
     return s;
   }
 
