@@ -31,7 +31,7 @@ struct ReadCounts {
   uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
-  uint64_t tokens_hot = 0;      // of those read, what a device had from the step before
+  uint64_t tokens_hot = 0;      // of those read, what a device had from steps before
   uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t queries = 0;         // query heads whose pages were sampled,

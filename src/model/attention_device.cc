@@ -15,7 +15,9 @@ namespace kvasir {
 
 constexpr const char* what = "attention";
 constexpr uint32_t most_hot_quads = 8192;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
-constexpr uint32_t hot_lists = 2;          // as many quads stay as so many lists usually have
+// As many quads stay as so many lists usually have. Of answers of the bundled model over 128,448 tokens, 512 quads a list: where the last list stays 64% of a list
+// is found again, where as many as of one list, two or three stay, by which was chosen last, 70, 85 and 89%.
+constexpr uint32_t hot_lists = 2;
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                                  const StoreShape& shape, uint32_t first, uint32_t layers)
@@ -112,13 +114,11 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, D
   // Not in the place of what a fork has for itself, which takes the steps that were taken here.
   const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
   if (device_->left() < all + reserve + timeline_.bytes_of_fork() + its_work) return {};
+  const std::vector<unsigned long long> none(lists * room);
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = hot_entries_.allocate(device_, lists * room, what);
   if (s.ok()) s = found_.allocate(device_, lists * most_, what);
-  if (s.ok()) {
-    const std::vector<unsigned long long> none(lists * room);
-    s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
-  }
+  if (s.ok()) s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
   if (s.ok()) return hot_room_ = room, Status();
   forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);

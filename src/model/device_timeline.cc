@@ -121,9 +121,9 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   }
   if (!s.ok()) return s;
   blocks_moved_ = true;
+  addresses_.assign(std::size_t{2} * extents, 0);
   extents_ = extents;
   window_rows_ = rows;
-  addresses_.assign(std::size_t{2} * extents, 0);
   return {};
 }
 
