@@ -135,8 +135,7 @@ Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t
   if (Status s = timeline_.update(store, devices, pool, stream, ready); !s.ok() || !*ready) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
-  if (under_way_) timeline_.forget_kept();
-  under_way_ = true;
+  if (std::exchange(under_way_, false)) timeline_.forget_kept();
   if (Status s = timeline_.begin_step(store, stream); !s.ok()) return s;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);

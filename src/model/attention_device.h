@@ -35,6 +35,8 @@ class AttentionDevice {
   // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
   // finish_attention() has it. An error of the table.
   int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out, const DeviceCheck& check);
+  // Comes before a step's work, given anew or by a graph.
+  void begin() { under_way_ = true; }
   // What collect() looks at, after the last layer.
   int give_results(DeviceStream* stream);
   // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped. Code::device;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
+constexpr uint32_t most_forgotten = 8;                      // extents of which each page that is sealed makes the GPU forget its quads
 constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for what is read and answered next: an eighth
 
 constexpr uint64_t share_steps = 16;  // in which a long text is shared, or fewer where a device shares more at once: an answer begins without, and soon is faster
@@ -121,7 +122,6 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   }
   if (!s.ok()) return s;
   blocks_moved_ = true;
-  addresses_.assign(std::size_t{2} * extents, 0);
   extents_ = extents;
   window_rows_ = rows;
   return {};
@@ -259,8 +259,8 @@ Status DeviceTimeline::share(std::span<const std::byte> memory, const std::share
   return {};
 }
 
-// Sets aside what is known of the extents that are another than at the last update. The newest one changes with each page that is sealed; where others have, or
-// there are fewer, memory may no longer be used.
+// Sets aside what is known of the extents that are another than at the last update. The newest one changes with each page that is sealed, and is shared anew when
+// it was full before a step back. What is generated changes the quads from its beginning on; once that is long past all is forgotten, and then little is again.
 void DeviceTimeline::note_changes(const PageStore& pages) {
   const auto before = static_cast<uint32_t>(page_stamps_.size());
   page_stamps_.resize(pages.extents());
@@ -269,8 +269,11 @@ void DeviceTimeline::note_changes(const PageStore& pages) {
     if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) first = e;
   if (first == pages.extents() && before <= first) return;
   if (first + 1 < before || before == 0) return void(addressed_ = 0), forget_kept();
+  if (first < before) trim();
   addressed_ = std::min(addressed_, first);
-  changed_from_ = std::min(changed_from_, first * shape_.page.extent_quads());
+  const uint32_t from = first * shape_.page.extent_quads();
+  if (from > changed_from_ && from - changed_from_ > most_forgotten * shape_.page.extent_quads()) forget_kept();
+  changed_from_ = std::min(changed_from_, from);
   changed_since_ = step_ + 1;
 }
 
@@ -304,6 +307,8 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   const uint32_t extents = pages.extents();
   const std::size_t scale_bytes = shape_.page.scales_bytes();
   const uint32_t first = addressed_;
+  const std::size_t count = extents - first;
+  auto* const staged = reinterpret_cast<uint64_t*>(staging_.get());
   if (first == 0)
     for (Region& r : regions_) r.used = false;
   for (uint32_t e = first; e < extents; ++e) {
@@ -323,22 +328,18 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
         });
         last_stamp_ = pages.stamp(e), last_pages_ = pages.pages();
       }
-      addresses_[e] = address_of(last_.get());
-      addresses_[extents_ + e] = address_of(last_.get() + its_pages);
+      staged[e - first] = address_of(last_.get());
+      staged[count + e - first] = address_of(last_.get() + its_pages);
       continue;
     }
-    addresses_[e] = seen(at.pages) + first_head() * PageShape::pages_bytes();
-    addresses_[extents_ + e] = seen(at.scales) + first_head() * scale_bytes;
+    staged[e - first] = seen(at.pages) + first_head() * PageShape::pages_bytes();
+    staged[count + e - first] = seen(at.scales) + first_head() * scale_bytes;
   }
   if (first == 0)
     std::erase_if(regions_, [&](const Region& r) {
       if (!r.used) device_->unshare(r.begin);
       return !r.used;
     });
-  const std::size_t count = extents - first;
-  auto* staged = reinterpret_cast<uint64_t*>(staging_.get());
-  std::copy_n(addresses_.data() + first, count, staged);
-  std::copy_n(addresses_.data() + extents_ + first, count, staged + count);
   if (Status s = send(stream, pages_at_.get() + first, staged, count * sizeof(uint64_t)); !s.ok()) return s;
   if (Status s = send(stream, scales_at_.get() + first, staged + count, count * sizeof(uint64_t)); !s.ok()) return s;
   addressed_ = extents;

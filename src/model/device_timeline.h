@@ -104,8 +104,7 @@ class DeviceTimeline {
 
   std::vector<uint64_t> page_stamps_, sketch_stamps_;  // of the pages, and of the sketch that is in blocks_, at the last update
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
-  std::vector<uint64_t> addresses_;         // [2][extents_] that were uploaded: pages, then scales;
-  uint32_t addressed_ = 0;                  // of so many extents, the first ones, they still are right
+  uint32_t addressed_ = 0;                  // of so many extents, the first ones, the device has the addresses as they still are
   std::vector<Region> regions_;
   std::size_t last_seen_ = 0;               // of regions_; may be past its end
 };

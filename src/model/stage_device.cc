@@ -140,6 +140,7 @@ class DeviceStage final : public Stage {
     has_logits_ = of.output && weights_.has_output();
     if (graph_generation_ != attention_.generation()) forget_graphs();  // it has the attention's memory in it
     graph_generation_ = attention_.generation();
+    attention_.begin();
     together(layers() + (has_logits_ ? 2 : 1), give);
     has_attended_ = true;
     if (Status s = wait("a step"); !s.ok()) {

@@ -37,10 +37,10 @@ Status DeviceSearch::status() const {
 
 bool DeviceSearch::find(const KeyView& keys, const QueryRows& queries, uint32_t k, const CancelLatch& cancel, Array<uint32_t>* out) {
   const char* why = why_processor(keys, queries, k);
-  if (!why) out->resize(std::size_t{queries.rows} * std::min(k, keys.items));
   const std::lock_guard lock(mutex_);
   if (why && why_not_.empty()) why_not_ = name() + ": " + why;
   if (!why_not_.empty() || !status_.ok() || cancel.fired()) return false;
+  out->resize(std::size_t{queries.rows} * std::min(k, keys.items));
   Status s = search(keys, queries, std::min(k, keys.items), cancel, out->data());
   if (s.code() == Code::no_memory) why_not_ = s.message();
   else if (!s.ok()) status_ = std::move(s);

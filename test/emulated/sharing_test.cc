@@ -239,3 +239,22 @@ TEST_CASE("a sketch that is made anew takes the place of the one before, also wh
   (void)continue_with(session.get(), 2);
   CHECK(attends(*session));
 }
+
+TEST_CASE("steps back over what filled an extent leave nothing shared that is in no use") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0", 0, &model).ok());
+  const uint64_t extent = model->store_shape().page.extent_tokens();
+  auto session = open_session(model, bounded_options(64));
+  const auto tokens = book_tokens(3000);
+  read(session.get(), {tokens.data(), static_cast<std::size_t>(3 * extent - 100)});
+  const std::size_t document = session->tokens().size();
+  std::vector<int> shared;
+  for (int i = 0; i < 4; ++i) {
+    continue_with(session.get(), 300);
+    CHECK(attends(*session));
+    shared.push_back(emulated::machine().shared);
+    REQUIRE(session->rewind(document).ok());
+  }
+  CHECK(session->store().pages().extents() == 3);
+  CHECK(shared[3] == shared[1]);
+}
