@@ -377,7 +377,7 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until then (kv_stats:
  * "device_attends_because"), so that an answer begins at once. The memory that is pinned and what the GPU has to choose by serve forks too while
  * the session is open: who forks for each question prepares first. A GPU also looks for the nearest keys from which the index of "ood" is made, where its
- * device_memory has room for one head's keys and about 70 MiB (kv_stats: "index_nearest_by").
+ * device_memory has room for one head's keys and 70 MiB, of a million tokens 130 (kv_stats: "index_nearest_by").
  * Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */
 KV_API kv_status kv_prepare(kv_session *session, const kv_call_options *options, kv_error *error);
 

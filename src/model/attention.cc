@@ -20,7 +20,7 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
       page_lists_(config.kv_heads),
       comparison_(config.layers, config.kv_heads) {
   const std::size_t rows = block_rows_, dim = shape.dim;
-  pool->run(pool->threads(), [&](uint32_t i, uint32_t) {  // the system gives each thread's memory where it is cleared
+  pool->run(pool->threads(), [&](uint32_t i, uint32_t) {  // a thread each, as a rule, takes what the system has to give and clear
     Worker& w = workers_[i];
     w.q.resize(rows * dim);
     w.q8.resize(rows * dim);

@@ -161,7 +161,7 @@ class Attention {
   Buffer<uint16_t> question_scales_;        // [extents of the mapped file][kv_heads][scales of an extent], of the layer,
   uint32_t question_extents_ = 0;           // that there is room for,
   std::atomic<bool> has_scales_{false};     // where they have been read,
-  uint64_t missed_ = UINT64_MAX;            // because so many pages were, by the last layer of a question
+  uint64_t missed_ = UINT64_MAX;            // pages of the file that the last layer of a question had to read: of few their own scales are read
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;
