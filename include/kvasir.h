@@ -158,8 +158,9 @@ typedef struct kv_model_options {
    * Keys and values stay in the processor's memory or the mapped file. Texts that are read exactly the GPU attends in its layers, over a copy of the
    * sealed pages that it has as long as it reads (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy
    * "bounded" it attends too: it has a sketch of the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory
-   * is pinned (of a long text some with each token, and the processor attends until all of it is: kv_prepare); what it has read it keeps for the next
-   * token where there is room. Other strategies, sparse reading, a memory_budget, dense layers, certificates, separate heads and traced answers are
+   * is pinned (of a long text some with each token, and until all of it is the processor hands it what it chose: kv_prepare); what it has read it keeps for
+   * the next token where there is room. Where the system lets no memory be pinned, or the pages are more than three quarters of it, the processor goes on to
+   * (kv_stats: "device_reads_pages" and why not). Other strategies, sparse reading, a memory_budget, dense layers, certificates, separate heads and traced answers are
    * attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
    * there are, as sums and, under "devices", of each GPU. */
   const char *device;
@@ -374,8 +375,8 @@ KV_API void kv_call_options_init(kv_call_options *options, size_t size);
  * token, until this call, kv_generate, kv_score or kv_save inserts it into the graph of "ood", where the memory_budget has room for it; the index
  * is made again when it has to do with a quarter more than it was made for, or when head_graphs asks for another number of graphs: until then
  * kv_next searches the one that there is, which the log says once. A GPU that will attend by the session's strategy gets all that it reads of the
- * timeline now; otherwise it gets some of a long one with each token, whose attention the processor computes until then (kv_stats:
- * "device_attends_because"), so that an answer begins at once. The memory that is pinned and what the GPU has to choose by serve forks too while
+ * timeline now; otherwise it may read some more of a long one with each token, and until then the processor hands it the pages that it chose (kv_stats:
+ * "device_reads_pages"), so that an answer begins at once. The memory that is pinned and what the GPU has to choose by serve forks too while
  * the session is open: who forks for each question prepares first. A GPU also looks for the nearest keys from which the index of "ood" is made, where its
  * device_memory has room for one head's keys and 70 MiB, of a million tokens 130 (kv_stats: "index_nearest_by").
  * Progress: KV_PHASE_PREPARE. KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_budget), KV_CORRUPT, KV_DEVICE, KV_BUSY. */

@@ -246,6 +246,25 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
   }
 }
 
+// Where a quad's keys, values and scales of both lie.
+struct Quad {
+  const uint8_t *keys = nullptr, *values = nullptr, *scales = nullptr, *value_scales = nullptr;
+
+  __device__ Quad() {}
+  // As DeviceHotQuads has it.
+  __device__ Quad(const uint8_t* together, uint32_t dim)
+      : keys(together), values(keys + 4 * dim), scales(keys + 8 * dim), value_scales(scales + 8) {}
+  // In its page.
+  __device__ Quad(const DeviceKv& kv, uint32_t head, uint32_t quad, uint32_t dim) {
+    const uint32_t page_tokens = page_size / 2 / dim, page_quads = page_tokens / 4, page = quad / page_quads, in_page = quad % page_quads;
+    const uint32_t in_extent = head * extent_pages + page % extent_pages;
+    keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) + std::size_t{in_extent} * page_size + in_page * 4 * dim;
+    values = keys + page_size / 2;
+    scales = reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
+    value_scales = scales + page_tokens * 2;
+  }
+};
+
 __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, uint32_t place) {
   return hot.quads + (std::size_t{head} * hot.room + place) * hot.quad_bytes;
 }
@@ -261,7 +280,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps], part_own[attend_warps];
   const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks, first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const std::size_t at = std::size_t{head} * a.n + token, row = at * kv.group + first_row;
+  const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token), row = (std::size_t{head} * a.n + token) * kv.group + first_row;
   float q_scale[rows];
   for (uint32_t i = threadIdx.x; i < rows * dim / 4; i += attend_warps * warp)
     q[i / (dim / 4)][i % (dim / 4)] = first_row + i / (dim / 4) < kv.group ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[i] : 0;
@@ -277,37 +296,31 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     // This lane's quad of them, which others have too.
     const uint32_t i = begin + lane % lanes;
     const bool there = i < count;
-    const uint32_t quad = there ? list[i] : 0, page = quad / lanes, in_page = quad % lanes, in_extent = head * extent_pages + page % extent_pages;
     const uint32_t found = there && a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
     uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_is_there) - 1) : nullptr;
-    const uint8_t *keys = nullptr, *values = nullptr, *scales = nullptr, *value_scales = nullptr;
-    if (found & hot_is_there) {
-      keys = place;
-      values = keys + 4 * dim, scales = keys + 8 * dim, value_scales = scales + 8;
-    } else if (there) {
-      keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) + std::size_t{in_extent} * page_size + in_page * 4 * dim;
-      values = keys + page_size / 2;
-      scales = reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
-      value_scales = scales + page_tokens * 2;
-    }
+    Quad its;
+    if (found & hot_is_there)
+      its = Quad(place, dim);
+    else if (there)
+      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, list[i], dim);
     uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(keys) + j * (warp / lanes) + lane / lanes) : uint4();
+    for (uint32_t j = 0; j < 4; ++j) k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(its.keys) + j * (warp / lanes) + lane / lanes) : uint4();
     const auto pointer = [](const uint8_t* p, uint32_t from) {
       return reinterpret_cast<uint8_t*>(__shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
     };
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
-      const auto* its = reinterpret_cast<const uint4*>(pointer(values, j * P::tokens_at_once + lane / P::lanes_across));
-      v[j] = its ? __ldcs(its + lane % P::lanes_across) : uint4();
+      const auto* from = reinterpret_cast<const uint4*>(pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
+      v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
     }
-    const uint2 k_scales = there ? __ldcs(reinterpret_cast<const uint2*>(scales)) : uint2(), v_scales = there ? __ldcs(reinterpret_cast<const uint2*>(value_scales)) : uint2();
+    const uint2 k_scales = there ? __ldcs(reinterpret_cast<const uint2*>(its.scales)) : uint2(), v_scales = there ? __ldcs(reinterpret_cast<const uint2*>(its.value_scales)) : uint2();
     if (a.hot.room && first_row == 0) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
         if (to) reinterpret_cast<uint4*>(to)[j * (warp / lanes) + lane / lanes] = k[j];
-        if (uint8_t* its = pointer(to, j * P::tokens_at_once + lane / P::lanes_across)) reinterpret_cast<uint4*>(its)[groups + lane % P::lanes_across] = v[j];
+        if (uint8_t* value = pointer(to, j * P::tokens_at_once + lane / P::lanes_across)) reinterpret_cast<uint4*>(value)[groups + lane % P::lanes_across] = v[j];
       }
       if (to && lane < lanes) reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales, reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
     }
@@ -364,6 +377,19 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   if (threadIdx.x > 0) return;
   totals[token * heads + blockIdx.x] = most + __logf(sum);
   mass[token * heads + blockIdx.x] = read / sum;
+}
+
+// A warp a quad: from its page to where several tokens read it.
+__global__ void __launch_bounds__(gather_threads) attention_gather(DeviceKv kv, DeviceAttention a) {
+  after_previous();
+  const std::size_t at = blockIdx.y;
+  const uint32_t lane = threadIdx.x % warp, words = kv.dim / 4, count = a.list_counts[2 * at];
+  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count; i += gridDim.x * gather_threads / warp) {
+    const Quad its(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim);
+    auto* const to = reinterpret_cast<uint4*>(a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
+    if (lane < words) to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane), to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
+    if (lane < 2) reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
+  }
 }
 
 #define KVASIR_OF_DIM(dim)                                                                                                              \

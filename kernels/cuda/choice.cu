@@ -38,13 +38,13 @@ struct SketchWords {
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t n = groups * 8, warps = scan_threads / warp;
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const uint32_t at = blockIdx.y, head = at / a.blocks, lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const uint32_t pair = lane / 4, of_key = lane % 4, quad = 2 * pair + of_key / 2;
   constexpr uint32_t page_quads = page_size / 2 / (groups * 64 / 3) / 4, tiles_of = extent_pages * page_quads / tile_quads;  // of a head of 64 or 128
   const auto its_offset = static_cast<uint32_t>(kv.sketch_offset + head * kv.sketch_size);
   const auto extent_at = [&](uint32_t e) { return __ldg(reinterpret_cast<const unsigned long long*>(kv.sketch_at) + e); };
   // The first tile of each warp; a tile is a part of an extent's sketch.
-  if (const uint32_t tile = blockIdx.x * warps + w; token == 0 && tile < a.extents * tiles_of) {
+  if (const uint32_t tile = blockIdx.x * warps + w; at % a.blocks == 0 && tile < a.extents * tiles_of) {
     const std::size_t bytes = kv.sketch_size / tiles_of;
     if (const unsigned long long at = extent_at(tile / tiles_of))
       for (std::size_t i = lane * std::size_t{128}; i < bytes; i += warp * 128) prefetch(reinterpret_cast<const int8_t*>(at) + its_offset + tile % tiles_of * bytes + i);
@@ -55,26 +55,29 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   __shared__ float parts[warps][scan_rows][2];
   const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
   const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
-  const std::size_t at = std::size_t{head} * a.n + token, first_row = at * kv.group, stride = std::size_t{a.extents} * tiles_of * tile_quads;
+  const Askers askers = askers_of(a.n, a.blocks, at % a.blocks);
+  const uint32_t rows = askers.asking() * kv.group;
+  const std::size_t first_row = std::size_t{at} * a.asking_rows, stride = std::size_t{a.extents} * tiles_of * tile_quads;
   for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < share_bins; i += gridDim.x * scan_threads)
-    a.share_counts[at * share_bins + i] = 0, a.share_sums[at * share_bins + i] = 0;
+    a.share_counts[std::size_t{at} * share_bins + i] = 0, a.share_sums[std::size_t{at} * share_bins + i] = 0;
   if (blockIdx.x == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
   if (blockIdx.x == 0 && threadIdx.x == 2) a.parts_done[at] = 0;
-  for (uint32_t begin = 0; begin < kv.group; begin += scan_rows) {
+  for (uint32_t begin = 0; begin < rows; begin += scan_rows) {
     const uint32_t mine = begin + of_key % 2 * its_rows;  // this lane's first row
     uint32_t q[2], q_rest = 0;
     int32_t start[its_rows] = {};
     float scale[its_rows], m[its_rows], l[its_rows] = {};
-    const auto projected = [&](uint32_t row) { return reinterpret_cast<const int32_t*>(a.projected + (first_row + min(row, kv.group - 1)) * n); };
+    const auto query_at = [&](uint32_t row) { return (std::size_t{head} * a.n + askers.token(row / kv.group)) * kv.group + row % kv.group; };
+    const auto projected = [&](uint32_t row) { return reinterpret_cast<const int32_t*>(a.projected + query_at(min(row, rows - 1)) * n); };
     const int32_t* column = projected(begin + pair % scan_rows);
     q[0] = of_key < groups ? column[2 * of_key] : 0;
     q[1] = of_key < groups ? column[2 * of_key + 1] : 0;
     if (groups > 4) q_rest = column[8 + of_key];
 #pragma unroll
     for (uint32_t r = 0; r < its_rows; ++r) {
-      const uint32_t row = min(mine + r, kv.group - 1);
-      scale[r] = a.projected_scale[first_row + row];
-      m[r] = a.states[state_at(kv, a, head, token, 0, row) + kv.dim];  // few scores are above what sinks and window have
+      const uint32_t row = min(mine + r, rows - 1);
+      scale[r] = a.projected_scale[query_at(row)];
+      m[r] = a.states[state_at(kv, a, head, askers.token(row / kv.group), 0, row % kv.group) + kv.dim];  // few scores are above what sinks and window have
 #pragma unroll
       for (uint32_t i = 0; i < groups * 2; ++i) start[r] = __dp4a(minus_eights, projected(mine + r)[i], start[r]);  // the sketch's values are larger by 8
     }
@@ -103,7 +106,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
       const uint32_t its = tile * tile_quads + quad;
 #pragma unroll
       for (uint32_t r = 0; r < its_rows; ++r) {
-        if (mine + r >= kv.group) continue;
+        if (mine + r >= rows) continue;
         const float score = static_cast<float>(best[r]) * step * scale[r];
         a.scores[(first_row + mine + r) * stride + its] = score;
         if (its < first || its >= end) continue;
@@ -125,7 +128,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
       if (lane < 2) parts[w][lane * its_rows + r][0] = most, parts[w][lane * its_rows + r][1] = sum;
     }
     __syncthreads();
-    if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < kv.group) {
+    if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < rows) {
       float most = -INFINITY, sum = 0;
       for (uint32_t i = 0; i < warps; ++i) add_scores(most, sum, parts[i][r][0], parts[i][r][1]);
       float* to = a.score_sums + ((first_row + begin + r) * most_score_parts + blockIdx.x) * 2;
@@ -180,7 +183,7 @@ __device__ T before_this(T x, T* parts, T* all) {
 
 // The threshold by how many shares are of which size. By all threads of a block of choose_threads, to all. What select/sampling.cc finds by steps is found
 // by the bin in which it lies; the shares of that bin count as their mean, which makes it differ by a thousandth at most.
-__device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const uint32_t* bin_counts, const unsigned long long* bin_sums) {
+__device__ float find_threshold(const DeviceBudget& budget, float variance, uint32_t n, const uint32_t* bin_counts, const unsigned long long* bin_sums) {
   constexpr uint32_t each = share_bins / choose_threads;
   static_assert(share_bins % choose_threads == 0);
   __shared__ uint32_t counts[choose_threads / warp];
@@ -209,7 +212,7 @@ __device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const ui
     const uint32_t bin = threadIdx.x * each + i, others = all - before;
     const float t = bin_edge(bin), its_below = as_share(sum_before), expected = static_cast<float>(others) + its_below / t;
     below[bin] = its_below, squares_below[bin] = squares_before, above[bin] = others;
-    const bool low = expected >= static_cast<float>(budget.least) && (t * its_below - squares_before <= budget.variance || expected > static_cast<float>(budget.most));
+    const bool low = expected >= static_cast<float>(budget.least) && (t * its_below - squares_before <= variance || expected > static_cast<float>(budget.most));
     bins += static_cast<uint32_t>(__syncthreads_count(low));
     before += count[i], sum_before += sum[i], squares_before += squares[i];
   }
@@ -219,7 +222,7 @@ __device__ float find_threshold(const DeviceBudget& budget, uint32_t n, const ui
   const auto from = [&](uint32_t edge) {
     const auto others = static_cast<float>(above[edge]);
     const auto by_count = [&](uint32_t wanted) { return static_cast<float>(wanted) > others ? below[edge] / (static_cast<float>(wanted) - others) : INFINITY; };
-    return below[edge] > 0 ? fminf(fmaxf((budget.variance + squares_below[edge]) / below[edge], by_count(budget.most)), by_count(budget.least)) : INFINITY;
+    return below[edge] > 0 ? fminf(fmaxf((variance + squares_below[edge]) / below[edge], by_count(budget.most)), by_count(budget.least)) : INFINITY;
   };
   const uint32_t its_bin = above[bins - 1] - above[bins];
   const float mean = its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
@@ -253,37 +256,43 @@ __device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& cou
 
 extern "C" {
 
-// Blocks of a KV head and token, each of some share_quads quads: the rows' shares, summed, in the place of the first row's scores, and how many are
+// Blocks of a list, each of some share_quads quads: the rows' shares, summed, in the place of the first row's scores, and how many are
 // of which size. Sums are of whole numbers, so that their order does not matter. The block that is done last finds the threshold.
 __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
   after_previous();
-  __shared__ float most_of[most_attended_group], part_of[most_attended_group];
+  __shared__ float most_of[most_asking_rows], part_of[most_asking_rows], share_of[most_asking_rows];
   __shared__ uint32_t counts[share_bins];
   __shared__ unsigned long long shares_of[share_bins];
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
+  const uint32_t head = blockIdx.y / a.blocks, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads;
   if (end <= first) return;
-  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  const Askers askers = askers_of(a.n, a.blocks, blockIdx.y % a.blocks);
+  const uint32_t rows = askers.asking() * kv.group;
+  const std::size_t at = blockIdx.y, first_row = at * a.asking_rows, stride = std::size_t{a.extents} * extent_pages * page_quads;
   for (uint32_t i = thread; i < share_bins; i += share_threads) counts[i] = 0, shares_of[i] = 0;
-  for (uint32_t r = w; r < kv.group; r += share_threads / warp) {
-    const float* sums = a.score_sums + (at * kv.group + r) * most_score_parts * 2;
-    const float* state = a.states + state_at(kv, a, head, token, 0, r);
+  for (uint32_t r = w; r < rows; r += share_threads / warp) {
+    const float* sums = a.score_sums + (first_row + r) * most_score_parts * 2;
+    const float* state = a.states + state_at(kv, a, head, askers.token(r / kv.group), 0, r % kv.group);
     float m = -INFINITY, l = 0;
-    if (lane == 0) m = state[kv.dim] - __logf(like_the_best), l = state[kv.dim + 1];
     for (uint32_t i = lane; i < score_parts; i += warp) add_scores(m, l, sums[2 * i], sums[2 * i + 1]);
-    const float most = warp_max(m), total = warp_sum(l * relative(m, most));
-    if (lane == 0) most_of[r] = most, part_of[r] = 1 / total;
+    const float near_m = state[kv.dim] - __logf(like_the_best), most = fmaxf(warp_max(m), near_m), sum = warp_sum(l * relative(m, most));
+    const float total = sum + state[kv.dim + 1] * relative(near_m, most);
+    if (lane == 0) most_of[r] = most, part_of[r] = 1 / total, share_of[r] = sum / total;
   }
   __syncthreads();
-  float* scores = a.scores + at * kv.group * stride;
+  // A share that is too small for one of many tokens makes a sample of it too heavy for all of them: select/bounded.cc, choose_together().
+  float least = 0;
+  for (uint32_t r = 0; a.n > 1 && r < rows; ++r) least += share_of[r];
+  least *= 0.1f / static_cast<float>(end - first);
+  float* scores = a.scores + first_row * stride;
   for (uint32_t part = blockIdx.x * share_quads; part < end; part += gridDim.x * share_quads) {
 #pragma unroll
     for (uint32_t i = 0; i < share_quads / share_threads; ++i) {
       const uint32_t quad = part + i * share_threads + thread;
       if (quad < first || quad >= end) continue;
       float share = 0;
-      for (uint32_t r = 0; r < kv.group; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
-      share = share >= bin_edge(0) ? share : 0;  // what is no number too
+      for (uint32_t r = 0; r < rows; ++r) share += __expf(scores[r * stride + quad] - most_of[r]) * part_of[r];
+      share = fmaxf(share >= bin_edge(0) ? share : 0, least);  // what is no number too
       scores[quad] = share;
       if (const uint32_t bits = __float_as_uint(share) >> bin_shift; bits >= first_bin) {
         const uint32_t bin = min(bits - first_bin, share_bins - 1);
@@ -302,20 +311,21 @@ __global__ void __launch_bounds__(share_threads) attention_shares(DeviceKv kv, D
   __syncthreads();
   if (!last) return;
   __threadfence();
-  const float t = find_threshold(*kv.budget, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
+  const auto askers_heads = static_cast<float>(askers.asking());
+  const float t = find_threshold(*kv.budget, kv.budget->variance * askers_heads * askers_heads, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
   if (thread == 0) a.thresholds[at] = t;
 }
 
-// Blocks of choose_quads of a KV head and token: what the threshold takes of them, a bit each, and how many.
+// Blocks of choose_quads of a list: what the threshold takes of them, a bit each, and how many.
 __global__ void __launch_bounds__(choose_threads) attention_choose(DeviceKv kv, DeviceAttention a) {
   after_previous();
   __shared__ uint32_t parts[choose_threads / warp];
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  const uint32_t head = blockIdx.y / a.blocks, lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
-  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  const std::size_t at = blockIdx.y, stride = std::size_t{a.extents} * extent_pages * page_quads;
   if (end <= first || begin >= end || kv.budget->most == 0) return;
   const float t = a.thresholds[at];
-  const float* shares = a.scores + at * kv.group * stride;
+  const float* shares = a.scores + at * a.asking_rows * stride;
   const uint32_t seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
   uint32_t* masks = a.masks + (at * gridDim.x + blockIdx.x) * (choose_quads / warp);
   uint32_t count = 0;
@@ -336,9 +346,9 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   constexpr uint32_t its_masks = choose_quads / warp;
   static_assert(its_masks <= choose_threads);
   __shared__ uint32_t parts[2][choose_threads / warp], places[its_masks];
-  const uint32_t head = blockIdx.y / a.n, token = blockIdx.y % a.n, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
+  const uint32_t head = blockIdx.y / a.blocks, thread = threadIdx.x, lane = thread % warp, w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, end = kv.counts->pages * page_quads, begin = blockIdx.x * choose_quads;
-  const std::size_t at = std::size_t{head} * a.n + token, stride = std::size_t{a.extents} * extent_pages * page_quads;
+  const std::size_t at = blockIdx.y, stride = std::size_t{a.extents} * extent_pages * page_quads;
   if (end <= page_quads || kv.budget->most == 0 || begin >= end) return;
   const uint32_t* counts = a.part_counts + at * gridDim.x;
   uint32_t before_block = 0, first_place, all;
@@ -351,7 +361,7 @@ __global__ void __launch_bounds__(choose_threads) attention_list(DeviceKv kv, De
   __syncthreads();
   if (begin + choose_quads >= end && thread == 0) a.list_counts[2 * at] = min(first_place + all, a.most);  // more than there is room for is all but impossible
   const float t = a.thresholds[at];
-  const float* shares = a.scores + at * kv.group * stride;
+  const float* shares = a.scores + at * a.asking_rows * stride;
   const DeviceCounts step = *kv.counts;
   uint32_t again = 0;
   for (uint32_t i = w; i < its_masks; i += choose_threads / warp) {

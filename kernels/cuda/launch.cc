@@ -165,21 +165,25 @@ int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
 // Blocks that score a KV head's quads: as many as a large device runs at a time, of all heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
-  const unsigned most = std::clamp(all_score_parts / (kv.kv_heads * a.n), least_score_parts, unsigned{most_score_parts});
+  const unsigned most = std::clamp(all_score_parts / (kv.kv_heads * a.blocks), least_score_parts, unsigned{most_score_parts});
   return std::min(blocks_for(tiles, scan_threads / 32), most);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  return launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.n}, scan_threads, kv, a);
+  return launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a);
 }
 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const std::size_t quads = std::size_t{a.extents} * kv.page_tokens * 4;
-  const unsigned lists = kv.kv_heads * a.n, parts = blocks_for(quads, choose_quads);
+  const unsigned lists = kv.kv_heads * a.blocks, parts = blocks_for(quads, choose_quads);
   const unsigned share_parts = std::min(blocks_for(quads, share_quads), std::max(all_share_parts / lists, 16u));
   int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a, score_parts(kv, a));
   if (!error) error = launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
   return error ? error : launch(s, "attention_list", Grid{parts, lists}, choose_threads, kv, a);
+}
+
+int gather_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return launch(s, "attention_gather", Grid{blocks_for(a.most, gather_threads / 32), kv.kv_heads * a.blocks}, gather_threads, kv, a);
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -248,7 +252,7 @@ int find_kernels(DeviceContext* context) {
       if (std::strcmp(kind, "wide_") == 0 ? has_wide(type) : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
-  for (const char* name : {"attention_begin", "attention_finish"})
+  for (const char* name : {"attention_begin", "attention_gather", "attention_finish"})
     if (const int error = find(name, attention)) return error;
   for (const char* name : {"attention_shares", "attention_choose", "attention_list"})
     if (const int error = find(name, choice)) return error;
@@ -288,6 +292,7 @@ void fill_operations(DeviceKernels* k) {
   k->attend_near = attend_near;
   k->score_sketch = score_sketch;
   k->choose = choose;
+  k->gather_chosen = gather_chosen;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;

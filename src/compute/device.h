@@ -102,6 +102,7 @@ struct DeviceKernels {
   int (*attend_near)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
   int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads; after score_sketch(), which clears
+  int (*gather_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // where there is room for it: before several tokens read it
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   // out: as q, f32 in any case, and checked; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read and stands for itself.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const DeviceActivations& out, const DeviceCheck& check,

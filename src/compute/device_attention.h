@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compute/askers.h"
+
 namespace kvasir {
 
 struct DeviceCounts {
@@ -18,7 +20,8 @@ struct DeviceCounts {
   uint32_t changed_from, changed_since;  // nor what it has of quads from the former on of steps before the latter
 };
 
-// Quads that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it.
+// Quads that a token's heads of a group may choose together: as SampleSize of select/sampling.h has it. For several tokens the variance is that of so many
+// more heads.
 struct DeviceBudget {
   uint32_t least, most;
   float variance;
@@ -62,29 +65,37 @@ constexpr bool is_kept(unsigned long long entry, const DeviceCounts& counts) {
   return step > 0 && step >= counts.since && (quad < counts.changed_from || step >= counts.changed_since);
 }
 
-// What the operations hand on, of a step of n tokens.
+// What the operations hand on, of a step of n tokens. Those of a block (askers.h) share a list; one token is a block.
 struct DeviceAttention {
-  uint32_t n;
+  uint32_t n, blocks;
+  uint32_t asking_rows;                // that there is room for, of the askers of a block: each has a row a head of the group
   uint32_t extents, most;              // that there is room for, and quads of a list
   float* q;                            // [kv_heads][n][group][dim] by 1 / sqrt(head_dim), padded
   int8_t* q8;                          // the same, rounded as Kernels::quantize_queries has it,
   float* q_scale;                      // [kv_heads][n][group]
   int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise
   float* projected_scale;
-  float* scores;                       // [kv_heads][n][group][quads of `extents`] then, in the first row of a group, the sums of their shares
-  float* score_sums;                   // [kv_heads][n][group][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
-  uint32_t* share_counts;              // [kv_heads][n][share_bins] how many shares are of a size,
+  float* scores;                       // [kv_heads][blocks][asking_rows][quads of `extents`] then, in the first row of a block, the sums of their shares
+  float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
+  uint32_t* share_counts;              // [kv_heads][blocks][share_bins] how many shares are of a size,
   unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
-  uint32_t* parts_done;                // [kv_heads][n] blocks that have counted their shares
-  float* thresholds;                   // [kv_heads][n] of shares; see select/sampling.h
-  uint32_t* masks;                     // [kv_heads][n][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
-  uint32_t* part_counts;               // [kv_heads][n][parts of choose_quads] how many of them
-  uint32_t* lists;                     // [kv_heads][n][most] quads, ascending
-  float* biases;                       // [kv_heads][n][most] as PageRef::bias; 0: the quad stands for itself
-  uint32_t* list_counts;               // [kv_heads][n][2] quads in the list, and those of DeviceHotQuads
+  uint32_t* parts_done;                // [kv_heads][blocks] groups of threads that have counted their shares
+  float* thresholds;                   // [kv_heads][blocks] of shares; see select/sampling.h
+  uint32_t* masks;                     // [kv_heads][blocks][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
+  uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] how many of them
+  uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending
+  float* biases;                       // [kv_heads][blocks][most] as PageRef::bias; 0: the quad stands for itself
+  uint32_t* list_counts;               // [kv_heads][blocks][2] quads in the list, and those of DeviceHotQuads
   float* states;                       // [kv_heads][n][attention_parts][group][dim + state_sums] o, m, l, and what of l stands for itself
+  uint8_t* gathered;                   // [kv_heads][blocks][most][quad_bytes_of(dim)] the lists' quads, as DeviceHotQuads has them, but for those that it has; null:
+                                       // each is read where its page lies
   DeviceHotQuads hot;                  // of steps of one token; room 0 in others
 };
+
+// Rows of a block's askers, of whatever group.
+constexpr uint32_t most_asking_rows = 48;
+// A quad of keys and values with its scales.
+constexpr std::size_t quad_bytes_of(uint32_t dim) { return std::size_t{8} * dim + 16; }
 
 // Sixteen sizes of shares from one power of two to the next, from 2^-43 on: what is less counts as nothing.
 constexpr uint32_t most_score_parts = 128, share_bins = 768, choose_quads = 2048;

@@ -1,21 +1,21 @@
 #include "model/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "base/checked.h"
+#include "compute/askers.h"
 #include "model/attention_worker.h"
 
 namespace kvasir {
-
-constexpr uint32_t target_block_rows = 128;  // query rows that share a pass over the pages: int32 scores of a tile stay in L1
 
 Attention::Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool)
     : config_(config),
       shape_(shape),
       kernels_(kernels),
       pool_(pool),
-      block_rows_(std::max(1u, target_block_rows / config.group()) * config.group()),
+      block_rows_(question_tokens(config.group()) * config.group()),
       workers_(pool->threads()),
       page_lists_(config.kv_heads),
       comparison_(config.layers, config.kv_heads) {
@@ -283,7 +283,7 @@ Status Attention::fetch_choice(uint32_t layer, uint32_t head, std::size_t i, con
 // What was chosen for one token, whose rows and state these are, first what stands for itself, then samples of the rest. traced: for trace_, too.
 Status Attention::attend_choice(uint32_t layer, uint32_t head, const QueryRows& rows, const AttentionState& state, const KvStore& store,
                                 const Plan& plan, bool traced, const CancelLatch& cancel, Worker* w) const {
-  PageStore::Hold hold(keeps_pages_);
+  PageStore::Hold hold;
   const std::size_t lists = w->selection.lists.size();
   for (std::size_t i = 0; i < lists; ++i) {
     const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "compute/thread_pool.h"
 #include "model/compare.h"
 #include "model/config.h"
+#include "model/layer_scales.h"
 #include "model/trace.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -66,9 +66,6 @@ class Attention {
 
   // From now on what the last token of a step attends is added to it, by run() exact or selective with totals and no cap; null: to nothing.
   void set_trace(Trace* trace) { trace_ = trace; }
-
-  // From now on pages of a mapped file are kept or not, when they have been attended: those that a device is about to read itself need no second place.
-  void set_keeping(bool keeps) { keeps_pages_ = keeps; }
 
   // out: [n][heads * head_dim] from q: [n][heads * head_dim] after RoPE; the store holds the step's n tokens of this layer as
   // written, uncommitted rows. Of the tokens before `first` nothing is attended or written. selector null: exact. totals: [n][heads] ln of the sum of
@@ -117,8 +114,6 @@ class Attention {
   Status together(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                   const CancelLatch& cancel, float* out, float* totals);
   Status choose_for_question(const Question& of);
-  uint32_t begin_scales(const Question& of);
-  void read_scales(const Question& of, uint32_t task);
   Status read_for_question(const Question& of, float* out, float* totals);
   AttentionState question_state(std::size_t i, uint32_t rows);  // of near, [kv_heads], and of what the parts read
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
@@ -144,7 +139,6 @@ class Attention {
   const HeadShape config_;
   float softcap_ = 0;
   Trace* trace_ = nullptr;
-  bool keeps_pages_ = true;
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;
@@ -158,10 +152,7 @@ class Attention {
     uint32_t head, begin, end;              // pages of the head's choice
   };
   std::vector<QuestionPart> question_parts_;
-  Buffer<uint16_t> question_scales_;        // [extents of the mapped file][kv_heads][scales of an extent], of the layer,
-  uint32_t question_extents_ = 0;           // that there is room for,
-  std::atomic<bool> has_scales_{false};     // where they have been read,
-  uint64_t missed_ = UINT64_MAX;            // pages of the file that the last layer of a question had to read: of few their own scales are read
+  LayerScales question_scales_;
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -27,12 +26,14 @@ AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::sha
       shape_(shape),
       first_(first),
       layers_(layers),
-      timeline_(device, std::move(sketches), shape, first, layers, heads.heads) {}
+      timeline_(device, std::move(sketches), shape, first, layers, heads.heads),
+      handed_(device, shape) {}
 
 const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uint32_t n) const {
   if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
   if (n > DeviceTimeline::most_tokens || plan.by_blocks) return "a text is read";
   if (!plan.share_heads) return "the heads choose each for itself";
+  if (n > 1 && !plan.together) return "the tokens choose each for itself";
   if (plan.dense_layers > 0) return "some layers read everything";
   if (plan.certify || plan.compare != CompareLevel::none) return "what is read is compared with everything";
   if (store.budget().bytes > 0) return "memory_budget is set";
@@ -61,13 +62,18 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, masks_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {};
+  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, masks_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
-  const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{tokens} * shape_.kv_heads, layers = layers_;
-  Status s = scores_.allocate(device_, rows * extents * page.extent_quads(), what);
-  if (s.ok()) s = score_sums_.allocate(device_, rows * most_score_parts * 2, what);
+  uint32_t blocks = 0, askers = 0;  // of any step of so many tokens
+  for (uint32_t i = 1; i <= tokens; ++i) {
+    const uint32_t its = question_blocks(i, heads_.group());
+    blocks = std::max(blocks, its), askers = std::max(askers, its * most_asking(i, its));
+  }
+  const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
+  Status s = scores_.allocate(device_, std::size_t{askers} * heads_.heads * extents * page.extent_quads(), what);
+  if (s.ok()) s = score_sums_.allocate(device_, std::size_t{askers} * heads_.heads * most_score_parts * 2, what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = parts_done_.allocate(device_, of_heads, what);
@@ -78,6 +84,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
   if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
   if (s.ok()) s = biases_.allocate(device_, of_heads * most, what);
+  if (s.ok() && tokens > 1) s = gathered_.allocate(device_, of_heads * most * quad_bytes_of(page.dim), what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
@@ -87,7 +94,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
   if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
-  if (s.ok()) s = lists_host_.allocate(device_, std::max<std::size_t>(2, lists_host()) * most);
+  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
   if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
@@ -97,7 +104,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
 
 void AttentionDevice::forget_hot_quads() {
   hot_room_ = 0;
-  hot_quads_ = {}, hot_entries_ = {}, found_ = {};
+  hot_quads_ = {}, hot_entries_ = {}, found_ = {}, found_host_ = {};
 }
 
 Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, DeviceStream* stream) {
@@ -109,7 +116,7 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, D
   const auto room = static_cast<uint32_t>(round_up(std::min(usual, quads + quads / 4 + shape_.page.extent_quads()), hot_ways));
   hot_tried_ = room;
   const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
-  const uint64_t bytes = lists * room * hot_quad_bytes();
+  const uint64_t bytes = lists * room * quad_bytes_of(shape_.page.dim);
   const uint64_t all = Device::taken_by(bytes) + Device::taken_by(lists * room * sizeof(uint64_t)) + Device::taken_by(lists * most_ * sizeof(uint32_t));
   // Not in the place of what a fork has for itself, which takes the steps that were taken here.
   const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
@@ -118,6 +125,7 @@ Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, D
   Status s = hot_quads_.allocate(device_, bytes, what);
   if (s.ok()) s = hot_entries_.allocate(device_, lists * room, what);
   if (s.ok()) s = found_.allocate(device_, lists * most_, what);
+  if (s.ok()) s = found_host_.allocate(device_, shape_.kv_heads * std::size_t{most_});
   if (s.ok()) s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
   if (s.ok()) return hot_room_ = room, Status();
   forget_hot_quads();
@@ -131,10 +139,14 @@ bool AttentionDevice::drop_hot_quads() {
   return true;
 }
 
-Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready) {
-  if (Status s = timeline_.update(store, devices, pool, stream, ready); !s.ok() || !*ready) return s;
+Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream) {
+  bool reads = false;
+  if (Status s = timeline_.update(store, devices, pool, stream, &reads); !s.ok()) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
+  if (hands_ = !reads; !hands_) handed_.release();
+  if (hands_)
+    if (Status s = handed_.make_room(lists() * most_); !s.ok()) return s;
   if (std::exchange(under_way_, false)) timeline_.forget_kept();
   if (Status s = timeline_.begin_step(store, stream); !s.ok()) return s;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
@@ -148,11 +160,14 @@ void AttentionDevice::release() {
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;
+  handed_.release();
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {
-  const std::size_t lists = std::size_t{n_} * shape_.kv_heads, heads = layer * std::size_t{shape_.kv_heads}, hot = heads * hot_room_;
+  const std::size_t heads = layer * std::size_t{shape_.kv_heads}, hot = heads * hot_room_, quad_bytes = quad_bytes_of(shape_.page.dim);
   return {n_,
+          blocks(),
+          most_asking(n_, blocks()) * heads_.group(),
           extents_,
           most_,
           q_.get(),
@@ -168,95 +183,93 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           thresholds_.get(),
           masks_.get(),
           part_counts_.get(),
-          lists_.get() + layer * lists * most_,
+          lists_.get() + layer * lists() * most_,
           biases_.get(),
-          list_counts_.get() + layer * lists * 2,
+          list_counts_.get() + layer * lists() * 2,
           states_.get(),
-          {n_ == 1 ? hot_room_ : 0, hot_quad_bytes(), hot_quads_.get() + hot * hot_quad_bytes(), hot_entries_.get() + hot, found_.get() + heads * most_}};
+          n_ > 1 ? gathered_.get() : hands_ ? handed_.data() : nullptr,
+          {n_ == 1 ? hot_room_ : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_}};
 }
 
-int AttentionDevice::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out,
-                          const DeviceCheck& check) {
+int AttentionDevice::give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v) {
   const DeviceKv kv = timeline_.layer(layer);
   const DeviceAttention a = work(layer);
-  const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.attend_near(stream, kv, a);
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
+  if (!hands_) return error;
+  if (!error) error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts, lists() * 2 * sizeof(uint32_t));
+  if (!error) error = ops_.download(stream, lists_host_.get() + layer * lists() * most_, a.lists, lists() * most_ * sizeof(uint32_t));
+  return error || a.hot.room == 0 ? error : ops_.download(stream, found_host_.get(), a.hot.found, lists() * most_ * sizeof(uint32_t));
+}
+
+Status AttentionDevice::hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream) {
+  const uint64_t wanted = plan.budget(first_ + layer) / quad_tokens * lists();
+  if (store.pages().pages() > 0) handed_.begin(store.pages(), first_ + layer, wanted, pool);
+  if (Status s = device_->status(ops_.wait(stream), what); !s.ok()) return s;
+  const DeviceAttention a = work(layer);
+  const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
+  const HandedPages::Lists its{a.blocks, most_, lists_host_.get() + layer * lists() * most_, counts, a.hot.room ? found_host_.get() : nullptr};
+  if (Status s = handed_.fetch(store.pages(), first_ + layer, its, !shares(), cancel, pool); !s.ok()) return s;
+  const std::size_t quad_bytes = quad_bytes_of(shape_.page.dim);
+  int error = 0;  // one token reads them where they are
+  for (std::size_t i = 0; i < lists() && n_ > 1 && !error; ++i) {
+    const std::size_t at = i * most_ * quad_bytes;
+    error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at, counts[2 * i] * quad_bytes);
+  }
+  return device_->status(error, what);
+}
+
+int AttentionDevice::give_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out, const DeviceCheck& check) {
+  const DeviceKv kv = timeline_.layer(layer);
+  const DeviceAttention a = work(layer);
+  const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
+  int error = n_ > 1 && !hands_ ? ops_.gather_chosen(stream, kv, a) : 0;
   if (!error) error = ops_.attend_chosen(stream, kv, a);
   return error ? error : ops_.finish_attention(stream, kv, a, out, check, totals_.get() + rows, mass_.get() + rows);
 }
 
 int AttentionDevice::give_results(DeviceStream* stream) {
-  const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, lists = std::size_t{layers_} * n_ * shape_.kv_heads;
+  const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, all = layers_ * lists();
   int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
-  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), lists * 2 * sizeof(uint32_t));
-  return error || n_ > 1 ? error : ops_.download(stream, lists_host_.get(), lists_.get(), lists * most_ * sizeof(uint32_t));
+  if (hands_) return error;  // the rest has come
+  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), all * 2 * sizeof(uint32_t));
+  return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), all * most_ * sizeof(uint32_t));
 }
 
-// f(i, list i) for the lists of all layers. Those of several tokens come down in parts, one while the one before it is looked at: memory for all of them
-// would take longer to pin than they take to come.
-template <class F>
-Status AttentionDevice::for_lists(ThreadPool* pool, DeviceStream* stream, F&& f) const {
-  const std::size_t lists = lists_host() * n_, part = n_ == 1 ? lists : std::max<std::size_t>(1, lists_host() / 2);
-  const auto come_down = [&](std::size_t at) {
-    return ops_.download(stream, lists_host_.get() + at / part % 2 * part * most_, lists_.get() + at * most_,
-                         std::min(part, lists - at) * most_ * sizeof(uint32_t));
-  };
-  int error = n_ > 1 ? come_down(0) : 0;
-  for (std::size_t at = 0; at < lists && !error; at += part) {
-    if (n_ > 1) error = ops_.wait(stream);
-    if (!error && at + part < lists) error = come_down(at + part);
-    const uint32_t* from = lists_host_.get() + at / part % 2 * part * most_;
-    if (!error) pool->run(static_cast<uint32_t>(std::min(part, lists - at)), [&](uint32_t i, uint32_t) { f(at + i, from + i * most_); });
-  }
-  return device_->status(error, what);
-}
-
-Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, DeviceStream* stream, ReadCounts* counts) const {
+Status AttentionDevice::collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const {
   const PageStore& pages = store.pages();
-  const std::size_t lists = lists_host() * n_, words = ceil_div(pages.pages(), 64);
-  const bool mapped = pages.mapped_bytes() > 0, once = mapped && n_ > 1;  // a page that many tokens read is checked once
-  Array<uint64_t> read(once ? lists_host() * words : 0);
+  const std::size_t all = layers_ * lists();
+  const bool checks = pages.mapped_bytes() > 0 && !hands_;  // what was handed over is intact
+  const auto readers = [&](std::size_t list) { return uint64_t{askers_of(n_, blocks(), static_cast<uint32_t>(list % blocks())).count}; };
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
-  Status s = for_lists(pool, stream, [&](std::size_t i, const uint32_t* list) {
-    const auto at = static_cast<uint32_t>(i / n_);  // its layer and head
+  pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
+    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * most_;  // its layer and head
     uint64_t its = 0;
     for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
       const uint32_t page = list[q] / shape_.page.page_quads();
       if (page == last) continue;
       last = page, ++its;
-      if (once)
-        std::atomic_ref(read[at * words + page / 64]).fetch_or(uint64_t{1} << page % 64, std::memory_order_relaxed);
-      else if (mapped && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page))
-        intact = false;
+      if (checks && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page)) intact = false;
     }
-    touched += its;
+    touched += its * readers(i);
   });
-  if (!s.ok()) return s;
-  if (once)
-    pool->run(static_cast<uint32_t>(lists_host()), [&](uint32_t at, uint32_t) {
-      for (std::size_t word = 0; word < words; ++word)
-        for (uint64_t left = read[at * words + word]; left; left &= left - 1) {
-          const auto page = static_cast<uint32_t>(word * 64 + static_cast<std::size_t>(std::countr_zero(left)));
-          if (!pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page)) intact = false;
-        }
-    });
   if (!intact) return pages.damaged();
   counts->pages_touched += touched;
-  for (std::size_t i = 0; i < lists; ++i) {
+  for (std::size_t i = 0; i < all; ++i) {
     const uint32_t* its = list_counts_host_.get() + 2 * i;
-    counts->tokens_read += uint64_t{its[0]} * quad_tokens, counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
+    counts->tokens_read += its[0] * readers(i) * quad_tokens, counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};
-  counts->summary_bytes += lists * pages.extents() * shape_.page.sketch_bytes();
-  counts->tokens_present += (sealed - sinks) * lists;
-  counts->queries += lists * heads_.group();
-  for (std::size_t i = 0; i < lists * heads_.group(); ++i) counts->mass += static_cast<double>(mass_host_.get()[i]);
+  const uint64_t rows = uint64_t{layers_} * n_ * heads_.heads;
+  counts->summary_bytes += all * pages.extents() * shape_.page.sketch_bytes();
+  counts->tokens_present += (sealed - sinks) * rows / heads_.group();
+  counts->queries += rows;
+  for (uint64_t i = 0; i < rows; ++i) counts->mass += static_cast<double>(mass_host_.get()[i]);
   return {};
 }
 

@@ -1,5 +1,6 @@
 // Attention of new tokens on a device, by the strategy `bounded`: what the processor does in model/attention.cc, for the layers that the device has, in
-// one stream of work without a wait between the layers. The device reads the chosen pages where they lie in the processor's memory.
+// one stream of work without a wait between the layers. The device reads the chosen pages where they lie in the processor's memory; as long as it cannot,
+// the processor hands it those of each layer when they are chosen.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +8,12 @@
 #include <tuple>
 
 #include "base/status.h"
+#include "compute/askers.h"
 #include "compute/device.h"
 #include "compute/thread_pool.h"
 #include "model/attention.h"
 #include "model/device_timeline.h"
+#include "model/handed_pages.h"
 #include "select/plan.h"
 
 namespace kvasir {
@@ -23,8 +26,11 @@ class AttentionDevice {
 
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
-  // Brings what the device has up to date; devices, *ready and errors: as DeviceTimeline::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
+  // Brings what the device has up to date; devices and errors: as DeviceTimeline::update().
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream);
+  // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.
+  bool hands() const { return hands_; }
+  bool shares() const { return timeline_.shares(); }
 
   // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
   // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
@@ -32,16 +38,18 @@ class AttentionDevice {
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
 
-  // Gives the work of a layer to the stream; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
-  // finish_attention() has it. An error of the table.
-  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, const DeviceActivations& out, const DeviceCheck& check);
+  // Give the work of a layer to the stream, up to what is read and the rest; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after
+  // RoPE; out: as q, as finish_attention() has it. An error of the table.
+  int give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v);
+  int give_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out, const DeviceCheck& check);
+  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io, Code::device; throws std::bad_alloc.
+  Status hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
   // Comes before a step's work, given anew or by a graph.
   void begin() { under_way_ = true; }
   // What collect() looks at, after the last layer.
   int give_results(DeviceStream* stream);
-  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped. Code::device;
-  // throws std::bad_alloc.
-  Status collect(const KvStore& store, ThreadPool* pool, DeviceStream* stream, ReadCounts* counts) const;
+  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped.
+  Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
   const float* totals(uint32_t layer) const { return totals_host_.get() + std::size_t{layer} * n_ * heads_.heads; }  // [n][heads]
 
   void committed(const KvStore& store) {
@@ -61,11 +69,9 @@ class AttentionDevice {
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   void forget_hot_quads();
-  std::size_t lists_host() const { return std::size_t{layers_} * shape_.kv_heads; }  // that there is room for: of a step of one token all
-  template <class F>
-  Status for_lists(ThreadPool* pool, DeviceStream* stream, F&& f) const;
+  uint32_t blocks() const { return question_blocks(n_, heads_.group()); }
+  std::size_t lists() const { return std::size_t{shape_.kv_heads} * blocks(); }  // of a layer
   DeviceAttention work(uint32_t layer) const;
-  std::size_t hot_quad_bytes() const { return std::size_t{8} * shape_.page.dim + 2 * quad_tokens * sizeof(uint16_t); }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
@@ -80,13 +86,17 @@ class AttentionDevice {
   DeviceBuffer<uint32_t> parts_done_, share_counts_, masks_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
+  DeviceBuffer<uint8_t> gathered_;              // of one; of steps of several tokens
   auto buffers() {  // all but those of quads that stay
     return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, parts_done_,
-                    share_counts_, masks_, part_counts_, share_sums_, lists_, list_counts_);
+                    share_counts_, masks_, part_counts_, share_sums_, lists_, list_counts_, gathered_);
   }
   uint32_t usual_ = 0;        // quads that nearly all lists have at most
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
   uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers
+  bool hands_ = false;
+  HandedPages handed_;
+  PinnedBuffer<uint32_t> found_host_;  // of a layer
   bool under_way_ = false;    // a step that may have kept quads; one that fails may have kept some that it has not read
   DeviceBuffer<uint8_t> hot_quads_;
   DeviceBuffer<unsigned long long> hot_entries_;

@@ -11,15 +11,14 @@
 // second one, which scans twice as much.
 #include <algorithm>
 
+#include "compute/askers.h"
 #include "model/attention_worker.h"
 #include "select/blocks.h"
 
 namespace kvasir {
 
 constexpr uint32_t asking_rows = 12;   // of queries that a task scans the summaries for, about
-constexpr uint32_t asking_stride = 4;  // of the tokens, every fourth one chooses, the last among them
 constexpr uint32_t part_entries = 64;  // pages or samples that a task reads
-constexpr uint32_t scale_extents = 16; // whose scales a task reads
 
 // Of one block of tokens: `count` from `first` on.
 struct Attention::Question {
@@ -39,10 +38,10 @@ AttentionState Attention::question_state(std::size_t i, uint32_t rows) {
 // By blocks of tokens, whatever the threads are.
 Status Attention::together(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                            const CancelLatch& cancel, float* out, float* totals) {
-  const uint32_t most = block_rows_ / config_.group(), blocks = static_cast<uint32_t>(ceil_div(n - first, most));
+  const uint32_t blocks = question_blocks(n - first, config_.group());
   for (uint32_t b = 0; b < blocks && !cancel.fired(); ++b) {
-    const auto begin = static_cast<uint32_t>(uint64_t{n - first} * b / blocks), end = static_cast<uint32_t>(uint64_t{n - first} * (b + 1) / blocks);
-    const Question of{layer, first + begin, end - begin, q, store, selector, plan, cancel};
+    const Askers askers = askers_of(n - first, blocks, b);
+    const Question of{layer, first + askers.first, askers.count, q, store, selector, plan, cancel};
     if (Status s = choose_for_question(of); !s.ok()) return s;
     if (Status s = read_for_question(of, out, totals); !s.ok()) return s;
   }
@@ -92,8 +91,9 @@ Status Attention::choose_for_question(const Question& of) {
     w.counts.summary_bytes += scanned.summary_bytes, w.counts.keys_scanned += scanned.keys_scanned;
   });
   if (Status s = std::move(failure).take(); !s.ok() || of.cancel.fired()) return s;
-  pool_->run(heads + begin_scales(of), [&](uint32_t h, uint32_t worker) {
-    if (h >= heads) return read_scales(of, h - heads);
+  const uint64_t chosen = of.plan.budget(of.layer) / quad_tokens * heads;  // about as many pages
+  pool_->run(heads + question_scales_.begin(of.store.pages(), of.layer, chosen), [&](uint32_t h, uint32_t worker) {
+    if (h >= heads) return of.cancel.fired() ? void() : question_scales_.read(of.store.pages(), h - heads);
     Worker& w = workers_[worker];
     Array<float>& sums = question_sums_[h];
     for (uint32_t part = 1; part < tasks; ++part)
@@ -110,27 +110,6 @@ Status Attention::choose_for_question(const Question& of) {
   return {};
 }
 
-// Tasks that read the layer's scales: where about as many pages of the mapped file will be read as it has extents.
-uint32_t Attention::begin_scales(const Question& of) {
-  const uint32_t extents = of.store.pages().mapped_extents();
-  const uint64_t chosen = of.plan.budget(of.layer) / quad_tokens * config_.kv_heads;
-  has_scales_ = extents > 0 && std::min(chosen, missed_) >= extents;
-  if (!has_scales_) return 0;
-  if (extents > question_extents_) {
-    question_extents_ = 0, question_scales_.reset();
-    question_scales_ = make_buffer<uint16_t>(extents * of.store.pages().layer_scales());
-    question_extents_ = extents;
-  }
-  return static_cast<uint32_t>(ceil_div(extents, scale_extents));
-}
-
-// What cannot be read may be wanted by nobody: who does want it meets it again.
-void Attention::read_scales(const Question& of, uint32_t task) {
-  if (of.cancel.fired()) return;
-  const uint32_t extents = of.store.pages().mapped_extents(), first = task * scale_extents, end = std::min(extents, first + scale_extents);
-  if (!of.store.pages().read_scales(of.layer, first, end, question_scales_.get()).ok()) has_scales_ = false;
-}
-
 Status Attention::read_for_question(const Question& of, float* out, float* totals) {
   if (of.cancel.fired()) return {};
   const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim, rows = of.count * group;
@@ -145,7 +124,6 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
   }
   partials_.resize(std::max(partials_.size(), (heads + question_parts_.size()) * round_up(state_floats(block_rows_, dim), 16)));
   FirstFailure failure;
-  const std::size_t scales_of_head = shape_.scales_bytes() / sizeof(uint16_t);
   for (Worker& w : workers_) w.missed = 0;
   pool_->run(static_cast<uint32_t>(question_parts_.size()), [&](uint32_t task, uint32_t worker) {
     if (of.cancel.fired()) return;
@@ -169,8 +147,7 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
       PageStore::Hold& hold;
       ~Held() { hold.release(); }
     } held{w.hold};
-    w.hold.mapped.set_keeps(keeps_pages_);
-    w.hold.mapped.set_scales(has_scales_ ? question_scales_.get() + part.head * scales_of_head : nullptr, of.store.pages().layer_scales());
+    question_scales_.hand(of.store.pages(), part.head, &w.hold.mapped);
     const uint64_t touched = w.counts.pages_touched;
     if (Status s = fetch_choice(of.layer, part.head, 0, of.store, &w.hold, &w); !s.ok()) return failure.note(std::move(s));
     w.missed += w.hold.mapped.read();
@@ -184,8 +161,9 @@ Status Attention::read_for_question(const Question& of, float* out, float* total
     if (choice.sampled) attend(w.selection.samples[0]);
   });
   if (Status s = std::move(failure).take(); !s.ok() || of.cancel.fired()) return s;
-  missed_ = 0;
-  for (const Worker& w : workers_) missed_ += w.missed;
+  uint64_t missed = 0;
+  for (const Worker& w : workers_) missed += w.missed;
+  question_scales_.note_missed(missed);
   pool_->run(heads, [&](uint32_t h, uint32_t worker) {
     const AttentionState state = question_state(h, rows);
     for (std::size_t p = 0; p < question_parts_.size(); ++p)

@@ -62,15 +62,24 @@ uint64_t DeviceTimeline::bytes_of_fork() {
   return 2 * Device::taken_by(block_extents_ * sketch_bytes()) + its_buffers;
 }
 
-void DeviceTimeline::release() {
+void DeviceTimeline::forget_regions() {
   for (const Region& r : regions_) device_->unshare(r.begin);
   regions_.clear();
+  addressed_ = 0;
+}
+
+void DeviceTimeline::stop_sharing() {
+  forget_regions();
+  cannot_share_ = true;
+}
+
+void DeviceTimeline::release() {
+  forget_regions();
   ++generation_;
   extents_ = window_rows_ = 0;
   blocks_.clear();
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   page_stamps_.clear(), sketch_stamps_.clear();
-  addressed_ = 0;
   forget_kept();
   basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
   has_begun_ = false;
@@ -346,20 +355,21 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready) {
+Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* reads) {
   const PageStore& pages = store.pages();
-  *ready = false;
   Status s = device_->status(ops_.wait(stream), what);
   note_changes(pages);
-  uint32_t extents = pages.extents();
-  if (s.ok() && addressed_ < extents) s = share_pages(store, devices, &extents);
-  *ready = extents == pages.extents();
-  if (!s.ok() || (extents == 0 && !*ready)) return s;
-  s = make_room(store);
-  if (s.ok()) s = put_summaries(store, extents, pool, stream);
-  if (!s.ok() || !*ready) return s;
-  s = put_window(store, pool, stream);
-  if (s.ok() && addressed_ < extents) s = put_addresses(store, pool, stream);
+  uint32_t shared = pages.extents();
+  const auto or_none = [&](Status its) {
+    if (its.code() == Code::unsupported || its.code() == Code::no_memory) stop_sharing(), its = {};
+    return its;
+  };
+  if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_none(share_pages(store, devices, &shared));
+  if (s.ok()) s = make_room(store);
+  if (s.ok()) s = put_summaries(store, pages.extents(), pool, stream);
+  if (s.ok()) s = put_window(store, pool, stream);
+  *reads = s.ok() && !cannot_share_ && shared == pages.extents();
+  if (*reads && addressed_ < shared) s = or_none(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;
   return s;
 }
 

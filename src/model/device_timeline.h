@@ -1,5 +1,5 @@
 // What a device has of a timeline, so that it can attend it: the window, the sinks and the sketch of its layers in its own memory, and
-// where in the processor's memory it reads the pages. A session has its own, of which forks share the sketch.
+// where in the processor's memory it reads the pages, once they are shared with it. A session has its own, of which forks share the sketch.
 //
 // update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
 // here: who reads them asks the store afterwards whether they were intact.
@@ -30,12 +30,13 @@ class DeviceTimeline {
 
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
-  // For the next step. Waits for the stream. A text of many pages takes long to share: several calls do, of which the first does next to
-  // nothing, and *ready is whether the device has everything. devices: that do so in the same step. Code::no_memory: the device has no room for it;
-  // Code::unsupported: it cannot read the processor's memory, or would pin too much of it: after either release() comes next, or another try. Code::corrupt
-  // (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
-  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* ready);
-  // When it is ready: tells the device what there is now.
+  // For the next step. Waits for the stream. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
+  // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
+  // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::corrupt (a damaged summary of a mapped file); Code::device.
+  // Throws std::bad_alloc.
+  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* reads);
+  bool shares() const { return !cannot_share_; }
+  // Then: tells the device what there is now.
   Status begin_step(const KvStore& store, DeviceStream* stream);
   // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
   void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
@@ -70,6 +71,8 @@ class DeviceTimeline {
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   void note_changes(const PageStore& pages);
+  void stop_sharing();
+  void forget_regions();
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
   uint64_t seen(const void* p);  // 0: in no region
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
@@ -84,7 +87,8 @@ class DeviceTimeline {
   const uint32_t first_, layers_, heads_;
   const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
-  bool has_begun_ = false;                  // to share pages
+  bool has_begun_ = false;                  // to share pages,
+  bool cannot_share_ = false;               // which cannot be done, or would pin more than there is
   uint32_t step_ = 0, kept_since_ = 0;      // as DeviceCounts has them, and so are
   uint32_t changed_from_ = UINT32_MAX, changed_since_ = 0;  // these
   uint64_t generation_ = 0;

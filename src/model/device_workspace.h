@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include "base/checked.h"
 #include "compute/device.h"
 #include "model/config.h"
+#include "model/device_weights.h"
 
 namespace kvasir {
 
@@ -43,6 +45,18 @@ struct Workspace {
     put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)), put(&sums, n * ceil_div(s.widest, 16));
     put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
     return at;
+  }
+
+  // Of n tokens, for products with these matrices.
+  DeviceActivations inputs(uint32_t n, float* f32, std::size_t cols, std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
+    DeviceActivations to{n, static_cast<uint32_t>(cols)};
+    for (const DeviceWeights::Matrix* m : matrices) {
+      if (tensor_type_info(m->w.type)->block_elements == 1)
+        to.f32 = f32;
+      else
+        to.q = quants, to.scale = scales, to.sums = sums;
+    }
+    return to;
   }
 };
 

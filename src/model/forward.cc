@@ -30,7 +30,8 @@ Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
       kernels_(cpu_kernels()),
       pool_(pool),
       attention_(model_->config(), model_->store_shape().page, kernels_, pool),
-      left_to_processor_(model_->device_weights().size(), "nothing was asked yet") {}
+      left_to_processor_(model_->device_weights().size(), "nothing was asked yet"),
+      handed_(model_->device_weights().size()) {}
 
 Status Forward::run(const ForwardStep& step, KvStore* store) {
   const ModelConfig& c = model_->config();
@@ -74,8 +75,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
     const bool attends = !why_not && !reads;
-    attention_.set_keeping(why_not != Stage::not_yet);
-    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
+    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not, handed_[at] = attends ? stage->hands() : nullptr;
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel, pool_}); !s.ok()) return s;
     if (attends) {
       ReadCounts counts;
@@ -119,9 +119,9 @@ Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress*
     do {
       if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled");
       if (Status s = stages_[at]->can_attend({store, step.plan, pool_}, 1, &why_not); !s.ok()) return s;
-      left_to_processor_[at] = why_not;
-      if (!progress->update(why_not == Stage::not_yet ? at : at + 1, devices)) return Status::error(Code::cancelled, "stopped by the progress callback");
-    } while (why_not == Stage::not_yet);
+      left_to_processor_[at] = why_not, handed_[at] = why_not ? nullptr : stages_[at]->hands();
+      if (!progress->update(handed_[at] == Stage::sharing ? at : at + 1, devices)) return Status::error(Code::cancelled, "stopped by the progress callback");
+    } while (handed_[at] == Stage::sharing);
   }
   return {};
 }

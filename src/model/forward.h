@@ -58,6 +58,8 @@ class Forward {
   Attention& attention() { return attention_; }
   // Whether a device, in the order of Model::device_weights(), attended the last step of its layers, or would after prepare(): null, or why the processor.
   const char* left_to_processor(std::size_t device) const { return left_to_processor_[device]; }
+  // And where it did, why the processor handed it the pages that were chosen; null: it read them itself.
+  const char* handed(std::size_t device) const { return handed_[device]; }
 
  private:
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
@@ -82,7 +84,7 @@ class Forward {
   std::vector<std::unique_ptr<Stage>> stages_;  // every layer is in one, in order
 
   uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
-  std::vector<const char*> left_to_processor_;  // [devices]: theirs are the first stages
+  std::vector<const char*> left_to_processor_, handed_;  // [devices]: theirs are the first stages
   Buffer<float> x_;                 // [n][width] residual stream, between stages
   Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]

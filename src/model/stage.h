@@ -65,14 +65,16 @@ class Stage {
     bool output = false;  // and these of the last one alone: they may be computed along with the rest
     uint32_t devices = 1;  // stages that share its pages with a device in one step
   };
-  // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(); not_yet: after some more calls it will. Code::corrupt,
-  // Code::device.
-  static const char not_yet[];
+  // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(). Code::corrupt, Code::device.
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
   virtual Status attend(const Attending&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
   struct Attended {
     const float *q, *k, *v, *totals;  // as Projected; [n][heads] as Attention::run() has them
   };
+  // After can_attend(): why the processor hands it the pages that were chosen, in place of the device reading them; null: it reads them. `sharing`: after some more
+  // calls it will.
+  static const char sharing[];
+  virtual const char* hands() const { return nullptr; }
   virtual Attended attended(uint32_t layer) const { return (void)layer, Attended{}; }  // after attend()
   virtual void committed(const KvStore&) {}  // the store has what attended() gave
   virtual void trim() {}                     // lets go of what the store has let go of; a step that is not attended calls it

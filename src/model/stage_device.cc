@@ -86,13 +86,11 @@ class DeviceStage final : public Stage {
       return {};
     }
     const uint32_t size = of.store.pages().extents() + 1;
-    if (cannot_read_) return *why_not = cannot_read, Status();
     if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
     Status s = resize(std::max(n, DeviceTimeline::most_tokens));
-    bool ready = false;
     const auto prepare = [&] {
-      if (Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, stream_, &ready); !p.ok() || !ready) return p;
-      return resize_attended(n);
+      Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, stream_);
+      return p.ok() ? resize_attended(n) : std::move(p);
     };
     if (s.ok()) s = prepare();
     if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
@@ -104,7 +102,6 @@ class DeviceStage final : public Stage {
       release_attention();
       if (s = resize(usual_step); s.ok()) s = prepare();
     }
-    if (s.ok() && !ready) return *why_not = not_yet, Status();
     if (s.ok()) s = attention_.keep_hot_quads(of.store, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), stream_);  // a fork's, and its own
     if (s.ok()) return refused_size_ = 0, Status();
     release_attention();
@@ -112,20 +109,23 @@ class DeviceStage final : public Stage {
       refused_size_ = size, refused_n_ = n;
       return *why_not = no_room, Status();
     }
-    if (s.code() == Code::unsupported) return cannot_read_ = true, *why_not = cannot_read, Status();
     return s;
   }
 
+  const char* hands() const override { return !attention_.hands() ? nullptr : attention_.shares() ? sharing : cannot_read; }
+
   Status attend(const Attending& of, ReadCounts* counts) override {
-    const auto give = [&] {
-      for (uint32_t l = first_layer(); l < end_layer(); ++l) {
-        if (step_.n > 1 && step_.cancel->fired()) return;
-        if (l > first_layer()) give_rest(l - 1, output_of(l - 1, work_.a));
-        float* qkv = attended_.get() + local(l) * attended_floats();
-        give_projection(l, qkv);
-        const float *k = qkv + step_.n * size_.q, *v = k + step_.n * size_.kv;
-        do_(attention_.give(stream_, local(l), qkv, k, v, output_of(l, work_.a), check(l)));
-      }
+    const auto give_layer = [&](uint32_t l, auto&& hand_over) {
+      if (step_.n > 1 && step_.cancel->fired()) return;
+      if (l > first_layer()) give_rest(l - 1, output_of(l - 1, work_.a));
+      float* qkv = attended_.get() + local(l) * attended_floats();
+      give_projection(l, qkv);
+      const float *k = qkv + step_.n * size_.q, *v = k + step_.n * size_.kv;
+      do_(attention_.give_choice(stream_, local(l), qkv, k, v));
+      hand_over();
+      do_(attention_.give_chosen(stream_, local(l), output_of(l, work_.a), check(l)));
+    };
+    const auto give_end = [&] {
       give_rest(end_layer() - 1, output_of(end_layer() - 1, work_.a));
       do_(attention_.give_results(stream_));
       do_(ops_.download(stream_, attended_host_.get(), attended_.get(), layers() * attended_floats() * sizeof(float)));
@@ -141,15 +141,26 @@ class DeviceStage final : public Stage {
     if (graph_generation_ != attention_.generation()) forget_graphs();  // it has the attention's memory in it
     graph_generation_ = attention_.generation();
     attention_.begin();
-    together(layers() + (has_logits_ ? 2 : 1), give);
     has_attended_ = true;
+    if (attention_.hands()) {
+      Status s;
+      for (uint32_t l = first_layer(); l < end_layer() && s.ok() && !error_ && !step_.cancel->fired(); ++l)
+        give_layer(l, [&] { s = error_ ? Status() : attention_.hand_over(of.store, of.plan, local(l), *step_.cancel, of.pool, stream_); });
+      if (!s.ok() || step_.cancel->fired()) return (void)ops_.wait(stream_), std::move(s);
+      give_end();
+    } else {
+      together(layers() + (has_logits_ ? 2 : 1), [&] {
+        for (uint32_t l = first_layer(); l < end_layer(); ++l) give_layer(l, [] {});
+        give_end();
+      });
+    }
     if (Status s = wait("a step"); !s.ok()) {
       // Numbers that are none may come from a page that is damaged.
       if (ReadCounts unused; s.code() == Code::corrupt && !step_.cancel->fired())
-        if (Status damaged = attention_.collect(of.store, of.pool, stream_, &unused); !damaged.ok()) return damaged;
+        if (Status damaged = attention_.collect(of.store, of.pool, &unused); !damaged.ok()) return damaged;
       return s;
     }
-    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, stream_, counts);
+    return step_.cancel->fired() ? Status() : attention_.collect(of.store, of.pool, counts);
   }
 
   Attended attended(uint32_t layer) const override {
@@ -351,16 +362,8 @@ class DeviceStage final : public Stage {
     multiply(normed, {{&weights_.output(), work_.logits}});
   }
 
-  // Of the step's tokens, for products with these matrices.
   DeviceActivations inputs(float* f32, std::size_t cols, std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
-    DeviceActivations x{step_.n, static_cast<uint32_t>(cols)};
-    for (const DeviceWeights::Matrix* m : matrices) {
-      if (tensor_type_info(m->w.type)->block_elements == 1)
-        x.f32 = f32;
-      else
-        x.q = work_.quants, x.scale = work_.scales, x.sums = work_.sums;
-    }
-    return x;
+    return work_.inputs(step_.n, f32, cols, matrices);
   }
 
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products, bool add = false) {
@@ -471,9 +474,8 @@ class DeviceStage final : public Stage {
   uint64_t graph_generation_ = 0;
   bool has_attended_ = false, has_logits_ = false, has_read_ = false;
   static constexpr const char* no_room = "the GPU has no room for what its attention needs";
-  static constexpr const char* cannot_read = "the GPU cannot read the processor's memory";
+  static constexpr const char* cannot_read = "the GPU cannot read the processor's memory: the processor hands it the pages that it chose";
   uint32_t refused_size_ = 0, refused_n_ = 0;  // how long the text and the step were that there was no room for, in extents from 1 on; 0: there was
-  bool cannot_read_ = false;
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
   ReadingDevice reading_;
@@ -486,7 +488,7 @@ class DeviceStage final : public Stage {
 
 }  // namespace
 
-const char Stage::not_yet[] = "the pages are being shared with the GPU, some with each step";
+const char Stage::sharing[] = "the pages are being shared with the GPU, some with each step: until then the processor hands it those that it chose";
 
 Status make_device_stage(const Model& model, const DeviceWeights& weights, std::unique_ptr<Stage>* out) {
   auto stage = std::make_unique<DeviceStage>(model, weights);

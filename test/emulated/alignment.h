@@ -49,8 +49,10 @@ inline int check_score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 inline int check_sketch(uint64_t at) { return begins(at, 8, "score_sketch: the sketch of an extent"); }
 
 // attention.cu, attend_chosen(): queries by words, quads that stay by uint4.
+inline int check_gathered(const DeviceAttention& a) { return begins(a.gathered, 16, "attend_chosen: quads that were gathered"); }
 inline int check_attend_chosen(const DeviceAttention& a) {
-  int error = begins(a.q8, 4, "attend_chosen: queries");
+  int error = check_gathered(a);
+  if (!error) error = begins(a.q8, 4, "attend_chosen: queries");
   if (!error) error = begins(a.hot.quads, 16, "attend_chosen: quads that stay");
   return error ? error : begins(a.hot.quad_bytes, 16, "attend_chosen: a quad that stays");
 }

@@ -184,7 +184,7 @@ int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t*
   const uintptr_t begin = number(memory);
   const auto after = shared_memory.upper_bound(begin);
   const bool overlaps = (after != shared_memory.end() && after->first < begin + size) || holds(shared_memory, begin, 1);
-  if (overlaps || begin % page != 0 || size % page != 0) return refused;
+  if (overlaps || begin % page != 0 || size % page != 0 || machine().refuses_sharing) return refused;
   shared_memory.emplace(begin, size);
   ++machine().held, ++machine().shared;
   return *out = seen_by(c, begin), 0;

@@ -1,4 +1,4 @@
-// The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, by the processor.
+// The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, and the processor hands over what is chosen.
 #include <thread>
 #include <vector>
 
@@ -11,7 +11,7 @@ using namespace kvasir::test;
 namespace {
 
 constexpr uint64_t little = 1 << 16;  // less than an extent's pages
-constexpr const char* not_yet = "the pages are being shared with the GPU, some with each step";
+constexpr const char* sharing = "the pages are being shared with the GPU, some with each step: until then the processor hands it those that it chose";
 
 bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
 
@@ -24,7 +24,7 @@ std::shared_ptr<const Model> model_on(const char* devices) {
 
 }  // namespace
 
-TEST_CASE("a long text is shared with devices some with each step, of a file or of memory: until then the processor attends, and says why") {
+TEST_CASE("a long text is shared with devices some with each step, of a file or of memory: until then the processor hands them what they chose, and says why") {
   const emulated::Changed less(emulated::machine().shared_at_once, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
@@ -46,26 +46,27 @@ TEST_CASE("a long text is shared with devices some with each step, of a file or 
         REQUIRE(steps < 64);
         const auto asked = next.subspan(16 + static_cast<std::size_t>(steps) * 2, 2);
         const uint64_t length = session->tokens().size();
-        CHECK(mean_difference(score(session.get(), asked), score(expected.get(), asked)) < 0.2);
+        CHECK(mean_difference(score(session.get(), asked), score(expected.get(), asked)) < (mapped ? 0.2 : 0.3));
         REQUIRE(session->rewind(length).ok());
         REQUIRE(expected->rewind(length).ok());
-        ready = attends(*session);
+        ready = reads_pages(*session);
+        CHECK(attends(*session));
         if (steps == 0) CHECK(emulated::machine().shared == before);  // nothing waits for the first one
         if (!ready) {
-          CHECK(says(*session, not_yet));
+          CHECK(says(*session, sharing));
           CHECK((steps < 2 || emulated::machine().shared > shared));
         }
         shared = emulated::machine().shared;
       }
       CHECK(steps > 3);
-      CHECK(attends(*session));
+      CHECK(reads_pages(*session));
       continue_with(session.get(), 3);
-      CHECK(attends(*session));
+      CHECK(reads_pages(*session));
       CHECK(stat_of(*session, "last_tokens_read") > 0);
       std::unique_ptr<Session> fork;
       REQUIRE(session->fork(&fork).ok());
       continue_with(fork.get(), 1);
-      CHECK(attends(*fork));  // what is shared already takes no time
+      CHECK(reads_pages(*fork));  // what is shared already takes no time
       CHECK(emulated::machine().shared == shared);
     }
     CHECK(emulated::machine().shared == before);
@@ -82,10 +83,10 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
     cancel.fire();
     CHECK(session->prepare_devices(&cancel, {}).code() == Code::cancelled);
     CHECK(session->prepare_devices(nullptr, [](uint64_t, uint64_t) { return 1; }).code() == Code::cancelled);
-    CHECK_FALSE(attends(*session));
+    CHECK_FALSE(reads_pages(*session));
     uint64_t ready = 0, all = 0;
     continue_with(session.get(), 2);  // the first shares nothing
-    CHECK_FALSE(attends(*session));
+    CHECK_FALSE(reads_pages(*session));
     CHECK(emulated::machine().shared > before);
     REQUIRE(session->prepare_devices(nullptr, [&](uint64_t done, uint64_t total) { return ready = done, all = total, 0; }).ok());
     CHECK((ready == all && all == model->device_weights().size()));
@@ -94,13 +95,13 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
     REQUIRE(session->fork(&fork).ok());
     for (Session* s : {session.get(), fork.get()}) {
       continue_with(s, 1);
-      CHECK(attends(*s));
+      CHECK(reads_pages(*s));
     }
     CHECK(emulated::machine().shared == shared);
     auto other = load(model, read_file(), bounded_options(200));
     const emulated::Changed now(emulated::machine().lost, 0);
     CHECK(other->prepare_devices(nullptr, {}).code() == Code::device);
-    CHECK_FALSE(attends(*other));
+    CHECK_FALSE(reads_pages(*other));
   }
 }
 
@@ -112,11 +113,11 @@ TEST_CASE("pieces are of several arrays where a device shares as much at once, t
     for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
       auto session = load(model_on(devices), read_file(), bounded_options(200));
       std::vector<int> shared;
-      for (int step = 0; step < 40 && !attends(*session); ++step) {
+      for (int step = 0; step < 40 && !reads_pages(*session); ++step) {
         continue_with(session.get(), 1);
         shared.push_back(emulated::machine().shared - before);
       }
-      CHECK(attends(*session));
+      CHECK(reads_pages(*session));
       CHECK(shared.front() == 0);
       continue_with(session.get(), 2);
       shared_by_step.push_back(shared);
@@ -136,7 +137,7 @@ TEST_CASE("another text in the same session begins without a wait too") {
   read(session.get(), book_tokens(2200));
   CHECK(emulated::machine().shared == before);
   continue_with(session.get(), 1);
-  CHECK_FALSE(attends(*session));
+  CHECK_FALSE(reads_pages(*session));
   CHECK(emulated::machine().shared == before);
   continue_with(session.get(), 1);
   CHECK(emulated::machine().shared > before);
@@ -147,7 +148,7 @@ TEST_CASE("a text that is let go of before all of it is shared leaves nothing") 
   const int before = emulated::machine().shared;
   auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   continue_with(session.get(), 3);
-  CHECK_FALSE(attends(*session));
+  CHECK_FALSE(reads_pages(*session));
   CHECK(emulated::machine().shared > before);
   SelectOptions quest = bounded_options(200).select;
   quest.strategy = "quest";

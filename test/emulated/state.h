@@ -1,4 +1,4 @@
-// What the two files of this folder share: contexts and streams.
+// What the files of this folder share: contexts and streams.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,8 @@ using Work = std::function<int()>;
 
 // Adds the operations.
 void fill_operations(DeviceKernels* table);
+void fill_attention(DeviceKernels* table);  // of new tokens
+int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 // Gives an operation to a stream; an error of it is the device's from then on.
 int give(DeviceStream* stream, Work work);

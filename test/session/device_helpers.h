@@ -110,6 +110,7 @@ inline uint64_t stat_of(const Session& session, const std::string& name) {
   return std::stoull(json.substr(json.find(key) + key.size()));
 }
 
+inline bool reads_pages(const Session& session) { return session.stats_json().find("\"device_reads_pages\":true") != std::string::npos; }
 inline bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
 
 }  // namespace kvasir::test

@@ -1,0 +1,91 @@
+// Where a device does not read the processor's memory the processor hands it the pages that it chose.
+#include <span>
+#include <vector>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr const char* cannot_read = "the GPU cannot read the processor's memory: the processor hands it the pages that it chose";
+
+std::shared_ptr<const Model> model_on(const char* devices) {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on(devices, 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return model;
+}
+
+// Everything that a session computes of some questions and answers.
+std::vector<float> ask(Session* session, std::span<const Token> tokens) {
+  std::vector<float> out;
+  for (const std::size_t n : {std::size_t{1}, std::size_t{2}, std::size_t{21}, std::size_t{64}}) {
+    const uint64_t length = session->tokens().size();
+    const std::vector<float> scores = score(session, tokens.first(n));
+    out.insert(out.end(), scores.begin(), scores.end());
+    for (const Token t : continue_with(session, 20)) out.push_back(static_cast<float>(t));
+    REQUIRE(session->rewind(length).ok());
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("what the processor hands a device is what it would read: the same bits, of a file and of memory, also of quads that stay") {
+  for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
+    CAPTURE(devices);
+    const auto model = model_on(devices);
+    const auto tokens = book_tokens(3200);
+    for (const bool mapped : {true, false}) {
+      CAPTURE(mapped);
+      const auto open = [&] {
+        auto session = mapped ? load(model, read_file(), bounded_options(200)) : open_session(model, bounded_options(200));
+        if (!mapped) read(session.get(), std::span<const Token>(tokens).first(2500));
+        return session;
+      };
+      const auto asked = std::span<const Token>(tokens).subspan(3000);
+      const auto reading = open();
+      const auto expected = ask(reading.get(), asked);
+      CHECK(reads_pages(*reading));
+      const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+      const int before = emulated::machine().shared;
+      const auto handed = open();
+      CHECK(ask(handed.get(), asked) == expected);
+      CHECK(attends(*handed));
+      CHECK_FALSE(reads_pages(*handed));
+      CHECK(handed->stats_json().find(cannot_read) != std::string::npos);
+      CHECK(stat_of(*handed, "last_tokens_in_device") > 0);
+      CHECK(stat_of(*handed, "last_tokens_read") == stat_of(*reading, "last_tokens_read"));
+      CHECK(emulated::machine().shared == before);
+    }
+  }
+}
+
+TEST_CASE("nothing is waited for that a device will never read") {
+  const emulated::Changed less(emulated::machine().shared_at_once, 1 << 16);
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+  const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
+  REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  continue_with(session.get(), 1);
+  CHECK(attends(*session));
+  CHECK_FALSE(reads_pages(*session));
+}
+
+TEST_CASE("a page of a file that is damaged is an error where the processor would hand it over, and the timeline is as before") {
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+  const TempFolder folder;
+  const auto model = model_on("cuda");
+  const std::string path = damaged_file(folder, 1);
+  auto session = load(model, path, bounded_options(100000));  // everything
+  Token token = -1;
+  bool end = false;
+  for (int i = 0; i < 2; ++i) {
+    const Status s = session->next({}, nullptr, &token, &end);
+    CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
+    CHECK(std::string(s.message()).find("damaged.kv") != std::string::npos);
+    CHECK(session->tokens().size() == 3000);
+  }
+}
