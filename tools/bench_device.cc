@@ -1,6 +1,8 @@
-// Speed of a GPU's matrix products, of the attention of a text that is read, and of the search for the nearest keys that an index is made from.
+// Speed of a GPU's matrix products, of the attention of a text that is read, of that of one token, and of the search for the nearest keys that an index is made
+// from.
 //
-//   bench-device [type]            a type's name ("Q4_0"), "attention" or "nearest"; all without it
+//   bench-device [type]            a type's name ("Q4_0"), "attention", "nearest" or "attend"; all without it
+//   bench-device attend TOKENS     of one token at the end of so many, 131072 where it is not said: tools/bench_device_attend.cc
 //   bench-device attention RATE    RATE: 10^12 operations a second that a library's half-precision products do, which attention is compared with
 //
 // Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of weights (as the file has them) a second, with the
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "bench_device.h"
 #include "compute/device.h"
 #include "compute/kernels.h"
 #include "compute/page.h"
@@ -30,42 +33,10 @@ using namespace kvasir;
 
 namespace {
 
-constexpr uint32_t rows = 14336, cols = 4096, matrices = 24, most_inputs = 2048;
+constexpr uint32_t rows = 14336, cols = 4096, matrices = Bench::times, most_inputs = 2048;
 constexpr TensorType types[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0, TensorType::q4_0,
                                 TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::q2_k, TensorType::q3_k,
                                 TensorType::q4_k, TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl};
-
-struct Bench {
-  std::shared_ptr<Device> device;
-  DeviceStream* stream = nullptr;
-  bool good = true;
-
-  void check(int error) {
-    if (error && std::exchange(good, false)) std::fprintf(stderr, "%s\n", device->status(error, "measuring").message());
-  }
-  const DeviceKernels& ops() const { return device->kernels(); }
-
-  // Of f(i), i = 0 .. matrices - 1, kept as a graph, in seconds each.
-  template <class F>
-  double median_seconds(F&& f) {
-    std::vector<double> seconds;
-    DeviceGraph* graph = nullptr;
-    check(ops().begin_graph(stream));
-    for (uint32_t i = 0; i < matrices; ++i) f(i);
-    check(ops().end_graph(stream, &graph));
-    for (int run = 0; good && graph && run < 8; ++run) {
-      const auto begin = std::chrono::steady_clock::now();
-      check(ops().run_graph(stream, graph));
-      check(ops().wait(stream));
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / matrices);
-    }
-    if (graph) check(ops().release_graph(stream, graph));
-    if (seconds.empty()) return 1e9;
-    seconds.erase(seconds.begin());  // the first one loads kernels
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[seconds.size() / 2];
-  }
-};
 
 struct Inputs {
   DeviceBuffer<float> x, scale, y;
@@ -328,6 +299,8 @@ int main(int argc, char** argv) {
       if (bench.good) measure_nearest(&bench, dim);
   const double copy = copy_speed(&bench);
   std::printf("%s: copy %.1f GB/s\n", bench.device->info().name, copy * 1e-9);
+  if (bench.good && (only.empty() || only == "attend"))
+    measure_attend(&bench, argc > 2 ? static_cast<uint32_t>(std::clamp(std::atol(argv[2]), 4096l, 1l << 22)) : 131072, copy);
   for (TensorType type : types)
     if (bench.good && (only.empty() || only == tensor_type_info(type)->name)) measure(&bench, inputs, type, copy);
   bench.check(bench.ops().close_stream(bench.stream));
