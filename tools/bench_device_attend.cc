@@ -203,7 +203,7 @@ class Layers {
   DeviceAttention work(uint32_t i) const {
     const std::size_t l = i % layers_, lists = l * kv_heads, hot = lists * hot_room_;
     DeviceAttention a{};
-    a.n = 1, a.extents = extents_room_, a.most = most_;
+    a.n = a.blocks = 1, a.asking_rows = group, a.extents = extents_room_, a.most = most_;
     a.q = q_.get(), a.q8 = q8_.get(), a.q_scale = q_scale_.get();
     a.projected = projected_.get(), a.projected_scale = projected_scale_.get();
     a.scores = scores_.get(), a.score_sums = score_sums_.get();

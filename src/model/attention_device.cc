@@ -139,9 +139,10 @@ bool AttentionDevice::drop_hot_quads() {
   return true;
 }
 
-Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream) {
+Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams) {
+  DeviceStream* const stream = streams.own;
   bool reads = false;
-  if (Status s = timeline_.update(store, devices, pool, stream, &reads); !s.ok()) return s;
+  if (Status s = timeline_.update(store, devices, pool, streams, &reads); !s.ok()) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
   if (hands_ = !reads; !hands_) handed_.release();

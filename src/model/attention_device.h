@@ -27,7 +27,7 @@ class AttentionDevice {
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
   // Brings what the device has up to date; devices and errors: as DeviceTimeline::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, DeviceStream* stream);
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams);
   // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.
   bool hands() const { return hands_; }
   bool shares() const { return timeline_.shares(); }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* what = "a timeline's summaries";
 constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
+constexpr uint32_t copied_parts = 8;                        // of an extent's sketch, that threads copy side by side
 constexpr uint32_t most_forgotten = 8;                      // extents of which each page that is sealed makes the GPU forget its quads
 constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for what is read and answered next: an eighth
 
@@ -124,7 +125,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   if (s.ok()) s = budgets_.allocate(device_, layers_, what);
   if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
   const std::size_t head_bytes = std::size_t{2} * rows * page.dim * sizeof(float);  // of a head's window
-  const std::size_t staging = std::max({piece_bytes, sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
+  const std::size_t staging = std::max({piece_bytes, 2 * sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
   if (s.ok() && staging > staging_bytes_) {
     staging_bytes_ = 0;
     if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
@@ -137,7 +138,7 @@ Status DeviceTimeline::make_room(const KvStore& store) {
 }
 
 // Of the first extents those whose sketch is another than what the device has. Block by block: forks that begin together find each other's.
-Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream) {
+Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams) {
   const std::size_t size = sketch_bytes();
   const auto same = [&] {
     for (uint32_t e = 0; e < extents; ++e)
@@ -152,7 +153,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     const uint32_t first = b * block_extents_;
     for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? store.sketch().stamp(first + i) : 0;
     if (blocks_[b] && blocks_[b]->has(stamps)) continue;
-    if (Status s = put_block(store.sketch(), b, stamps, pool, stream); !s.ok()) return s;
+    if (Status s = put_block(store.sketch(), b, stamps, pool, streams); !s.ok()) return s;
   }
   for (uint32_t e = 0; e < extents; ++e) sketch_stamps_.push_back(store.sketch().stamp(e));
   if (!blocks_moved_) return {};
@@ -161,14 +162,14 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     const SketchBlock* block = e / block_extents_ < blocks_.size() ? blocks_[e / block_extents_].get() : nullptr;
     addresses[e] = block ? address_of(block->memory.get() + e % block_extents_ * size) : 0;
   }
-  if (Status s = send(stream, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); !s.ok()) return s;
+  if (Status s = send(streams.own, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); !s.ok()) return s;
   blocks_moved_ = false;
   return {};
 }
 
-// As many extents of it at a time as the staging memory holds. What there was of a block that others may have is let go of before there is a new one: where
+// What there was of a block that others may have is let go of before there is a new one: where
 // nobody has it any more the new one finds its memory.
-Status DeviceTimeline::put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, DeviceStream* stream) {
+Status DeviceTimeline::put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, const Streams& streams) {
   std::shared_ptr<SketchBlock>& block = blocks_[b];
   if (std::shared_ptr<SketchBlock> known = sketches_->find(stamps)) {
     block = std::move(known);
@@ -187,23 +188,32 @@ Status DeviceTimeline::put_block(const KeySketch& sketch, uint32_t b, const std:
   std::vector<uint32_t> wanted;  // extents of it
   for (uint32_t i = 0; i < block_extents_; ++i)
     if (stamps[i] && block->stamps[i] != stamps[i]) wanted.push_back(i);
-  const auto together = static_cast<uint32_t>(staging_bytes_ / size);
-  for (std::size_t at = 0; at < wanted.size(); at += together) {
+  // One half of the staging memory is filled while the other is on its way.
+  const auto together = static_cast<uint32_t>(staging_bytes_ / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
+  const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
+  int error = 0;
+  Status s;
+  for (std::size_t at = 0; at < wanted.size() && s.ok() && !error; at += together) {
+    DeviceStream* const way = at / together % 2 ? streams.beside : streams.own;
+    std::byte* const half = staging_.get() + at / together % 2 * together * size;
+    if (error = ops_.wait(way); error) break;
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     FirstFailure failure;
-    pool->run(count, [&](uint32_t i, uint32_t) {
-      const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
-      if (Status s = sketch.copy(b * block_extents_ + wanted[at + i], first, heads, staging_.get() + i * size); !s.ok()) failure.note(std::move(s));
+    pool->run(count * parts, [&](uint32_t task, uint32_t) {
+      const uint32_t i = task / parts, its = heads * (task % parts) / parts, end = heads * (task % parts + 1) / parts;
+      std::byte* const to = half + i * size + its * shape_.page.sketch_bytes();
+      if (Status c = sketch.copy(b * block_extents_ + wanted[at + i], first + its, end - its, to); !c.ok()) failure.note(std::move(c));
     });
-    if (Status s = std::move(failure).take(); !s.ok()) return s;
-    int error = 0;
-    for (uint32_t i = 0; i < count && !error; ++i) {
+    s = std::move(failure).take();
+    for (uint32_t i = 0; i < count && s.ok() && !error; ++i) {
       block->stamps[wanted[at + i]] = 0;  // until all of it is there
-      error = ops_.upload(stream, block->memory.get() + wanted[at + i] * size, staging_.get() + i * size, size);
+      error = ops_.upload(way, block->memory.get() + wanted[at + i] * size, half + i * size, size);
     }
-    if (!error) error = ops_.wait(stream);
-    if (error) return device_->status(error, what);
   }
+  for (DeviceStream* way : {streams.own, streams.beside})
+    if (const int last = ops_.wait(way); !error) error = last;
+  if (s.ok()) s = device_->status(error, what);
+  if (!s.ok()) return s;
   std::shared_ptr<SketchBlock> added = sketches_->add(stamps, block);
   if (std::exchange(block, added) != added) blocks_moved_ = true;
   return {};
@@ -355,8 +365,9 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* reads) {
+Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads) {
   const PageStore& pages = store.pages();
+  DeviceStream* const stream = streams.own;
   Status s = device_->status(ops_.wait(stream), what);
   note_changes(pages);
   uint32_t shared = pages.extents();
@@ -366,7 +377,7 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
   };
   if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_none(share_pages(store, devices, &shared));
   if (s.ok()) s = make_room(store);
-  if (s.ok()) s = put_summaries(store, pages.extents(), pool, stream);
+  if (s.ok()) s = put_summaries(store, pages.extents(), pool, streams);
   if (s.ok()) s = put_window(store, pool, stream);
   *reads = s.ok() && !cannot_share_ && shared == pages.extents();
   if (*reads && addressed_ < shared) s = or_none(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;

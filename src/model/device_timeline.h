@@ -30,11 +30,15 @@ class DeviceTimeline {
 
   static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
 
-  // For the next step. Waits for the stream. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
+  // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are made ready.
+  struct Streams {
+    DeviceStream *own, *beside;
+  };
+  // For the next step. Waits for the streams. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
   // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
   // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::corrupt (a damaged summary of a mapped file); Code::device.
   // Throws std::bad_alloc.
-  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, DeviceStream* stream, bool* reads);
+  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads);
   bool shares() const { return !cannot_share_; }
   // Then: tells the device what there is now.
   Status begin_step(const KvStore& store, DeviceStream* stream);
@@ -66,8 +70,8 @@ class DeviceTimeline {
   };
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
-  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, DeviceStream* stream);
-  Status put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, DeviceStream* stream);
+  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams);
+  Status put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, const Streams& streams);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   void note_changes(const PageStore& pages);

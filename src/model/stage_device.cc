@@ -89,7 +89,7 @@ class DeviceStage final : public Stage {
     if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
     Status s = resize(std::max(n, DeviceTimeline::most_tokens));
     const auto prepare = [&] {
-      Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, stream_);
+      Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, {stream_, copies_});
       return p.ok() ? resize_attended(n) : std::move(p);
     };
     if (s.ok()) s = prepare();
@@ -479,7 +479,7 @@ class DeviceStage final : public Stage {
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
   ReadingDevice reading_;
-  DeviceStream* copies_ = nullptr;    // of what is handed over
+  DeviceStream* copies_ = nullptr;    // of what is handed over, and of sketches
   DeviceBuffer<float> read_;          // [2][q, k, v, totals, output of attention] of two layers
   PinnedBuffer<float> read_host_, read_outputs_;  // outputs: where they were asked for
   std::size_t read_host_room_ = 0, outputs_room_ = 0;  // floats; tokens
