@@ -5,6 +5,9 @@
 #include <cinttypes>
 #include <mutex>
 #include <string_view>
+#include <utility>
+
+#include "base/checked.h"
 
 namespace kvasir {
 
@@ -59,6 +62,8 @@ Sharing& sharing() {
 }  // namespace
 
 Device::~Device() {
+  for (std::byte* memory : {staging_, host_})
+    if (memory) (void)kernels_.release_host(context_, memory);
   if (context_) (void)kernels_.close(context_);
 }
 
@@ -122,6 +127,48 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
   const int error = kernels_.allocate(context_, size, out);
   if (error) used_.fetch_sub(taken, std::memory_order_relaxed);
   return status(error, what);
+}
+
+void Device::keep_host(std::size_t staged) {
+  const auto keep = [&](std::size_t bytes, std::byte** to, std::size_t* its_bytes) {
+    void* memory = nullptr;
+    if (*to || kernels_.allocate_host(context_, bytes, &memory)) return;
+    *to = static_cast<std::byte*>(memory), *its_bytes = bytes;
+  };
+  const std::scoped_lock lock(staging_mutex_, host_mutex_);
+  keep(staged, &staging_, &staging_bytes_);
+  if (host_) return;
+  keep(staged / 2 / FreeSpace::alignment * FreeSpace::alignment, &host_, &host_bytes_);
+  host_free_ = FreeSpace(host_bytes_);
+}
+
+Status Device::allocate_host(std::size_t size, void** out) {
+  const std::size_t taken = round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment);
+  {
+    const std::lock_guard lock(host_mutex_);
+    if (std::size_t at = 0; host_free_.take(taken, &at)) return *out = host_ + at, Status();
+  }
+  return status(kernels_.allocate_host(context_, size, out), "memory that it shares with the processor");
+}
+
+void Device::release_host(void* memory, std::size_t size) {
+  const auto at = static_cast<std::size_t>(static_cast<std::byte*>(memory) - host_);
+  if (!host_ || at >= host_bytes_) return (void)kernels_.release_host(context_, memory);
+  const std::lock_guard lock(host_mutex_);
+  host_free_.give(at, round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment));
+}
+
+Status Device::stage(std::size_t least, Staging* out) {
+  std::unique_lock lock(staging_mutex_);
+  if (least > staging_bytes_) {
+    if (staging_) (void)kernels_.release_host(context_, staging_);
+    staging_ = nullptr, staging_bytes_ = 0;
+    void* memory = nullptr;
+    if (Status s = status(kernels_.allocate_host(context_, least, &memory), "memory that it shares with the processor"); !s.ok()) return s;
+    staging_ = static_cast<std::byte*>(memory), staging_bytes_ = least;
+  }
+  *out = {std::move(lock), staging_, staging_bytes_};
+  return {};
 }
 
 Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen) {

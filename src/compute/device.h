@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "compute/device_attention.h"
 #include "compute/device_inputs.h"
 #include "compute/device_nearest.h"
+#include "compute/free_space.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir {
@@ -151,6 +153,21 @@ class Device : public std::enable_shared_from_this<Device> {
   Status allocate(std::size_t size, const char* what, void** out);
   void release(void* memory, std::size_t size);
 
+  // Memory of the processor's, which the device reads and writes at its full rate. The system takes a third of a millisecond for each MiB of it, so some is kept from
+  // keep_host() on: `staged` bytes for what sessions bring to the device, one at a time, and as many as half of them for what they have longer. Without it, and
+  // where that is not enough, they take what they need from the system. release_host(): what allocate_host() has given, and its size.
+  void keep_host(std::size_t staged);
+  Status allocate_host(std::size_t size, void** out);
+  void release_host(void* memory, std::size_t size);
+  // The caller's alone as long as the lock is held.
+  struct Staging {
+    std::unique_lock<std::mutex> lock;
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  // At least so many bytes. Code::no_memory, Code::device.
+  Status stage(std::size_t least, Staging* out);
+
   // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others, also
   // other devices, have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must
   // stay. *allowance: bytes that may be shared anew, less what was; at 0 only what others have shared is, and of other memory *seen becomes 0.
@@ -171,6 +188,12 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string name_;
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
+  std::mutex staging_mutex_, host_mutex_;  // of the next two, and of the two after them
+  std::byte* staging_ = nullptr;
+  std::size_t staging_bytes_ = 0;
+  std::byte* host_ = nullptr;
+  std::size_t host_bytes_ = 0;
+  FreeSpace host_free_;
 };
 
 // n elements of T in a device's memory, uninitialised.
@@ -216,9 +239,8 @@ class PinnedBuffer {
   Status allocate(const std::shared_ptr<Device>& device, std::size_t n) {
     data_.reset();
     void* memory = nullptr;
-    if (const int error = device->kernels().allocate_host(device->context(), n * sizeof(T), &memory))
-      return device->status(error, "memory that it shares with the processor");
-    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device});
+    if (Status s = device->allocate_host(n * sizeof(T), &memory); !s.ok()) return s;
+    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device, n * sizeof(T)});
     return {};
   }
   T* get() const { return data_.get(); }
@@ -226,7 +248,8 @@ class PinnedBuffer {
  private:
   struct Release {
     std::shared_ptr<Device> device;
-    void operator()(T* p) const { (void)device->kernels().release_host(device->context(), p); }
+    std::size_t bytes = 0;
+    void operator()(T* p) const { device->release_host(p, bytes); }
   };
   std::unique_ptr<T[], Release> data_;
 };

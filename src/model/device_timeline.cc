@@ -13,7 +13,6 @@ namespace kvasir {
 namespace {
 
 constexpr const char* what = "a timeline's summaries";
-constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of what is on its way: memory that takes long to pin
 constexpr uint32_t copied_parts = 8;                        // of an extent's sketch, that threads copy side by side
 constexpr uint32_t most_forgotten = 8;                      // extents of which each page that is sealed makes the GPU forget its quads
 constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for what is read and answered next: an eighth
@@ -124,12 +123,6 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   if (s.ok()) s = counts_.allocate(device_, 1, what);
   if (s.ok()) s = budgets_.allocate(device_, layers_, what);
   if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
-  const std::size_t head_bytes = std::size_t{2} * rows * page.dim * sizeof(float);  // of a head's window
-  const std::size_t staging = std::max({piece_bytes, 2 * sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents * sizeof(uint64_t)});
-  if (s.ok() && staging > staging_bytes_) {
-    staging_bytes_ = 0;
-    if (s = staging_.allocate(device_, staging); s.ok()) staging_bytes_ = staging;
-  }
   if (!s.ok()) return s;
   blocks_moved_ = true;
   extents_ = extents;
@@ -137,7 +130,14 @@ Status DeviceTimeline::make_room(const KvStore& store) {
   return {};
 }
 
-// Of the first extents those whose sketch is another than what the device has. Block by block: forks that begin together find each other's.
+// Memory through which things go to the device, all sessions', until update() ends.
+Status DeviceTimeline::need_staging() {
+  if (staged_.data) return {};
+  const std::size_t head_bytes = std::size_t{2} * window_rows_ * shape_.page.dim * sizeof(float);  // of a head's window
+  return device_->stage(std::max({2 * sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents_ * sizeof(uint64_t)}), &staged_);
+}
+
+// Of the first extents those whose sketch is another than what the device has. Sessions do so one after the other: forks that begin together find each other's.
 Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams) {
   const std::size_t size = sketch_bytes();
   const auto same = [&] {
@@ -146,18 +146,31 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     return true;
   };
   if (!blocks_moved_ && sketch_stamps_.size() == extents && same()) return {};
+  if (Status s = need_staging(); !s.ok()) return s;
   sketch_stamps_.clear();
   if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
-  std::vector<uint64_t> stamps(block_extents_);  // of a block, as they are to be
+  std::vector<uint32_t> wanted;  // extents
+  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> made;  // blocks, and the stamps of what they are to have
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
+    std::vector<uint64_t> stamps(block_extents_);
     const uint32_t first = b * block_extents_;
     for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? store.sketch().stamp(first + i) : 0;
     if (blocks_[b] && blocks_[b]->has(stamps)) continue;
-    if (Status s = put_block(store.sketch(), b, stamps, pool, streams); !s.ok()) return s;
+    bool known = false;
+    if (Status s = find_block(b, stamps, &known); !s.ok()) return s;
+    if (known) continue;
+    for (uint32_t i = 0; i < block_extents_; ++i)
+      if (stamps[i] && blocks_[b]->stamps[i] != stamps[i]) wanted.push_back(first + i), blocks_[b]->stamps[i] = 0;  // until all is there
+    made.emplace_back(b, std::move(stamps));
+  }
+  if (Status s = put_sketch(store.sketch(), wanted, pool, streams); !s.ok()) return s;
+  for (const auto& [b, stamps] : made) {
+    std::shared_ptr<SketchBlock> added = sketches_->add(stamps, blocks_[b]);
+    if (std::exchange(blocks_[b], added) != added) blocks_moved_ = true;
   }
   for (uint32_t e = 0; e < extents; ++e) sketch_stamps_.push_back(store.sketch().stamp(e));
   if (!blocks_moved_) return {};
-  auto* addresses = reinterpret_cast<uint64_t*>(staging_.get());
+  auto* addresses = reinterpret_cast<uint64_t*>(staged_.data);
   for (uint32_t e = 0; e < extents_; ++e) {
     const SketchBlock* block = e / block_extents_ < blocks_.size() ? blocks_[e / block_extents_].get() : nullptr;
     addresses[e] = block ? address_of(block->memory.get() + e % block_extents_ * size) : 0;
@@ -167,68 +180,67 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
   return {};
 }
 
-// What there was of a block that others may have is let go of before there is a new one: where
-// nobody has it any more the new one finds its memory.
-Status DeviceTimeline::put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, const Streams& streams) {
+// One that somebody has, or memory for it. What there was of a block that others may have is let go of before there is a new one: where nobody has it any more the
+// new one finds its memory.
+Status DeviceTimeline::find_block(uint32_t b, const std::vector<uint64_t>& stamps, bool* known) {
   std::shared_ptr<SketchBlock>& block = blocks_[b];
-  if (std::shared_ptr<SketchBlock> known = sketches_->find(stamps)) {
-    block = std::move(known);
-    blocks_moved_ = true;
-    return {};
+  if (std::shared_ptr<SketchBlock> found = sketches_->find(stamps)) {
+    block = std::move(found);
+    return *known = blocks_moved_ = true, Status();
   }
+  if (block && sketches_->take(block)) return {};
+  block.reset();
+  blocks_moved_ = true;
+  auto fresh = std::make_shared<SketchBlock>();
+  fresh->stamps.assign(block_extents_, 0);
+  if (Status s = fresh->memory.allocate(device_, block_extents_ * sketch_bytes(), what); !s.ok()) return s;
+  return block = std::move(fresh), Status();
+}
+
+// One half of the staging memory is filled while the other is on its way. Large halves: what a device has just read is slow to write to (halves of 8 MB took 30 ms
+// for 800 MB, halves of 32 MB 16).
+Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams) {
   const std::size_t size = sketch_bytes();
-  if (!block || !sketches_->take(block)) {
-    block.reset();
-    blocks_moved_ = true;
-    auto fresh = std::make_shared<SketchBlock>();
-    fresh->stamps.assign(block_extents_, 0);
-    if (Status s = fresh->memory.allocate(device_, block_extents_ * size, what); !s.ok()) return s;
-    block = std::move(fresh);
-  }
-  std::vector<uint32_t> wanted;  // extents of it
-  for (uint32_t i = 0; i < block_extents_; ++i)
-    if (stamps[i] && block->stamps[i] != stamps[i]) wanted.push_back(i);
-  // One half of the staging memory is filled while the other is on its way.
-  const auto together = static_cast<uint32_t>(staging_bytes_ / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
+  const auto together = static_cast<uint32_t>(staged_.bytes / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
   const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
   int error = 0;
   Status s;
-  for (std::size_t at = 0; at < wanted.size() && s.ok() && !error; at += together) {
+  for (std::size_t at = 0; at < extents.size() && s.ok() && !error; at += together) {
     DeviceStream* const way = at / together % 2 ? streams.beside : streams.own;
-    std::byte* const half = staging_.get() + at / together % 2 * together * size;
-    if (error = ops_.wait(way); error) break;
-    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
+    std::byte* const half = staged_.data + at / together % 2 * together * size;
+    if ((error = ops_.wait(way))) break;
+    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, extents.size() - at));
     FirstFailure failure;
     pool->run(count * parts, [&](uint32_t task, uint32_t) {
       const uint32_t i = task / parts, its = heads * (task % parts) / parts, end = heads * (task % parts + 1) / parts;
       std::byte* const to = half + i * size + its * shape_.page.sketch_bytes();
-      if (Status c = sketch.copy(b * block_extents_ + wanted[at + i], first + its, end - its, to); !c.ok()) failure.note(std::move(c));
+      if (Status c = sketch.copy(extents[at + i], first + its, end - its, to); !c.ok()) failure.note(std::move(c));
     });
     s = std::move(failure).take();
     for (uint32_t i = 0; i < count && s.ok() && !error; ++i) {
-      block->stamps[wanted[at + i]] = 0;  // until all of it is there
-      error = ops_.upload(way, block->memory.get() + wanted[at + i] * size, half + i * size, size);
+      const uint32_t e = extents[at + i];
+      error = ops_.upload(way, blocks_[e / block_extents_]->memory.get() + e % block_extents_ * size, half + i * size, size);
     }
   }
   for (DeviceStream* way : {streams.own, streams.beside})
     if (const int last = ops_.wait(way); !error) error = last;
-  if (s.ok()) s = device_->status(error, what);
-  if (!s.ok()) return s;
-  std::shared_ptr<SketchBlock> added = sketches_->add(stamps, block);
-  if (std::exchange(block, added) != added) blocks_moved_ = true;
-  return {};
+  return s.ok() ? device_->status(error, what) : std::move(s);
 }
 
 Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
   const std::size_t dim = shape_.page.dim, heads = heads_total();
-  auto* staged = reinterpret_cast<float*>(staging_.get());
-  if (store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp()) {
+  const bool puts_basis = store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp();
+  const bool puts_sinks = sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0, puts_rows = window_stamp_ != store.window_stamp() || window_stamp_ == 0;
+  if (!puts_basis && !puts_sinks && !puts_rows) return {};
+  if (Status s = need_staging(); !s.ok()) return s;
+  auto* staged = reinterpret_cast<float*>(staged_.data);
+  if (puts_basis) {
     const std::size_t size = dim * shape_.page.sketch_dim();
     for (uint32_t h = 0; h < heads; ++h) std::copy_n(store.sketch().query_basis(first_ + h / shape_.kv_heads, h % shape_.kv_heads), size, staged + h * size);
     if (Status s = send(stream, basis_.get(), staged, heads * size * sizeof(float)); !s.ok()) return s;
     basis_stamp_ = store.sketch().basis_stamp();
   }
-  if (sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0) {
+  if (puts_sinks) {
     std::fill_n(staged, heads * dim, 0.0f);
     if (!store.centre().empty()) std::copy_n(store.centre().data() + first_head() * dim, heads * dim, staged);
     if (Status s = send(stream, centre_.get(), staged, heads * dim * sizeof(float)); !s.ok()) return s;
@@ -239,8 +251,8 @@ Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, Device
     }
     sinks_stamp_ = store.sinks_stamp();
   }
-  if (window_stamp_ != store.window_stamp() || window_stamp_ == 0) {
-    const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim, together = staging_bytes_ / (2 * size * sizeof(float));
+  if (puts_rows) {
+    const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim, together = staged_.bytes / (2 * size * sizeof(float));
     for (std::size_t first = 0; first < heads; first += together) {
       const std::size_t count = std::min(together, heads - first);
       pool->run(static_cast<uint32_t>(count), [&](uint32_t i, uint32_t) {
@@ -327,7 +339,8 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   const std::size_t scale_bytes = shape_.page.scales_bytes();
   const uint32_t first = addressed_;
   const std::size_t count = extents - first;
-  auto* const staged = reinterpret_cast<uint64_t*>(staging_.get());
+  if (Status s = need_staging(); !s.ok()) return s;
+  auto* const staged = reinterpret_cast<uint64_t*>(staged_.data);
   if (first == 0)
     for (Region& r : regions_) r.used = false;
   for (uint32_t e = first; e < extents; ++e) {
@@ -376,6 +389,10 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
     return its;
   };
   if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_none(share_pages(store, devices, &shared));
+  const struct Lease {
+    Device::Staging& staging;
+    ~Lease() { staging = {}; }
+  } lease{staged_};
   if (s.ok()) s = make_room(store);
   if (s.ok()) s = put_summaries(store, pages.extents(), pool, streams);
   if (s.ok()) s = put_window(store, pool, stream);

@@ -71,7 +71,9 @@ class DeviceTimeline {
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams);
-  Status put_block(const KeySketch& sketch, uint32_t b, const std::vector<uint64_t>& stamps, ThreadPool* pool, const Streams& streams);
+  Status find_block(uint32_t b, const std::vector<uint64_t>& stamps, bool* known);
+  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams);
+  Status need_staging();
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   void note_changes(const PageStore& pages);
@@ -104,8 +106,7 @@ class DeviceTimeline {
   DeviceBuffer<DeviceBudget> budgets_;
   auto buffers() { return std::tie(sketch_at_, pages_at_, scales_at_, basis_, sinks_, centre_, window_, counts_, budgets_); }
   PinnedBuffer<DeviceCounts> known_;        // what counts_ gets
-  PinnedBuffer<std::byte> staging_;
-  std::size_t staging_bytes_ = 0;
+  Device::Staging staged_;                  // while update() needs it
   PinnedBuffer<int8_t> last_;               // a copy of the extent that is being filled: pages, then scales, of the layers
   uint64_t last_stamp_ = 0;
   uint32_t last_pages_ = 0;                 // pages that there were in all

@@ -14,6 +14,9 @@ namespace kvasir {
 
 constexpr std::size_t piece_bytes = std::size_t{32} << 20;  // of a matrix that is on its way; a row that is longer goes alone
 
+// Of the processor's memory that is kept for what goes to a device (Device::keep_host): as a share of the weights, and from and up to so many bytes.
+constexpr uint64_t staged_share = 128, least_staged = uint64_t{4} << 20, most_staged = uint64_t{64} << 20;
+
 // Of a matrix beside others: the next one begins where every kernel can read it.
 static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linear) {
   return round_up(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols), 256);
@@ -225,6 +228,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
       continue;
     }
     if (!s.ok()) return s;
+    part.device_->keep_host(std::clamp<uint64_t>(part.bytes_ / staged_share, least_staged, most_staged));
     next = part.end_layer();
     result.push_back(std::move(part));
   }

@@ -122,7 +122,7 @@ class DeviceStage final : public Stage {
       give_projection(l, qkv);
       const float *k = qkv + step_.n * size_.q, *v = k + step_.n * size_.kv;
       do_(attention_.give_choice(stream_, local(l), qkv, k, v));
-      hand_over();
+      if (error_ || !hand_over()) return;
       do_(attention_.give_chosen(stream_, local(l), output_of(l, work_.a), check(l)));
     };
     const auto give_end = [&] {
@@ -145,12 +145,12 @@ class DeviceStage final : public Stage {
     if (attention_.hands()) {
       Status s;
       for (uint32_t l = first_layer(); l < end_layer() && s.ok() && !error_ && !step_.cancel->fired(); ++l)
-        give_layer(l, [&] { s = error_ ? Status() : attention_.hand_over(of.store, of.plan, local(l), *step_.cancel, of.pool, stream_); });
+        give_layer(l, [&] { return (s = attention_.hand_over(of.store, of.plan, local(l), *step_.cancel, of.pool, stream_)).ok() && !step_.cancel->fired(); });
       if (!s.ok() || step_.cancel->fired()) return (void)ops_.wait(stream_), std::move(s);
-      give_end();
+      if (!error_) give_end();
     } else {
       together(layers() + (has_logits_ ? 2 : 1), [&] {
-        for (uint32_t l = first_layer(); l < end_layer(); ++l) give_layer(l, [] {});
+        for (uint32_t l = first_layer(); l < end_layer(); ++l) give_layer(l, [] { return true; });
         give_end();
       });
     }

@@ -65,7 +65,8 @@ class Working {
 
  private:
   void protect(int access) {
-    for (const auto& [at, size] : c_->memory) (void)mprotect(reinterpret_cast<void*>(at), size, access);
+    for (const auto* memory : {&c_->memory, &c_->released})
+      for (const auto& [at, size] : *memory) (void)mprotect(reinterpret_cast<void*>(at), size, access);
   }
   DeviceContext* const c_;
 };

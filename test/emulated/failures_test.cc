@@ -105,7 +105,7 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
       for (const Status& s : outcome.failed) {
         const bool is_found_out = at <= 3 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
         CHECK_MESSAGE((is_found_out || s.code() == (error == emulated::lost ? Code::device : Code::no_memory)), s.message());
-        CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos, s.message());
+        CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos, std::string(s.message()));
       }
       outcome.failed.empty() ? ++unnoticed : ++told;
       if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);
