@@ -211,13 +211,17 @@ Status AttentionDevice::hand_over(const KvStore& store, const Plan& plan, uint32
   if (Status s = device_->status(ops_.wait(stream), what); !s.ok()) return s;
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
-  const HandedPages::Lists its{a.blocks, most_, lists_host_.get() + layer * lists() * most_, counts, a.hot.room ? found_host_.get() : nullptr};
-  if (Status s = handed_.fetch(store.pages(), first_ + layer, its, !shares(), cancel, pool); !s.ok()) return s;
+  HandedPages::Lists its{0, 0, a.blocks, most_, lists_host_.get() + layer * lists() * most_, counts, a.hot.room ? found_host_.get() : nullptr};
   const std::size_t quad_bytes = quad_bytes_of(shape_.page.dim);
-  int error = 0;  // one token reads them where they are
-  for (std::size_t i = 0; i < lists() && n_ > 1 && !error; ++i) {
-    const std::size_t at = i * most_ * quad_bytes;
-    error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at, counts[2 * i] * quad_bytes);
+  const auto all = static_cast<uint32_t>(lists()), parts = n_ == 1 ? 1u : std::min(all, 2u);  // one is fetched while the other is on its way
+  int error = 0;
+  for (uint32_t part = 0; part < parts && !error; ++part) {
+    its.first = its.end, its.end = all * (part + 1) / parts;
+    if (Status s = handed_.fetch(store.pages(), first_ + layer, its, !shares(), cancel, pool); !s.ok()) return s;
+    for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {  // one token reads them where they are
+      const std::size_t at = std::size_t{i} * most_ * quad_bytes;
+      error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at, counts[2 * i] * quad_bytes);
+    }
   }
   return device_->status(error, what);
 }

@@ -20,13 +20,14 @@ Status HandedPages::make_room(std::size_t quads) {
 void HandedPages::release() { room_ = 0, quads_ = {}; }
 
 void HandedPages::begin(const PageStore& pages, uint32_t layer, uint64_t wanted, ThreadPool* pool) {
+  if (std::exchange(has_fetched_, false)) scales_.note_missed(std::exchange(missed_, 0));
   pool->run(scales_.begin(pages, layer, wanted), [&](uint32_t task, uint32_t) { scales_.read(pages, task); });
 }
 
 Status HandedPages::fetch(const PageStore& pages, uint32_t layer, const Lists& lists, bool keeps, const CancelLatch& cancel, ThreadPool* pool) {
   if (workers_.size() < pool->threads()) workers_ = std::vector<Worker>(pool->threads());
   parts_.clear();
-  for (uint32_t list = 0; list < shape_.kv_heads * lists.blocks; ++list)
+  for (uint32_t list = lists.first; list < lists.end; ++list)
     for (uint32_t begin = 0, count = lists.counts[2 * list]; begin < count; begin += part_quads)
       parts_.push_back({list, begin, std::min(count, begin + part_quads)});
   for (Worker& w : workers_) w.missed = 0, w.hold.mapped.set_keeps(keeps);
@@ -39,9 +40,8 @@ Status HandedPages::fetch(const PageStore& pages, uint32_t layer, const Lists& l
     } held{workers_[worker].hold};
     if (Status s = fetch_part(pages, layer, lists, parts_[task], &workers_[worker]); !s.ok()) failure.note(std::move(s));
   });
-  uint64_t missed = 0;
-  for (const Worker& w : workers_) missed += w.missed;
-  scales_.note_missed(missed);
+  for (const Worker& w : workers_) missed_ += w.missed;
+  has_fetched_ = true;
   return std::move(failure).take();
 }
 

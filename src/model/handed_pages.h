@@ -25,9 +25,9 @@ class HandedPages {
 
   // While the device chooses about so many pages.
   void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, ThreadPool* pool);
-  // As DeviceAttention has them, of the layer.
+  // As DeviceAttention has them, of the layer: [first, end) of them.
   struct Lists {
-    uint32_t blocks, most;
+    uint32_t first, end, blocks, most;
     const uint32_t *quads, *counts;
     const uint32_t* found;  // null: none is with the device
   };
@@ -53,6 +53,8 @@ class HandedPages {
   LayerScales scales_;
   std::vector<Worker> workers_;
   std::vector<Part> parts_;
+  uint64_t missed_ = 0;  // pages of the layer that had to be read
+  bool has_fetched_ = false;
   std::size_t room_ = 0;
   PinnedBuffer<uint8_t> quads_;
 };
