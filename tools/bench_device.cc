@@ -7,7 +7,8 @@
 //
 // Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of weights (as the file has them) a second, with the
 // ratio to a copy within the device's memory (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Layer: all that one token
-// takes of a layer of Llama 3 8B but its attention. Medians of seven runs, of work that follows one another in a graph, as that of a decoded token does.
+// takes of a layer of Llama 3 8B but its attention; then the layer's products alone with the 22 inputs of a question, all of them and each launch by
+// itself, some of whose weights a large cache keeps. Medians of seven runs, of work that follows one another in a graph, as that of a decoded token does.
 // Attention: of 8 KV heads of 128 with 4 query heads each, over a text's pages in the device's memory; two products a score.
 // Nearest: the 400 nearest of 131,072 keys of a KV head for each of 16,384 queries, the kernels alone, then all of it with its copies; beside it one thread
 // of the processor, which has to find the same ones.
@@ -33,7 +34,7 @@ using namespace kvasir;
 
 namespace {
 
-constexpr uint32_t rows = 14336, cols = 4096, matrices = Bench::times, most_inputs = 2048;
+constexpr uint32_t rows = 14336, cols = 4096, matrices = Bench::times, most_inputs = 2048, question = 22;
 constexpr TensorType types[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0, TensorType::q4_0,
                                 TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::q2_k, TensorType::q3_k,
                                 TensorType::q4_k, TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl};
@@ -62,6 +63,37 @@ double copy_speed(Bench* bench) {
   if (!from.allocate(bench->device, bytes, "a copy").ok() || !to.allocate(bench->device, bytes, "a copy").ok()) return 0;
   const DeviceMatrix matrix{TensorType::f32, copied_rows, cols, to.get()};  // which is laid out as it is
   return 2 * static_cast<double>(bytes) / bench->median_seconds([&](uint32_t) { bench->check(bench->ops().lay_out(bench->stream, matrix, from.get(), 0, copied_rows)); });
+}
+
+// The products of layers with the inputs of a question: matrices as measure_layer() has them.
+void measure_question(Bench* bench, const Inputs& inputs, std::span<const DeviceMatrix> w, std::size_t layer_bytes, double copy) {
+  constexpr uint32_t matrices_of_layer = 7;
+  const std::size_t layers = w.size() / matrices_of_layer;
+  struct Launch {
+    const char* name;
+    std::size_t first, count;
+    bool add;
+  };
+  constexpr Launch launches[] = {{"qkv", 0, 3, false}, {"o", 3, 1, true}, {"gate+up", 4, 2, false}, {"down", 6, 1, true}};
+  const auto give = [&](uint32_t i, const Launch& l) {
+    std::array<DeviceProduct, 3> products{};
+    float* y = inputs.y.get();
+    for (std::size_t m = 0; m < l.count; ++m) {
+      products[m] = {w[i % layers * matrices_of_layer + l.first + m], nullptr, y};
+      y += std::size_t{question} * products[m].w.rows;
+    }
+    DeviceActivations x = inputs.view(question);
+    x.cols = products[0].w.cols;
+    bench->check(bench->ops().matmul(bench->stream, std::span(products).first(l.count), x, l.add));
+  };
+  const double all = bench->median_seconds([&](uint32_t i) {
+    for (const Launch& l : launches) give(i, l);
+  });
+  const double speed = static_cast<double>(layer_bytes) / all;
+  std::printf("%-7s layer  %7.1f GB/s  %5.2f x copy   %.1f us: its products with %u inputs;", tensor_type_info(w[0].type)->name, speed * 1e-9, speed / copy, all * 1e6,
+              question);
+  for (const Launch& l : launches) std::printf("  %s %.1f us", l.name, 1e6 * bench->median_seconds([&](uint32_t i) { give(i, l); }));
+  std::printf("\n");
 }
 
 // What is between two attentions of one token: bytes of weights, as the file has them, and seconds.
@@ -110,6 +142,7 @@ void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const st
   });
   const double speed = static_cast<double>(file_bytes) / seconds;
   std::printf("%-7s layer  %7.1f GB/s  %5.2f x copy   %.1f us\n", tensor_type_info(type)->name, speed * 1e-9, speed / copy, seconds * 1e6);
+  measure_question(bench, inputs, w, file_bytes, copy);
 }
 
 void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
@@ -135,7 +168,7 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
   };
   const double decode = static_cast<double>(file_bytes) / seconds(1);
   std::printf("%-7s decode %7.1f GB/s  %5.2f x copy   prefill", info.name, decode * 1e-9, decode / copy);
-  for (uint32_t n : {8u, 64u, 512u, 2048u}) std::printf("  n %u: %.1f", n, 2e-12 * rows * cols * n / seconds(n));
+  for (uint32_t n : {8u, question, 64u, 512u, 2048u}) std::printf("  n %u: %.1f", n, 2e-12 * rows * cols * n / seconds(n));
   std::printf(" T/s\n");
   measure_layer(bench, inputs, type, file.get(), copy);
 }

@@ -7,7 +7,7 @@
 
 // The kernels of the .cu files, for all architectures: embed.S
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[],
-    kvasir_cuda_reading[], kvasir_cuda_nearest[];
+    kvasir_cuda_reading[], kvasir_cuda_nearest[], kvasir_cuda_few[];
 
 namespace kvasir {
 namespace cuda {
@@ -81,7 +81,7 @@ int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
   const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice, kvasir_cuda_reading,
-                                kvasir_cuda_nearest};
+                                kvasir_cuda_nearest,     kvasir_cuda_few};
   static_assert(std::size(images) == std::size(decltype(c->modules){}));
   for (std::size_t i = 0; i < std::size(images); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
@@ -92,23 +92,26 @@ int load_kernels(DeviceContext* c) {
   }
 }
 
+int attribute(CUdevice device, CUdevice_attribute what, int* error) {
+  int value = 0;
+  if (!*error) *error = driver().cuDeviceGetAttribute(&value, what, device);
+  return value;
+}
+
 int open(int index, DeviceContext** out) {
   auto* c = new (std::nothrow) DeviceContext;
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
   int error = driver().cuDeviceGet(&c->device, index);
-  if (!error) error = driver().cuDeviceGetAttribute(&c->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device);
+  c->major = attribute(c->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &error);
+  c->multiprocessors = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &error));
+  c->shared_bytes = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &error));
+  c->block_shared_bytes = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &error));
   if (!error) error = driver().cuDevicePrimaryCtxRetain(&c->context, c->device);
   if (error) return delete c, error;
   error = load_kernels(c);
   if (error) return (void)close(c), error;
   *out = c;
   return 0;
-}
-
-int attribute(CUdevice device, CUdevice_attribute what, int* error) {
-  int value = 0;
-  if (!*error) *error = driver().cuDeviceGetAttribute(&value, what, device);
-  return value;
 }
 
 int capability(int index, int* major, int* minor) {
@@ -123,7 +126,7 @@ int describe(DeviceContext* c, DeviceInfo* out) {
   const Current current(c);
   int error = current.error();
   if (!error) error = driver().cuDeviceGetName(out->name, sizeof out->name, c->device);
-  out->multiprocessors = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &error));
+  out->multiprocessors = c->multiprocessors;
   std::size_t unused = 0, all = 0;
   if (!error) error = driver().cuMemGetInfo(&unused, &all);
   out->bytes = all;

@@ -43,7 +43,9 @@ struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
   int major = 0;  // compute capability
-  CUmodule modules[6] = {};
+  uint32_t multiprocessors = 0;
+  uint32_t shared_bytes = 0, block_shared_bytes = 0;  // shared memory of a multiprocessor, and what a block may have of it
+  CUmodule modules[7] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };
 

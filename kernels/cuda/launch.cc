@@ -92,12 +92,33 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
   return driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to.data + row * row_bytes), reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
+// A block has 64 rows where that makes as many blocks as a device runs at a time, for its inputs are read once for all of them; else fewer, so that there are
+// enough blocks to keep the memory busy.
+unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_t count) {
+  const auto blocks = [&](unsigned rows) {
+    unsigned sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += blocks_for(given[i].w.rows, rows);
+    return sum;
+  };
+  return blocks(64) >= 2 * c.multiprocessors ? 64 : 2 * blocks(32) >= c.multiprocessors ? 32 : 16;
+}
+
+// Steps of the ring that a block copies to: as many as leave room for as many blocks as there are for a multiprocessor, up to two.
+unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs, unsigned blocks) {
+  constexpr unsigned own = 1024;  // of shared memory, that a block takes besides
+  const unsigned step = few_step_bytes(type, rows, inputs), half = c.shared_bytes / 2 - own;
+  const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs) ? half : c.block_shared_bytes;
+  const unsigned steps = (room - few_sum_bytes(rows, inputs)) / step;
+  return steps >= most_few_steps ? most_few_steps : std::clamp(steps, 2u, 4u);
+}
+
 // `count` matrices of one type, by one launch.
 int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count, const DeviceActivations& x, bool add) {
   const TensorType type = given->w.type;
   const bool quantised = is_quantised(type), wide = x.n >= least_wide_inputs && has_wide(type);
-  const unsigned rows = x.n == 1 ? row_warps : wide ? wide_rows : tile_rows, inputs = wide ? wide_inputs : tile_inputs;
-  const unsigned threads = x.n == 1 ? row_warps * 32 : wide ? wide_threads : tile_threads;
+  const bool few = quantised && x.n > 1 && x.n <= most_few_inputs;
+  const unsigned rows = x.n == 1 ? row_warps : few ? few_rows(*s->context, given, count) : wide ? wide_rows : tile_rows;
+  const unsigned threads = x.n == 1 ? row_warps * 32 : few ? few_threads : wide ? wide_threads : tile_threads, inputs = wide ? wide_inputs : tile_inputs;
   Products products{};
   unsigned blocks = 0;
   for (Product& p : products.of) p.begin = UINT32_MAX;
@@ -108,7 +129,12 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count, con
     blocks += blocks_for(w.rows, rows);
   }
   products.add = add;
-  const Name name(x.n == 1 ? "row_" : wide ? "wide_" : "tile_", type);
+  const Name name(x.n == 1 ? "row_" : few ? "few_" : wide ? "wide_" : "tile_", type);
+  if (few) {
+    const unsigned room = blocks_for(x.n, 8) * 8, steps = few_steps(*s->context, type, rows, room, blocks);
+    const Grid grid{blocks, 1, 1, few_sum_bytes(rows, room) + steps * few_step_bytes(type, rows, room)};
+    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums, rows, steps);
+  }
   const Grid grid{blocks, blocks_for(x.n, inputs), 1, wide ? wide_shared_bytes : 0};
   if (quantised) return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
   return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
@@ -251,6 +277,9 @@ int find_kernels(DeviceContext* context) {
     for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
       if (std::strcmp(kind, "wide_") == 0 ? has_wide(type) : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
+  for (TensorType type : types)
+    if (is_quantised(type))
+      if (const int error = find(Name("few_", type).text, context->modules[6])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_gather", "attention_finish"})
     if (const int error = find(name, attention)) return error;
@@ -274,9 +303,12 @@ int find_kernels(DeviceContext* context) {
   };
   for (const uint32_t dim : attended_dims)
     if (const int error = allow(ReadingName(dim).text, reading_shared_bytes(dim))) return error;
-  for (const TensorType type : types)
+  for (const TensorType type : types) {
     if (has_wide(type))
       if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
+    if (is_quantised(type))
+      if (const int error = allow(Name("few_", type).text, context->block_shared_bytes)) return error;
+  }
   return 0;
 }
 

@@ -79,8 +79,9 @@ struct Products {
 
 // The launches of kernels, which both sides have to have alike.
 constexpr uint32_t row_warps = 4;                                               // rows of a block, one input
-constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, several inputs
+constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, more inputs
 constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, least_wide_inputs = 192;  // of many inputs, for some types
+constexpr uint32_t few_threads = 256, most_few_inputs = 64, few_units = 8, most_few_steps = 6;  // of 2 to 64; a ring of steps of units
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
 constexpr uint32_t elementwise_each = 4;                                        // neighbouring numbers of a thread
 constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4, choose_threads = 256, attend_threads = 256, gather_threads = 256;  // of attention
@@ -90,5 +91,25 @@ constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         
 constexpr uint32_t reading_shared_bytes(uint32_t dim) { return (reading_rows + 4 * reading_keys) * dim * 2; }  // queries, keys and values of two tiles
 constexpr uint32_t nearest_threads = 256, nearest_choose_threads = 512;         // of the search for nearest keys
 constexpr uint32_t attended_rows = 4;  // query rows that read a page together: more make the code large, and most models have no more a KV head
+
+// Shared memory of a step of units with few inputs: of each row its planes, then of each input quants, scales and sums. few.cu says what the room between
+// rows is for.
+constexpr bool has_sums(TensorType type) { return type != TensorType::q8_0 && type != TensorType::iq4_nl; }  // whether an offset is multiplied with them
+constexpr uint32_t few_pitch(uint32_t bytes) { return few_units * bytes + 16; }                             // bytes: of a unit
+constexpr uint32_t few_scale_pitch(TensorType type) {
+  const Layout l = layout_of(type);
+  return l.super_bytes || l.scale_bytes == 4 ? few_units * 4 + 16 : few_units * 2 + 4;
+}
+constexpr uint32_t few_step_bytes(TensorType type, uint32_t rows, uint32_t inputs) {
+  const Layout l = layout_of(type);
+  const uint32_t row = few_pitch(l.low_bits * 4) + (l.high_bits ? few_pitch(l.high_bits * 4) : 0) + few_scale_pitch(type) + (l.super_bytes ? 4 : 0);
+  return rows * row + inputs * (few_pitch(32) + few_units * (has_sums(type) ? 8 : 4));
+}
+// Of a block's sums: four of each thread for each tile of 8 inputs that its warp has.
+constexpr uint32_t few_sum_bytes(uint32_t rows, uint32_t inputs) {
+  const uint32_t groups = few_threads / 2 / rows;  // of warps that share 16 rows
+  return few_threads * 16 * ((inputs / 8 + groups - 1) / groups);
+}
+static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);  // of the largest: what any device's block may have
 
 }  // namespace kvasir::cuda

@@ -1,36 +1,20 @@
-// Matrix products. One input: a warp a row, bound by the reading of the weights. Several: tiles of 64 rows and 64 inputs by the tensor cores' integer
-// products. Sums of 32 products are exact integers, as the processor's kernels have them; scales are applied in float.
+// Matrix products. One input: a warp a row, bound by the reading of the weights. Many: tiles of 64 rows and 64 inputs by the tensor cores' integer
+// products; up to 64 of quantised weights: few.cu. Sums of 32 products are exact integers, as the processor's kernels have them; scales are applied in float.
 #include <cuda_bf16.h>
 
 #include "dependent.h"
 #include "formats.h"
 #include "integer_products.h"
+#include "products.h"
 
 namespace kvasir::cuda {
 namespace {
-
-// As a kernel's argument that is read where it is, by number too.
-#define Given const __grid_constant__ Products
-
-// The one that the block has rows of; first_row: the block's.
-__device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block, uint32_t* first_row) {
-  static_assert(most_products == 3);
-  const Product& its = products.of[(blockIdx.x >= products.of[1].begin) + (blockIdx.x >= products.of[2].begin)];
-  *first_row = (blockIdx.x - its.begin) * rows_of_block;
-  return its;
-}
 
 // ---- one input ------------------------------------------------------------------------------------------------------------
 
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
-}
-
-__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input, uint32_t row, float x) {
-  float& to = y[std::size_t{input} * rows + row];
-  if (bias) x += bias[row];
-  to = add ? to + x : x;
 }
 
 // sum of u[k] . x[k] over four words
@@ -126,7 +110,7 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
   if (threadIdx.x % 32 == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
 }
 
-// ---- several inputs -------------------------------------------------------------------------------------------------------
+// ---- many inputs ----------------------------------------------------------------------------------------------------------
 
 constexpr int tile_units = 4;
 constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
@@ -202,12 +186,12 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
 #pragma unroll
           for (int i = 0; i < 4; ++i) {  // row i / 2 * 8, input i % 2
             const float2 of = tile.of[k][half][row + i / 2 * 8];
-            part[i] += of.x * static_cast<float>(d[i]);
-            if constexpr (F::has_offset) part[i] += of.y * tile.sums[k][half][j * 8 + 2 * t + i % 2];
+            part[i] = __fmaf_rn(of.x, static_cast<float>(d[i]), part[i]);
+            if constexpr (F::has_offset) part[i] = __fmaf_rn(of.y, tile.sums[k][half][j * 8 + 2 * t + i % 2], part[i]);
           }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[j][i] += part[i] * tile.scale[k][j * 8 + 2 * t + i % 2];
+        for (int i = 0; i < 4; ++i) total[j][i] = __fmaf_rn(part[i], tile.scale[k][j * 8 + 2 * t + i % 2], total[j][i]);
       }
     }
   }
@@ -322,7 +306,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
           multiply_32_from(d, as_float, a[i], its);
 #pragma unroll
           for (int c = 0; c < 4; ++c)  // row c / 2 * 8, input c % 2
-            total[i][j][c] += __fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]) * (c % 2 ? scales[j].y : scales[j].x);
+            total[i][j][c] = __fmaf_rn(__fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]), c % 2 ? scales[j].y : scales[j].x, total[i][j][c]);
         }
       }
     }
