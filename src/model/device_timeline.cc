@@ -156,11 +156,13 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     const uint32_t first = b * block_extents_;
     for (uint32_t i = 0; i < block_extents_; ++i) stamps[i] = first + i < extents ? store.sketch().stamp(first + i) : 0;
     if (blocks_[b] && blocks_[b]->has(stamps)) continue;
-    bool known = false;
-    if (Status s = find_block(b, stamps, &known); !s.ok()) return s;
-    if (known) continue;
-    for (uint32_t i = 0; i < block_extents_; ++i)
-      if (stamps[i] && blocks_[b]->stamps[i] != stamps[i]) wanted.push_back(first + i), blocks_[b]->stamps[i] = 0;  // until all is there
+    if (find_block(b, stamps)) continue;
+    SketchBlock* const its = blocks_[b].get();
+    for (uint32_t i = 0; i < block_extents_; ++i) {
+      if (!stamps[i] || (its && its->stamps[i] == stamps[i])) continue;
+      wanted.push_back(first + i);
+      if (its) its->stamps[i] = 0;  // until all is there
+    }
     made.emplace_back(b, std::move(stamps));
   }
   if (Status s = put_sketch(store.sketch(), wanted, pool, streams); !s.ok()) return s;
@@ -180,25 +182,30 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
   return {};
 }
 
-// One that somebody has, or memory for it. What there was of a block that others may have is let go of before there is a new one: where nobody has it any more the
-// new one finds its memory.
-Status DeviceTimeline::find_block(uint32_t b, const std::vector<uint64_t>& stamps, bool* known) {
+// Whether somebody has it. What there was of a block that others may have is let go of before there is a new one, which put_sketch() makes: where nobody has it
+// any more the new one finds its memory.
+bool DeviceTimeline::find_block(uint32_t b, const std::vector<uint64_t>& stamps) {
   std::shared_ptr<SketchBlock>& block = blocks_[b];
   if (std::shared_ptr<SketchBlock> found = sketches_->find(stamps)) {
     block = std::move(found);
-    return *known = blocks_moved_ = true, Status();
+    return blocks_moved_ = true;
   }
-  if (block && sketches_->take(block)) return {};
+  if (!block || sketches_->take(block)) return false;
   block.reset();
   blocks_moved_ = true;
+  return false;
+}
+
+Status DeviceTimeline::make_block(uint32_t b) {
   auto fresh = std::make_shared<SketchBlock>();
   fresh->stamps.assign(block_extents_, 0);
   if (Status s = fresh->memory.allocate(device_, block_extents_ * sketch_bytes(), what); !s.ok()) return s;
-  return block = std::move(fresh), Status();
+  blocks_[b] = std::move(fresh);
+  return blocks_moved_ = true, Status();
 }
 
 // One half of the staging memory is filled while the other is on its way. Large halves: what a device has just read is slow to write to (halves of 8 MB took 30 ms
-// for 800 MB, halves of 32 MB 16).
+// for 800 MB, halves of 32 MB 16). The device takes 0.2 ms for a block's memory: that too is had while something is on its way.
 Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams) {
   const std::size_t size = sketch_bytes();
   const auto together = static_cast<uint32_t>(staged_.bytes / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
@@ -219,6 +226,8 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
     s = std::move(failure).take();
     for (uint32_t i = 0; i < count && s.ok() && !error; ++i) {
       const uint32_t e = extents[at + i];
+      if (!blocks_[e / block_extents_]) s = make_block(e / block_extents_);
+      if (!s.ok()) break;
       error = ops_.upload(way, blocks_[e / block_extents_]->memory.get() + e % block_extents_ * size, half + i * size, size);
     }
   }

@@ -71,7 +71,8 @@ class DeviceTimeline {
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams);
-  Status find_block(uint32_t b, const std::vector<uint64_t>& stamps, bool* known);
+  bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
+  Status make_block(uint32_t b);
   Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams);
   Status need_staging();
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
