@@ -2,14 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 
 #include "base/checked.h"
-#include "base/magnitude.h"
 #include "compute/thread_pool.h"
 
 namespace kvasir {
@@ -27,15 +24,6 @@ void copy_by_pieces(const T* from, std::size_t n, T* to, ThreadPool* pool) {
   by_pieces(n * sizeof(T), pool, [&](std::size_t at, std::size_t size) {
     std::memcpy(reinterpret_cast<std::byte*>(to) + at, reinterpret_cast<const std::byte*>(from) + at, size);
   });
-}
-
-// all_finite() of a long array.
-inline bool all_finite_by_pieces(std::span<const float> values, ThreadPool* pool) {
-  std::atomic<bool> finite{true};
-  by_pieces(values.size_bytes(), pool, [&](std::size_t at, std::size_t size) {
-    if (!all_finite(values.subspan(at / sizeof(float), size / sizeof(float)))) finite.store(false, std::memory_order_relaxed);
-  });
-  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace kvasir

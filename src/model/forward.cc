@@ -50,7 +50,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_); };
   if (!may_read)
     if (Status s = prepare_pages(); !s.ok()) return s;
-  if (step.queries) step.queries->prepare(n, pool_);
+  if (step.queries) step.queries->prepare(n);
 
   constexpr uint32_t rows = 32;  // of embeddings, a task's
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
@@ -104,7 +104,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   if (Status s = write_logits(step, n, cancel); !s.ok()) return s;
   if (cancel.fired()) return cancelled();
   if (step.trace) step.trace->commit();
-  if (step.queries) step.queries->commit(store->tokens(), n);
+  if (step.queries) step.queries->commit(store->tokens(), n, pool_);
   const bool was_centred = !store->centre().empty();
   store->commit(n, kernels_, pool_);
   for (const std::unique_ptr<Stage>& stage : stages_) stage->committed(*store);

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "compute/second_moment.h"
 #include "compute/thread_pool.h"
+#include "os/os.h"
 
 namespace kvasir {
 
@@ -31,30 +32,37 @@ class RecentQueries {
   const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
 
   // Room for a step of n tokens. Throws std::bad_alloc.
-  void prepare(uint32_t n, ThreadPool* pool) {
-    if (!pending_.rows || !is_sole(pending_.rows)) pending_.rows = make_buffer<float>(size());
-    if (n < capacity) own_rows(pool);
+  void prepare(uint32_t n) {
+    if (n < capacity && !rows_) rows_ = make_rows(false);
+    if (!pending_.rows || !is_sole(pending_.rows)) pending_.rows = make_rows(n >= capacity || !is_sole(rows_));
   }
   // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals [n][heads].
   void write(uint32_t layer, uint32_t n, const float* q, const float* totals, ThreadPool* pool) {
     const uint32_t kept = std::min(n, capacity);
     run_tasks(kept > 1 ? pool : nullptr, kept, [&](uint32_t task, uint32_t) {
       const uint32_t i = n - 1 - task;
-      float* to = pending_.rows.get() + (std::size_t{layer} * capacity + task) * width();
+      float* to = pending_row(layer, task);
       std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
       std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
   }
   // The step's tokens were `first` to first + n - 1; what was known of `first` and later is replaced.
-  void commit(uint64_t first, uint32_t n) {
+  void commit(uint64_t first, uint32_t n, ThreadPool* pool) {
     rewind(first);
     if (end_ != first) count_ = 0;  // tokens in between were not seen
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
-    if (n >= capacity) return rows_.swap(pending_.rows), newest_ = end_ - 1, void();  // they are as the step has written them
-    for (uint32_t l = 0; l < layers_; ++l)
-      for (uint32_t i = 0; i < n; ++i)
-        std::copy_n(pending_.rows.get() + (std::size_t{l} * capacity + i) * width(), width(), rows_.get() + at(l, end_ - 1 - i));
+    if (n < capacity && is_sole(rows_)) {
+      for (uint32_t l = 0; l < layers_; ++l)
+        for (uint32_t i = 0; i < n; ++i) std::copy_n(pending_row(l, i), width(), rows_.get() + at(l, end_ - 1 - i));
+      return;
+    }
+    // They are as the step has written them; of older ones, which a copy of the timeline has too, those that stay are put behind them.
+    run_tasks(pool, n < count_ ? layers_ : 0, [&](uint32_t l, uint32_t) {
+      for (uint32_t i = n; i < count_; ++i) std::copy_n(query(l, end_ - 1 - i), width(), pending_row(l, i));
+    });
+    rows_.swap(pending_.rows);
+    newest_ = end_ - 1;
   }
   // For a store that begins to centre its keys after these queries were written: totals become those of centred keys. centre: [layers][kv_heads][dim].
   void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
@@ -94,29 +102,27 @@ class RecentQueries {
       for (uint64_t p = begin(); p < end_; ++p) out.insert(out.end(), query(l, p), query(l, p) + width());
     return out;
   }
-  // For a timeline of `tokens` tokens; the size is a whole number of tokens, at most capacity and at most `tokens`.
-  void restore(std::span<const float> floats, uint64_t tokens, ThreadPool* pool) {
-    rows_ = make_buffer<float>(size());
+  // For a timeline of `tokens` tokens, of which the newest `count` are known, at most capacity and at most `tokens`: room for what was saved, which the caller
+  // puts there row by row before anything else is done.
+  void restore(uint32_t count, uint64_t tokens) {
+    rows_ = make_rows(true);
     end_ = tokens;
-    count_ = static_cast<uint32_t>(floats.size() / token_floats());
-    run_tasks(pool, layers_, [&](uint32_t l, uint32_t) {
-      for (uint64_t i = 0; i < count_; ++i) std::copy_n(floats.data() + (std::size_t{l} * count_ + i) * width(), width(), rows_.get() + at(l, begin() + i));
-    });
+    count_ = count;
   }
+  uint64_t saved_rows() const { return uint64_t{layers_} * count_; }
+  std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }  // floats of a row
+  float* saved_row(uint64_t i) { return rows_.get() + at(static_cast<uint32_t>(i / count_), begin() + i % count_); }
 
  private:
-  std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }
   std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
   std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width(); }
 
-  // What no copy has.
-  void own_rows(ThreadPool* pool) {
-    if (rows_ && is_sole(rows_)) return;
-    std::shared_ptr<float[]> own = make_buffer<float>(size());
-    run_tasks(pool, count_ > 0 ? layers_ : 0, [&](uint32_t l, uint32_t) {
-      for (uint64_t p = begin(); p < end_; ++p) std::copy_n(query(l, p), width(), own.get() + at(l, p));
-    });
-    rows_ = std::move(own);
+  float* pending_row(uint32_t layer, uint32_t i) const { return pending_.rows.get() + (std::size_t{layer} * capacity + i) * width(); }
+
+  std::shared_ptr<float[]> make_rows(bool whole) const {  // whole: all of it is written at once
+    std::shared_ptr<float[]> rows = make_buffer<float>(size());
+    if (whole) os::prefer_huge_pages(rows.get(), size() * sizeof(float));
+    return rows;
   }
 
   // Of the object, not of what it knows: stays with it.

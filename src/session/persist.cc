@@ -1,11 +1,13 @@
 // Saving a session and mapping it back: what it has beside its store (saved_store.h). What the sections hold is in store/format.md.
 #include <algorithm>
+#include <array>
 #include <cinttypes>
 #include <cstring>
 
 #include "base/checked.h"
 #include "session/session.h"
 #include "store/cache_file.h"
+#include "store/section_floats.h"
 #include "store/token_chain.h"
 
 namespace kvasir {
@@ -82,11 +84,9 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
   if (bytes % token || bytes / token > most)
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes, which are not the queries of up to %" PRIu64
                          " tokens; nothing was loaded", file.path().c_str(), format::name_of(kind), section->bytes, most);
-  const std::byte* at = nullptr;
-  if (Status s = take(file, kind, section->bytes, pool, &at); !s.ok()) return s;
-  if (Status s = check_finite(file, kind, floats(at + head, bytes), pool); !s.ok()) return s;
-  out->restore(floats(at + head, bytes), tokens, pool);
-  return {};
+  if (Status s = expect(file, kind, section->bytes, &section); !s.ok()) return s;
+  out->restore(static_cast<uint32_t>(bytes / token), tokens);
+  return copy_floats(file, *section, head, out->saved_rows(), out->width(), pool, [&](uint64_t row) { return out->saved_row(row); });
 }
 
 // A number of tokens, of a timeline of so many; *out stays where there is none.
@@ -106,9 +106,10 @@ Status load_count(const CacheFile& file, SectionKind kind, uint64_t tokens, uint
 Status Session::load_observed(const CacheFile& file) {
   const CacheFile::Section* section = file.find(SectionKind::observed);
   if (!section || section->bytes == 0) return {};
-  const std::byte* at = nullptr;
-  if (Status s = take(file, SectionKind::observed, section->bytes, pool_.get(), &at); !s.ok()) return s;
-  const uint64_t end = section->bytes < observed_head ? 0 : get(at, 8), pages = section->bytes < observed_head ? 0 : get(at + 8, 8);
+  if (Status s = expect(file, SectionKind::observed, section->bytes, &section); !s.ok()) return s;
+  std::array<std::byte, observed_head> head{};
+  if (Status s = file.copy(*section, 0, std::min<uint64_t>(section->bytes, observed_head), head.data()); !s.ok()) return s;
+  const uint64_t end = section->bytes < observed_head ? 0 : get(head.data(), 8), pages = section->bytes < observed_head ? 0 : get(head.data() + 8, 8);
   if (end == 0 || end > tokens_.size() || pages > end / store_.shape().page.page_tokens)
     return Status::error(Code::corrupt, "%s: section 'observed' is of another timeline; nothing was loaded", file.path().c_str());
   const ModelConfig& c = model_->config();
@@ -122,14 +123,14 @@ Status Session::load_optional(const CacheFile& file, const SavedTimeline& state)
   if (const CacheFile::Section* logits = file.find(SectionKind::logits); logits && logits->bytes) {
     if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), nullptr, &at); !s.ok()) return s;
     const auto values = floats(at, logits->bytes);
-    if (Status s = check_finite(file, SectionKind::logits, values, nullptr); !s.ok()) return s;
+    if (Status s = check_finite(file, SectionKind::logits, values); !s.ok()) return s;
     logits_.assign(values.begin(), values.end());
     logits_at_ = state.tokens;
   }
   if (const CacheFile::Section* errors = file.find(SectionKind::errors); errors && errors->bytes) {
     if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), nullptr, &at); !s.ok()) return s;
     const auto values = floats(at, errors->bytes);
-    if (Status s = check_finite(file, SectionKind::errors, values, nullptr); !s.ok()) return s;
+    if (Status s = check_finite(file, SectionKind::errors, values); !s.ok()) return s;
     layer_errors_.assign(values.begin(), values.end());
     probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
   }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cinttypes>
+#include <functional>
 #include <vector>
 
 #include "base/little_endian.h"
-#include "compute/pieces.h"
+#include "base/magnitude.h"
+#include "store/section_floats.h"
 
 namespace kvasir {
 
@@ -53,21 +55,25 @@ Status check_version(const CacheFile& file, const CacheFile::Section& section) {
 
 }  // namespace
 
-Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out) {
+Status expect(const CacheFile& file, SectionKind kind, uint64_t bytes, const CacheFile::Section** out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes != bytes)
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
                          file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
-  if (Status s = check_version(file, *section); !s.ok()) return s;
+  *out = section;
+  return check_version(file, *section);
+}
+
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out) {
+  const CacheFile::Section* section = nullptr;
+  if (Status s = expect(file, kind, bytes, &section); !s.ok()) return s;
   if (Status s = file.check_section(*section, pool); !s.ok()) return s;
   *out = file.bytes(kind).data();
   return {};
 }
 
-Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values, ThreadPool* pool) {
-  if (all_finite_by_pieces(values, pool)) return {};
-  return Status::error(Code::corrupt, "%s: section '%s' holds a number that is not finite; nothing was loaded", file.path().c_str(),
-                       format::name_of(kind));
+Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values) {
+  return all_finite(values) ? Status() : not_finite(file, *file.find(kind));
 }
 
 Status read_saved(const CacheFile& file, SavedTimeline* out) {
@@ -158,15 +164,12 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   const CacheFile::Section* sinks_section = file->find(SectionKind::sinks);
   const bool was_sealed = state.pages || (centre_section && centre_section->bytes);  // a rewound timeline keeps its centre
   const bool has_sinks = state.pages || (sinks_section && sinks_section->bytes);
-  const std::byte *centre, *sinks, *window;
+  const CacheFile::Section* window_section = nullptr;
   const uint64_t sizes[] = {was_sealed ? row : 0,
                             has_sinks ? row * 2 * shape.page.page_tokens : 0, row * 2 * state.window_count};
-  if (Status s = take(*file, SectionKind::centre, sizes[0], pool, &centre); !s.ok()) return s;
-  if (Status s = take(*file, SectionKind::sinks, sizes[1], pool, &sinks); !s.ok()) return s;
-  if (Status s = take(*file, SectionKind::window, sizes[2], pool, &window); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::centre, floats(centre, sizes[0]), pool); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::sinks, floats(sinks, sizes[1]), pool); !s.ok()) return s;
-  if (Status s = check_finite(*file, SectionKind::window, floats(window, sizes[2]), pool); !s.ok()) return s;
+  if (Status s = expect(*file, SectionKind::centre, sizes[0], &centre_section); !s.ok()) return s;
+  if (Status s = expect(*file, SectionKind::sinks, sizes[1], &sinks_section); !s.ok()) return s;
+  if (Status s = expect(*file, SectionKind::window, sizes[2], &window_section); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections) {
     const CacheFile::Section* section = file->find(kind);
     if (!section || section->bytes != PageStore::file_bytes(shape, kind, state.pages))
@@ -189,9 +192,15 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   } else if (state.tokens > 0) {
     representatives.forget();  // read by an older library
   }
-  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
-                                   window_tokens, state.window_count,
-                                   floats(centre, sizes[0]), floats(sinks, sizes[1]), floats(window, sizes[2]), pool);
+  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives), window_tokens,
+                                   {state.window_count, was_sealed, has_sinks}, memory);
+  const KvStore::Restored to = store.restored();
+  const auto copy = [&](const CacheFile::Section& section, uint64_t rows, const std::function<float*(uint64_t)>& place) {
+    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, place);
+  };
+  if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok()) return s;
+  if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok()) return s;
+  if (Status s = copy(*window_section, uint64_t{shape.heads_total()} * 2, [&](uint64_t plane) { return to.window(plane); }); !s.ok()) return s;
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;
     uint32_t valid = 0;

@@ -53,10 +53,12 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
 
 // For those who read further sections.
 constexpr uint32_t section_version = 1;  // of every section's own encoding but the sketch's, which has its own
-// A section that must be there with exactly this size, its checksums verified.
+// A section that must be there with exactly this size. Nothing of it is read.
+Status expect(const CacheFile& file, format::SectionKind kind, uint64_t bytes, const CacheFile::Section** out);
+// The same, its checksums verified.
 Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out);
 // Float sections hold what was computed: none of it is NaN or infinite.
-Status check_finite(const CacheFile& file, format::SectionKind kind, std::span<const float> values, ThreadPool* pool);
+Status check_finite(const CacheFile& file, format::SectionKind kind, std::span<const float> values);
 inline std::span<const float> floats(const std::byte* at, uint64_t bytes) {
   return {reinterpret_cast<const float*>(at), static_cast<std::size_t>(bytes / sizeof(float))};
 }

@@ -24,6 +24,7 @@ namespace {
 
 constexpr uint64_t word_blocks = 64;                      // blocks a word of the bitmap
 constexpr uint64_t verify_step = uint64_t{1} << 20;       // bytes between two looks at the cancel flag: well under 1 ms
+constexpr std::size_t scan_step = std::size_t{64} << 10;  // bytes between reading and use: a core's second-level cache holds them
 constexpr uint32_t most_pieces = word_blocks;             // places that one read fills
 
 // A system counts who uses an open file. Sixteen threads that read 450,000 pages which memory held needed 3.3 us for one by the same open file, 1.1 us by
@@ -166,6 +167,21 @@ Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size, s
   if (Status s = read(section, first, count, blocks.get()); !s.ok()) return s;
   std::memcpy(to, blocks.get() + offset % block_bytes, size);
   return {};
+}
+
+Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const {
+  if (!range_fits(offset, size, section.bytes)) return damaged(section, 0);
+  if (size == 0) return {};
+  const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
+  FirstFailure failure;
+  by_pieces(static_cast<std::size_t>(count * block_bytes), pool, [&](std::size_t at, std::size_t bytes) {
+    alignas(64) std::array<std::byte, scan_step> blocks;
+    const uint64_t begin = first * block_bytes + at;  // in the section, of what is read
+    if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.data()); !s.ok()) return failure.note(std::move(s));
+    const uint64_t from = std::max(begin, offset), end = std::min(begin + bytes, offset + size);
+    f(from - offset, blocks.data() + (from - begin), static_cast<std::size_t>(end - from));
+  }, scan_step);
+  return std::move(failure).take();
 }
 
 // Two threads may verify the same block: both read what does not change, and set the same bit.

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -103,6 +104,10 @@ class CacheFile {
   Status read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const;
   // The same of any bytes within the section: all blocks that hold them are verified. Throws std::bad_alloc.
   Status copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const;
+  // The same by all threads, of what is used elsewhere than it lies: f(at, data, size) is given the bytes from offset + at on, pieces that a core's cache
+  // holds, and may not throw. After a failure it has not been given all.
+  using Take = std::function<void(uint64_t at, const std::byte* data, std::size_t size)>;
+  Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const;
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 

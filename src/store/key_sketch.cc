@@ -8,9 +8,10 @@
 
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "compute/pieces.h"
 #include "compute/second_moment.h"
+#include "os/os.h"
 #include "store/eigenvectors.h"
+#include "store/section_floats.h"
 
 namespace kvasir {
 
@@ -286,21 +287,18 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   };
   const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
   if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
-  if (!file->check(*section, 0, head, pool)) return file->failure();
-  const std::byte* at = file->bytes(SectionKind::sketch).data();
-  const auto* floats = reinterpret_cast<const float*>(at);
-  const std::size_t size = sketch.basis_bytes() / sizeof(float);
-  if (!all_finite_by_pieces({floats, size}, pool)) return corrupt("holds a number that is not finite");
-  auto bases = std::make_shared<Bases>(size);
-  copy_by_pieces(floats, size, bases->floats.get(), pool);
+  const uint64_t bytes = sketch.basis_bytes();
+  auto bases = std::make_shared<Bases>(static_cast<std::size_t>(bytes / sizeof(float)));
+  os::prefer_huge_pages(bases->floats.get(), static_cast<std::size_t>(bytes));
+  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, [&](uint64_t) { return bases->floats.get(); }); !s.ok()) return s;
   uint32_t counts[2];
-  std::memcpy(counts, floats + size, sizeof counts);
+  if (Status s = file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts)); !s.ok()) return s;
   if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
   sketch.bases_ = std::move(bases);
   sketch.basis_stamp_ = new_stamp();
   sketch.built_pages_ = counts[0];
   sketch.pages_ = pages;
-  const auto* data = reinterpret_cast<const int8_t*>(at + head);
+  const auto* data = reinterpret_cast<const int8_t*>(file->bytes(SectionKind::sketch).data() + head);
   for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr, new_stamp()});
   sketch.file_ = std::move(file);
   sketch.extents_at_ = head;

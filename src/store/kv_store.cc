@@ -7,10 +7,13 @@
 
 #include "base/checked.h"
 #include "base/stamp.h"
+#include "compute/pieces.h"
+#include "os/os.h"
 
 namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
+constexpr uint32_t spare_rows = 96;     // that a window which is moved or loaded has room for beside a page: a question's and a short answer's
 constexpr uint64_t table_entry = 6;      // bytes a page of a head, in the table of those that are in memory: four, half as many more where it grows
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
@@ -21,8 +24,7 @@ float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32
 }
 
 const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const {
-  const std::size_t at = (std::size_t{layer} * shape().kv_heads + head) * 2 + which;
-  return window_.get() + (at * capacity_ + row) * shape().page.dim;
+  return plane((uint64_t{layer} * shape().kv_heads + head) * 2 + which) + std::size_t{row} * shape().page.dim;
 }
 
 KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
@@ -31,23 +33,50 @@ KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
 
 KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
   const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
-  const float* k = sinks_->data() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
+  const float* k = sinks_.get() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
   return {k, k + size};
 }
 
-// Moves the window to a larger buffer, or to one that no copy of the timeline has; the old one stays until the new one is complete.
-void KvStore::own_window(uint32_t rows, ThreadPool* pool) {
-  if (rows <= capacity_ && is_sole(window_)) return;
-  const bool only_grows = window_tokens_ == keep_all && rows > capacity_;
-  const uint64_t wanted = std::max<uint64_t>({rows, window_count_, only_grows ? uint64_t{capacity_} * 3 / 2 : 0});
-  const auto capacity = static_cast<uint32_t>(round_up(wanted, capacity_step));
-  const std::size_t dim = shape().page.dim, planes = std::size_t{shape().heads_total()} * 2;
-  std::shared_ptr<float[]> own = make_buffer<float>(planes * capacity * dim);
-  run_tasks(pool, window_count_ > 0 ? static_cast<uint32_t>(planes) : 0, [&](uint32_t p, uint32_t) {
-    std::copy_n(window_.get() + std::size_t{p} * capacity_ * dim, window_count_ * dim, own.get() + std::size_t{p} * capacity * dim);
-  });
+// Rows that a window is given room for which needs so many now. A text's goes on, and is given what it will need: each time it is moved takes as long as a
+// token. In full precision it only grows.
+uint32_t KvStore::capacity_for(uint32_t rows) const {
+  const uint64_t page = shape().page.page_tokens;
+  uint64_t wanted = std::max(rows, window_count_);
+  if (window_tokens_ != keep_all && window_count_ >= window_tokens_)
+    wanted = std::max(wanted, std::max<uint64_t>(window_count_, window_tokens_ + page) + page + spare_rows);
+  else if (window_tokens_ == keep_all && rows > capacity_)
+    wanted = std::max<uint64_t>(wanted, capacity_ > 0 ? uint64_t{capacity_} * 3 / 2 : rows + (window_count_ > 0 ? spare_rows : 0));
+  if (budget_.bytes) wanted = std::max<uint64_t>(rows, std::min<uint64_t>(wanted, uint64_t{window_tokens_} + budget_.step_tokens + 2 * page));  // least_bytes()
+  return static_cast<uint32_t>(round_up(wanted, capacity_step));
+}
+
+// A large window is written by all threads, and all of it in time.
+static std::shared_ptr<float[]> make_rows(std::size_t floats) {
+  std::shared_ptr<float[]> rows = make_buffer<float>(floats);
+  os::prefer_huge_pages(rows.get(), floats * sizeof(float));
+  return rows;
+}
+
+// So many rows that may be written to behind those that are committed, and these too where the step alters them. They are moved to the buffer's beginning, to
+// a larger one, or to one that no copy of the timeline has; the old one stays until the new one is complete.
+void KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool) {
+  const bool sole = is_sole(window_);
+  appends_.here = sole || (appends_.here && !alters);
+  if (appends_.here && first_row_ + rows <= capacity_) return;
+  const std::size_t dim = shape().page.dim, size = window_count_ * dim;
+  const uint32_t planes = 2 * shape().heads_total(), tasks = window_count_ > 0 ? planes : 0;
+  if (sole && rows <= capacity_) {
+    run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float)); });
+    first_row_ = 0;
+    return;
+  }
+  const uint32_t capacity = capacity_for(rows);
+  std::shared_ptr<float[]> own = make_rows(std::size_t{planes} * capacity * dim);
+  run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim); });
   window_ = std::move(own);
   capacity_ = capacity;
+  first_row_ = 0;
+  appends_.here = true;
 }
 
 Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
@@ -121,10 +150,11 @@ Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool) {
   if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
-  own_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n, pool);
+  const uint32_t sealed = pages_after(window_count_ + n);
+  own_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n,
+             sealed > 0 && centre_.empty(), pool);
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
-  const uint32_t sealed = pages_after(window_count_ + n);
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
 }
 
@@ -132,8 +162,11 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
   const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
-  if (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_)))
-    sinks_ = std::make_shared<Array<float>>(std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * dim);
+  if (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_))) {
+    std::shared_ptr<float[]> clear = make_buffer<float>(sinks_room());
+    by_pieces(sinks_room() * sizeof(float), pool, [&](std::size_t at, std::size_t bytes) { std::memset(clear.get() + at / sizeof(float), 0, bytes); });
+    sinks_ = std::move(clear);
+  }
   centre_.reserve(shape().heads_total() * dim);
   if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
@@ -180,6 +213,7 @@ void KvStore::pop() {
   representatives_.reserve_rewind();
   representatives_.rewind(tokens() - 1);
   --window_count_;
+  lowered();
   window_stamp_ = new_stamp();
 }
 
@@ -230,22 +264,16 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-      std::copy_n(window_.get() + std::size_t{i} * capacity_ * dim, size, sinks_->data() + i * size);
+      std::copy_n(plane(i), size, sinks_.get() + i * size);
   }
-  const uint32_t kept = count - sealed * tokens;
-  pool->run(shape().heads_total(), [&](uint32_t task, uint32_t) {
+  const bool ahead = std::find(sealed_ahead_.begin(), sealed_ahead_.end(), false) == sealed_ahead_.end();
+  pool->run(ahead ? 0 : shape().heads_total(), [&](uint32_t task, uint32_t) {
     const uint32_t l = task / shape().kv_heads, h = task % shape().kv_heads;
-    float* k = window_row(l, h, 0, 0);
-    float* v = window_row(l, h, 1, 0);
-    for (uint32_t p = 0; p < sealed && !sealed_ahead_[l]; ++p) {
-      const std::size_t at = std::size_t{p} * tokens * dim;
-      pages_.seal(kernels, l, h, first + p, k + at, v + at);
-    }
-    const std::size_t from = std::size_t{sealed} * tokens * dim;
-    std::memmove(k, k + from, std::size_t{kept} * dim * sizeof(float));
-    std::memmove(v, v + from, std::size_t{kept} * dim * sizeof(float));
+    for (uint32_t p = 0; p < sealed && !sealed_ahead_[l]; ++p)
+      pages_.seal(kernels, l, h, first + p, window_row(l, h, 0, p * tokens), window_row(l, h, 1, p * tokens));
   });
-  window_count_ = kept;
+  first_row_ += sealed * tokens;  // the rest stays where it is
+  window_count_ = count - sealed * tokens;
   pages_.commit(first + sealed);
   sketch_.append(pages_, kernels, pool);
   representatives_.commit(n, pages_, pool);
@@ -262,6 +290,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     const uint64_t kept = tokens - sealed_tokens();
     if (kept >= window_tokens_ || pages_.pages() == 0) {
       window_count_ = static_cast<uint32_t>(kept);
+      lowered();
       representatives_.rewind(tokens);
       return {};
     }
@@ -306,6 +335,8 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   if (first == 0) sinks_.reset();  // they are made again when the first page is sealed; some of them may have been taken back
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
+  first_row_ = 0;
+  appends_.here = true;
   window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());
   return {};
 }
@@ -321,6 +352,7 @@ void KvStore::cut(uint32_t pages) {
   representatives_.rewind(sealed_tokens());
   indexes_.truncate(sealed_tokens());
   window_count_ = 0;
+  lowered();
   window_stamp_ = new_stamp();
   if (pages > 0) return;
   sinks_stamp_ = new_stamp();
@@ -335,7 +367,7 @@ uint64_t KvStore::private_bytes() const {
 
 std::size_t KvStore::window_floats() const { return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim; }
 
-std::size_t KvStore::sinks_size() const { return sinks_ ? sinks_->size() : 0; }
+std::size_t KvStore::sinks_room() const { return std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * shape().page.dim; }
 
 std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
@@ -345,27 +377,31 @@ Array<float> KvStore::window_copy() const {
   Array<float> out(window_size());
   const std::size_t size = std::size_t{window_count_} * shape().page.dim;
   for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-    std::copy_n(window_.get() + std::size_t{i} * capacity_ * shape().page.dim, size, out.data() + i * size);
+    std::copy_n(plane(i), size, out.data() + i * size);
   return out;
 }
 
-KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
-                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window, ThreadPool* pool) {
+KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, const SavedRows& saved,
+                         const MemoryBudget& budget) {
   KvStore store(pages.shape(), window_tokens);
   store.window_stamp_ = new_stamp();
   store.sinks_stamp_ = new_stamp();
   store.pages_ = std::move(pages);
   store.sketch_ = std::move(sketch);
   store.representatives_ = std::move(representatives);
-  store.centre_.assign(centre.begin(), centre.end());
-  if (!sinks.empty()) store.sinks_ = std::make_shared<Array<float>>(sinks.begin(), sinks.end());
-  store.own_window(window_count);
-  const std::size_t dim = store.shape().page.dim, size = window_count * dim;
-  run_tasks(pool, store.shape().heads_total() * 2, [&](uint32_t i, uint32_t) {
-    std::copy_n(window.data() + i * size, size, store.window_.get() + std::size_t{i} * store.capacity_ * dim);
-  });
-  store.window_count_ = window_count;
+  store.budget_ = budget;
+  const std::size_t dim = store.shape().page.dim, heads = store.shape().heads_total();
+  if (saved.has_centre) store.centre_.resize(heads * dim);
+  if (saved.has_sinks) store.sinks_ = make_rows(store.sinks_room());
+  store.window_count_ = saved.window_count;
+  store.capacity_ = store.capacity_for(saved.window_count);
+  store.window_ = make_rows(2 * heads * store.capacity_ * dim);
+  store.appends_.here = true;
   return store;
+}
+
+KvStore::Restored KvStore::restored() {
+  return {centre_.empty() ? nullptr : centre_.data(), sinks_.get(), window_.get(), std::size_t{capacity_} * shape().page.dim};
 }
 
 }  // namespace kvasir

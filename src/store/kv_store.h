@@ -151,21 +151,38 @@ class KvStore {
   uint64_t private_bytes() const;
 
   // Persistence of the parts around the pages; sizes in floats.
-  std::size_t sinks_size() const;   // [layers][kv_heads][2][page_tokens][dim], 0 when nothing is sealed
+  std::size_t sinks_size() const { return sinks_ ? sinks_room() : 0; }  // [layers][kv_heads][2][page_tokens][dim], 0 when nothing is sealed
   std::size_t window_size() const;  // [layers][kv_heads][2][window_count][dim]
   std::size_t centre_size() const { return centre_.size(); }  // [layers][kv_heads][dim], 0 when nothing is sealed
   std::span<const float> centre() const { return centre_; }
-  std::span<const float> sink_floats() const { return sinks_ ? std::span<const float>(*sinks_) : std::span<const float>(); }
+  std::span<const float> sink_floats() const { return {sinks_.get(), sinks_size()}; }
   Array<float> window_copy() const;
-  // A store from saved parts; sizes have been checked by the caller.
-  static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, uint32_t window_count,
-                         std::span<const float> centre, std::span<const float> sinks, std::span<const float> window, ThreadPool* pool);
+  // A store from saved parts; sizes have been checked by the caller, who fills the arrays that there are before anything else is done. The window has room
+  // for a first question and an answer, within the budget that the store is to have. Throws std::bad_alloc.
+  struct SavedRows {
+    uint32_t window_count = 0;
+    bool has_centre = false, has_sinks = false;
+  };
+  static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, const SavedRows& saved,
+                         const MemoryBudget& budget);
+  struct Restored {
+    float* centre;  // null where there is none, and so on
+    float* sinks;
+    float* window(uint64_t plane) const { return window_begin + plane * window_stride; }  // plane: (layer * kv_heads + head) * 2 + which
+    float* window_begin;
+    std::size_t window_stride;
+  };
+  Restored restored();
 
  private:
   uint64_t least_bytes(uint64_t tokens, uint32_t step) const;
+  std::size_t sinks_room() const;  // floats of sinks_, where there are any
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
-  void own_window(uint32_t rows, ThreadPool* pool = nullptr);
+  float* plane(uint64_t i) const { return window_.get() + (i * capacity_ + first_row_) * shape().page.dim; }
+  uint32_t capacity_for(uint32_t rows) const;
+  void own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr);
+  void lowered() { appends_.here = is_sole(window_); }  // window_count_ was: what is behind it may be another store's
   void fix_centre(uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;
@@ -177,12 +194,23 @@ class KvStore {
   bool let_go_ = false;      // more is in files than there is room for
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
-  uint32_t capacity_ = 0;    // rows of the window
+  uint32_t capacity_ = 0;    // rows that window_ has room for
+  uint32_t first_row_ = 0;   // of them, the window's: those before it were sealed
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // that window_ has
-  std::shared_ptr<float[]> window_;  // [layers][kv_heads][2][capacity][dim]; copies have it too: a step writes to its own
+  // [layers][kv_heads][2][capacity][dim]. Copies have it too: rows that one of them has are not written to. Behind them one store alone writes, which no copy
+  // of it is.
+  std::shared_ptr<float[]> window_;
+  struct Appends {
+    Appends() = default;
+    Appends(const Appends&) {}
+    Appends(Appends&&) noexcept = default;
+    Appends& operator=(Appends&&) noexcept = default;
+    bool here = false;
+  };
+  Appends appends_;
   std::vector<bool> sealed_ahead_;  // [layers] by seal(), of the step
-  std::shared_ptr<Array<float>> sinks_;  // [layers][kv_heads][2][page_tokens][dim], null when nothing is sealed; not written to again
+  std::shared_ptr<float[]> sinks_;  // [layers][kv_heads][2][page_tokens][dim], null when nothing is sealed; not written to again
   Array<float> centre_;      // [layers][kv_heads][dim]
 };
 

@@ -55,7 +55,11 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
   together_ = together;
   const uint32_t at_once = together == Together::lists ? heads : together == Together::heads ? shape_.kv_heads : 1;
-  sums_.resize((std::size_t{n} + 1) * shape_.page.dim * at_once);
+  if (const std::size_t wanted = (std::size_t{n} + 1) * shape_.page.dim * at_once; wanted > sums_.size) {
+    sums_ = {};
+    sums_.floats = make_buffer<double>(wanted);
+    sums_.size = wanted;
+  }
   const uint32_t complete = pages / block_pages;
   if (complete <= blocks()) return {};
   blocks_.reserve(complete);
@@ -77,7 +81,7 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim, heads = shape_.heads_total();
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
   const uint32_t place = together_ == Together::lists ? static_cast<uint32_t>(at) : together_ == Together::heads ? head : 0;
-  double* const sums = sums_.data() + place * (std::size_t{n} + 1) * dim;
+  double* const sums = sums_.floats.get() + place * (std::size_t{n} + 1) * dim;
   std::fill_n(sums, dim, 0.0);
   for (uint32_t j = 0; j < n; ++j) {
     const double* sum = sums + std::size_t{j} * dim;
@@ -174,7 +178,7 @@ void Representatives::rewind(uint64_t to) {
 }
 
 uint64_t Representatives::private_bytes() const {
-  uint64_t bytes = (undecided_.size() + added_.size()) * sizeof(float) + sums_.size() * sizeof(double);
+  uint64_t bytes = (undecided_.size() + added_.size()) * sizeof(float) + sums_.size * sizeof(double);
   for (const Block& b : blocks_) bytes += b.memory ? block_size() * sizeof(uint16_t) : 0;
   return bytes;
 }

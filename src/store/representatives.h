@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/memory.h"
@@ -95,7 +96,19 @@ class Representatives {
   std::vector<Block> room_;  // for those that the step completes
   Array<float> undecided_;   // [tokens behind the blocks][layers * kv_heads]
   Array<float> added_;       // [local + n][layers * kv_heads] by the step, to the last `local` tokens before it and to its own
-  Array<double> sums_;       // [n + 1][dim] of queries, of each that may be observed together
+  // [n + 1][dim] of queries, of each that may be observed together. Of the object, as what a step needs it for: stays with it.
+  struct Sums {
+    Sums() = default;
+    Sums(const Sums&) {}
+    Sums(Sums&&) noexcept = default;
+    Sums& operator=(Sums&& other) noexcept {
+      size = std::exchange(other.size, 0), floats = std::move(other.floats);
+      return *this;
+    }
+    std::size_t size = 0;
+    Buffer<double> floats;  // not cleared: observe() writes what it reads
+  };
+  Sums sums_;
   std::shared_ptr<Mapped> mapped_;
 };
 

@@ -1,13 +1,18 @@
 // Status, checked arithmetic, checksums, the allocator, progress.
 #include <doctest/doctest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/magnitude.h"
 #include "base/memory.h"
 #include "base/progress.h"
 #include "base/status.h"
@@ -89,6 +94,23 @@ TEST_CASE("narrowing succeeds exactly when the value fits") {
   CHECK(ceil_div(1, 4096) == 1);
   CHECK(ceil_div(UINT64_MAX, 1) == UINT64_MAX);
   CHECK(round_up(4097, 4096) == 8192);
+}
+
+TEST_CASE("a number that is none, or too large, is met wherever it is") {
+  constexpr float largest = std::numeric_limits<float>::max(), infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> values = {0.0f, -0.0f, 1.0f, -largest, largest, std::numeric_limits<float>::denorm_min()};
+  values.resize(70, 2.0f);
+  CHECK(all_finite({}));
+  CHECK(all_finite(values));
+  for (std::size_t at = 0; at < values.size(); ++at)
+    for (const float wrong : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0xffffffffu), std::bit_cast<float>(0x7f800001u)}) {
+      std::vector<float> others = values;
+      others[at] = wrong;
+      CHECK_FALSE(all_finite(others));
+    }
+  const float near[] = {3.0f, std::nextafter(-4.0f, 0.0f)}, at_limit[] = {3.0f, -4.0f};
+  CHECK(all_below(near, 4));
+  CHECK_FALSE(all_below(at_limit, 4));
 }
 
 TEST_CASE("checksums are XXH3 with a seed, whatever the machine") {

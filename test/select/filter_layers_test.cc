@@ -22,9 +22,9 @@ struct Case {
     q = normals(std::size_t{n} * sample_heads * head_dim, 2, 0, 3);
     totals = normals(std::size_t{n} * sample_heads, 3, 5, 1);
     for (uint32_t t = 0; t < before; ++t) {  // as decode adds them, one by one
-      recent.prepare(1, nullptr);
+      recent.prepare(1);
       for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
-      recent.commit(position - before + t, 1);
+      recent.commit(position - before + t, 1, nullptr);
     }
   }
   uint32_t head_dim() const { return store.shape().page.head_dim; }
@@ -96,18 +96,18 @@ TEST_CASE("a filter layer's window leaves out what was forgotten, and tokens tha
   Case c(128, 20, 20, 1);
   const auto whole = c.choose(FilterWindow::uniform, 30, 2);
   c.recent.rewind(c.position - 3);  // those are of another text now
-  c.recent.prepare(3, nullptr);
+  c.recent.prepare(3);
   for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 3, c.query(0), c.total(0), nullptr);
-  c.recent.commit(c.position - 3, 3);
+  c.recent.commit(c.position - 3, 3, nullptr);
   CHECK(c.choose(FilterWindow::uniform, 30, 2) != whole);
   CHECK(c.choose(FilterWindow::last, 30, 2) == Case(128, 20, 20, 1).choose(FilterWindow::last, 30, 2));
 
   c.position -= 40;  // a small window: 20 pages of 16 tokens reach beyond the older queries
   c.recent.rewind(0);
   for (uint32_t t = 0; t < c.before; ++t) {
-    c.recent.prepare(1, nullptr);
+    c.recent.prepare(1);
     for (uint32_t l = 0; l < sample_layers; ++l) c.recent.write(l, 1, c.query(t), c.total(t), nullptr);
-    c.recent.commit(c.position - c.before + t, 1);
+    c.recent.commit(c.position - c.before + t, 1, nullptr);
   }
   const auto chosen = c.choose(FilterWindow::uniform, 100, 2);
   CHECK(chosen[0].size() == 100);

@@ -20,9 +20,9 @@ struct Case {
     totals = normals(std::size_t{count} * sample_heads, 3, 5, 1);
     const uint64_t first = uint64_t{pages} * store.shape().page.page_tokens + behind - count;
     for (uint32_t t = 0; t < count; ++t) {
-      recent.prepare(1, nullptr);
+      recent.prepare(1);
       for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
-      recent.commit(first + t, 1);
+      recent.commit(first + t, 1, nullptr);
     }
   }
   const float* query(uint32_t t) const { return q.data() + std::size_t{t} * sample_heads * store.shape().page.head_dim; }
@@ -114,9 +114,9 @@ TEST_CASE("a copy of recent queries has the original's until the one or the othe
     RecentQueries other(c.recent);
     const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3), totals = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
     for (uint32_t step = 0; step < 2; ++step) {
-      other.prepare(n, &pool(2));
+      other.prepare(n);
       for (uint32_t l = 0; l < sample_layers; ++l) other.write(l, n, q.data(), totals.data(), &pool(2));
-      other.commit(other.end(), n);
+      other.commit(other.end(), n, &pool(2));
       CHECK(std::equal(q.begin(), q.begin() + 128, other.query(1, other.end() - n)));
       CHECK(copy.floats() == before);
       CHECK(c.recent.floats() == before);

@@ -32,14 +32,14 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   REQUIRE(CacheFile::open(path, &file).ok());
   PageStore pages(model->store_shape());
   REQUIRE(PageStore::map(model->store_shape(), file, saved.pages, &pages).ok());
-  const uint64_t row = uint64_t{pages.shape().heads_total()} * 2 * pages.shape().page.dim;
-  const std::vector<float> zeros(row * (saved.window_count + pages.shape().page.page_tokens));
-  const std::span<const float> all(zeros);
   const StoreShape shape = model->store_shape();
   Representatives none(shape, 64);
   none.forget();
-  KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64, saved.window_count, all.first(row / 2),
-                                   all.first(row * shape.page.page_tokens), all.first(row * saved.window_count), nullptr);
+  KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64, {saved.window_count, true, true}, {});
+  const KvStore::Restored to = store.restored();
+  std::fill_n(to.centre, store.centre_size(), 0.0f);
+  std::fill_n(to.sinks, store.sinks_size(), 0.0f);
+  for (uint32_t plane = 0; plane < 2 * shape.heads_total(); ++plane) std::fill_n(to.window(plane), saved.window_count * shape.page.dim, 0.0f);
   REQUIRE(store.prepare(1).ok());
 
   std::unique_ptr<ThreadPool> pool;

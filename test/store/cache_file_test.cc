@@ -7,9 +7,12 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <thread>
+#include <utility>
 
 #include "store/cache_samples.h"
+#include "store/section_floats.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -134,6 +137,64 @@ TEST_CASE("a pool checks all of a section, and names the block that is damaged w
     CHECK(s.offset() == (pages.offset + at) / 4096 * 4096);
     file.reset();
     REQUIRE(samples::save(path, parts, 1).ok());
+  }
+}
+
+TEST_CASE("floats come to where they are used, verified, whatever their rows") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  std::unique_ptr<ThreadPool> pool;
+  REQUIRE(ThreadPool::create(3, &pool).ok());
+  std::vector<float> values((300 << 10) / sizeof(float) + 5);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const auto save = [&] {
+    std::vector<uint8_t> bytes(values.size() * sizeof(float));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    REQUIRE(samples::save(path, {{samples::SectionKind::window, 1, std::move(bytes)}}, 1).ok());
+  };
+  std::vector<float> apart;
+  const auto copy = [&](ThreadPool* by, std::size_t skipped, std::size_t row) {
+    std::shared_ptr<const CacheFile> file;
+    REQUIRE(CacheFile::open(path, &file).ok());
+    const std::size_t rows = (values.size() - skipped) / row;
+    apart.assign(rows * (row + 3), -1.0f);
+    return copy_floats(*file, *file->find(samples::SectionKind::window), skipped * sizeof(float), rows, row, by,
+                       [&](uint64_t i) { return apart.data() + (rows - 1 - i) * (row + 3); });
+  };
+  save();
+  for (ThreadPool* by : {pool.get(), static_cast<ThreadPool*>(nullptr)})
+    for (const std::size_t skipped : {0u, 4u, 1024u, 1500u})
+      for (const std::size_t row : {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{16384}, std::size_t{20001}, values.size() - skipped}) {
+        REQUIRE(copy(by, skipped, row).ok());
+        const std::size_t rows = (values.size() - skipped) / row;
+        bool same = true;
+        for (std::size_t i = 0; i < apart.size(); ++i) {
+          const std::size_t in_row = i % (row + 3), from = skipped + (rows - 1 - i / (row + 3)) * row + in_row;
+          same = same && apart[i] == (in_row < row ? values[from] : -1.0f);
+        }
+        CHECK(same);
+      }
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const CacheFile::Section window = *file->find(samples::SectionKind::window);
+  CHECK(file->scan(*file->find(samples::SectionKind::window), 8, window.bytes - 7, pool.get(), [](uint64_t, const std::byte*, std::size_t) {}).code() == Code::corrupt);
+  file.reset();
+  for (const uint64_t at : {uint64_t{3}, uint64_t{150} << 10, window.bytes - 1}) {
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(window.offset + at)).put('\x5a').flush();
+    const Status s = copy(pool.get(), 0, 1000);
+    CHECK(s.code() == (at == window.bytes - 1 ? Code::ok : Code::corrupt));  // the last row is not whole: its block is not read
+    const Status all = copy(pool.get(), 0, values.size());
+    CHECK(all.code() == Code::corrupt);
+    CHECK(all.offset() == (window.offset + at) / 4096 * 4096);
+    save();
+  }
+  for (const std::size_t at : {std::size_t{0}, values.size() / 2, values.size() - 1}) {
+    const float before = std::exchange(values[at], std::numeric_limits<float>::quiet_NaN());
+    save();
+    const Status s = copy(pool.get(), 0, values.size());
+    CHECK(s.code() == Code::corrupt);
+    CHECK(std::string(s.message()).find("section 'window' holds a number that is not finite") != std::string::npos);
+    values[at] = before;
   }
 }
 

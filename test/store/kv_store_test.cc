@@ -130,10 +130,10 @@ TEST_CASE("a fork has the original's window and sinks until the one or the other
   CHECK(fork.window(0, 0).k != rows);
   CHECK(fork.sinks(0, 0).k == sinks);  // those are never written to again
   append(&store, 3, 3);
-  CHECK(store.window(0, 0).k != rows);
+  CHECK(store.window(0, 0).k == rows);  // behind those that its copies have
   CHECK(contents(third, 1, 2) == before);
-  append(&third, 3, 3);  // it is alone with them now
-  CHECK(third.window(0, 0).k == rows);
+  append(&third, 3, 3);
+  CHECK(third.window(0, 0).k != rows);
   CHECK(contents(third, 1, 2) == contents(store, 1, 2));
 
   SUBCASE("also where a fork begins a text anew") {
@@ -145,6 +145,70 @@ TEST_CASE("a fork has the original's window and sinks until the one or the other
     CHECK(contents(store, 0, 1) == all);
     CHECK(*store.sinks(0, 0).k == first);
     CHECK(*anew.sinks(0, 0).k != first);
+  }
+}
+
+TEST_CASE("a store that went back writes over nothing that a copy has") {
+  KvStore store(shape, 64);
+  append(&store, 200, 1);
+  const float* rows = store.window(0, 0).k;
+  {
+    const KvStore copy(store);
+    const auto before = contents(copy, 1, 2);
+    store.pop();
+    append(&store, 1, 2);
+    CHECK(store.window(0, 0).k != rows);
+    CHECK(contents(copy, 1, 2) == before);
+    rows = store.window(0, 0).k;
+    append(&store, 1, 3);  // of its own now, it goes on in its place
+    CHECK(store.window(0, 0).k == rows);
+  }
+  store.pop();
+  append(&store, 1, 4);  // nobody else has them
+  CHECK(store.window(0, 0).k == rows);
+}
+
+TEST_CASE("what stores with a common past do stays their own, in any order") {
+  struct Done {
+    int what;  // tokens to append, minus those to go back to, or 0: the newest is taken back
+    uint32_t seed;
+  };
+  struct One {
+    KvStore store;
+    std::vector<Done> past;
+  };
+  const auto act = [](KvStore* store, Done d) {
+    if (d.what > 0) return append(store, static_cast<uint32_t>(d.what), d.seed);
+    if (d.what == 0) return store->pop();
+    REQUIRE(store->rewind(static_cast<uint64_t>(-d.what), cpu_kernels()).ok());
+  };
+  std::mt19937 random(7);
+  const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  std::vector<One> all;
+  all.push_back({KvStore(shape, 64), {}});
+  for (uint32_t round = 0; round < 150; ++round) {
+    One& one = all[below(static_cast<uint32_t>(all.size()))];
+    const uint32_t kind = below(10);
+    if (kind < 3 && all.size() < 5) {
+      One copy{KvStore(one.store), one.past};
+      all.push_back(std::move(copy));
+    } else if (kind < 4 && all.size() > 1) {
+      std::swap(one, all.back());
+      all.pop_back();
+    } else {
+      const uint64_t tokens = one.store.tokens();
+      Done d{static_cast<int>(kind < 8 ? 1 + below(4) : 1 + below(150)), round};
+      if (kind == 5 && one.store.window_count() > 0) d.what = 0;
+      if (kind == 9 && tokens > 300) d.what = -static_cast<int>(tokens - below(200));
+      act(&one.store, d);
+      one.past.push_back(d);
+    }
+    if (round % 5 != 4) continue;
+    for (const One& each : all) {
+      KvStore alone(shape, 64);
+      for (const Done& d : each.past) act(&alone, d);
+      REQUIRE(contents(each.store, 1, 2) == contents(alone, 1, 2));
+    }
   }
 }
 
