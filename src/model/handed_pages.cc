@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-constexpr uint32_t part_quads = 64;  // that a task fetches
+constexpr uint32_t part_quads = 16;  // that a task fetches: few, so that threads are done together
 
 Status HandedPages::make_room(std::size_t quads) {
   if (quads <= room_) return {};
