@@ -200,12 +200,11 @@ Status DeviceTimeline::make_block(uint32_t b) {
   auto fresh = std::make_shared<SketchBlock>();
   fresh->stamps.assign(block_extents_, 0);
   if (Status s = fresh->memory.allocate(device_, block_extents_ * sketch_bytes(), what); !s.ok()) return s;
-  blocks_[b] = std::move(fresh);
-  return blocks_moved_ = true, Status();
+  return blocks_[b] = std::move(fresh), Status();
 }
 
 // One half of the staging memory is filled while the other is on its way. Large halves: what a device has just read is slow to write to (halves of 8 MB took 30 ms
-// for 800 MB, halves of 32 MB 16). The device takes 0.2 ms for a block's memory: that too is had while something is on its way.
+// for 800 MB, halves of 32 MB 16). The device takes 0.2 ms for a block's memory: a thread waits for that while others copy.
 Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams) {
   const std::size_t size = sketch_bytes();
   const auto together = static_cast<uint32_t>(staged_.bytes / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
@@ -217,18 +216,28 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
     std::byte* const half = staged_.data + at / together % 2 * together * size;
     if ((error = ops_.wait(way))) break;
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, extents.size() - at));
+    const std::span<const uint32_t> its_extents(extents.data() + at, count);
+    std::vector<uint32_t> missing;  // blocks
+    for (const uint32_t e : its_extents)
+      if (const uint32_t block = e / block_extents_; !blocks_[block] && (missing.empty() || missing.back() != block)) missing.push_back(block);
+    const auto makes = static_cast<uint32_t>(missing.size());
     FirstFailure failure;
-    pool->run(count * parts, [&](uint32_t task, uint32_t) {
-      const uint32_t i = task / parts, its = heads * (task % parts) / parts, end = heads * (task % parts + 1) / parts;
-      std::byte* const to = half + i * size + its * shape_.page.sketch_bytes();
-      if (Status c = sketch.copy(extents[at + i], first + its, end - its, to); !c.ok()) failure.note(std::move(c));
+    pool->run(makes + count * parts, [&](uint32_t task, uint32_t) {
+      Status c;
+      if (task < makes) {
+        c = make_block(missing[task]);
+      } else {
+        const uint32_t i = (task - makes) / parts, part = (task - makes) % parts, its = heads * part / parts, end = heads * (part + 1) / parts;
+        c = sketch.copy(its_extents[i], first + its, end - its, half + i * size + its * shape_.page.sketch_bytes());
+      }
+      if (!c.ok()) failure.note(std::move(c));
     });
+    blocks_moved_ = blocks_moved_ || makes > 0;
     s = std::move(failure).take();
-    for (uint32_t i = 0; i < count && s.ok() && !error; ++i) {
-      const uint32_t e = extents[at + i];
-      if (!blocks_[e / block_extents_]) s = make_block(e / block_extents_);
-      if (!s.ok()) break;
-      error = ops_.upload(way, blocks_[e / block_extents_]->memory.get() + e % block_extents_ * size, half + i * size, size);
+    for (uint32_t i = 0, n; i < count && s.ok() && !error; i += n) {  // neighbours together
+      const uint32_t e = its_extents[i], block = e / block_extents_;
+      for (n = 1; i + n < count && its_extents[i + n] == e + n && (e + n) / block_extents_ == block;) ++n;
+      error = ops_.upload(way, blocks_[block]->memory.get() + e % block_extents_ * size, half + i * size, n * size);
     }
   }
   for (DeviceStream* way : {streams.own, streams.beside})

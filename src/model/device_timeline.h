@@ -72,7 +72,7 @@ class DeviceTimeline {
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams);
   bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
-  Status make_block(uint32_t b);
+  Status make_block(uint32_t b);  // of different ones several at a time
   Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams);
   Status need_staging();
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
