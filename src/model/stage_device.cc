@@ -299,7 +299,6 @@ class DeviceStage final : public Stage {
   }
 
   void forget_graphs() { graphs_.forget(stream_); }
-
   // q, k and v go to qkv, one behind the other. What the layer before has made is checked as the layer's input.
   void give_projection(uint32_t layer, float* qkv) {
     const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
