@@ -159,11 +159,11 @@ typedef struct kv_model_options {
    * sealed pages that it has as long as it reads (heads of up to 128, no memory_budget, more than 64 tokens). What is asked and answered by the strategy
    * "bounded" it attends too: it has a sketch of the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory
    * is pinned (of a long text some with each token, and until all of it is the processor hands it what it chose: kv_prepare); what it has read it keeps for
-   * the next token where there is room. Where the system lets no memory be pinned, or the pages are more than three quarters of it, the processor goes on to
+   * the next token where there is room. Where the system lets no memory be pinned, or the pages are more than three quarters of the machine's, the processor goes on to
    * (kv_stats: "device_reads_pages" and why not). Other strategies, sparse reading, a memory_budget, dense layers, certificates, separate heads and traced answers are
    * attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
-   * there are, as sums and, under "devices", of each GPU. As much of the processor's memory as a hundredth of what a GPU has of the weights, at most 96 MiB, is
-   * pinned for what goes to it and comes from it, as long as the model is open. */
+   * there are, as sums and, under "devices", of each GPU. As much of the processor's memory as an 85th of what a GPU has of the weights, from 6 to 96 MiB, is
+   * pinned for what goes to it and comes from it, as long as the model is open, and more where a session's window wants more. */
   const char *device;
   /* Bytes of each GPU's memory, as often as it is named, that the model and its sessions may take; 0: what is free. Not one layer fits: KV_NO_MEMORY, and the message says what
    * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */

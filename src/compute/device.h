@@ -123,6 +123,13 @@ struct DeviceKernels {
 // Null when this build has none.
 const DeviceKernels* cuda_kernels();
 
+// Waits for a stream when it ends.
+struct StreamWait {
+  const DeviceKernels& ops;
+  DeviceStream* const stream;
+  ~StreamWait() { (void)ops.wait(stream); }
+};
+
 // A device and how much of its memory may be taken. Threads: all functions may run together.
 class Device : public std::enable_shared_from_this<Device> {
  public:

@@ -92,8 +92,6 @@ struct DeviceAttention {
   DeviceHotQuads hot;                  // of steps of one token; room 0 in others
 };
 
-// Rows of a block's askers, of whatever group.
-constexpr uint32_t most_asking_rows = 48;
 // A quad of keys and values with its scales.
 constexpr std::size_t quad_bytes_of(uint32_t dim) { return std::size_t{8} * dim + 16; }
 
@@ -106,6 +104,16 @@ constexpr float share_unit = 0x1p56f;
 constexpr uint32_t near_parts = 1, chosen_parts = 16, attention_parts = near_parts + chosen_parts;
 constexpr uint32_t state_sums = 3;  // of a state, behind o
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
+constexpr uint32_t most_asking_tokens = 64;   // of a step
+
+// Rows of a block's askers, of any group and step.
+constexpr uint32_t most_asking_rows = [] {
+  uint32_t most = 0;
+  for (uint32_t group = 1; group <= most_attended_group; ++group)
+    for (uint32_t n = 1; n <= most_asking_tokens; ++n)
+      if (const uint32_t rows = most_asking(n, question_blocks(n, group)) * group; rows > most) most = rows;
+  return most;
+}();
 constexpr uint32_t attended_dims[] = {64, 128};  // of heads, padded: models of other sizes are few, and the code of each is large
 
 // A step of a text that is read, in one layer: n tokens that attend all tokens before them and their own. Pages may lie in the device's memory or where it

@@ -33,7 +33,6 @@ const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uin
   if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
   if (n > DeviceTimeline::most_tokens || plan.by_blocks) return "a text is read";
   if (!plan.share_heads) return "the heads choose each for itself";
-  if (n > 1 && !plan.together) return "the tokens choose each for itself";
   if (plan.dense_layers > 0) return "some layers read everything";
   if (plan.certify || plan.compare != CompareLevel::none) return "what is read is compared with everything";
   if (store.budget().bytes > 0) return "memory_budget is set";
@@ -207,7 +206,7 @@ int AttentionDevice::give_choice(DeviceStream* stream, uint32_t layer, const flo
 
 Status AttentionDevice::hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream) {
   const uint64_t wanted = plan.budget(first_ + layer) / quad_tokens * lists();
-  if (store.pages().pages() > 0) handed_.begin(store.pages(), first_ + layer, wanted, pool);
+  if (store.pages().pages() > 0) handed_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
   if (Status s = device_->status(ops_.wait(stream), what); !s.ok()) return s;
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
@@ -217,7 +216,7 @@ Status AttentionDevice::hand_over(const KvStore& store, const Plan& plan, uint32
   int error = 0;
   for (uint32_t part = 0; part < parts && !error; ++part) {
     its.first = its.end, its.end = all * (part + 1) / parts;
-    if (Status s = handed_.fetch(store.pages(), first_ + layer, its, !shares(), cancel, pool); !s.ok()) return s;
+    if (Status s = handed_.fetch(store.pages(), first_ + layer, its, cannot_share() != nullptr, cancel, pool); !s.ok()) return s;
     for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {  // one token reads them where they are
       const std::size_t at = std::size_t{i} * most_ * quad_bytes;
       error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at, counts[2 * i] * quad_bytes);

@@ -30,7 +30,7 @@ class AttentionDevice {
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams);
   // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.
   bool hands() const { return hands_; }
-  bool shares() const { return timeline_.shares(); }
+  const char* cannot_share() const { return timeline_.cannot_share(); }  // why they may not; null: they may
 
   // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
   // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
@@ -42,7 +42,8 @@ class AttentionDevice {
   // RoPE; out: as q, as finish_attention() has it. An error of the table.
   int give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v);
   int give_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out, const DeviceCheck& check);
-  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io, Code::device; throws std::bad_alloc.
+  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io, Code::device; throws std::bad_alloc, and work may be under way
+  // then.
   Status hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
   // Comes before a step's work, given anew or by a graph.
   void begin() { under_way_ = true; }

@@ -17,7 +17,7 @@
 
 namespace kvasir {
 
-constexpr uint32_t asking_rows = 12;   // of queries that a task scans the summaries for, about
+constexpr uint32_t task_rows = 12;   // of queries that a task scans the summaries for, about
 constexpr uint32_t part_entries = 64;  // pages or samples that a task reads
 
 // Of one block of tokens: `count` from `first` on.
@@ -51,7 +51,7 @@ Status Attention::together(uint32_t layer, uint32_t first, uint32_t n, const flo
 // The states of near, [kv_heads], and block_choices_, [kv_heads].
 Status Attention::choose_for_question(const Question& of) {
   const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim, count = of.count;
-  const uint32_t task_tokens = asking_stride * std::max(1u, asking_rows / group), tasks = static_cast<uint32_t>(ceil_div(count, task_tokens));
+  const uint32_t task_tokens = asking_stride * std::max(1u, task_rows / group), tasks = static_cast<uint32_t>(ceil_div(count, task_tokens));
   const uint32_t parity = (count - 1) % asking_stride;  // of those that choose
   partials_.resize(std::max(partials_.size(), heads * round_up(state_floats(block_rows_, dim), 16)));
   question_sums_.resize(std::max(question_sums_.size(), std::size_t{heads} * tasks));

@@ -13,6 +13,10 @@ namespace kvasir {
 namespace {
 
 constexpr const char* what = "a timeline's summaries";
+constexpr const char* cannot_read = "the GPU cannot read the processor's memory: the processor hands it the pages that it chose";
+constexpr const char* too_many = "the pages are more than three quarters of the memory, which would be pinned: the processor hands the GPU those that it chose";
+constexpr const char* spilled = "a part of the pages is in a spill file: the processor hands the GPU those that it chose";
+constexpr const char* no_memory = "there was no memory to pin the pages in: the processor hands the GPU those that it chose";
 constexpr uint32_t copied_parts = 8;                        // of an extent's sketch, that threads copy side by side
 constexpr uint32_t most_forgotten = 8;                      // extents of which each page that is sealed makes the GPU forget its quads
 constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for what is read and answered next: an eighth
@@ -68,13 +72,9 @@ void DeviceTimeline::forget_regions() {
   addressed_ = 0;
 }
 
-void DeviceTimeline::stop_sharing() {
-  forget_regions();
-  cannot_share_ = true;
-}
-
 void DeviceTimeline::release() {
   forget_regions();
+  cannot_share_ = nullptr;
   ++generation_;
   extents_ = window_rows_ = 0;
   blocks_.clear();
@@ -211,6 +211,7 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
   const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
   int error = 0;
   Status s;
+  const StreamWait own{ops_, streams.own}, beside{ops_, streams.beside};  // however it ends: what is under way is of memory that others get
   for (std::size_t at = 0; at < extents.size() && s.ok() && !error; at += together) {
     DeviceStream* const way = at / together % 2 ? streams.beside : streams.own;
     std::byte* const half = staged_.data + at / together % 2 * together * size;
@@ -317,7 +318,7 @@ void DeviceTimeline::note_changes(const PageStore& pages) {
   for (uint32_t e = pages.extents(); e-- > 0;)
     if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) first = e;
   if (first == pages.extents() && before <= first) return;
-  if (first + 1 < before || before == 0) return void(addressed_ = 0), forget_kept();
+  if (first + 1 < before || before == 0) return void(addressed_ = 0), cannot_share_ = nullptr, forget_kept();
   if (first < before) trim();
   addressed_ = std::min(addressed_, first);
   const uint32_t from = first * shape_.page.extent_quads();
@@ -330,8 +331,7 @@ void DeviceTimeline::note_changes(const PageStore& pages) {
 Status DeviceTimeline::share_pages(const KvStore& store, uint32_t devices, uint32_t* extents) {
   const PageStore& pages = store.pages();
   const uint64_t all = pages.extents() * shape_.slab_bytes(), most = device_->info().shared_at_once;
-  if (all > os::physical_memory() / 4 * 3)
-    return Status::error(Code::unsupported, "the pages are more than three quarters of the memory, which would be pinned");
+  if (all > os::physical_memory() / 4 * 3) return cannot_share_ = too_many, Status::error(Code::unsupported, "%s", too_many);
   uint64_t allowance = all <= most ? UINT64_MAX : has_begun_ ? std::max(most, all / share_steps) / devices + 1 : 0;
   has_begun_ = true;
   const uint64_t begin = os::now_ns();
@@ -364,7 +364,7 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   for (uint32_t e = first; e < extents; ++e) {
     const PageStore::Lasting at = pages.lasting(e);
     if (!at.keep) {
-      if (e + 1 < extents) return Status::error(Code::unsupported, "a part of the pages is in a spill file");
+      if (e + 1 < extents) return cannot_share_ = spilled, Status::error(Code::unsupported, "%s", spilled);
       // What is being filled: its own copy, of the layers' heads alone.
       const std::size_t its_pages = heads_total() * PageShape::pages_bytes(), its_scales = heads_total() * scale_bytes;
       if (!last_.get())
@@ -402,11 +402,16 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
   Status s = device_->status(ops_.wait(stream), what);
   note_changes(pages);
   uint32_t shared = pages.extents();
-  const auto or_none = [&](Status its) {
-    if (its.code() == Code::unsupported || its.code() == Code::no_memory) stop_sharing(), its = {};
-    return its;
+  // What cannot be pinned is handed over: for good, or as long as the text is as long.
+  const auto or_handed = [&](Status its) {
+    if (its.code() != Code::unsupported && its.code() != Code::no_memory) return its;
+    forget_regions();
+    refused_extents_ = its.code() == Code::no_memory ? pages.extents() : 0;
+    cannot_share_ = refused_extents_ ? no_memory : cannot_share_ ? cannot_share_ : cannot_read;
+    return Status();
   };
-  if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_none(share_pages(store, devices, &shared));
+  if (refused_extents_ && refused_extents_ != pages.extents()) refused_extents_ = 0, cannot_share_ = nullptr;
+  if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_handed(share_pages(store, devices, &shared));
   const struct Lease {
     Device::Staging& staging;
     ~Lease() { staging = {}; }
@@ -415,7 +420,7 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
   if (s.ok()) s = put_summaries(store, pages.extents(), pool, streams);
   if (s.ok()) s = put_window(store, pool, stream);
   *reads = s.ok() && !cannot_share_ && shared == pages.extents();
-  if (*reads && addressed_ < shared) s = or_none(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;
+  if (*reads && addressed_ < shared) s = or_handed(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;
   return s;
 }
 

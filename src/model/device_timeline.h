@@ -28,18 +28,19 @@ class DeviceTimeline {
                  uint32_t heads);
   ~DeviceTimeline();
 
-  static constexpr uint32_t most_tokens = 64;  // of a step: a question's. Longer texts are read together: reading_device.h
+  static constexpr uint32_t most_tokens = most_asking_tokens;  // of a step: a question's. Longer texts are read together: reading_device.h
 
   // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are made ready.
   struct Streams {
     DeviceStream *own, *beside;
   };
-  // For the next step. Waits for the streams. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
+  // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
   // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
   // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::corrupt (a damaged summary of a mapped file); Code::device.
   // Throws std::bad_alloc.
   Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads);
-  bool shares() const { return !cannot_share_; }
+  // Why the device will not read them as things are, as far as is known; null: it does, or will.
+  const char* cannot_share() const { return cannot_share_; }
   // Then: tells the device what there is now.
   Status begin_step(const KvStore& store, DeviceStream* stream);
   // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
@@ -78,7 +79,6 @@ class DeviceTimeline {
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   void note_changes(const PageStore& pages);
-  void stop_sharing();
   void forget_regions();
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
   uint64_t seen(const void* p);  // 0: in no region
@@ -95,7 +95,8 @@ class DeviceTimeline {
   const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool has_begun_ = false;                  // to share pages,
-  bool cannot_share_ = false;               // which cannot be done, or would pin more than there is
+  const char* cannot_share_ = nullptr;      // why that cannot be done, of this text,
+  uint32_t refused_extents_ = 0;            // or not for want of memory as long as it has so many; 0: it can
   uint32_t step_ = 0, kept_since_ = 0;      // as DeviceCounts has them, and so are
   uint32_t changed_from_ = UINT32_MAX, changed_since_ = 0;  // these
   uint64_t generation_ = 0;

@@ -75,7 +75,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
       return s;
     const bool attends = !why_not && !reads;
-    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not, handed_[at] = attends ? stage->hands() : nullptr;
+    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
+    if (at < handed_.size() && attends) handed_[at] = stage->hands();
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel, pool_}); !s.ok()) return s;
     if (attends) {
       ReadCounts counts;

@@ -1,10 +1,12 @@
 #include "model/handed_pages.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
 #include <utility>
 
 #include "compute/first_failure.h"
+#include "os/os.h"
 
 namespace kvasir {
 
@@ -13,15 +15,24 @@ constexpr uint32_t part_quads = 16;  // that a task fetches: few, so that thread
 Status HandedPages::make_room(std::size_t quads) {
   if (quads <= room_) return {};
   room_ = 0;
-  if (Status s = quads_.allocate(device_, quads * quad_bytes_of(shape_.page.dim)); !s.ok()) return s;
+  const uint64_t bytes = quads * quad_bytes_of(shape_.page.dim);
+  if (bytes > os::physical_memory() / 16) return Status::error(Code::no_memory, "what is handed to %s would take %" PRIu64 " bytes of memory that is pinned", device_->name().c_str(), bytes);
+  if (Status s = quads_.allocate(device_, bytes); !s.ok()) return s;
   return room_ = quads, Status();
 }
 
-void HandedPages::release() { room_ = 0, quads_ = {}; }
+void HandedPages::release() {
+  room_ = 0, quads_ = {};
+  std::vector<Worker>().swap(workers_);
+  parts_ = {};
+  scales_.release();
+}
 
-void HandedPages::begin(const PageStore& pages, uint32_t layer, uint64_t wanted, ThreadPool* pool) {
+void HandedPages::begin(const PageStore& pages, uint32_t layer, uint64_t wanted, const CancelLatch& cancel, ThreadPool* pool) {
   if (std::exchange(has_fetched_, false)) scales_.note_missed(std::exchange(missed_, 0));
-  pool->run(scales_.begin(pages, layer, wanted), [&](uint32_t task, uint32_t) { scales_.read(pages, task); });
+  pool->run(scales_.begin(pages, layer, wanted), [&](uint32_t task, uint32_t) {
+    if (!cancel.fired()) scales_.read(pages, task);
+  });
 }
 
 Status HandedPages::fetch(const PageStore& pages, uint32_t layer, const Lists& lists, bool keeps, const CancelLatch& cancel, ThreadPool* pool) {

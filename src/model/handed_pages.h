@@ -19,12 +19,12 @@ class HandedPages {
  public:
   HandedPages(const std::shared_ptr<Device>& device, const StoreShape& shape) : device_(device), shape_(shape) {}
 
-  // For lists of at most so many quads, of one layer. Code::no_memory, Code::device; it has none then.
+  // For lists of at most so many quads, of one layer. Code::no_memory, also where that is a sixteenth of the memory; Code::device; it has none then.
   Status make_room(std::size_t quads);
   void release();
 
   // While the device chooses about so many pages.
-  void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, ThreadPool* pool);
+  void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, const CancelLatch& cancel, ThreadPool* pool);
   // As DeviceAttention has them, of the layer: [first, end) of them.
   struct Lists {
     uint32_t first, end, blocks, most;

@@ -38,6 +38,7 @@ class LayerScales {
     const std::size_t of_head = pages.layer_scales() / pages.shape().kv_heads;
     hold->set_scales(there_ ? scales_.get() + head * of_head : nullptr, pages.layer_scales());
   }
+  void release() { room_ = 0, scales_.reset(), there_ = false; }
   // How many pages of the layer's had to be read.
   void note_missed(uint64_t pages) { missed_ = pages; }
 

@@ -112,7 +112,7 @@ class DeviceStage final : public Stage {
     return s;
   }
 
-  const char* hands() const override { return !attention_.hands() ? nullptr : attention_.shares() ? sharing : cannot_read; }
+  const char* hands() const override { return !attention_.hands() ? nullptr : attention_.cannot_share() ? attention_.cannot_share() : sharing; }
 
   Status attend(const Attending& of, ReadCounts* counts) override {
     const auto give_layer = [&](uint32_t l, auto&& hand_over) {
@@ -144,9 +144,10 @@ class DeviceStage final : public Stage {
     has_attended_ = true;
     if (attention_.hands()) {
       Status s;
+      const StreamWait under_way{ops_, stream_};  // also where memory is wanting: what is on its way goes to memory that others get
       for (uint32_t l = first_layer(); l < end_layer() && s.ok() && !error_ && !step_.cancel->fired(); ++l)
         give_layer(l, [&] { return (s = attention_.hand_over(of.store, of.plan, local(l), *step_.cancel, of.pool, stream_)).ok() && !step_.cancel->fired(); });
-      if (!s.ok() || step_.cancel->fired()) return (void)ops_.wait(stream_), std::move(s);
+      if (!s.ok() || step_.cancel->fired()) return s;
       if (!error_) give_end();
     } else {
       together(layers() + (has_logits_ ? 2 : 1), [&] {
@@ -390,7 +391,7 @@ class DeviceStage final : public Stage {
 
   // Blocks of the sketch that another session has too, even one that does nothing, stay: what is tried again afterwards may find no more room than before.
   void release_attention() {
-    (void)ops_.wait(stream_);  // something may be on its way to it
+    (void)ops_.wait(stream_), (void)ops_.wait(copies_);  // something may be on its way to it
     forget_graphs();
     attention_.release();
     attended_ = {};
@@ -473,7 +474,6 @@ class DeviceStage final : public Stage {
   uint64_t graph_generation_ = 0;
   bool has_attended_ = false, has_logits_ = false, has_read_ = false;
   static constexpr const char* no_room = "the GPU has no room for what its attention needs";
-  static constexpr const char* cannot_read = "the GPU cannot read the processor's memory: the processor hands it the pages that it chose";
   uint32_t refused_size_ = 0, refused_n_ = 0;  // how long the text and the step were that there was no room for, in extents from 1 on; 0: there was
   DeviceBuffer<float> attended_;      // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;

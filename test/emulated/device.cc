@@ -161,6 +161,7 @@ int release(DeviceContext* c, void* memory) {
 
 int allocate_host(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
+  if (size > machine().most_host_bytes) return out_of_memory;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   *out = std::aligned_alloc(page, bytes);
   std::memset(*out, 0xff, bytes);
@@ -185,7 +186,8 @@ int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t*
   const uintptr_t begin = number(memory);
   const auto after = shared_memory.upper_bound(begin);
   const bool overlaps = (after != shared_memory.end() && after->first < begin + size) || holds(shared_memory, begin, 1);
-  if (overlaps || begin % page != 0 || size % page != 0 || machine().refuses_sharing) return refused;
+  if (overlaps || begin % page != 0 || size % page != 0) return refused;
+  if (const int error = machine().refuses_sharing) return error;
   shared_memory.emplace(begin, size);
   ++machine().held, ++machine().shared;
   return *out = seen_by(c, begin), 0;

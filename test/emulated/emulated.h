@@ -23,7 +23,8 @@ struct Machine {
   std::atomic<uint64_t> opened[most] = {};  // contexts that are open
   std::atomic<int> shared{0};               // pieces of the processor's memory
   std::atomic<uint64_t> shared_at_once{UINT64_MAX};  // of devices that are opened from now on
-  std::atomic<bool> refuses_sharing{false};          // none of it
+  std::atomic<int> refuses_sharing{0};               // by this error, all of it
+  std::atomic<uint64_t> most_host_bytes{UINT64_MAX};  // of the processor's memory, that one call of allocate_host() gives
   std::atomic<uint64_t> block_bytes{uint64_t{32} << 20};  // so too
   std::atomic<uint64_t> uploaded[most] = {};        // bytes that came to a device by streams that compute, which wait for them,
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others

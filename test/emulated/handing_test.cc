@@ -50,7 +50,7 @@ TEST_CASE("what the processor hands a device is what it would read: the same bit
       const auto reading = open();
       const auto expected = ask(reading.get(), asked);
       CHECK(reads_pages(*reading));
-      const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+      const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
       const int before = emulated::machine().shared;
       const auto handed = open();
       CHECK(ask(handed.get(), asked) == expected);
@@ -66,7 +66,7 @@ TEST_CASE("what the processor hands a device is what it would read: the same bit
 
 TEST_CASE("nothing is waited for that a device will never read") {
   const emulated::Changed less(emulated::machine().shared_at_once, 1 << 16);
-  const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   REQUIRE(session->prepare_devices(nullptr, {}).ok());
   continue_with(session.get(), 1);
@@ -75,7 +75,7 @@ TEST_CASE("nothing is waited for that a device will never read") {
 }
 
 TEST_CASE("a page of a file that is damaged is an error where the processor would hand it over, and the timeline is as before") {
-  const emulated::Changed refuses(emulated::machine().refuses_sharing, true);
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const TempFolder folder;
   const auto model = model_on("cuda");
   const std::string path = damaged_file(folder, 1);
@@ -87,5 +87,76 @@ TEST_CASE("a page of a file that is damaged is an error where the processor woul
     CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
     CHECK(std::string(s.message()).find("damaged.kv") != std::string::npos);
     CHECK(session->tokens().size() == 3000);
+  }
+}
+
+TEST_CASE("a step that is cancelled anywhere while the processor hands pages over leaves the session as it was") {
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
+  const auto model = model_on("cuda");
+  const auto tokens = book_tokens(3200);
+  const auto asked = std::span<const Token>(tokens).subspan(3000);
+  const auto take_steps = [&](Session* session, const Cancel& cancel) {
+    std::vector<float> scores(21);
+    Status s = session->score(asked.first(21), scores.data(), &cancel, {});
+    Token token = -1;
+    bool end = false;
+    for (int i = 0; i < 4 && s.ok(); ++i) s = session->next({}, &cancel, &token, &end);
+    return s;
+  };
+  const auto first = load(model, read_file(), bounded_options(200));
+  const auto expected = score(first.get(), asked);
+  const uint64_t begin = emulated::machine().calls;
+  const Cancel never;
+  REQUIRE(take_steps(load(model, read_file(), bounded_options(200)).get(), never).ok());
+  const uint64_t calls = emulated::machine().calls - begin;
+  uint32_t cancelled = 0;
+  for (uint64_t at = 1; at < calls; at += calls / 40) {
+    CAPTURE(at);
+    const auto session = load(model, read_file(), bounded_options(200));
+    Cancel cancel;
+    emulated::machine().fires = &cancel;
+    emulated::machine().fails_with = 0;
+    emulated::machine().fails_at = emulated::machine().calls + at;
+    const Status s = take_steps(session.get(), cancel);
+    emulated::machine().fires = nullptr;
+    emulated::machine().fails_at = 0;
+    CHECK((s.ok() || s.code() == Code::cancelled));
+    cancelled += !s.ok();
+    REQUIRE(session->rewind(3000).ok());
+    // Rows that come back from pages that were sealed are rounded.
+    CHECK(mean_difference(score(session.get(), asked), expected) < 0.15);
+    CHECK(attends(*session));
+  }
+  CHECK(cancelled > 20);
+}
+
+TEST_CASE("a want of memory to pin pages in passes: they are handed over until the text has grown, then read") {
+  const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
+  const auto tokens = book_tokens(3400);
+  {
+    const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::out_of_memory);
+    continue_with(session.get(), 1);
+  }
+  CHECK(attends(*session));
+  CHECK_FALSE(reads_pages(*session));
+  CHECK(session->stats_json().find("there was no memory to pin the pages in") != std::string::npos);
+  read(session.get(), std::span<const Token>(tokens).subspan(3000, 300));
+  continue_with(session.get(), 2);
+  CHECK(attends(*session));
+  CHECK(reads_pages(*session));
+}
+
+TEST_CASE("with little memory that is pinned a sketch goes up by halves of an extent, and what is attended is the same bits") {
+  const auto tokens = book_tokens(3200);
+  const auto asked = std::span<const Token>(tokens).subspan(3000);
+  for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
+    const auto usual = load(model_on(devices), read_file(), bounded_options(200));
+    const auto expected = ask(usual.get(), asked);
+    const emulated::Changed little(emulated::machine().most_host_bytes, 1 << 20);
+    std::shared_ptr<const Model> model;
+    if (Status s = open_on(devices, 0, &model); !s.ok()) continue;  // weights want more
+    const auto session = load(model, read_file(), bounded_options(200));
+    CHECK(ask(session.get(), asked) == expected);
+    CHECK(attends(*session));
   }
 }
