@@ -16,7 +16,8 @@ Status HandedPages::make_room(std::size_t quads) {
   if (quads <= room_) return {};
   room_ = 0;
   const uint64_t bytes = quads * quad_bytes_of(shape_.page.dim);
-  if (bytes > os::physical_memory() / 16) return Status::error(Code::no_memory, "what is handed to %s would take %" PRIu64 " bytes of memory that is pinned", device_->name().c_str(), bytes);
+  if (bytes > os::physical_memory() / 16)
+    return Status::error(Code::no_memory, "what is handed to %s would take %" PRIu64 " bytes of memory that is pinned", device_->name().c_str(), bytes);
   if (Status s = quads_.allocate(device_, bytes); !s.ok()) return s;
   return room_ = quads, Status();
 }

@@ -161,7 +161,6 @@ int release(DeviceContext* c, void* memory) {
 
 int allocate_host(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
-  if (size > machine().most_host_bytes) return out_of_memory;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   *out = std::aligned_alloc(page, bytes);
   std::memset(*out, 0xff, bytes);

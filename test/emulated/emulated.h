@@ -24,7 +24,6 @@ struct Machine {
   std::atomic<int> shared{0};               // pieces of the processor's memory
   std::atomic<uint64_t> shared_at_once{UINT64_MAX};  // of devices that are opened from now on
   std::atomic<int> refuses_sharing{0};               // by this error, all of it
-  std::atomic<uint64_t> most_host_bytes{UINT64_MAX};  // of the processor's memory, that one call of allocate_host() gives
   std::atomic<uint64_t> block_bytes{uint64_t{32} << 20};  // so too
   std::atomic<uint64_t> uploaded[most] = {};        // bytes that came to a device by streams that compute, which wait for them,
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others

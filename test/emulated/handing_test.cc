@@ -80,14 +80,7 @@ TEST_CASE("a page of a file that is damaged is an error where the processor woul
   const auto model = model_on("cuda");
   const std::string path = damaged_file(folder, 1);
   auto session = load(model, path, bounded_options(100000));  // everything
-  Token token = -1;
-  bool end = false;
-  for (int i = 0; i < 2; ++i) {
-    const Status s = session->next({}, nullptr, &token, &end);
-    CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
-    CHECK(std::string(s.message()).find("damaged.kv") != std::string::npos);
-    CHECK(session->tokens().size() == 3000);
-  }
+  check_is_damaged(session.get());
 }
 
 TEST_CASE("a step that is cancelled anywhere while the processor hands pages over leaves the session as it was") {
@@ -146,17 +139,26 @@ TEST_CASE("a want of memory to pin pages in passes: they are handed over until t
   CHECK(reads_pages(*session));
 }
 
-TEST_CASE("with little memory that is pinned a sketch goes up by halves of an extent, and what is attended is the same bits") {
+TEST_CASE("where no memory stays pinned for it a sketch goes up an extent at a time, by turns, and what is attended is the same bits") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
-    const auto usual = load(model_on(devices), read_file(), bounded_options(200));
-    const auto expected = ask(usual.get(), asked);
-    const emulated::Changed little(emulated::machine().most_host_bytes, 1 << 20);
-    std::shared_ptr<const Model> model;
-    if (Status s = open_on(devices, 0, &model); !s.ok()) continue;  // weights want more
-    const auto session = load(model, read_file(), bounded_options(200));
-    CHECK(ask(session.get(), asked) == expected);
-    CHECK(attends(*session));
+    CAPTURE(devices);
+    const uint64_t begin = emulated::machine().calls, held = emulated::machine().held;
+    auto model = model_on(devices);
+    const uint64_t calls = emulated::machine().calls - begin, usual = emulated::machine().held - held;
+    const auto expected = ask(load(model, read_file(), bounded_options(200)).get(), asked);
+    model.reset();
+    for (const uint64_t at : {calls - 1, calls}) {  // the last two of opening a model: Device::keep_host()
+      const uint64_t before = emulated::machine().held;
+      emulated::machine().fails_with = emulated::out_of_memory;
+      emulated::machine().fails_at = emulated::machine().calls + at;
+      const auto without = model_on(devices);
+      emulated::machine().fails_at = 0;
+      REQUIRE(emulated::machine().held - before == usual - 1);
+      const auto session = load(without, read_file(), bounded_options(200));
+      CHECK(ask(session.get(), asked) == expected);
+      CHECK(attends(*session));
+    }
   }
 }

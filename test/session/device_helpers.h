@@ -91,6 +91,18 @@ inline std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, 
   return session;
 }
 
+// Of a session of damaged_file(): a step that reads the page fails, each time, and the timeline stays as it was.
+inline void check_is_damaged(Session* session) {
+  Token token = -1;
+  bool end = false;
+  for (int i = 0; i < 2; ++i) {
+    const Status s = session->next({}, nullptr, &token, &end);
+    CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
+    CHECK(std::string(s.message()).find("damaged.kv") != std::string::npos);
+    CHECK(session->tokens().size() == 3000);
+  }
+}
+
 inline std::vector<float> score(Session* session, std::span<const Token> tokens) {
   std::vector<float> out(tokens.size());
   const Status s = session->score(tokens, out.data(), nullptr, {});
