@@ -211,7 +211,7 @@ class Layers {
     a.parts_done = parts_done_.get(), a.thresholds = thresholds_.get();
     a.masks = masks_.get(), a.part_counts = part_counts_.get();
     a.lists = lists_.get() + lists * most_, a.biases = biases_.get() + lists * most_, a.list_counts = list_counts_.get() + lists * 2;
-    a.states = states_.get();
+    a.states = states_.get(), a.parts = attention_parts;
     a.hot = {hot_room_, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + lists * most_};
     return a;
   }

@@ -23,7 +23,7 @@ extern "C" {
 // A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and value, which go to the window.
 __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
-  if (blockIdx.x < rows && blockIdx.x % kv.group == 0)
+  if (a.projected && blockIdx.x < rows && blockIdx.x % kv.group == 0)
     prefetch_all(kv.basis + blockIdx.x / (a.n * kv.group) * std::size_t{kv.dim} * kv.sketch_dim, kv.dim * kv.sketch_dim * sizeof(float));
   after_previous();
   if (blockIdx.x >= rows) {
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
     a.q8[at] = static_cast<int8_t>(largest > 0 ? __float2int_rn(finite * (127 / largest)) : 0);
     if (thread == 0) a.q_scale[row] = largest / 127;
   }
+  if (!a.projected) return;
   // Some threads share a coordinate's sum.
   const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
   const float* basis = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
@@ -139,7 +140,11 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
   }
   float* state = a.states + state_at(kv, a, head, token, 0, row);
   state[threadIdx.x] = out;
-  if (threadIdx.x == 0) state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
+  if (threadIdx.x > 0) return;
+  state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
+  if (!a.near_sums) return;
+  const std::size_t rows = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + row;
+  a.near_sums[at] = most, a.near_sums[rows + at] = sum;
 }
 
 // ---- chosen pages --------------------------------------------------------------------------------------------------------------
@@ -266,6 +271,13 @@ struct Quad {
   }
 };
 
+// By a warp, as DeviceHotQuads has it; words: of 16 bytes, of its keys.
+__device__ void copy_quad(const Quad& its, uint32_t words, uint32_t lane, uint8_t* place) {
+  auto* const to = reinterpret_cast<uint4*>(place);
+  if (lane < words) to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane), to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
+  if (lane < 2) reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
+}
+
 __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, uint32_t place) {
   return hot.quads + (std::size_t{head} * hot.room + place) * hot.quad_bytes;
 }
@@ -290,9 +302,10 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   P part;
 
   constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;  // quads at a time; words of four dimensions
-  const uint32_t* list = a.lists + at * a.most;
-  const float* biases = a.biases + at * a.most;
-  const uint32_t count = a.list_counts[2 * at];
+  const uint32_t* list = a.lists ? a.lists + at * a.most : nullptr;
+  const float* biases = a.biases ? a.biases + at * a.most : nullptr;
+  const uint8_t* present = a.present ? a.present + at * a.most : nullptr;
+  const uint32_t count = a.list_counts[2 * at], first = list ? 0 : a.list_counts[2 * at + 1];
   for (uint32_t begin = (blockIdx.x * attend_warps + w) * lanes; begin < count; begin += chosen_parts * attend_warps * lanes) {
     // This lane's quad of them, which others have too.
     const uint32_t i = begin + lane % lanes;
@@ -303,7 +316,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     if (found & hot_is_there)
       its = Quad(place, dim);
     else if (there)
-      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, list[i], dim);
+      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, list ? list[i] : first + i, dim);
     uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
@@ -329,7 +342,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
     int32_t s[rows][4] = {};
     multiply<lanes>(k, q, s);
-    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? biases[i] : 0.0f, there ? 15 : 0, weights[w]);
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there && biases ? biases[i] : 0.0f, !there ? 0 : present ? present[i] : 15, weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
@@ -357,17 +370,22 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   let_next_begin();
   after_previous();
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
-  const auto part = [&](uint32_t i) { return a.states + state_at(kv, a, head, token, i, row); };
-  static_assert(attention_parts <= warp);
+  static_assert(attention_parts < warp);  // what the processor attended is one more
+  const auto has = [&](uint32_t i) { return i < a.parts || (i == attention_parts && a.beside); };
+  const auto part = [&](uint32_t i) {
+    return i == attention_parts && a.beside ? a.beside + ((std::size_t{head} * a.n + token) * kv.group + row) * (kv.dim + state_sums)
+                                            : a.states + state_at(kv, a, head, token, has(i) ? i : 0, row);
+  };
   const uint32_t lane = threadIdx.x % warp;  // of a part
-  const bool there = lane < attention_parts;
+  const bool there = has(lane);
   const float m = there ? part(lane)[kv.dim] : -INFINITY, most = warp_max(m), weight = relative(m, most);
   const float sum = warp_sum(there ? weight * part(lane)[kv.dim + 1] : 0.0f), read = warp_sum(there ? weight * part(lane)[kv.dim + 2] : 0.0f);
   const bool inside = threadIdx.x < kv.head_dim;  // of kv.dim threads
   const std::size_t at = std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
   float x[1] = {};
 #pragma unroll
-  for (uint32_t i = 0; i < attention_parts; ++i) x[0] += __shfl_sync(all_lanes, weight, static_cast<int>(i)) * part(i)[threadIdx.x];
+  for (uint32_t i = 0; i <= attention_parts; ++i)
+    if (has(i)) x[0] += __shfl_sync(all_lanes, weight, static_cast<int>(i)) * part(i)[threadIdx.x];
   x[0] /= sum;
   if (inside)
     out.f32[at] = x[0];
@@ -386,11 +404,19 @@ __global__ void __launch_bounds__(gather_threads) attention_gather(DeviceKv kv, 
   const std::size_t at = blockIdx.y;
   const uint32_t lane = threadIdx.x % warp, words = kv.dim / 4, count = a.list_counts[2 * at];
   for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count; i += gridDim.x * gather_threads / warp) {
-    const Quad its(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim);
-    auto* const to = reinterpret_cast<uint4*>(a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
-    if (lane < words) to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane), to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
-    if (lane < 2) reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
+    copy_quad(Quad(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim), words, lane, a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
   }
+}
+
+// A warp a quad of a KV head and layer.
+__global__ void __launch_bounds__(gather_threads) attention_gather_group(DeviceKv kv, DeviceGroup g) {
+  after_previous();
+  const uint32_t head = blockIdx.y, lane = threadIdx.x % warp, words = kv.dim / 4, count = *g.count;
+  kv.pages_offset += blockIdx.z * std::size_t{kv.kv_heads} * extent_pages * page_size;
+  kv.scales_offset += blockIdx.z * std::size_t{kv.kv_heads} * extent_pages * kv.page_tokens * 4;
+  uint8_t* const places = g.to + (std::size_t{blockIdx.z} * kv.kv_heads + head) * g.room * quad_bytes_of(kv.dim);
+  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count; i += gridDim.x * gather_threads / warp)
+    copy_quad(Quad(kv, head, g.quads[i], kv.dim), words, lane, places + g.places[i] * quad_bytes_of(kv.dim));
 }
 
 #define KVASIR_OF_DIM(dim)                                                                                                              \

@@ -59,7 +59,8 @@ int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args.
   config.hStream = s->stream;
   config.attrs = &early;
   config.numAttrs = s->context->major >= 9 ? 1 : 0;
-  return driver().cuLaunchKernelEx(&config, s->context->kernels.find(name)->second, parameters, nullptr);
+  const auto kernel = s->context->kernels.find(name);
+  return kernel == s->context->kernels.end() ? CUDA_ERROR_NOT_FOUND : driver().cuLaunchKernelEx(&config, kernel->second, parameters, nullptr);
 }
 
 struct Name {
@@ -179,6 +180,7 @@ struct AttentionName {
 };
 
 constexpr unsigned least_score_parts = 32, all_score_parts = scan_blocks * 128, all_share_parts = 1024;
+constexpr unsigned group_parts = 4;  // blocks of a head and layer: enough for the bus, and others' work has room beside them
 
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
   return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv, a, q, k, v);
@@ -210,6 +212,10 @@ int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
 
 int gather_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, "attention_gather", Grid{blocks_for(a.most, gather_threads / 32), kv.kv_heads * a.blocks}, gather_threads, kv, a);
+}
+
+int gather_group(DeviceStream* s, const DeviceKv& kv, const DeviceGroup& g) {
+  return launch(s, "attention_gather_group", Grid{std::min(blocks_for(g.most, gather_threads / 32), group_parts), kv.kv_heads, g.layers}, gather_threads, kv, g);
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -281,7 +287,7 @@ int find_kernels(DeviceContext* context) {
     if (is_quantised(type))
       if (const int error = find(Name("few_", type).text, context->modules[6])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
-  for (const char* name : {"attention_begin", "attention_gather", "attention_finish"})
+  for (const char* name : {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
     if (const int error = find(name, attention)) return error;
   for (const char* name : {"attention_shares", "attention_choose", "attention_list"})
     if (const int error = find(name, choice)) return error;
@@ -325,6 +331,7 @@ void fill_operations(DeviceKernels* k) {
   k->score_sketch = score_sketch;
   k->choose = choose;
   k->gather_chosen = gather_chosen;
+  k->gather_group = gather_group;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
   k->prepare_reading = prepare_reading;

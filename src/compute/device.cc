@@ -171,6 +171,19 @@ Status Device::stage(std::size_t least, Staging* out) {
   return {};
 }
 
+PageRates Device::page_rates(uint32_t threads) const {
+  const std::lock_guard lock(rates_mutex_);
+  for (const auto& [its_threads, rates] : rates_)
+    if (its_threads == threads) return rates;
+  return {};
+}
+
+void Device::set_page_rates(uint32_t threads, const PageRates& rates) {
+  const std::lock_guard lock(rates_mutex_);
+  std::erase_if(rates_, [&](const auto& r) { return r.first == threads; });
+  rates_.emplace_back(threads, rates);
+}
+
 Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen) {
   constexpr uint64_t system_page = 4096;
   const uint64_t first = *begin / system_page * system_page, last = (*end + system_page - 1) / system_page * system_page;

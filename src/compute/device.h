@@ -21,6 +21,7 @@
 #include "compute/device_inputs.h"
 #include "compute/device_nearest.h"
 #include "compute/free_space.h"
+#include "compute/page_rates.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir {
@@ -105,6 +106,7 @@ struct DeviceKernels {
   int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
   int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads; after score_sketch(), which clears
   int (*gather_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // where there is room for it: before several tokens read it
+  int (*gather_group)(DeviceStream* stream, const DeviceKv& kv, const DeviceGroup& g);  // kv: of the first layer; between any of these
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   // out: as q, f32 in any case, and checked; totals: [n][heads] ln of the sum of e^score; mass: [n][heads] the share of it that was read and stands for itself.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const DeviceActivations& out, const DeviceCheck& check,
@@ -181,6 +183,10 @@ class Device : public std::enable_shared_from_this<Device> {
   // Code::unsupported.
   Status share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen);
   void unshare(uint64_t begin);
+  // As they were measured, once for all sessions of so many threads.
+  PageRates page_rates(uint32_t threads) const;
+  void set_page_rates(uint32_t threads, const PageRates& rates);
+
   // What an allocation takes: a device hands out large ones in whole blocks.
   static uint64_t taken_by(std::size_t size) {
     constexpr uint64_t large = uint64_t{1} << 20, block = 2 * large;
@@ -201,6 +207,8 @@ class Device : public std::enable_shared_from_this<Device> {
   std::byte* host_ = nullptr;
   std::size_t host_bytes_ = 0;
   FreeSpace host_free_;
+  mutable std::mutex rates_mutex_;
+  std::vector<std::pair<uint32_t, PageRates>> rates_;  // by threads
 };
 
 // n elements of T in a device's memory, uninitialised.

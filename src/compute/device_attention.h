@@ -73,7 +73,7 @@ struct DeviceAttention {
   float* q;                            // [kv_heads][n][group][dim] by 1 / sqrt(head_dim), padded
   int8_t* q8;                          // the same, rounded as Kernels::quantize_queries has it,
   float* q_scale;                      // [kv_heads][n][group]
-  int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise
+  int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise; null: nothing is chosen by a sketch
   float* projected_scale;
   float* scores;                       // [kv_heads][blocks][asking_rows][quads of `extents`] then, in the first row of a block, the sums of their shares
   float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
@@ -83,13 +83,26 @@ struct DeviceAttention {
   float* thresholds;                   // [kv_heads][blocks] of shares; see select/sampling.h
   uint32_t* masks;                     // [kv_heads][blocks][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
   uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] how many of them
-  uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending
-  float* biases;                       // [kv_heads][blocks][most] as PageRef::bias; 0: the quad stands for itself
+  uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending; null: neighbouring ones, of which list_counts has the first
+  float* biases;                       // [kv_heads][blocks][most] as PageRef::bias; 0: the quad stands for itself; null: all do
+  const uint8_t* present;              // [kv_heads][blocks][most] the tokens of a quad that are attended, a bit each; null: all four
   uint32_t* list_counts;               // [kv_heads][blocks][2] quads in the list, and those of DeviceHotQuads
   float* states;                       // [kv_heads][n][attention_parts][group][dim + state_sums] o, m, l, and what of l stands for itself
   uint8_t* gathered;                   // [kv_heads][blocks][most][quad_bytes_of(dim)] the lists' quads, as DeviceHotQuads has them, but for those that it has; null:
                                        // each is read where its page lies
   DeviceHotQuads hot;                  // of steps of one token; room 0 in others
+  uint32_t parts;                      // of the states that finish_attention() merges: near_parts where no pages are attended, or attention_parts,
+  const float* beside;                 // [kv_heads][n][group][dim + state_sums] and what the processor has attended, as a state; null: nothing
+  float* near_sums;                    // [2][kv_heads][n][group] where attend_near() also writes its m, and its l; null: nowhere
+};
+
+// Quads of some neighbouring layers that are put to their places of DeviceHotQuads together: the same ones in all of them and in all KV heads.
+struct DeviceGroup {
+  uint32_t layers, most;          // most: quads
+  const uint32_t* count;          // of the quads
+  const uint32_t *quads, *places; // [count]; places from 0 on
+  uint32_t room;                  // as DeviceHotQuads has it,
+  uint8_t* to;                    // and so are its quads, of all the layers: [layers][kv_heads][room][quad_bytes_of(dim)]
 };
 
 // A quad of keys and values with its scales.

@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "compute/kernels.h"
 #include "compute/thread_pool.h"
+#include "model/beside.h"
 #include "model/compare.h"
 #include "model/config.h"
 #include "model/layer_scales.h"
@@ -74,6 +75,15 @@ class Attention {
   Status run(uint32_t layer, uint32_t first, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
              const StepMemory* memory, const CancelLatch& cancel, float* out, float* totals);
 
+  // The same where a device attends sinks and window, and a part of the pages of one token: the rest, for all tokens, which each choose for themselves. No cap,
+  // no trace, no comparison and no certificate.
+  Status run_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan, const StepMemory* memory,
+                    const CancelLatch& cancel, Beside* device);
+
+  // How many bytes of pages a second run_beside() attends of all of them, by a layer's first ones; 0: there are too few to tell. The time is not that of a first look at
+  // pages of a mapped file. Code::corrupt.
+  Status reading_rate(uint32_t layer, const KvStore& store, const CancelLatch& cancel, double* rate);
+
   // After run() of a filter layer: the selector chooses for the layers after it.
   void filter(uint32_t layer, uint32_t n, const float* q, const float* totals, const KvStore& store, const RecentQueries* recent,
               const Selector& selector, const Plan& plan, const CancelLatch& cancel, StepMemory* memory) const;
@@ -115,6 +125,24 @@ class Attention {
                   const CancelLatch& cancel, float* out, float* totals);
   Status choose_for_question(const Question& of);
   Status read_for_question(const Question& of, float* out, float* totals);
+  // Some of what is attended beside a device: by `rows` query rows of a head, from a row of the token `first` on.
+  struct BesidePart {
+    uint32_t head, first, row, rows;
+    uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of page_lists_
+    bool is_of_rows(const BesidePart& o) const { return head == o.head && first == o.first && row == o.row; }
+  };
+  Status choose_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan, const StepMemory* memory,
+                       const CancelLatch& cancel, Beside* device);
+  Status share_chosen(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan, const StepMemory* memory,
+                      const CancelLatch& cancel, Beside* device);
+  Status share_all(uint32_t layer, uint32_t n, const KvStore& store, const CancelLatch& cancel, Beside* device);
+  void share_among_tasks(uint32_t layer, uint32_t n, uint32_t pages, const KvStore& store);
+  bool give_end(uint32_t layer, uint32_t head, const KvStore& store, uint32_t sixteenths, const Beside::Lists& lists, Selection* choice, Worker* worker) const;
+  Status attend_parts(uint32_t layer, const float* q, const KvStore& store, bool chosen, const CancelLatch& cancel);
+  void merge_parts(uint32_t n, Beside* device);
+  Status attend_chosen(const BesidePart& part, uint32_t layer, const QueryRows& rows, const KvStore& store, const AttentionState (&states)[2],
+                       const CancelLatch& cancel, Worker* worker) const;
+  AttentionState beside_state(std::size_t i, uint32_t which, uint32_t rows);
   AttentionState question_state(std::size_t i, uint32_t rows);  // of near, [kv_heads], and of what the parts read
   // For `count` tokens, from `first` on in strides; out: [count][heads * head_dim].
   Status selective(uint32_t layer, uint32_t first, uint32_t count, uint32_t stride, const float* q, const KvStore& store, const Selector& selector,
@@ -146,13 +174,14 @@ class Attention {
   std::vector<Worker> workers_;
   std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
   Array<float> partials_;                   // states of a block's parts
-  std::vector<Selection> block_choices_;    // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a question chose
+  std::vector<Selection> block_choices_;    // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a question chose, or [n] beside
   std::vector<Array<float>> question_sums_; // [parts of the question][kv_heads] summed shares of the quads
   struct QuestionPart {
     uint32_t head, begin, end;              // pages of the head's choice
   };
   std::vector<QuestionPart> question_parts_;
   LayerScales question_scales_;
+  std::vector<BesidePart> beside_parts_;    // those of the same rows one behind the other
   Array<float> probed_;                     // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

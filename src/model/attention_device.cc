@@ -29,16 +29,14 @@ AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::sha
       timeline_(device, std::move(sketches), shape, first, layers, heads.heads),
       handed_(device, shape) {}
 
-const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, uint32_t n) const {
+const char* AttentionDevice::refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const {
+  if (exact) return "everything is read";
   if (!plan.strategy->has(StrategyInfo::on_device)) return "the strategy is not one of the device's";
   if (n > DeviceTimeline::most_tokens || plan.by_blocks) return "a text is read";
   if (!plan.share_heads) return "the heads choose each for itself";
   if (plan.dense_layers > 0) return "some layers read everything";
   if (plan.certify || plan.compare != CompareLevel::none) return "what is read is compared with everything";
-  if (store.budget().bytes > 0) return "memory_budget is set";
-  if (store.window_tokens() == KvStore::keep_all) return "keys and values are kept in full precision";
-  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) == std::end(attended_dims)) return "the heads are of another size";
-  if (heads_.group() > most_attended_group) return "too many query heads share a KV head";
+  if (const char* why_not = DeviceTimeline::unfit(store, heads_)) return why_not;
   if (store.pages().pages() > 0 && store.sketch().pages() != store.pages().pages()) return "the keys have no sketch yet";
   return nullptr;
 }
@@ -141,7 +139,7 @@ bool AttentionDevice::drop_hot_quads() {
 Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams) {
   DeviceStream* const stream = streams.own;
   bool reads = false;
-  if (Status s = timeline_.update(store, devices, pool, streams, &reads); !s.ok()) return s;
+  if (Status s = timeline_.update(store, {}, devices, pool, streams, &reads); !s.ok()) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
   if (hands_ = !reads; !hands_) handed_.release();
@@ -185,10 +183,14 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           part_counts_.get(),
           lists_.get() + layer * lists() * most_,
           biases_.get(),
+          nullptr,
           list_counts_.get() + layer * lists() * 2,
           states_.get(),
           n_ > 1 ? gathered_.get() : hands_ ? handed_.data() : nullptr,
-          {n_ == 1 ? hot_room_ : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_}};
+          {n_ == 1 ? hot_room_ : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_},
+          attention_parts,
+          nullptr,
+          nullptr};
 }
 
 int AttentionDevice::give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v) {

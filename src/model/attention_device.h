@@ -24,8 +24,8 @@ class AttentionDevice {
   AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads, const StoreShape& shape,
                   uint32_t first, uint32_t layers);
 
-  // Why a step of n tokens is left to the processor; null: it is not.
-  const char* refuses(const KvStore& store, const Plan& plan, uint32_t n) const;
+  // Why a step of n tokens is left to the processor; null: it is not. exact: all is attended in every layer.
+  const char* refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Brings what the device has up to date; devices and errors: as DeviceTimeline::update().
   Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams);
   // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.

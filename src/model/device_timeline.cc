@@ -95,6 +95,14 @@ void DeviceTimeline::trim() {
   if (regions_.empty()) has_begun_ = false;
 }
 
+const char* DeviceTimeline::unfit(const KvStore& store, const HeadShape& heads) {
+  if (store.budget().bytes > 0) return "memory_budget is set";
+  if (store.window_tokens() == KvStore::keep_all) return "keys and values are kept in full precision";
+  if (std::find(std::begin(attended_dims), std::end(attended_dims), store.shape().page.dim) == std::end(attended_dims)) return "the heads are of another size";
+  if (heads.group() > most_attended_group) return "too many query heads share a KV head";
+  return nullptr;
+}
+
 Status DeviceTimeline::send(DeviceStream* stream, void* to, const void* from, std::size_t size) {
   int error = ops_.upload(stream, to, from, size);
   if (!error) error = ops_.wait(stream);
@@ -396,7 +404,7 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads) {
+Status DeviceTimeline::update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads) {
   const PageStore& pages = store.pages();
   DeviceStream* const stream = streams.own;
   Status s = device_->status(ops_.wait(stream), what);
@@ -411,15 +419,15 @@ Status DeviceTimeline::update(const KvStore& store, uint32_t devices, ThreadPool
     return Status();
   };
   if (refused_extents_ && refused_extents_ != pages.extents()) refused_extents_ = 0, cannot_share_ = nullptr;
-  if (s.ok() && !cannot_share_ && addressed_ < shared) s = or_handed(share_pages(store, devices, &shared));
+  if (s.ok() && wants.pages && !cannot_share_ && addressed_ < shared) s = or_handed(share_pages(store, devices, &shared));
   const struct Lease {
     Device::Staging& staging;
     ~Lease() { staging = {}; }
   } lease{staged_};
   if (s.ok()) s = make_room(store);
-  if (s.ok()) s = put_summaries(store, pages.extents(), pool, streams);
+  if (s.ok() && wants.sketch) s = put_summaries(store, pages.extents(), pool, streams);
   if (s.ok()) s = put_window(store, pool, stream);
-  *reads = s.ok() && !cannot_share_ && shared == pages.extents();
+  *reads = s.ok() && wants.pages && !cannot_share_ && shared == pages.extents();
   if (*reads && addressed_ < shared) s = or_handed(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;
   return s;
 }

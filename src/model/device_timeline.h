@@ -17,6 +17,7 @@
 #include "compute/device.h"
 #include "compute/thread_pool.h"
 #include "model/device_sketches.h"
+#include "model/config.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -30,15 +31,22 @@ class DeviceTimeline {
 
   static constexpr uint32_t most_tokens = most_asking_tokens;  // of a step: a question's. Longer texts are read together: reading_device.h
 
+  // Why no device can have the window and attend by it; null: one can.
+  static const char* unfit(const KvStore& store, const HeadShape& heads);
+
   // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are made ready.
   struct Streams {
     DeviceStream *own, *beside;
+  };
+  // What the device needs besides the window.
+  struct Wants {
+    bool sketch = true, pages = true;
   };
   // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
   // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
   // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::corrupt (a damaged summary of a mapped file); Code::device.
   // Throws std::bad_alloc.
-  Status update(const KvStore& store, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads);
+  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads);
   // Why the device will not read them as things are, as far as is known; null: it does, or will.
   const char* cannot_share() const { return cannot_share_; }
   // Then: tells the device what there is now.

@@ -31,7 +31,8 @@ Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
       pool_(pool),
       attention_(model_->config(), model_->store_shape().page, kernels_, pool),
       left_to_processor_(model_->device_weights().size(), "nothing was asked yet"),
-      handed_(model_->device_weights().size()) {}
+      handed_(model_->device_weights().size()),
+      beside_(model_->device_weights().size()) {}
 
 Status Forward::run(const ForwardStep& step, KvStore* store) {
   const ModelConfig& c = model_->config();
@@ -41,7 +42,8 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   attention_.set_trace(step.trace);
   if (step.trace) step.trace->begin_step();
   const bool on_device = !model_->device_weights().empty();
-  const bool may_attend = on_device && step.selector && !step.trace && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0;
+  const bool may_attend =
+      on_device && !step.trace && !step.probe && !step.asked && n <= DeviceTimeline::most_tokens && store->budget().bytes == 0 && (step.selector || n == 1);
   const bool may_read = on_device && !step.selector && !step.trace && !step.memory && n > 1;
   const bool many = n > 1 && store->budget().bytes == 0;
   const KvStore::Together together = may_attend ? KvStore::Together::lists : may_read || many ? KvStore::Together::heads : KvStore::Together::nothing;
@@ -62,7 +64,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 
   const uint32_t wanted = step.want == ForwardStep::Logits::all ? n : step.want == ForwardStep::Logits::last ? 1 : 0;
   const auto devices = static_cast<uint32_t>(left_to_processor_.size());
-  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last, devices};
+  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last, devices, !step.selector};
   for (std::size_t at = 0; at < stages_.size(); ++at) {
     Stage* const stage = stages_[at].get();
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
@@ -70,17 +72,17 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
     if (may_read) {
       if (Status s = stage->can_read(attending, n, &why_not); !s.ok()) return s;
       reads = !why_not;
-    } else if (!step.selector || step.probe || step.asked || step.trace)
+    } else if (!may_attend)
       stage->trim();
-    else if (Status s = stage->can_attend(attending, n, &why_not); !s.ok())
+    else if (Status s = can_attend(attending, n, cancel, stage, &why_not); !s.ok())
       return s;
-    const bool attends = !why_not && !reads;
-    if (at < left_to_processor_.size()) left_to_processor_[at] = why_not;
-    if (at < handed_.size() && attends) handed_[at] = stage->hands();
+    const bool attends = !reads && may_attend && (!why_not || stage->attends_beside());
+    if (at < left_to_processor_.size()) note_device(at, why_not, attends);
     if (Status s = stage->begin({n, x_.get(), cos_.get(), sin_.get(), &cancel, pool_}); !s.ok()) return s;
     if (attends) {
       ReadCounts counts;
-      if (Status s = stage->attend(attending, &counts); !s.ok()) return s;
+      const auto pages = [&](uint32_t l, const float* q, Beside* device) { return attend_pages(step, l, q, cancel, *store, device); };
+      if (Status s = stage->attend(attending, pages, &counts); !s.ok()) return s;
       if (cancel.fired()) return cancelled();
       attention_.add_counts(counts);
       pool_->run(stage->end_layer() - stage->first_layer(), [&](uint32_t i, uint32_t) {
@@ -114,17 +116,53 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 }
 
 Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress* progress) {
-  const std::size_t devices = step.selector ? left_to_processor_.size() : 0;
+  const std::size_t devices = left_to_processor_.size();
+  const Stage::Attending of{store, step.plan, pool_, 0, false, static_cast<uint32_t>(devices), !step.selector};
   for (std::size_t at = 0; at < devices; ++at) {
     const char* why_not = nullptr;
     do {
       if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled");
-      if (Status s = stages_[at]->can_attend({store, step.plan, pool_}, 1, &why_not); !s.ok()) return s;
-      left_to_processor_[at] = why_not, handed_[at] = why_not ? nullptr : stages_[at]->hands();
+      const bool is_first = !why_not;
+      if (Status s = can_attend(of, 1, CancelLatch(step.cancel), stages_[at].get(), &why_not); !s.ok()) return s;
+      if (is_first && stages_[at]->attends_beside())  // what they share is known now
+        if (Status s = stages_[at]->can_attend(of, 1, &why_not); !s.ok()) return s;
+      note_device(at, why_not, !why_not || stages_[at]->attends_beside());
       if (!progress->update(handed_[at] == Stage::sharing ? at : at + 1, devices)) return Status::error(Code::cancelled, "stopped by the progress callback");
     } while (handed_[at] == Stage::sharing);
   }
   return {};
+}
+
+// As Stage::can_attend(); where the stage attends beside the processor it is told once how fast that is, and how they share pages follows with the next step.
+Status Forward::can_attend(const Stage::Attending& of, uint32_t n, const CancelLatch& cancel, Stage* stage, const char** why_not) {
+  if (Status s = stage->can_attend(of, n, why_not); !s.ok() || !stage->attends_beside() || !stage->wants_rate()) return s;
+  double rate;
+  if (Status s = attention_.reading_rate(stage->first_layer(), of.store, cancel, &rate); !s.ok() || cancel.fired() || rate == 0) return s;
+  return stage->measure(rate);
+}
+
+void Forward::note_device(std::size_t at, const char* why_not, bool attends) {
+  left_to_processor_[at] = why_not;
+  beside_[at] = why_not && attends ? stages_[at]->share() : std::string();
+  if (attends) handed_[at] = stages_[at]->hands();
+}
+
+// The processor's part of a layer that a device attends.
+Status Forward::attend_pages(const ForwardStep& step, uint32_t layer, const float* q, const CancelLatch& cancel, const KvStore& store, Beside* device) {
+  const auto n = static_cast<uint32_t>(step.tokens.size());
+  const Selector* selector = step.plan.is_dense(layer) ? nullptr : step.selector;
+  if (Status s = attention_.run_beside(layer, n, q, store, selector, step.plan, step.memory, cancel, device); !s.ok() || cancel.fired()) return s;
+  if (!step.memory || !step.plan.is_filter(layer)) return {};
+  const float* totals = nullptr;
+  if (Status s = device->totals(&totals); !s.ok()) return s;
+  attention_.filter(layer, n, q, totals, store, step.queries, *step.selector, step.plan, cancel, step.memory);
+  if (n > 1 || cancel.fired() || !device->packs()) return {};
+  SelectorScratch scratch;
+  Selection choice;
+  SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, 0, {}, nullptr, nullptr, 1, step.plan.budget(layer), true};
+  query.memory = step.memory;
+  step.selector->choose(query, &scratch, &choice);
+  return device->pack(layer, choice);
 }
 
 // A text, by a stage that attends it too: what the store and strategies learn from a layer they learn while the stage goes on.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/cancel.h"
@@ -60,11 +61,16 @@ class Forward {
   const char* left_to_processor(std::size_t device) const { return left_to_processor_[device]; }
   // And where it did, why the processor handed it the pages that were chosen; null: it read them itself.
   const char* handed(std::size_t device) const { return handed_[device]; }
+  // Where the processor did, whether a device attended a part of its layers all the same, and which, in words; empty: it did not.
+  const std::string& beside(std::size_t device) const { return beside_[device]; }
 
  private:
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
   uint32_t first_wanted(const ForwardStep& step, uint32_t layer) const;
+  Status can_attend(const Stage::Attending& of, uint32_t n, const CancelLatch& cancel, Stage* stage, const char** why_not);
+  void note_device(std::size_t at, const char* why_not, bool attends);
+  Status attend_pages(const ForwardStep& step, uint32_t layer, const float* q, const CancelLatch& cancel, const KvStore& store, Beside* device);
   Status attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);
   struct Entering {
     const float *q, *k, *v;  // as Stage::Projected
@@ -85,6 +91,7 @@ class Forward {
 
   uint32_t capacity_ = 0;          // tokens the workspace holds; not cleared, which would take long where it is large
   std::vector<const char*> left_to_processor_, handed_;  // [devices]: theirs are the first stages
+  std::vector<std::string> beside_;  // [devices]
   Buffer<float> x_;                 // [n][width] residual stream, between stages
   Buffer<float> totals_;            // [n][heads] as RecentQueries::totals
   Buffer<float> cos_, sin_;         // [n][rope dim / 2]

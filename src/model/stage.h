@@ -23,6 +23,7 @@
 #include "compute/kernels.h"
 #include "compute/thread_pool.h"
 #include "model/attention.h"
+#include "model/beside.h"
 #include "model/device_weights.h"
 #include "model/model.h"
 #include "select/plan.h"
@@ -64,10 +65,19 @@ class Stage {
     uint32_t wanted = 0;  // of the step's newest tokens logits will be asked for,
     bool output = false;  // and these of the last one alone: they may be computed along with the rest
     uint32_t devices = 1;  // stages that share its pages with a device in one step
+    bool exact = false;    // all is attended in every layer
   };
-  // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(). Code::corrupt, Code::device.
+  // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(). Otherwise too where attends_beside(): in its layers the
+  // processor attends a part. Code::corrupt, Code::device.
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
-  virtual Status attend(const Attending&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
+  virtual bool attends_beside() const { return false; }
+  // The processor's part of a layer, after its queries: as Attention::run() has them.
+  using Pages = std::function<Status(uint32_t layer, const float* q, Beside* device)>;
+  virtual Status attend(const Attending&, const Pages&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
+  // After can_attend(), where it attends beside: whether it is to be told how many bytes of pages the processor attends a second; and how they share them, in words.
+  virtual bool wants_rate() const { return false; }
+  virtual Status measure(double processor) { return (void)processor, Status(); }
+  virtual std::string share() const { return {}; }
   struct Attended {
     const float *q, *k, *v, *totals;  // as Projected; [n][heads] as Attention::run() has them
   };

@@ -197,6 +197,7 @@ struct StrategyInfo {
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
   static constexpr uint32_t on_device = 4096;    // a GPU has it too: model/attention_device.h
   static constexpr uint32_t asks_together = 8192;  // the tokens of a question may choose together: Plan::together
+  static constexpr uint32_t compares_near = 16384;  // SelectorQuery::near_m and near_l; null for others
   static constexpr uint32_t scans = 2048;        // by Selector::scan(), once for the queries of several tokens
   std::optional<IndexKind> index = {};  // that it searches
   bool has(uint32_t trait) const { return (traits & trait) != 0; }

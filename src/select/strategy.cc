@@ -10,17 +10,18 @@ constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
     {"window", 0, 0.0, 0, make_window_selector, StrategyInfo::reads_blocks},
     // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
-    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans},
-    {"flat", 0, 0.02, 512, make_flat_selector, StrategyInfo::reads_blocks | StrategyInfo::reads_keys},
-    {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys},
+    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans | StrategyInfo::compares_near},
+    {"flat", 0, 0.02, 512, make_flat_selector, StrategyInfo::reads_blocks | StrategyInfo::reads_keys | StrategyInfo::compares_near},
+    {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near},
     // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples | StrategyInfo::takes_coverage |
-         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::asks_together | StrategyInfo::on_device},
-    {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys, IndexKind::hnsw},
-    {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys, IndexKind::ood},
-    {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys, IndexKind::ood},
-    {"ivf", 0, 0.02, 512, make_ivf_selector, StrategyInfo::reads_keys, IndexKind::ivf},
+         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::asks_together | StrategyInfo::on_device |
+         StrategyInfo::compares_near},
+    {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::hnsw},
+    {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ood},
+    {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ood},
+    {"ivf", 0, 0.02, 512, make_ivf_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ivf},
     // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
     {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters | StrategyInfo::reads_blocks},
     {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},

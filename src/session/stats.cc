@@ -98,7 +98,8 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   const std::vector<DeviceWeights>& devices = model.device_weights();
   if (devices.empty()) return;
   uint64_t weight_bytes = 0, bytes = 0, memory = 0;
-  std::string list, left, handed;  // why by the first that did not attend, or did not read the pages
+  bool reads = true;
+  std::string list, left, handed, beside;  // how it attends beside the processor; why by the first that did not attend, or did not read the pages
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const DeviceWeights& d = devices[i];
     const std::string &name = d.device()->name(), why = forward.left_to_processor(i) ? forward.left_to_processor(i) : "";
@@ -110,14 +111,18 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
     its.count("weight_bytes", d.bytes());
     its.count("bytes", d.device()->used());
     its.count("memory", d.device()->budget());
+    const bool attends = why.empty() || !forward.beside(i).empty();
     its.add("attends", why.empty() ? "true" : "false");
-    its.add("reads_pages", why.empty() && why_handed.empty() ? "true" : "false");
+    its.add("attends_beside", attends && !why.empty() ? "true" : "false");
+    its.add("reads_pages", attends && why_handed.empty() ? "true" : "false");
+    reads = reads && attends && why_handed.empty();
     list += (i > 0 ? "," : "") + std::move(its).take();
     weight_bytes += d.bytes(), bytes += d.device()->used(), memory += d.device()->budget();
     const auto note = [&](std::string* first, const std::string& its_why) {
       if (first->empty() && !its_why.empty()) *first = devices.size() > 1 ? name + ": " + its_why : its_why;
     };
-    note(&left, why), note(&handed, why_handed);
+    note(&left, why), note(&beside, forward.beside(i));
+    if (attends) note(&handed, why_handed);
   }
   json->count("device_layers", devices.back().end_layer());
   json->count("device_output", devices.back().has_output() ? 1 : 0);
@@ -126,8 +131,10 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->count("device_memory", memory);
   json->add("device_attends", left.empty() ? "true" : "false");
   json->raw("device_attends_because", quoted(left.empty() ? "it attends in the layers that it has" : left));
-  json->add("device_reads_pages", left.empty() && handed.empty() ? "true" : "false");
-  if (left.empty() && !handed.empty()) json->raw("device_reads_pages_because", quoted(handed));
+  json->add("device_attends_beside", beside.empty() ? "false" : "true");
+  if (!beside.empty()) json->raw("device_attends_beside_by", quoted(beside));
+  json->add("device_reads_pages", reads ? "true" : "false");
+  if (!handed.empty()) json->raw("device_reads_pages_because", quoted(handed));
   json->raw("devices", "[" + list + "]");
 }
 

@@ -50,6 +50,7 @@ inline int check_sketch(uint64_t at) { return begins(at, 8, "score_sketch: the s
 
 // attention.cu, attend_chosen(): queries by words, quads that stay by uint4.
 inline int check_gathered(const DeviceAttention& a) { return begins(a.gathered, 16, "attend_chosen: quads that were gathered"); }
+inline int check_group(const DeviceGroup& g) { return begins(g.to, 16, "gather_group: places"); }
 inline int check_attend_chosen(const DeviceAttention& a) {
   int error = check_gathered(a);
   if (!error) error = begins(a.q8, 4, "attend_chosen: queries");

@@ -72,6 +72,7 @@ int begin_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& 
       const float* its_q = q + ((std::size_t{token} * kv.kv_heads + head) * kv.group + r) * kv.head_dim;
       for (uint32_t d = 0; d < kv.dim; ++d) x[d] = d < kv.head_dim ? its_q[d] * scale : 0;
       cpu().quantize_queries(x, 1, kv.dim, a.q8 + row * kv.dim, nullptr, a.q_scale + row);
+      if (!a.projected) continue;
       std::vector<float> projected(kv.sketch_dim);
       for (uint32_t d = 0; d < kv.dim; ++d)
         for (uint32_t c = 0; c < kv.sketch_dim; ++c) projected[c] += x[d] * kv.basis[(std::size_t{head} * kv.dim + d) * kv.sketch_dim + c];
@@ -98,6 +99,9 @@ int attend_near(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with
         if (part > 0) continue;
         std::copy_n(state.o.get() + std::size_t{r} * kv.dim, kv.dim, to);
         to[kv.dim] = state.m[r], to[kv.dim + 1] = to[kv.dim + 2] = state.l[r];
+        if (!a.near_sums) continue;
+        const std::size_t all = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + r;
+        a.near_sums[at] = state.m[r], a.near_sums[all + at] = state.l[r];
       }
     }
     return 0;
@@ -219,18 +223,37 @@ int gather_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
   });
 }
 
+int gather_group(DeviceStream* s, const DeviceKv& of, const DeviceGroup& with) {
+  if (const int error = check_group(with)) return error;
+  return give(s, [kv = of, g = with, context = s->context] {
+    const std::size_t quad_bytes = quad_bytes_of(kv.dim);
+    DeviceKv its = kv;
+    for (uint32_t layer = 0; layer < g.layers; ++layer) {
+      for (uint32_t head = 0; head < kv.kv_heads; ++head)
+        for (uint32_t i = 0; i < *g.count; ++i)
+          if (const int error = find_quad(context, its, head, g.quads[i], nullptr, g.to + ((std::size_t{layer} * kv.kv_heads + head) * g.room + g.places[i]) * quad_bytes))
+            return error;
+      its.pages_offset += std::size_t{kv.kv_heads} * PageShape::pages_bytes(), its.scales_offset += kv.kv_heads * shape_of(kv).scales_bytes();
+    }
+    return 0;
+  });
+}
+
 int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   if (const int error = check_attend_chosen(with)) return error;
   return for_each_token(s, of, with, [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token), half = std::size_t{quad_tokens} * kv.dim, quad_bytes = 2 * half + 4 * quad_tokens;
     const uint32_t count = a.list_counts[2 * at];
+    const auto bias_of = [&](std::size_t i) { return a.biases ? a.biases[at * a.most + i] : 0.0f; };
+    const auto is_present = [&](std::size_t i, std::size_t t) { return !a.present || a.present[at * a.most + i] >> t & 1; };
     std::vector<uint8_t> quads(count * quad_bytes);
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t found = a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
       uint8_t* place = found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_is_there) - 1) * a.hot.quad_bytes : nullptr;
       const uint8_t* hot = found & hot_is_there ? place : nullptr;
       const uint8_t* there = hot || !a.gathered ? hot : a.gathered + (at * a.most + i) * quad_bytes;
-      if (const int error = find_quad(context, kv, head, a.lists[at * a.most + i], there, quads.data() + i * quad_bytes)) return error;
+      const uint32_t quad = a.lists ? a.lists[at * a.most + i] : a.list_counts[2 * at + 1] + i;
+      if (const int error = find_quad(context, kv, head, quad, there, quads.data() + i * quad_bytes)) return error;
       if (place && !hot) std::copy_n(quads.data() + i * quad_bytes, quad_bytes, place);
     }
     if (count == 0) return 0;
@@ -242,14 +265,16 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
         int32_t product = 0;
         for (uint32_t d = 0; d < kv.dim; ++d)
           product += rows.q[std::size_t{r} * kv.dim + d] * static_cast<int8_t>(quad[d / 4 * 16 + i % quad_tokens * 4 + d % 4]);
-        scores[i] = static_cast<float>(product) * from_bf16(quad + 2 * half + i % quad_tokens * 2) * rows.scale[r] + a.biases[at * a.most + i / quad_tokens];
+        scores[i] = static_cast<float>(product) * from_bf16(quad + 2 * half + i % quad_tokens * 2) * rows.scale[r] + bias_of(i / quad_tokens);
+        if (!is_present(i / quad_tokens, i % quad_tokens)) scores[i] = -HUGE_VALF;
       }
       const float most = *std::max_element(scores.begin(), scores.end());
       float sum = 0, own = 0, *o = state_at(kv, a, head, token, near_parts, r);
+      std::fill_n(o, kv.dim, 0.0f);
       for (uint32_t i = 0; i < scores.size(); ++i) {
         const uint8_t* quad = quads.data() + i / quad_tokens * quad_bytes;
         const float weight = std::exp(scores[i] - most), scaled = weight * from_bf16(quad + 2 * half + (quad_tokens + i % quad_tokens) * 2);
-        sum += weight, own += a.biases[at * a.most + i / quad_tokens] == 0 ? weight : 0;
+        sum += weight, own += bias_of(i / quad_tokens) == 0 ? weight : 0;
         for (uint32_t d = 0; d < kv.dim; ++d) o[d] += scaled * static_cast<int8_t>(quad[half + d * 4 + i % quad_tokens]);
       }
       o[kv.dim] = most, o[kv.dim + 1] = sum, o[kv.dim + 2] = own;
@@ -263,10 +288,13 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
   const int error = for_each_token(s, of, with, [=](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     for (uint32_t r = 0; r < kv.group; ++r) {
       float most = -HUGE_VALF, sum = 0, own = 0;
-      for (uint32_t part = 0; part < attention_parts; ++part) most = std::max(most, state_at(kv, a, head, token, part, r)[kv.dim]);
+      std::vector<const float*> parts;
+      for (uint32_t part = 0; part < a.parts; ++part) parts.push_back(state_at(kv, a, head, token, part, r));
+      if (a.beside) parts.push_back(a.beside + ((std::size_t{head} * a.n + token) * kv.group + r) * (kv.dim + state_sums));
+      for (const float* state : parts) most = std::max(most, state[kv.dim]);
       std::vector<float> o(kv.dim);
-      for (uint32_t part = 0; part < attention_parts; ++part) {
-        const float *state = state_at(kv, a, head, token, part, r), weight = std::exp(state[kv.dim] - most);
+      for (const float* state : parts) {
+        const float weight = std::exp(state[kv.dim] - most);
         sum += weight * state[kv.dim + 1], own += weight * state[kv.dim + 2];
         for (uint32_t d = 0; d < kv.dim; ++d) o[d] += weight * state[d];
       }
@@ -287,6 +315,7 @@ void fill_attention(DeviceKernels* k) {
   k->score_sketch = score_sketch;
   k->choose = choose;
   k->gather_chosen = gather_chosen;
+  k->gather_group = gather_group;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
 }

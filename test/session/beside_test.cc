@@ -1,0 +1,190 @@
+// Layers whose sinks and window a GPU attends, and the processor the rest, or a part of it.
+#include "device_helpers.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+SessionOptions options_of(const std::string& strategy) {
+  SessionOptions o = bounded_options(strategy == "full" ? 0 : 200);
+  o.select.strategy = strategy;
+  return o;
+}
+
+// What decides who reads which pages, as if it had been measured.
+void set_rates(const Model& model, double processor, double device) {
+  for (const DeviceWeights& d : model.device_weights()) d.device()->set_page_rates(2, {processor, device});
+}
+
+bool attends_beside(const Session& session) { return session.stats_json().find("\"device_attends_beside\":true") != std::string::npos; }
+bool says(const Session& session, const std::string& text) { return session.stats_json().find(text) != std::string::npos; }
+
+std::vector<std::string> strategies() {
+  std::vector<std::string> names;
+  for (const StrategyInfo& info : all_strategies()) names.emplace_back(info.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("by every strategy a GPU attends beside the processor what that attends alone, however they share the pages") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 10);
+  for (const std::string& name : strategies()) {
+    CAPTURE(name);
+    SessionOptions o = options_of(name);
+    if (name == "bounded") o.select.dense_layers = 2;
+    GenerateOptions brief;
+    brief.max_tokens = 3;
+    auto alone = load(mini_model(), read_file(), o);
+    const std::vector<float> expected = score(alone.get(), next);
+    const auto tokens_read = static_cast<double>(stat_of(*alone, "last_tokens_read"));
+    const std::string answer = ask(alone.get(), "Where did he go?", brief);
+    for (const auto& [processor, device] : {std::pair{1.0, 0.0}, {1.0, 1e-3}, {1.0, 1.0}, {1e-3, 1.0}}) {
+      CAPTURE(device / processor);
+      set_rates(*device_model(), processor, device);
+      auto beside = load(device_model(), read_file(), o);
+      REQUIRE(beside->prepare_devices(nullptr, {}).ok());
+      const std::vector<float> scores = score(beside.get(), next);
+      CHECK(mean_difference(scores, expected) < 0.2);
+      CHECK(attends_beside(*beside));
+      CHECK_FALSE(attends(*beside));
+      CHECK(static_cast<double>(stat_of(*beside, "last_tokens_read")) == doctest::Approx(tokens_read).epsilon(0.1));
+      CHECK(reads_pages(*beside) == (device == 1.0 || (name == "filter-layers" && device > 0)));
+      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths") : device > 0 ? "0 sixteenths" : "not known"));
+      CHECK(score(beside.get(), next) == scores);  // the same bits again, after going back
+      CHECK(ask(beside.get(), "Where did he go?", brief) == answer);
+    }
+    set_rates(*device_model(), 0, 0);
+  }
+}
+
+TEST_CASE("what a filter layer chooses for the layers after it a GPU has, as pages are sealed, after steps back and in forks") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3400);
+  const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
+  set_rates(*device_model(), 1, 1);
+  const SessionOptions o = options_of("filter-layers");
+  const auto alone = load(mini_model(), read_file(), o), beside = load(device_model(), read_file(), o);
+  REQUIRE(beside->prepare_devices(nullptr, {}).ok());
+  const std::vector<float> scores = score(beside.get(), next);
+  CHECK(mean_difference(scores, score(alone.get(), next)) < 0.2);
+  CHECK(says(*beside, "in one go"));
+  CHECK(stat_of(*beside, "last_tokens_in_device") > 0);
+  CHECK(stat_of(*beside, "last_tokens_in_device") < stat_of(*beside, "last_tokens_read"));
+  // Again, when some of it is there from other texts, and when nothing is.
+  continue_with(beside.get(), 60);
+  std::unique_ptr<Session> fork;
+  REQUIRE(beside->fork(&fork).ok());
+  const std::vector<float> of_fork = score(fork.get(), other);
+  CHECK(score(beside.get(), other) == of_fork);
+  const TempFolder folder;
+  REQUIRE(beside->save(folder.file("beside.kv"), nullptr, {}).ok());
+  const auto loaded = load(device_model(), folder.file("beside.kv"), o);
+  REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
+  CHECK(score(loaded.get(), other) == of_fork);
+  REQUIRE(beside->rewind(3000).ok());
+  CHECK(mean_difference(score(beside.get(), next), scores) < 0.15);  // rows that come back from pages are rounded
+  CHECK(score(fork.get(), other) == of_fork);
+  set_rates(*device_model(), 0, 0);
+}
+
+TEST_CASE("strategies take turns in one session, and each attends as in one of its own") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 5);
+  set_rates(*device_model(), 1, 1);
+  const auto all = strategies();
+  const auto session = load(device_model(), read_file(), options_of("bounded"));
+  for (const char* name : {"bounded", "quest", "full", "filter-layers", "bounded", "window", "filter-layers"}) {
+    CAPTURE(name);
+    const SessionOptions o = options_of(name);
+    REQUIRE(session->set_select(o.select).ok());
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+    const auto own = load(device_model(), read_file(), o);
+    REQUIRE(own->prepare_devices(nullptr, {}).ok());
+    CHECK(score(session.get(), next) == score(own.get(), next));
+    CHECK(attends(*session) == (name == std::string("bounded")));
+    CHECK(attends_beside(*session) == (name != std::string("bounded")));
+  }
+  set_rates(*device_model(), 0, 0);
+}
+
+TEST_CASE("a damaged page is an error whoever reads it, and the timeline is as before") {
+  if (!device_model()) return;
+  set_rates(*device_model(), 1, 1);
+  for (const char* name : {"full", "flat", "filter-layers"}) {
+    for (const uint32_t layer : {0u, mini_model()->config().layers - 1}) {
+      CAPTURE(name);
+      CAPTURE(layer);
+      const TempFolder folder;
+      SessionOptions o = options_of(name);
+      if (name != std::string("full")) o.select.budget_tokens = 100000;
+      check_is_damaged(load(device_model(), damaged_file(folder, layer), o).get());
+    }
+  }
+  set_rates(*device_model(), 0, 0);
+}
+
+TEST_CASE("where a GPU has no room for what filter layers choose their layers are shared like others, and it says so") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 2);
+  const SessionOptions o = options_of("filter-layers");
+  const std::vector<float> expected = score(load(mini_model(), read_file(), o).get(), next);
+  const DeviceWeights& weights = device_model()->device_weights().front();
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", weights.device()->used() + (uint64_t{80} << 20), &model).ok());
+  set_rates(*model, 1, 1);
+  std::vector<std::unique_ptr<Session>> sessions;
+  bool was_full = false;
+  for (int i = 0; i < 64 && !was_full; ++i) {
+    sessions.push_back(load(model, read_file(), o));
+    std::vector<float> scores(next.size());
+    const Status s = sessions.back()->score(next, scores.data(), nullptr, {});
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+    CHECK(mean_difference(scores, expected) < 0.2);
+    was_full = says(*sessions.back(), "the GPU has no room for what the filter layers choose");
+    CHECK(says(*sessions.back(), "in one go") == !was_full);
+    CHECK((i > 0 || !was_full));
+  }
+  CHECK(was_full);
+  const Device& device = *model->device_weights().front().device();
+  CHECK(device.used() <= device.budget());
+}
+
+TEST_CASE("what no GPU attends beside the processor that attends alone, and says why") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(40);
+  set_rates(*device_model(), 1, 1);
+  SessionOptions separate = options_of("quest");  // the heads choose each for itself, on the processor as always
+  separate.select.share_heads = false;
+  const auto heads = load(device_model(), read_file(), separate);
+  CHECK(mean_difference(score(heads.get(), tokens), score(load(mini_model(), read_file(), separate).get(), tokens)) < 0.2);
+  CHECK(attends_beside(*heads));
+  SessionOptions certified = options_of("quest");
+  certified.select.certify = true;
+  const auto certain = load(device_model(), read_file(), certified);
+  score(certain.get(), tokens);
+  CHECK_FALSE(attends_beside(*certain));
+  set_rates(*device_model(), 0, 0);
+}
+
+TEST_CASE("how fast pages are read is measured once for the sessions of a GPU, where there are enough") {
+  if (!device_model()) return;
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", 0, &model).ok());
+  const Device& device = *model->device_weights().front().device();
+  const auto session = load(model, read_file(), options_of("quest"));
+  CHECK_FALSE(device.page_rates(2).known());
+  REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  const PageRates rates = device.page_rates(2);
+  const uint64_t layer_bytes = session->store().pages().pages() * uint64_t{model->config().kv_heads} * page_bytes;
+  CHECK(rates.known() == (layer_bytes > uint64_t{1} << 20));
+  const auto other = load(model, read_file(), options_of("full"));
+  REQUIRE(other->prepare_devices(nullptr, {}).ok());
+  CHECK(device.page_rates(2).processor == rates.processor);
+  CHECK(device.page_rates(2).device == rates.device);
+}
