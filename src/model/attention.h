@@ -80,9 +80,9 @@ class Attention {
   Status run_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan, const StepMemory* memory,
                     const CancelLatch& cancel, Beside* device);
 
-  // How many bytes of pages a second run_beside() attends of all of them, by a layer's first ones; 0: there are too few to tell. The time is not that of a first look at
-  // pages of a mapped file. Code::corrupt.
-  Status reading_rate(uint32_t layer, const KvStore& store, const CancelLatch& cancel, double* rate);
+  // How many bytes of pages a second run_beside() attends of all of them, by the first ones of layers [first, end), verified; 0: there are too few to tell.
+  // Code::corrupt.
+  Status reading_rate(uint32_t first, uint32_t end, const KvStore& store, const CancelLatch& cancel, double* rate);
 
   // After run() of a filter layer: the selector chooses for the layers after it.
   void filter(uint32_t layer, uint32_t n, const float* q, const float* totals, const KvStore& store, const RecentQueries* recent,
@@ -128,15 +128,17 @@ class Attention {
   // Some of what is attended beside a device: by `rows` query rows of a head, from a row of the token `first` on.
   struct BesidePart {
     uint32_t head, first, row, rows;
-    uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of page_lists_
+    uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of all
     bool is_of_rows(const BesidePart& o) const { return head == o.head && first == o.first && row == o.row; }
   };
   Status choose_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan, const StepMemory* memory,
-                       const CancelLatch& cancel, Beside* device);
+                       const CancelLatch& cancel, const Beside::Lists& lists, Beside* device);
   Status share_chosen(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan, const StepMemory* memory,
                       const CancelLatch& cancel, Beside* device);
   Status share_all(uint32_t layer, uint32_t n, const KvStore& store, const CancelLatch& cancel, Beside* device);
-  void share_among_tasks(uint32_t layer, uint32_t n, uint32_t pages, const KvStore& store);
+  void share_among_tasks(uint32_t n, uint32_t pages);
+  Status attend_pages_of(const BesidePart& part, uint32_t layer, const QueryRows& rows, const KvStore& store, const AttentionState& state, const CancelLatch& cancel,
+                         Worker* worker) const;
   bool give_end(uint32_t layer, uint32_t head, const KvStore& store, uint32_t sixteenths, const Beside::Lists& lists, Selection* choice, Worker* worker) const;
   Status attend_parts(uint32_t layer, const float* q, const KvStore& store, bool chosen, const CancelLatch& cancel);
   void merge_parts(uint32_t n, Beside* device);

@@ -20,7 +20,7 @@ namespace kvasir {
 
 constexpr uint32_t part_entries = 64;   // pages or samples of a choice that a task reads,
 constexpr uint32_t part_tokens_all = 4096;  // or tokens where all are attended
-constexpr std::size_t least_measured = std::size_t{1} << 20, most_measured = std::size_t{64} << 20;  // bytes of pages: what a task takes, and what no cache has
+constexpr std::size_t least_measured = std::size_t{1} << 20, most_measured = std::size_t{512} << 20;  // bytes of pages: of a layer, and of all, which no cache has
 
 Status Attention::run_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector* selector, const Plan& plan,
                              const StepMemory* memory, const CancelLatch& cancel, Beside* device) {
@@ -35,9 +35,9 @@ Status Attention::run_beside(uint32_t layer, uint32_t n, const float* q, const K
   return s;
 }
 
-// Each token's choice, [kv_heads][n] of block_choices_.
+// Each token's choice, [kv_heads][n] of block_choices_, without the device's part, which is in `lists` where it reads some.
 Status Attention::choose_beside(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
-                                const StepMemory* memory, const CancelLatch& cancel, Beside* device) {
+                                const StepMemory* memory, const CancelLatch& cancel, const Beside::Lists& lists, Beside* device) {
   const uint32_t heads = config_.kv_heads, group = config_.group();
   const float* near = nullptr;
   if (plan.strategy->has(StrategyInfo::compares_near))
@@ -68,6 +68,7 @@ Status Attention::choose_beside(uint32_t layer, uint32_t n, const float* q, cons
       Selection& its = block_choices_[std::size_t{h} * n + t];
       selector.choose(query, &w.selector, &its);
       if (!its.intact) return failure.note(store.pages().damaged());
+      if (lists.most > 0 && !give_end(layer, h, store, device->sixteenths(), lists, &its, &w)) return failure.note(store.pages().damaged());
       w.counts.tokens_read += its.tokens, w.counts.summary_bytes += its.summary_bytes, w.counts.keys_scanned += its.keys_scanned;
     }
   });
@@ -105,17 +106,11 @@ bool Attention::give_end(uint32_t layer, uint32_t head, const KvStore& store, ui
 
 Status Attention::share_chosen(uint32_t layer, uint32_t n, const float* q, const KvStore& store, const Selector& selector, const Plan& plan,
                                const StepMemory* memory, const CancelLatch& cancel, Beside* device) {
-  if (Status s = choose_beside(layer, n, q, store, selector, plan, memory, cancel, device); !s.ok() || cancel.fired()) return s;
-  const uint32_t heads = config_.kv_heads, group = config_.group(), sixteenths = device->sixteenths();
-  if (n == 1 && sixteenths > 0) {
-    const Beside::Lists lists = device->lists();
-    std::atomic<bool> intact{true};
-    pool_->run(heads, [&](uint32_t h, uint32_t worker) {
-      if (!give_end(layer, h, store, sixteenths, lists, &block_choices_[h], &workers_[worker])) intact = false;
-    });
-    if (!intact) return store.pages().damaged();
+  const uint32_t heads = config_.kv_heads, group = config_.group();
+  const Beside::Lists lists = n == 1 && device->sixteenths() > 0 ? device->lists() : Beside::Lists();
+  if (Status s = choose_beside(layer, n, q, store, selector, plan, memory, cancel, lists, device); !s.ok() || cancel.fired()) return s;
+  if (lists.most > 0)
     if (Status s = device->give_lists(); !s.ok()) return s;
-  }
   for (uint32_t i = 0; i < heads * n; ++i) {
     const Selection& choice = block_choices_[i];
     for (uint32_t list = 0; list < choice.lists.size(); ++list) {
@@ -135,32 +130,40 @@ Status Attention::share_chosen(uint32_t layer, uint32_t n, const float* q, const
 Status Attention::share_all(uint32_t layer, uint32_t n, const KvStore& store, const CancelLatch& cancel, Beside* device) {
   const uint32_t heads = config_.kv_heads, sealed = store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   const uint32_t end = n > 1 ? pages : pages - static_cast<uint32_t>(uint64_t{pages} * device->sixteenths() / 16);  // of the processor's
-  std::atomic<bool> intact{true};
-  pool_->run(heads, [&](uint32_t h, uint32_t worker) {
-    for (uint32_t p = 0; p < pages; ++p) {
-      if (p % extent_pages == 0 && cancel.fired()) return;  // a page of a mapped file may have to be read and checked
-      if (!store.pages().intact_page(layer, h, p + 1)) intact = false;
-    }
-    workers_[worker].counts.tokens_read += uint64_t{n} * pages * shape_.page_tokens, workers_[worker].counts.pages_touched += uint64_t{n} * pages;
-  });
-  if (!intact) return store.pages().damaged();
-  if (cancel.fired()) return {};
-  if (end < pages)
+  if (end < pages) {
+    std::atomic<bool> intact{true};
+    if (store.pages().mapped_bytes() > 0)
+      pool_->run(heads, [&](uint32_t h, uint32_t) {
+        for (uint32_t p = end; p < pages && !(p % extent_pages == 0 && cancel.fired()); ++p)
+          if (!store.pages().intact_page(layer, h, p + 1)) intact = false;
+      });
+    if (!intact) return store.pages().damaged();
+    if (cancel.fired()) return {};
     if (Status s = device->give_pages(end + 1); !s.ok()) return s;
-  share_among_tasks(layer, n, end, store);
+  }
+  share_among_tasks(n, end);
+  counts_.tokens_read += uint64_t{n} * pages * shape_.page_tokens * heads, counts_.pages_touched += uint64_t{n} * pages * heads;
   return {};
 }
 
 // The first `pages` behind the sinks', all of them attended.
-void Attention::share_among_tasks(uint32_t layer, uint32_t n, uint32_t pages, const KvStore& store) {
+void Attention::share_among_tasks(uint32_t n, uint32_t pages) {
   const uint32_t part_pages = part_tokens_all / shape_.page_tokens, block_tokens = block_rows_ / config_.group();
-  for (uint32_t h = 0; h < config_.kv_heads; ++h) {
-    page_lists_[h].resize(pages);
-    for (uint32_t p = 0; p < pages; ++p) page_lists_[h][p] = store.pages().page(layer, h, p + 1);
+  for (uint32_t h = 0; h < config_.kv_heads; ++h)
     for (uint32_t first = 0; first < n; first += block_tokens)
       for (uint32_t p = 0; p < pages; p += part_pages)
-        beside_parts_.push_back({h, first, 0, std::min(block_tokens, n - first) * config_.group(), 0, 0, p, std::min(pages, p + part_pages)});
+        beside_parts_.push_back({h, first, 0, std::min(block_tokens, n - first) * config_.group(), 0, 0, p + 1, std::min(pages, p + part_pages) + 1});
+}
+
+Status Attention::attend_pages_of(const BesidePart& part, uint32_t layer, const QueryRows& rows, const KvStore& store, const AttentionState& state,
+                                  const CancelLatch& cancel, Worker* w) const {
+  w->pages.resize(part.end - part.begin);
+  for (uint32_t p = part.begin; p < part.end; ++p) {
+    w->pages[p - part.begin] = store.pages().page(layer, part.head, p);
+    if (!store.pages().intact_page(layer, part.head, p)) return store.pages().damaged();
   }
+  attend_pages(layer, part.head, rows, w->pages.data(), part.end - part.begin, store, 0, cancel, state, w);
+  return {};
 }
 
 Status Attention::attend_chosen(const BesidePart& part, uint32_t layer, const QueryRows& rows, const KvStore& store, const AttentionState (&states)[2],
@@ -207,10 +210,8 @@ Status Attention::attend_parts(uint32_t layer, const float* q, const KvStore& st
     const uint32_t tokens = static_cast<uint32_t>(ceil_div(part.rows, group));
     const QueryRows rows = row_of(gather(&w, q, part.first, tokens, 1, part.head, false), part.row, part.rows);
     const AttentionState states[2] = {empty_state(beside_state(i, 0, part.rows).o, part.rows, dim), empty_state(beside_state(i, 1, part.rows).o, part.rows, dim)};
-    if (!chosen)
-      attend_pages(layer, part.head, rows, page_lists_[part.head].data() + part.begin, part.end - part.begin, store, 0, cancel, states[0], &w);
-    else if (Status s = attend_chosen(part, layer, rows, store, states, cancel, &w); !s.ok())
-      failure.note(std::move(s));
+    Status s = chosen ? attend_chosen(part, layer, rows, store, states, cancel, &w) : attend_pages_of(part, layer, rows, store, states[0], cancel, &w);
+    if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
 }
@@ -240,28 +241,23 @@ void Attention::merge_parts(uint32_t n, Beside* device) {
   }
 }
 
-Status Attention::reading_rate(uint32_t layer, const KvStore& store, const CancelLatch& cancel, double* rate) {
-  const uint32_t heads = config_.kv_heads, sealed = store.pages().pages();
-  const auto pages = static_cast<uint32_t>(std::min<std::size_t>(sealed > 1 ? sealed - 1 : 0, most_measured / heads / page_bytes));
+Status Attention::reading_rate(uint32_t first, uint32_t end, const KvStore& store, const CancelLatch& cancel, double* rate) {
+  const uint32_t heads = config_.kv_heads, sealed = store.pages().pages(), layers = end - first;
+  const auto pages = static_cast<uint32_t>(std::min<std::size_t>(sealed > 1 ? sealed - 1 : 0, most_measured / layers / heads / page_bytes));
   *rate = 0;
   if (std::size_t{pages} * heads * page_bytes < least_measured) return {};
-  beside_parts_.clear();
-  share_among_tasks(layer, 1, pages, store);
-  std::atomic<bool> intact{true};
-  pool_->run(heads, [&](uint32_t h, uint32_t) {
-    for (uint32_t p = 0; p < pages && !(p % extent_pages == 0 && cancel.fired()); ++p)
-      if (!store.pages().intact_page(layer, h, p + 1)) intact = false;
-  });
-  if (!intact) return store.pages().damaged();
   const Array<float> q(config_.q_width(), 1.0f);
-  uint64_t best = UINT64_MAX;
-  for (int i = 0; i < 3 && !cancel.fired(); ++i) {
+  beside_parts_.clear();
+  share_among_tasks(1, pages);
+  uint64_t took = 0;
+  for (int time = 0; time < 2; ++time) {  // the first one verifies what was not
     const uint64_t begin = os::now_ns();
-    if (Status s = attend_parts(layer, q.data(), store, false, cancel); !s.ok()) return s;
-    best = std::min(best, os::now_ns() - begin);
+    for (uint32_t layer = first; layer < end && !cancel.fired(); ++layer)
+      if (Status s = attend_parts(layer, q.data(), store, false, cancel); !s.ok()) return s;
+    took = os::now_ns() - begin;
   }
-  const double bytes = static_cast<double>(pages) * heads * static_cast<double>(page_bytes + 4 * shape_.page_tokens);
-  *rate = bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9;
+  const double bytes = static_cast<double>(pages) * heads * layers * static_cast<double>(page_bytes + 4 * shape_.page_tokens);
+  *rate = cancel.fired() ? 0 : bytes / static_cast<double>(std::max<uint64_t>(took, 1)) * 1e9;
   return {};
 }
 

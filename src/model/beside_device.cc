@@ -152,7 +152,10 @@ int BesideDevice::give_projected(DeviceStream* stream, uint32_t layer, const flo
   return ops_.begin_attention(stream, timeline_.layer(layer), work(), q, k, v);
 }
 
-int BesideDevice::give_near(DeviceStream* stream, uint32_t layer) { return ops_.attend_near(stream, timeline_.layer(layer), work()); }
+int BesideDevice::give_near(uint32_t layer) {
+  const int error = ops_.after(beside_, stream_);
+  return error ? error : ops_.attend_near(beside_, timeline_.layer(layer), work());
+}
 
 int BesideDevice::wait_for_packed(DeviceStream* stream) { return std::exchange(waits_for_packed_, false) ? ops_.after(stream, beside_) : 0; }
 
@@ -170,12 +173,14 @@ int BesideDevice::give_finish(DeviceStream* stream, uint32_t layer, bool packed,
   a.parts = packed || has_parts_ ? attention_parts : near_parts;
   a.beside = packed ? nullptr : states_host_.get();
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
+  if (!packed)
+    if (const int error = ops_.after(stream, beside_)) return error;
   return ops_.finish_attention(stream, timeline_.layer(layer), a, out, check, totals_.get() + rows, mass_.get() + rows);
 }
 
 Status BesideDevice::near(const float** sums) {
   *sums = near_sums_.get();
-  return device_->status(ops_.wait(stream_), what);
+  return device_->status(ops_.wait(beside_), what);
 }
 
 Beside::Lists BesideDevice::lists() { return {most_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()}; }

@@ -44,7 +44,7 @@ class BesideDevice final : public Beside {
   void begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream, DeviceStream* beside, ReadCounts* counts);
   bool is_packed(uint32_t layer) const { return packs_ && packed_.has(first_ + layer); }
   int give_projected(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v);
-  int give_near(DeviceStream* stream, uint32_t layer);
+  int give_near(uint32_t layer);  // to the other stream, so that it is done while the processor chooses
   int give_packed(DeviceStream* stream, uint32_t layer);
   int wait_for_packed(DeviceStream* stream);  // the packed layers' quads: comes before the first of them
   int give_finish(DeviceStream* stream, uint32_t layer, bool packed, const DeviceActivations& out, const DeviceCheck& check);

@@ -137,7 +137,7 @@ Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress*
 Status Forward::can_attend(const Stage::Attending& of, uint32_t n, const CancelLatch& cancel, Stage* stage, const char** why_not) {
   if (Status s = stage->can_attend(of, n, why_not); !s.ok() || !stage->attends_beside() || !stage->wants_rate()) return s;
   double rate;
-  if (Status s = attention_.reading_rate(stage->first_layer(), of.store, cancel, &rate); !s.ok() || cancel.fired() || rate == 0) return s;
+  if (Status s = attention_.reading_rate(stage->first_layer(), stage->end_layer(), of.store, cancel, &rate); !s.ok() || cancel.fired() || rate == 0) return s;
   return stage->measure(rate);
 }
 

@@ -49,8 +49,8 @@ Status DeviceStage::attend_beside(const Attending& of, const Pages& pages, ReadC
       do_(ops_.download(stream_, q, attended_.get() + local(l) * attended_floats(), step_.n * size_.q * sizeof(float)));
       do_(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     });
+    do_(beside_.give_near(local(l)));
     if (Status s = wait("a layer"); !s.ok()) return s;
-    do_(beside_.give_near(stream_, local(l)));
     beside_.set_layer({local(l), out, check(l)});
     if (Status s = pages(l, q, &beside_); !s.ok()) return s;
     if (step_.cancel->fired()) return {};

@@ -82,7 +82,7 @@ int begin_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& 
   });
 }
 
-// Into part 0; the parts of chosen pages are empty until then.
+// Into part 0.
 int attend_near(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   return for_each_token(s, of, with, [](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t token) {
     const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0;
@@ -91,18 +91,13 @@ int attend_near(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with
     const QueryRows rows = rows_of(kv, a, head, token);
     cpu().attend_rows(rows, sink, sink + std::size_t{kv.page_tokens} * kv.dim, sinks, nullptr, state.view(), state.scratch.get());
     cpu().attend_rows(rows, window, window + std::size_t{kv.window_rows} * kv.dim, kv.counts->window + token + 1, nullptr, state.view(), state.scratch.get());
-    for (uint32_t part = 0; part < attention_parts; ++part) {
-      for (uint32_t r = 0; r < kv.group; ++r) {
-        float* to = state_at(kv, a, head, token, part, r);
-        std::fill_n(to, kv.dim + state_sums, 0.0f);
-        to[kv.dim] = -HUGE_VALF;
-        if (part > 0) continue;
-        std::copy_n(state.o.get() + std::size_t{r} * kv.dim, kv.dim, to);
-        to[kv.dim] = state.m[r], to[kv.dim + 1] = to[kv.dim + 2] = state.l[r];
-        if (!a.near_sums) continue;
-        const std::size_t all = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + r;
-        a.near_sums[at] = state.m[r], a.near_sums[all + at] = state.l[r];
-      }
+    for (uint32_t r = 0; r < kv.group; ++r) {
+      float* to = state_at(kv, a, head, token, 0, r);
+      std::copy_n(state.o.get() + std::size_t{r} * kv.dim, kv.dim, to);
+      to[kv.dim] = state.m[r], to[kv.dim + 1] = to[kv.dim + 2] = state.l[r];
+      if (!a.near_sums) continue;
+      const std::size_t all = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + r;
+      a.near_sums[at] = state.m[r], a.near_sums[all + at] = state.l[r];
     }
     return 0;
   });
@@ -256,6 +251,12 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
       if (const int error = find_quad(context, kv, head, quad, there, quads.data() + i * quad_bytes)) return error;
       if (place && !hot) std::copy_n(quads.data() + i * quad_bytes, quad_bytes, place);
     }
+    for (uint32_t part = near_parts; part < attention_parts; ++part)
+      for (uint32_t r = 0; r < kv.group; ++r) {
+        float* to = state_at(kv, a, head, token, part, r);
+        std::fill_n(to, kv.dim + state_sums, 0.0f);
+        to[kv.dim] = -HUGE_VALF;
+      }
     if (count == 0) return 0;
     const QueryRows rows = rows_of(kv, a, head, token);
     std::vector<float> scores(count * quad_tokens);
@@ -270,7 +271,6 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
       }
       const float most = *std::max_element(scores.begin(), scores.end());
       float sum = 0, own = 0, *o = state_at(kv, a, head, token, near_parts, r);
-      std::fill_n(o, kv.dim, 0.0f);
       for (uint32_t i = 0; i < scores.size(); ++i) {
         const uint8_t* quad = quads.data() + i / quad_tokens * quad_bytes;
         const float weight = std::exp(scores[i] - most), scaled = weight * from_bf16(quad + 2 * half + (quad_tokens + i % quad_tokens) * 2);

@@ -14,10 +14,10 @@ using namespace kvasir::test;
 
 namespace {
 
-SessionOptions options() {
+SessionOptions options(const std::string& strategy = "bounded") {
   SessionOptions o;
   o.threads = 1;
-  o.select.strategy = "bounded";
+  o.select.strategy = strategy;
   o.select.budget_tokens = 64;
   o.prefill_chunk = 128;
   return o;
@@ -29,7 +29,7 @@ struct Outcome {
 };
 
 // A model is opened, a file is loaded, asked and forked, the fork reads on and is asked.
-Outcome use_device(const char* device, const std::string& file, std::span<const Token> tokens) {
+Outcome use_device(const char* device, const std::string& strategy, const std::string& file, std::span<const Token> tokens) {
   Outcome out;
   const auto ok = [&](Status s) {
     const bool fine = s.ok();
@@ -42,8 +42,9 @@ Outcome use_device(const char* device, const std::string& file, std::span<const 
   };
   std::shared_ptr<const Model> model;
   if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}))) return out;
+  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(1, {1, 1});  // of pages that are attended beside the processor it reads half
   std::unique_ptr<Session> session, fork;
-  if (!ok(Session::load(model, file, options(), false, nullptr, {}, &session))) return out;
+  if (!ok(Session::load(model, file, options(strategy), false, nullptr, {}, &session))) return out;
   score(session.get(), &out.of_file);
   const std::size_t length = session->tokens().size();
   CHECK(length == 700);
@@ -81,14 +82,16 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
     REQUIRE(session->save(file, nullptr, {}).ok());
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
-  std::string device;
+  std::string device, strategy = "bounded";
   uint64_t shared_at_once = UINT64_MAX;
   SUBCASE("one") { device = "cuda"; }
   SUBCASE("two") { device = "cuda:0,cuda:1"; }
   SUBCASE("one that shares some with each step") { device = "cuda", shared_at_once = 1 << 16; }
+  SUBCASE("one that attends beside the processor") { device = "cuda", strategy = "filter-layers"; }
+  SUBCASE("two that do") { device = "cuda:0,cuda:1", strategy = "quest"; }
   const emulated::Changed shares(emulated::machine().shared_at_once, shared_at_once);
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
-  const Outcome expected = use_device(device.c_str(), file, next);
+  const Outcome expected = use_device(device.c_str(), strategy, file, next);
   REQUIRE(expected.failed.empty());
   const uint64_t calls = emulated::machine().calls.load() - begin;
   CHECK(emulated::machine().held.load() == held);
@@ -99,7 +102,7 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
       CAPTURE(at);
       emulated::machine().fails_with = error;
       emulated::machine().fails_at = emulated::machine().calls + at;
-      const Outcome outcome = use_device(device.c_str(), file, next);
+      const Outcome outcome = use_device(device.c_str(), strategy, file, next);
       emulated::machine().fails_at = 0;
       ++cases;
       for (const Status& s : outcome.failed) {

@@ -1,0 +1,108 @@
+// Devices that attend beside the processor: two of them, cancelling anywhere, and what they may not read.
+#include <span>
+#include <vector>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+std::shared_ptr<const Model> model_on(const char* devices) {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on(devices, 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(2, {1, 1});
+  return model;
+}
+
+SessionOptions options_of(const char* strategy) {
+  SessionOptions o = bounded_options(200);
+  o.select.strategy = strategy;
+  return o;
+}
+
+bool says(const Session& session, const char* text) { return session.stats_json().find(text) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("two devices attend beside the processor what one does, to the bit") {
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 20);
+  for (const char* strategy : {"quest", "filter-layers"}) {
+    CAPTURE(strategy);
+    // Layers of a group that another device has choose for themselves there, from the same pages.
+    const auto one = load(model_on("cuda"), read_file(), options_of(strategy)), two = load(model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
+    const std::vector<float> of_one = score(one.get(), next), of_two = score(two.get(), next);
+    if (strategy == std::string("quest")) CHECK(of_one == of_two);
+    CHECK(mean_difference(of_one, of_two) < 0.15);
+    for (const Session* s : {one.get(), two.get()}) {
+      CHECK(says(*s, "\"device_attends_beside\":true"));
+      CHECK(reads_pages(*s));
+    }
+    CHECK(stat_of(*one, "last_tokens_read") == stat_of(*two, "last_tokens_read"));
+  }
+}
+
+TEST_CASE("where a device may not read the processor's memory the processor attends all pages, and the device the window") {
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 8);
+  const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
+  for (const char* strategy : {"quest", "filter-layers", "full"}) {
+    CAPTURE(strategy);
+    SessionOptions o = options_of(strategy);
+    if (strategy == std::string("full")) o.select.budget_tokens = 0;
+    const auto session = load(model_on("cuda"), read_file(), o);
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+    CHECK(mean_difference(score(session.get(), next), score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
+    CHECK(says(*session, "\"device_attends_beside\":true"));
+    CHECK_FALSE(reads_pages(*session));
+    CHECK(says(*session, "0 sixteenths"));
+    CHECK(says(*session, "the GPU cannot read the processor's memory"));
+    CHECK(stat_of(*session, "last_tokens_in_device") == 0);
+  }
+}
+
+TEST_CASE("a step that is cancelled anywhere while a device attends beside the processor leaves the session as it was") {
+  const auto tokens = book_tokens(3200);
+  const auto asked = std::span<const Token>(tokens).subspan(3000);
+  const auto model = model_on("cuda");
+  for (const char* strategy : {"filter-layers", "quest", "full"}) {
+    CAPTURE(strategy);
+    SessionOptions o = options_of(strategy);
+    if (strategy == std::string("full")) o.select.budget_tokens = 0;
+    const auto take_steps = [&](Session* session, const Cancel& cancel) {
+      std::vector<float> scores(5);
+      Status s = session->score(asked.first(5), scores.data(), &cancel, {});
+      Token token = -1;
+      bool end = false;
+      for (int i = 0; i < 2 && s.ok(); ++i) s = session->next({}, &cancel, &token, &end);
+      return s;
+    };
+    const auto expected = score(load(model, read_file(), o).get(), asked.first(20));
+    const uint64_t begin = emulated::machine().calls;
+    const Cancel never;
+    REQUIRE(take_steps(load(model, read_file(), o).get(), never).ok());
+    const uint64_t calls = emulated::machine().calls - begin;
+    uint32_t cancelled = 0;
+    for (uint64_t at = 1; at < calls; at += calls / 20) {
+      CAPTURE(at);
+      const auto session = load(model, read_file(), o);
+      Cancel cancel;
+      emulated::machine().fires = &cancel;
+      emulated::machine().fails_with = 0;
+      emulated::machine().fails_at = emulated::machine().calls + at;
+      const Status s = take_steps(session.get(), cancel);
+      emulated::machine().fires = nullptr;
+      emulated::machine().fails_at = 0;
+      CHECK((s.ok() || s.code() == Code::cancelled));
+      cancelled += !s.ok();
+      REQUIRE(session->rewind(3000).ok());
+      CHECK(mean_difference(score(session.get(), asked.first(20)), expected) < 0.15);
+      CHECK(says(*session, "\"device_attends_beside\":true"));
+    }
+    CHECK(cancelled > 10);
+  }
+}
