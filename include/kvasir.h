@@ -160,8 +160,12 @@ typedef struct kv_model_options {
    * "bounded" it attends too: it has a sketch of the keys and the newest tokens, chooses, and reads what it chose where that lies, for which that memory
    * is pinned (of a long text some with each token, and until all of it is the processor hands it what it chose: kv_prepare); what it has read it keeps for
    * the next token where there is room. Where the system lets no memory be pinned, or the pages are more than three quarters of the machine's, the processor goes on to
-   * (kv_stats: "device_reads_pages" and why not). Other strategies, sparse reading, a memory_budget, dense layers, certificates, separate heads and traced answers are
-   * attended by the processor. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
+   * (kv_stats: "device_reads_pages" and why not). By the other strategies, where dense layers or separate heads are asked for and where everything is attended,
+   * the two attend side by side: the processor chooses and attends pages, the GPU the newest and the first tokens and, of one token, as large a part of the pages
+   * as it reads over the bus while the processor attends the others. How fast both are is measured once for a GPU and a number of threads, by kv_prepare or the
+   * first such token; what filter layers choose for the layers after them the GPU reads in one go and keeps for the next token, where there is room ("device_attends_beside",
+   * and "device_attends_beside_by" says how they share). Sparse reading, a memory_budget, certificates, comparisons and traced answers are attended
+   * by the processor alone. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
    * there are, as sums and, under "devices", of each GPU. As much of the processor's memory as an 85th of what a GPU has of the weights, from 6 to 96 MiB, is
    * pinned for what goes to it and comes from it, as long as the model is open, and more where a session's window wants more. */
   const char *device;
@@ -415,7 +419,7 @@ typedef struct kv_generate_options {
   float min_p;               /* 0: off */
   float repetition_penalty;  /* 1: off; over the last 256 tokens */
   uint32_t keep;             /* 0 (default): afterwards the timeline is back where it was, exactly; 1: the turn stays in it */
-  uint64_t seed;             /* the same seed and input give the same answer; where a GPU attends, after kv_prepare (its sums end in other bits) */
+  uint64_t seed;             /* the same seed and input give the same answer; where a GPU attends, after kv_prepare and with one model open (sums end in other bits) */
   const char *const *stop;   /* NUL-terminated strings that end the answer and are not part of it */
   uint32_t stop_count;       /* strings of stop */
   uint32_t flags;            /* KV_TOKENIZE_SPECIAL applies to the question */
