@@ -175,7 +175,6 @@ struct Work {
         share_sums(lists * share_bins),
         parts_done(lists),
         thresholds(lists),
-        masks(lists * ((stride + choose_quads - 1) / choose_quads) * choose_quads / 32),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)),
         chosen(lists * most),
         biases(lists * most),
@@ -190,7 +189,7 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       blocks,      asking_rows, t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(),
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(),
           part_counts.data(), chosen.data(), biases.data(), counts.data(), states.data(), t.shape.n > 1 ? gathered.data() : nullptr} {
     constexpr uint32_t none = UINT32_MAX;
     first_bad.put(&none);
@@ -225,7 +224,7 @@ struct Work {
   Memory<unsigned long long> share_sums;
   Memory<uint32_t> parts_done;
   Memory<float> thresholds;
-  Memory<uint32_t> masks, part_counts, chosen;
+  Memory<uint32_t> part_counts, chosen;
   Memory<float> biases;
   Memory<uint32_t> counts;
   Memory<float> states;
@@ -266,7 +265,6 @@ void check_timeline(const Shape& s, Random& random) {
   const PageShape& page = t.page;
   const uint32_t dim = page.dim, n = page.sketch_dim(), quads = s.pages * page.page_quads(), first = page.page_quads();
   OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
-  OK(ops().attend_near(stream(), d.kv, w.a));
   OK(ops().score_sketch(stream(), d.kv, w.a));
   const Guarded<float>& scores = w.scores.get();
   std::vector<float> scored(scores.data(), scores.data() + scores.size());
@@ -375,11 +373,12 @@ void check_timeline(const Shape& s, Random& random) {
         std::vector<uint32_t> bin_counts(share_bins);
         std::vector<unsigned long long> bin_sums(share_bins);
         for (uint32_t i = 0; i < n_quads; ++i) {
-          constexpr uint32_t shift = 19, first_bin = (127 - 43) << 4;  // of a float's bits: sixteen bins from a power of two to the next
-          const float share = its_shares[first + i];
-          if (!(share >= 0x1p-43f)) continue;
-          const uint32_t bin = std::min((std::bit_cast<uint32_t>(share) >> shift) - first_bin, share_bins - 1);
-          ++bin_counts[bin], bin_sums[bin] += static_cast<unsigned long long>(std::llrint(double{share} * double{share_unit}));
+          // Of a float's bits: sixteen bins from a power of two to the next; a share counts as rounded to thirteen bits behind the first one.
+          constexpr uint32_t shift = 19, first_bin = (127 - 43) << 4, step = 1 << 10;
+          if (!(its_shares[first + i] >= 0x1p-43f)) continue;
+          const uint32_t bits = (std::bit_cast<uint32_t>(its_shares[first + i]) + step / 2) / step * step;
+          const uint32_t bin = std::min((bits >> shift) - first_bin, share_bins - 1);
+          ++bin_counts[bin], bin_sums[bin] += static_cast<unsigned long long>(std::llrint(double{std::bit_cast<float>(bits)} * double{share_unit}));
         }
         for (uint32_t bin = 0; bin < share_bins; ++bin)
           wrong += share_counts[at * share_bins + bin] != bin_counts[bin] || share_sums[at * share_bins + bin] != bin_sums[bin];
@@ -522,7 +521,6 @@ TEST_CASE("quads that steps before have read stay in the device's memory, and wh
           const DeviceCounts c{s.pages, s.window, ++steps, since, changed_from, changed_since};
           d.counts.put(&c);
           OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
-          OK(ops().attend_near(stream(), d.kv, w.a));
           OK(ops().score_sketch(stream(), d.kv, w.a));
           OK(ops().choose(stream(), d.kv, w.a));
           OK(ops().attend_chosen(stream(), d.kv, w.a));
