@@ -26,8 +26,16 @@ extern "C" {
 __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
   let_next_begin();
-  if (blockIdx.x < rows && blockIdx.x % kv.group == 0)
-    prefetch_all(kv.basis + blockIdx.x / (a.n * kv.group) * std::size_t{kv.dim} * kv.sketch_dim, kv.dim * kv.sketch_dim * sizeof(float));
+  // Some threads share a coordinate's sum. Their numbers of the basis, which no kernel writes, come before what they are multiplied with is there.
+  constexpr uint32_t most_each = 26;  // of heads of 128 in 48 coordinates
+  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
+  float basis[most_each] = {};
+  if (blockIdx.x < rows && share < shares) {
+    const float* its = kv.basis + (std::size_t{blockIdx.x / (a.n * kv.group)} * kv.dim + share) * n + coordinate;
+#pragma unroll
+    for (uint32_t i = 0; i < most_each; ++i)
+      if (share + i * shares < kv.dim) basis[i] = __ldg(its + std::size_t{i} * shares * n);
+  }
   after_previous();
   if (blockIdx.x >= rows) {
     const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
@@ -53,14 +61,10 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
     a.q8[at] = static_cast<int8_t>(largest > 0 ? __float2int_rn(finite * (127 / largest)) : 0);
     if (thread == 0) a.q_scale[row] = largest / 127;
   }
-  // Some threads share a coordinate's sum.
-  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
-  const float* basis = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
   float sum = 0;
-  if (share < shares) {
-#pragma unroll 8
-    for (uint32_t d = share; d < kv.dim; d += shares) sum += x[d] * basis[std::size_t{d} * n];
-  }
+#pragma unroll
+  for (uint32_t i = 0; i < most_each; ++i)
+    if (share < shares && share + i * shares < kv.dim) sum += x[share + i * shares] * basis[i];
   sums[thread] = sum;
   __syncthreads();
   if (thread < n) {
