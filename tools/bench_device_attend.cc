@@ -20,8 +20,8 @@ constexpr uint32_t width = heads * page.dim, row = kv_heads * page.dim, quad_byt
 constexpr std::size_t extent_bytes = kv_heads * PageShape::pages_bytes(), scale_bytes = kv_heads * page.scales_bytes();
 constexpr std::size_t basis_size = std::size_t{row} * page.sketch_dim(), sinks_size = std::size_t{row} * 2 * page.page_tokens;
 constexpr std::size_t window_size = std::size_t{row} * 2 * window_rows;
-constexpr uint32_t operations = 6;
-constexpr const char* names[operations] = {"begin", "near", "scan", "choose", "chosen", "finish"};
+constexpr uint32_t operations = 5;
+constexpr const char* names[operations] = {"begin", "scan and near", "choose", "chosen", "finish"};
 
 // Of a query, from token to token: what stays, and what is new to it. Some 85% of a list are then found again, as of answers (model/attention_device.cc).
 constexpr float stays = 0.9f, is_new = 0.436f;
@@ -57,7 +57,7 @@ class Layers {
            take(q8_, width) && take(q_scale_, heads) && take(projected_, heads * page.sketch_dim()) && take(projected_scale_, heads) &&
            take(scores_, heads * stride) && take(score_sums_, std::size_t{heads} * most_score_parts * 2) &&
            take(share_counts_, std::size_t{kv_heads} * share_bins) && take(share_sums_, std::size_t{kv_heads} * share_bins) &&
-           take(parts_done_, kv_heads) && take(thresholds_, kv_heads) && take(masks_, kv_heads * parts * (choose_quads / 32)) &&
+           take(parts_done_, kv_heads) && take(thresholds_, kv_heads) &&
            take(part_counts_, kv_heads * parts) && take(lists_, n * kv_heads * most_) && take(biases_, n * kv_heads * most_) &&
            take(list_counts_, n * kv_heads * 2) && take(states_, heads * attention_parts * (page.dim + state_sums)) &&
            take(hot_quads_, hot * quad_bytes) && take(hot_entries_, hot) && take(found_, n * kv_heads * most_) &&
@@ -209,7 +209,7 @@ class Layers {
     a.scores = scores_.get(), a.score_sums = score_sums_.get();
     a.share_counts = share_counts_.get(), a.share_sums = share_sums_.get();
     a.parts_done = parts_done_.get(), a.thresholds = thresholds_.get();
-    a.masks = masks_.get(), a.part_counts = part_counts_.get();
+    a.part_counts = part_counts_.get();
     a.lists = lists_.get() + lists * most_, a.biases = biases_.get() + lists * most_, a.list_counts = list_counts_.get() + lists * 2;
     a.states = states_.get(), a.parts = attention_parts;
     a.hot = {hot_room_, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + lists * most_};
@@ -253,11 +253,10 @@ class Layers {
     const DeviceAttention a = work(i);
     const DeviceKernels& ops = bench_->ops();
     int error = begin(its, a, i);
-    if (n > 1 && !error) error = ops.attend_near(bench_->stream, its, a);
-    if (n > 2 && !error) error = ops.score_sketch(bench_->stream, its, a);
-    if (n > 3 && !error) error = ops.choose(bench_->stream, its, a);
-    if (n > 4 && !error) error = ops.attend_chosen(bench_->stream, its, a);
-    return n > 5 && !error ? finish(its, a) : error;
+    if (n > 1 && !error) error = ops.score_sketch(bench_->stream, its, a);
+    if (n > 2 && !error) error = ops.choose(bench_->stream, its, a);
+    if (n > 3 && !error) error = ops.attend_chosen(bench_->stream, its, a);
+    return n > 4 && !error ? finish(its, a) : error;
   }
 
   Bench* bench_;
@@ -275,7 +274,7 @@ class Layers {
   DeviceBuffer<float> all_biases_, out_, out_scale_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_, out_q_;
   DeviceBuffer<int16_t> out_sums_;
-  DeviceBuffer<uint32_t> share_counts_, parts_done_, masks_, part_counts_, lists_, list_counts_, found_, all_lists_, all_counts_, first_bad_;
+  DeviceBuffer<uint32_t> share_counts_, parts_done_, part_counts_, lists_, list_counts_, found_, all_lists_, all_counts_, first_bad_;
   DeviceBuffer<unsigned long long> share_sums_, hot_entries_;
   DeviceBuffer<uint8_t> hot_quads_;
 };

@@ -1,6 +1,8 @@
 // Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory, or where
 // they were gathered from there or handed over; the
 // merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages from the same integers.
+#include <type_traits>
+
 #include "attention_common.h"
 #include "rounding.h"
 
@@ -23,8 +25,17 @@ extern "C" {
 // A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and value, which go to the window.
 __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
-  if (a.projected && blockIdx.x < rows && blockIdx.x % kv.group == 0)
-    prefetch_all(kv.basis + blockIdx.x / (a.n * kv.group) * std::size_t{kv.dim} * kv.sketch_dim, kv.dim * kv.sketch_dim * sizeof(float));
+  let_next_begin();
+  // Some threads share a coordinate's sum. Their numbers of the basis, which no kernel writes, come before what they are multiplied with is there.
+  constexpr uint32_t most_each = 26;  // of heads of 128 in 48 coordinates
+  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
+  float basis[most_each] = {};
+  if (a.projected && blockIdx.x < rows && share < shares) {
+    const float* its = kv.basis + (std::size_t{blockIdx.x / (a.n * kv.group)} * kv.dim + share) * n + coordinate;
+#pragma unroll
+    for (uint32_t i = 0; i < most_each; ++i)
+      if (share + i * shares < kv.dim) basis[i] = __ldg(its + std::size_t{i} * shares * n);
+  }
   after_previous();
   if (blockIdx.x >= rows) {
     const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
@@ -51,14 +62,10 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
     if (thread == 0) a.q_scale[row] = largest / 127;
   }
   if (!a.projected) return;
-  // Some threads share a coordinate's sum.
-  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
-  const float* basis = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
   float sum = 0;
-  if (share < shares) {
-#pragma unroll 8
-    for (uint32_t d = share; d < kv.dim; d += shares) sum += x[d] * basis[std::size_t{d} * n];
-  }
+#pragma unroll
+  for (uint32_t i = 0; i < most_each; ++i)
+    if (share < shares && share + i * shares < kv.dim) sum += x[share + i * shares] * basis[i];
   sums[thread] = sum;
   __syncthreads();
   if (thread < n) {
@@ -76,11 +83,11 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
 
 namespace {
 
-constexpr unsigned near_warps = near_threads / warp;
 constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
 
-// Sinks and window of one query row. A lane has `each` neighbouring dimensions.
-template <uint32_t each>
+// Sinks and window of one query row. A lane has `each` neighbouring dimensions. beside: may begin while the kernel before it, which has waited for
+// attention_begin, still runs; so what that one wrote is read from where it wrote it to.
+template <uint32_t each, uint32_t near_warps, bool beside>
 __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t dim = each * warp;
   if (blockIdx.x % kv.group == 0 && blockIdx.y == 0) {
@@ -89,24 +96,30 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
     prefetch_all(its, values * sizeof(float));
     prefetch_all(its + values, values * sizeof(float));
   }
-  after_previous();
+  if constexpr (!beside) after_previous();
+  using Vector = std::conditional_t<each == 4, float4, float2>;
+  const auto read = [lane = threadIdx.x % warp](const float* x, float (&to)[each]) {
+    const Vector* from = reinterpret_cast<const Vector*>(x) + lane;
+    *reinterpret_cast<Vector*>(to) = beside ? __ldcg(from) : *from;
+  };
   __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0, all = sinks + kv.counts->window + token + 1;
   const float* sink = kv.sinks + std::size_t{head} * 2 * kv.page_tokens * dim;
   const float* window = kv.window + std::size_t{head} * 2 * kv.window_rows * dim;
-  float q[each], o[each] = {}, m = -INFINITY, l = 0;
-  for (uint32_t i = 0; i < each; ++i) q[i] = a.q[((std::size_t{head} * a.n + token) * kv.group + row) * dim + lane * each + i];
+  alignas(Vector) float q[each];
+  float o[each] = {}, m = -INFINITY, l = 0;
+  read(a.q + ((std::size_t{head} * a.n + token) * kv.group + row) * dim, q);
   for (uint32_t at = w * near_together; at < all; at += near_warps * near_together) {
-    float k[near_together][each], v[near_together][each], s[near_together];
+    alignas(Vector) float k[near_together][each], v[near_together][each];
+    float s[near_together];
 #pragma unroll
     for (uint32_t t = 0; t < near_together; ++t) {
       const uint32_t i = at + t;
       const bool is_sink = i < sinks;
       const float* from = is_sink ? sink + std::size_t{i} * dim : window + std::size_t{i < all ? i - sinks : 0} * dim;
       const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
-#pragma unroll
-      for (uint32_t d = 0; d < each; ++d) k[t][d] = from[lane * each + d], v[t][d] = value[lane * each + d];
+      read(from, k[t]), read(value, v[t]);
     }
     float most = m;
 #pragma unroll
@@ -420,7 +433,12 @@ __global__ void __launch_bounds__(gather_threads) attention_gather_group(DeviceK
 }
 
 #define KVASIR_OF_DIM(dim)                                                                                                              \
-  __global__ void __launch_bounds__(near_warps* warp) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp>(kv, a); }   \
+  __global__ void __launch_bounds__(near_threads) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp, near_threads / warp, false>(kv, a); }   \
+  __global__ void __launch_bounds__(beside_threads) attention_beside_##dim(DeviceKv kv, DeviceAttention a) { \
+    let_next_begin();                                                                                             \
+    attend_near<dim / warp, beside_threads / warp, true>(kv, a);                                                                         \
+    after_previous();                                                                                             \
+  }                                                                                                               \
   __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, attended_rows>(kv, a); }
 
 KVASIR_OF_DIM(64)

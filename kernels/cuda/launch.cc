@@ -179,7 +179,7 @@ struct AttentionName {
   AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
 };
 
-constexpr unsigned least_score_parts = 32, all_score_parts = scan_blocks * 128, all_share_parts = 1024;
+constexpr unsigned least_score_parts = 32, all_score_parts = scan_blocks * 120, all_share_parts = share_blocks * 128;
 constexpr unsigned group_parts = 4;  // blocks of a head and layer: enough for the bus, and others' work has room beside them
 
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
@@ -198,16 +198,16 @@ unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  return launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a);
+  const int error = launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a);
+  return error ? error : launch(s, AttentionName("beside", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, beside_threads, kv, a);
 }
 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const std::size_t quads = std::size_t{a.extents} * kv.page_tokens * 4;
   const unsigned lists = kv.kv_heads * a.blocks, parts = blocks_for(quads, choose_quads);
   const unsigned share_parts = std::min(blocks_for(quads, share_quads), std::max(all_share_parts / lists, 16u));
-  int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a, score_parts(kv, a));
-  if (!error) error = launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
-  return error ? error : launch(s, "attention_list", Grid{parts, lists}, choose_threads, kv, a);
+  const int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a, score_parts(kv, a));
+  return error ? error : launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
 }
 
 int gather_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -289,10 +289,10 @@ int find_kernels(DeviceContext* context) {
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name : {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
     if (const int error = find(name, attention)) return error;
-  for (const char* name : {"attention_shares", "attention_choose", "attention_list"})
+  for (const char* name : {"attention_shares", "attention_choose"})
     if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
-    for (const char* what : {"near", "chosen"})
+    for (const char* what : {"near", "beside", "chosen"})
       if (const int error = find(AttentionName(what, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }

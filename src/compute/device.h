@@ -102,8 +102,8 @@ struct DeviceKernels {
   // ---- attention of a layer's new tokens, in this order; see compute/device_attention.h; all pointers device --------------------
   // q: [n][kv_heads * group * head_dim], k and v: [n][kv_heads * head_dim], after RoPE. Keys and values go to the window.
   int (*begin_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v);
-  int (*attend_near)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch
+  int (*attend_near)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // where no sketch is scored
+  int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);   // as Kernels::score_sketch; and attend_near() beside it
   int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // as `bounded` does with shared heads; after score_sketch(), which clears
   int (*gather_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);  // where there is room for it: before several tokens read it
   int (*gather_group)(DeviceStream* stream, const DeviceKv& kv, const DeviceGroup& g);  // kv: of the first layer; between any of these

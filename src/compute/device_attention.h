@@ -76,13 +76,12 @@ struct DeviceAttention {
   int8_t* projected;                   // [kv_heads][n][group][sketch_dim] in the sketch's coordinates, likewise; null: nothing is chosen by a sketch
   float* projected_scale;
   float* scores;                       // [kv_heads][blocks][asking_rows][quads of `extents`] then, in the first row of a block, the sums of their shares
-  float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them the largest, and the sum of exponentials relative to it
+  float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them a number that is not below any, and the sum of exponentials relative to it
   uint32_t* share_counts;              // [kv_heads][blocks][share_bins] how many shares are of a size,
   unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
   uint32_t* parts_done;                // [kv_heads][blocks] groups of threads that have counted their shares
   float* thresholds;                   // [kv_heads][blocks] of shares; see select/sampling.h
-  uint32_t* masks;                     // [kv_heads][blocks][parts of choose_quads][choose_quads / 32] what is taken, a bit a quad
-  uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] how many of them
+  uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] 1 + how many of them are taken; 0: not known yet
   uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending; null: neighbouring ones, of which list_counts has the first
   float* biases;                       // [kv_heads][blocks][most] as PageRef::bias; 0: the quad stands for itself; null: all do
   const uint8_t* present;              // [kv_heads][blocks][most] the tokens of a quad that are attended, a bit each; null: all four

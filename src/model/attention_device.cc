@@ -59,7 +59,7 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, masks_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
+  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
@@ -75,7 +75,6 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = parts_done_.allocate(device_, of_heads, what);
   if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
-  if (s.ok()) s = masks_.allocate(device_, of_heads * round_up(extents * page.extent_quads(), choose_quads) / 32, what);
   if (s.ok()) s = part_counts_.allocate(device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
@@ -179,7 +178,6 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           share_sums_.get(),
           parts_done_.get(),
           thresholds_.get(),
-          masks_.get(),
           part_counts_.get(),
           lists_.get() + layer * lists() * most_,
           biases_.get(),
@@ -197,7 +195,6 @@ int AttentionDevice::give_choice(DeviceStream* stream, uint32_t layer, const flo
   const DeviceKv kv = timeline_.layer(layer);
   const DeviceAttention a = work(layer);
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
-  if (!error) error = ops_.attend_near(stream, kv, a);
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
   if (!hands_) return error;

@@ -84,13 +84,13 @@ class AttentionDevice {
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
-  DeviceBuffer<uint32_t> parts_done_, share_counts_, masks_, part_counts_;
+  DeviceBuffer<uint32_t> parts_done_, share_counts_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
   DeviceBuffer<uint8_t> gathered_;              // of one; of steps of several tokens
   auto buffers() {  // all but those of quads that stay
     return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, parts_done_,
-                    share_counts_, masks_, part_counts_, share_sums_, lists_, list_counts_, gathered_);
+                    share_counts_, part_counts_, share_sums_, lists_, list_counts_, gathered_);
   }
   uint32_t usual_ = 0;        // quads that nearly all lists have at most
   uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for

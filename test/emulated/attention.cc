@@ -111,6 +111,7 @@ const int8_t* sketch_of(const DeviceKv& kv, uint32_t head, uint32_t e) {
 
 int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   if (const int error = check_score_sketch(of, with)) return error;
+  if (const int error = attend_near(s, of, with)) return error;
   return for_each_list(s, of, with, [](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head, uint32_t block) {
     const PageShape shape = shape_of(kv);
     const std::size_t at = std::size_t{head} * a.blocks + block, stride = stride_of(kv, a);

@@ -170,7 +170,6 @@ struct Work {
         share_sums(lists * share_bins),
         parts_done(lists),
         thresholds(lists),
-        masks(lists * ((stride + choose_quads - 1) / choose_quads) * choose_quads / 32),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)),
         chosen(lists * most),
         biases(lists * most),
@@ -185,7 +184,7 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       blocks,      asking_rows, t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(), masks.data(),
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(),
           part_counts.data(), chosen.data(), biases.data(), nullptr, counts.data(), states.data(), t.shape.n > 1 ? gathered.data() : nullptr, {}, attention_parts, nullptr, nullptr} {
     constexpr uint32_t none = UINT32_MAX;
     first_bad.put(&none);
@@ -220,7 +219,7 @@ struct Work {
   Memory<unsigned long long> share_sums;
   Memory<uint32_t> parts_done;
   Memory<float> thresholds;
-  Memory<uint32_t> masks, part_counts, chosen;
+  Memory<uint32_t> part_counts, chosen;
   Memory<float> biases;
   Memory<uint32_t> counts;
   Memory<float> states;
