@@ -35,6 +35,7 @@ void PackedLayers::find_groups(const Plan& plan) {
 }
 
 void PackedLayers::release() {
+  if (groups_.empty()) return;  // what was given stays as it is
   ++generation_;
   room_ = tried_ = 0;
   groups_.clear();

@@ -5,7 +5,7 @@ namespace kvasir {
 
 Status DeviceStage::can_attend_beside(const Attending& of, uint32_t n, const char** why_not) {
   const uint32_t size = of.store.pages().extents() + 1;
-  if (refused_beside_ == size && n >= refused_beside_n_) return {};
+  if (refused_beside_ == size && n >= refused_beside_n_) return *why_not = no_room, Status();
   if (attention_.holds_memory()) release_attention();
   Status s = resize(std::max(n, DeviceTimeline::most_tokens));
   const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);

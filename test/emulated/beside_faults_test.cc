@@ -46,6 +46,21 @@ TEST_CASE("two devices attend beside the processor what one does, to the bit") {
   }
 }
 
+TEST_CASE("what a device is given for a token is given again for the next ones") {
+  const auto model = model_on("cuda");
+  for (const char* strategy : {"quest", "filter-layers", "full", "bounded"}) {
+    CAPTURE(strategy);
+    SessionOptions o = options_of(strategy);
+    if (strategy == std::string("full")) o.select.budget_tokens = 0;
+    const auto session = load(model, read_file(), o);
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+    continue_with(session.get(), 3);
+    const uint64_t made = emulated::machine().graphs;
+    continue_with(session.get(), 5);
+    CHECK(emulated::machine().graphs == made);
+  }
+}
+
 TEST_CASE("where a device may not read the processor's memory the processor attends all pages, and the device the window") {
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 8);

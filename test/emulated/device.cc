@@ -261,6 +261,7 @@ int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
 }
 
 int begin_graph(DeviceStream* s) {
+  ++machine().graphs;
   if (const int error = begin_call(s->context)) return error;
   s->state->kept = new DeviceGraph;
   ++machine().held;

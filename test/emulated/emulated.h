@@ -31,6 +31,7 @@ struct Machine {
   std::atomic<int> lost{-1};                // the device that is lost at its next call, and stays lost until it is opened again
 
   std::atomic<uint64_t> held{0};   // allocations, streams, graphs, contexts and shared memory, of all devices
+  std::atomic<uint64_t> graphs{0};  // that were made
   std::atomic<uint64_t> calls{0};  // of the table, those that may fail
   std::atomic<uint64_t> fails_at{0};  // the call with this number fails,
   std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device; 0: not at all,
