@@ -42,9 +42,8 @@ class Layers {
     while (layers_ < Bench::times && (Bench::times % layers_ || layers_ * extents_ * kv_heads * page.sketch_bytes() < no_cache)) ++layers_;
     // As AttentionDevice has them.
     const uint32_t deviation = static_cast<uint32_t>(std::sqrt(static_cast<double>(budget)));
-    const auto usual = static_cast<uint32_t>(round_up(budget + 2 * deviation, 64));
     most_ = (budget + 8 * deviation + 64) * 9 / 8;
-    hot_room_ = static_cast<uint32_t>(round_up(2 * usual, hot_ways));
+    hot_room_ = static_cast<uint32_t>(round_up(4 * (budget + 2 * deviation), hot_ways));
   }
 
   bool allocate() {
@@ -57,8 +56,7 @@ class Layers {
            take(q8_, width) && take(q_scale_, heads) && take(projected_, heads * page.sketch_dim()) && take(projected_scale_, heads) &&
            take(scores_, heads * stride) && take(score_sums_, std::size_t{heads} * most_score_parts * 2) &&
            take(share_counts_, std::size_t{kv_heads} * share_bins) && take(share_sums_, std::size_t{kv_heads} * share_bins) &&
-           take(parts_done_, kv_heads) && take(thresholds_, kv_heads) &&
-           take(part_counts_, kv_heads * parts) && take(lists_, n * kv_heads * most_) && take(biases_, n * kv_heads * most_) &&
+           take(thresholds_, kv_heads) && take(part_counts_, kv_heads * parts) && take(lists_, n * kv_heads * most_) && take(biases_, n * kv_heads * most_) &&
            take(list_counts_, n * kv_heads * 2) && take(states_, heads * attention_parts * (page.dim + state_sums)) &&
            take(hot_quads_, hot * quad_bytes) && take(hot_entries_, hot) && take(found_, n * kv_heads * most_) &&
            take(all_lists_, std::size_t{kv_heads} * quads_) && take(all_biases_, std::size_t{kv_heads} * quads_) && take(all_counts_, kv_heads * 2) &&
@@ -208,8 +206,7 @@ class Layers {
     a.projected = projected_.get(), a.projected_scale = projected_scale_.get();
     a.scores = scores_.get(), a.score_sums = score_sums_.get();
     a.share_counts = share_counts_.get(), a.share_sums = share_sums_.get();
-    a.parts_done = parts_done_.get(), a.thresholds = thresholds_.get();
-    a.part_counts = part_counts_.get();
+    a.thresholds = thresholds_.get(), a.part_counts = part_counts_.get();
     a.lists = lists_.get() + lists * most_, a.biases = biases_.get() + lists * most_, a.list_counts = list_counts_.get() + lists * 2;
     a.states = states_.get(), a.parts = attention_parts;
     a.hot = {hot_room_, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + lists * most_};
@@ -274,7 +271,7 @@ class Layers {
   DeviceBuffer<float> all_biases_, out_, out_scale_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_, out_q_;
   DeviceBuffer<int16_t> out_sums_;
-  DeviceBuffer<uint32_t> share_counts_, parts_done_, part_counts_, lists_, list_counts_, found_, all_lists_, all_counts_, first_bad_;
+  DeviceBuffer<uint32_t> share_counts_, part_counts_, lists_, list_counts_, found_, all_lists_, all_counts_, first_bad_;
   DeviceBuffer<unsigned long long> share_sums_, hot_entries_;
   DeviceBuffer<uint8_t> hot_quads_;
 };

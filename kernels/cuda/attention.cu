@@ -3,7 +3,7 @@
 // merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages from the same integers.
 #include <type_traits>
 
-#include "attention_common.h"
+#include "attention_near.h"
 #include "rounding.h"
 
 namespace kvasir::cuda {
@@ -82,83 +82,6 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
 }  // extern "C"
 
 namespace {
-
-constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
-
-// Sinks and window of one query row. A lane has `each` neighbouring dimensions. beside: may begin while the kernel before it, which has waited for
-// attention_begin, still runs; so what that one wrote is read from where it wrote it to.
-template <uint32_t each, uint32_t near_warps, bool beside>
-__device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a) {
-  constexpr uint32_t dim = each * warp;
-  if (blockIdx.x % kv.group == 0 && blockIdx.y == 0) {
-    const std::size_t values = std::size_t{kv.window_rows} * dim;
-    const float* its = kv.window + blockIdx.x / kv.group * 2 * values;
-    prefetch_all(its, values * sizeof(float));
-    prefetch_all(its + values, values * sizeof(float));
-  }
-  if constexpr (!beside) after_previous();
-  using Vector = std::conditional_t<each == 4, float4, float2>;
-  const auto read = [lane = threadIdx.x % warp](const float* x, float (&to)[each]) {
-    const Vector* from = reinterpret_cast<const Vector*>(x) + lane;
-    *reinterpret_cast<Vector*>(to) = beside ? __ldcg(from) : *from;
-  };
-  __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
-  const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0, all = sinks + kv.counts->window + token + 1;
-  const float* sink = kv.sinks + std::size_t{head} * 2 * kv.page_tokens * dim;
-  const float* window = kv.window + std::size_t{head} * 2 * kv.window_rows * dim;
-  alignas(Vector) float q[each];
-  float o[each] = {}, m = -INFINITY, l = 0;
-  read(a.q + ((std::size_t{head} * a.n + token) * kv.group + row) * dim, q);
-  for (uint32_t at = w * near_together; at < all; at += near_warps * near_together) {
-    alignas(Vector) float k[near_together][each], v[near_together][each];
-    float s[near_together];
-#pragma unroll
-    for (uint32_t t = 0; t < near_together; ++t) {
-      const uint32_t i = at + t;
-      const bool is_sink = i < sinks;
-      const float* from = is_sink ? sink + std::size_t{i} * dim : window + std::size_t{i < all ? i - sinks : 0} * dim;
-      const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
-      read(from, k[t]), read(value, v[t]);
-    }
-    float most = m;
-#pragma unroll
-    for (uint32_t t = 0; t < near_together; ++t) {
-      float sum = 0;
-      for (uint32_t d = 0; d < each; ++d) sum += q[d] * k[t][d];
-      s[t] = at + t < all ? warp_sum(sum) : -INFINITY;
-      most = fmaxf(most, s[t]);
-    }
-    const float keep = relative(m, most);
-    l *= keep;
-    for (uint32_t d = 0; d < each; ++d) o[d] *= keep;
-#pragma unroll
-    for (uint32_t t = 0; t < near_together; ++t) {
-      const float weight = relative(s[t], most);
-      l += weight;
-      for (uint32_t d = 0; d < each; ++d) o[d] += weight > 0 ? weight * v[t][d] : 0.0f;
-    }
-    m = most;
-  }
-  if (lane == 0) part_m[w] = m, part_l[w] = l;
-  for (uint32_t d = 0; d < each; ++d) part_o[w][lane * each + d] = o[d];
-  __syncthreads();
-  if (threadIdx.x >= dim) return;
-  float most = -INFINITY, sum = 0, out = 0;
-  for (uint32_t i = 0; i < near_warps; ++i) most = fmaxf(most, part_m[i]);
-  for (uint32_t i = 0; i < near_warps; ++i) {
-    const float weight = relative(part_m[i], most);
-    sum += weight * part_l[i];
-    out += weight * part_o[i][threadIdx.x];
-  }
-  float* state = a.states + state_at(kv, a, head, token, 0, row);
-  state[threadIdx.x] = out;
-  if (threadIdx.x > 0) return;
-  state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
-  if (!a.near_sums) return;
-  const std::size_t rows = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + row;
-  a.near_sums[at] = most, a.near_sums[rows + at] = sum;
-}
 
 // ---- chosen pages --------------------------------------------------------------------------------------------------------------
 
@@ -307,29 +230,42 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks, first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
   const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token), row = (std::size_t{head} * a.n + token) * kv.group + first_row;
-  float q_scale[rows];
-  for (uint32_t i = threadIdx.x; i < rows * dim / 4; i += attend_warps * warp)
-    q[i / (dim / 4)][i % (dim / 4)] = first_row + i / (dim / 4) < kv.group ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[i] : 0;
-  for (uint32_t r = 0; r < rows; ++r) q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
-  __syncthreads();
-  P part;
-
   constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;  // quads at a time; words of four dimensions
   const uint32_t* list = a.lists ? a.lists + at * a.most : nullptr;
   const float* biases = a.biases ? a.biases + at * a.most : nullptr;
   const uint8_t* present = a.present ? a.present + at * a.most : nullptr;
   const uint32_t count = a.list_counts[2 * at], first = list ? 0 : a.list_counts[2 * at + 1];
-  for (uint32_t begin = (blockIdx.x * attend_warps + w) * lanes; begin < count; begin += chosen_parts * attend_warps * lanes) {
-    // This lane's quad of them, which others have too.
-    const uint32_t i = begin + lane % lanes;
+  // What is known of a quad of the list; of one behind the list's end what was known of another.
+  struct Entry {
+    uint32_t quad, found, present;
+    float bias;
+  };
+  const auto entry_of = [&](uint32_t i) {
+    const bool inside = i < a.most;
+    return Entry{list && inside ? list[i] : i, a.hot.room && inside ? a.hot.found[std::size_t{head} * a.most + i] : 0, present && inside ? present[i] : 15u,
+                 biases && inside ? biases[i] : 0.0f};
+  };
+  // This lane's quad of those that the warp has at a time, which others have too.
+  uint32_t i = (blockIdx.x * attend_warps + w) * lanes + lane % lanes;
+  Entry next = entry_of(i);
+  float q_scale[rows];
+  for (uint32_t r = 0; r < rows; ++r) q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
+  for (uint32_t word = threadIdx.x; word < rows * dim / 4; word += attend_warps * warp)
+    q[word / (dim / 4)][word % (dim / 4)] = first_row + word / (dim / 4) < kv.group ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[word] : 0;
+  __syncthreads();
+  P part;
+
+  for (; i - lane % lanes < count; i += chosen_parts * attend_warps * lanes) {
     const bool there = i < count;
-    const uint32_t found = there && a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
+    const Entry entry = next;
+    next = entry_of(i + chosen_parts * attend_warps * lanes);
+    const uint32_t found = there ? entry.found : 0;
     uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_is_there) - 1) : nullptr;
     Quad its;
     if (found & hot_is_there)
       its = Quad(place, dim);
     else if (there)
-      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, list ? list[i] : first + i, dim);
+      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, first + entry.quad, dim);
     uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
@@ -355,7 +291,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
     int32_t s[rows][4] = {};
     multiply<lanes>(k, q, s);
-    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there && biases ? biases[i] : 0.0f, !there ? 0 : present ? present[i] : 15, weights[w]);
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? entry.bias : 0.0f, there ? entry.present : 0, weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
@@ -391,14 +327,19 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   };
   const uint32_t lane = threadIdx.x % warp;  // of a part
   const bool there = has(lane);
-  const float m = there ? part(lane)[kv.dim] : -INFINITY, most = warp_max(m), weight = relative(m, most);
-  const float sum = warp_sum(there ? weight * part(lane)[kv.dim + 1] : 0.0f), read = warp_sum(there ? weight * part(lane)[kv.dim + 2] : 0.0f);
+  const float *state = part(lane) + kv.dim, m = there ? state[0] : -INFINITY, l = there ? state[1] : 0, own = there ? state[2] : 0;
+  float o[attention_parts + 1];  // all are on their way at a time
+#pragma unroll
+  for (uint32_t i = 0; i <= attention_parts; ++i) o[i] = part(i)[threadIdx.x];
+  const float most = warp_max(m), weight = relative(m, most), sum = warp_sum(weight * l), read = warp_sum(weight * own);
   const bool inside = threadIdx.x < kv.head_dim;  // of kv.dim threads
   const std::size_t at = std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
   float x[1] = {};
 #pragma unroll
-  for (uint32_t i = 0; i <= attention_parts; ++i)
-    if (has(i)) x[0] += __shfl_sync(all_lanes, weight, static_cast<int>(i)) * part(i)[threadIdx.x];
+  for (uint32_t i = 0; i <= attention_parts; ++i) {
+    const float its = __shfl_sync(all_lanes, weight, static_cast<int>(i));
+    x[0] += has(i) ? its * o[i] : 0.0f;
+  }
   x[0] /= sum;
   if (inside)
     out.f32[at] = x[0];
@@ -433,12 +374,9 @@ __global__ void __launch_bounds__(gather_threads) attention_gather_group(DeviceK
 }
 
 #define KVASIR_OF_DIM(dim)                                                                                                              \
-  __global__ void __launch_bounds__(near_threads) attention_near_##dim(DeviceKv kv, DeviceAttention a) { attend_near<dim / warp, near_threads / warp, false>(kv, a); }   \
-  __global__ void __launch_bounds__(beside_threads) attention_beside_##dim(DeviceKv kv, DeviceAttention a) { \
-    let_next_begin();                                                                                             \
-    attend_near<dim / warp, beside_threads / warp, true>(kv, a);                                                                         \
-    after_previous();                                                                                             \
-  }                                                                                                               \
+  __global__ void __launch_bounds__(near_threads) attention_near_##dim(DeviceKv kv, DeviceAttention a) {                               \
+    attend_near<dim / warp, near_threads / warp>(kv, a, blockIdx.x, blockIdx.y);                                                       \
+  }                                                                                                                                     \
   __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, attended_rows>(kv, a); }
 
 KVASIR_OF_DIM(64)

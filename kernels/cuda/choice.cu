@@ -1,12 +1,15 @@
 // What new tokens attend, by the names in launch.cc: the sketch's estimates of every token's score, from the same integers as the processor's, and the
 // choice of quads by them, as select/bounded.cc and select/sampling.cc have it.
-#include "attention_common.h"
+#include "attention_near.h"
 #include "integer_products.h"
+#include "threshold.h"
 
 namespace kvasir::cuda {
 namespace {
 
 constexpr float like_the_best = 2;  // select/bounded.cc
+constexpr float not_known = -1;     // of a threshold
+constexpr uint32_t most_finding = 256;  // blocks that find their lists' thresholds each for itself
 
 constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
 constexpr uint32_t tile_quads = 16;
@@ -50,7 +53,7 @@ __device__ void wait_groups() {
 // of the lanes find the scores of the first of the two quads, the others those of the second. A warp's next tiles are on their way to shared memory meanwhile,
 // the first ones before the queries are known: no kernel writes a sketch.
 template <uint32_t groups>
-__device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
+__device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint32_t part, uint32_t parts_of_head) {
   static_assert(groups == 3 || groups == 6);
   constexpr uint32_t n = groups * 8, warps = scan_threads / warp, ahead = 3, tile_bytes = 4 * groups * tile_quads * 4, step_bytes = tile_quads * 2;
   const uint32_t at = blockIdx.y, head = at / a.blocks, lane = threadIdx.x % warp, w = threadIdx.x / warp;
@@ -60,7 +63,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   __shared__ __align__(16) uint8_t ring[warps][ahead][tile_bytes + step_bytes];
   const auto its_offset = static_cast<uint32_t>(kv.sketch_offset + head * kv.sketch_size);
   const uint32_t pages = kv.counts->pages, extents = (pages + extent_pages - 1) / extent_pages, tiles = extents * tiles_of;
-  const uint32_t first_tile = blockIdx.x * warps + w, hop = gridDim.x * warps;
+  const uint32_t first_tile = part * warps + w, hop = parts_of_head * warps;
   const auto extent_of = [&](uint32_t tile) {
     return tile < tiles ? __ldg(reinterpret_cast<const unsigned long long*>(kv.sketch_at) + tile / tiles_of) : 0;
   };
@@ -88,12 +91,12 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   const uint32_t rows = askers.asking() * kv.group;
   const std::size_t first_row = std::size_t{at} * a.asking_rows, stride = std::size_t{a.extents} * tiles_of * tile_quads;
   float* const scores = a.scores + first_row * stride;
-  for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < share_bins; i += gridDim.x * scan_threads)
+  for (uint32_t i = part * scan_threads + threadIdx.x; i < share_bins; i += parts_of_head * scan_threads)
     a.share_counts[std::size_t{at} * share_bins + i] = 0, a.share_sums[std::size_t{at} * share_bins + i] = 0;
   const uint32_t parts_of = static_cast<uint32_t>((stride + choose_quads - 1) / choose_quads);
-  for (uint32_t i = blockIdx.x * scan_threads + threadIdx.x; i < parts_of; i += gridDim.x * scan_threads) a.part_counts[std::size_t{at} * parts_of + i] = 0;
-  if (blockIdx.x == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
-  if (blockIdx.x == 0 && threadIdx.x == 2) a.parts_done[at] = 0;
+  for (uint32_t i = part * scan_threads + threadIdx.x; i < parts_of; i += parts_of_head * scan_threads) a.part_counts[std::size_t{at} * parts_of + i] = 0;
+  if (part == 0 && threadIdx.x < 2) a.list_counts[2 * at + threadIdx.x] = 0;
+  if (part == 0 && threadIdx.x == 2) a.thresholds[at] = not_known;
   for (uint32_t begin = 0; begin < rows; begin += scan_rows) {
     if (begin > 0) fetch_first();
     const uint32_t mine = begin + of_key % 2 * its_rows;  // this lane's first row
@@ -175,7 +178,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
     if (const uint32_t r = threadIdx.x; r < scan_rows && begin + r < rows) {
       float most = -INFINITY, sum = 0;
       for (uint32_t i = 0; i < warps; ++i) add_scores(most, sum, parts[i][r][0], parts[i][r][1]);
-      float* to = a.score_sums + ((first_row + begin + r) * most_score_parts + blockIdx.x) * 2;
+      float* to = a.score_sums + ((first_row + begin + r) * most_score_parts + part) * 2;
       to[0] = most, to[1] = sum;
     }
     __syncthreads();
@@ -183,97 +186,6 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
 }
 
 // ---- the choice -----------------------------------------------------------------------------------------------------------
-
-// Shares are counted as rounded to thirteen bits behind the first one: four say which of the sizes between two powers of two it is, nine how much of it.
-constexpr uint32_t bin_shift = 19, step_shift = 10, first_bin = (127 - 43) << 4;  // of a float's bits
-constexpr uint32_t bin_steps = 1u << (bin_shift - step_shift);
-
-__device__ float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
-
-// The sum of `count` shares of a size that are so many steps above its edge, all of them together, in units of 1 / share_unit.
-__device__ unsigned long long bin_sum(uint32_t bin, uint32_t count, uint32_t steps) {
-  static_assert(share_unit == 0x1p56f);
-  return (static_cast<unsigned long long>(count) * ((16 + bin % 16) * bin_steps) + steps) << bin / 16;
-}
-
-// The random number of a quad: Kernels::sample.
-__device__ float random_of(uint32_t quad, uint32_t seed) {
-  uint32_t x = quad * 0x9e3779b1u + seed;
-  x = (x ^ x >> 16) * 0x85ebca6bu;
-  x = (x ^ x >> 13) * 0xc2b2ae35u;
-  x ^= x >> 16;
-  return (static_cast<float>(x >> 8) + 0.5f) * 0x1p-24f;
-}
-
-// The sum of x of a block's threads before this one, in their order; *all gets that of all. parts: [warps], not used by the call before.
-template <uint32_t threads, class T>
-__device__ T before_this(T x, T* parts, T* all) {
-  constexpr uint32_t warps = threads / warp;
-  const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  T its = x, before{}, sum{};
-  for (unsigned step = 1; step < warp; step *= 2) {
-    const T other = __shfl_up_sync(all_lanes, its, step);
-    if (lane >= step) its += other;
-  }
-  if (lane == warp - 1) parts[w] = its;
-  __syncthreads();
-#pragma unroll
-  for (uint32_t i = 0; i < warps; ++i) {
-    if (i == w) before = sum;
-    sum += parts[i];
-  }
-  *all = sum;
-  return before + (its - x);
-}
-
-// The threshold by how many shares are of which size. By all threads of a block of share_threads, to all. What select/sampling.cc finds by steps is found
-// by the bin in which it lies; the shares of that bin count as their mean, which makes it differ by a thousandth at most.
-__device__ float find_threshold(const DeviceBudget& budget, float variance, uint32_t n, const uint32_t* bin_counts, const unsigned long long* bin_sums) {
-  constexpr uint32_t each = share_bins / share_threads;
-  static_assert(share_bins % share_threads == 0);
-  __shared__ uint32_t counts[share_threads / warp];
-  __shared__ unsigned long long sums[share_threads / warp];
-  __shared__ float square_sums[share_threads / warp];
-  __shared__ float below[share_bins + 1], squares_below[share_bins + 1];  // the sums of shares below a bin's edge, and of their squares
-  __shared__ uint32_t above[share_bins + 1];                             // how many are not below
-  if (n <= budget.least) return 0;
-  const auto as_share = [](unsigned long long sum) { return static_cast<float>(sum) * (1 / share_unit); };
-  uint32_t count[each], its_count = 0, all;
-  unsigned long long sum[each], its_sum = 0, all_sum;
-  float squares[each], its_squares = 0, all_squares;
-#pragma unroll
-  for (uint32_t i = 0; i < each; ++i) {
-    const uint32_t bin = threadIdx.x * each + i;
-    count[i] = __ldcg(bin_counts + bin), sum[i] = __ldcg(bin_sums + bin);  // other blocks have counted too
-    squares[i] = count[i] > 0 ? as_share(sum[i]) * as_share(sum[i]) / static_cast<float>(count[i]) : 0.0f;
-    its_count += count[i], its_sum += sum[i], its_squares += squares[i];
-  }
-  uint32_t before = before_this<share_threads>(its_count, counts, &all);
-  unsigned long long sum_before = before_this<share_threads>(its_sum, sums, &all_sum);
-  float squares_before = before_this<share_threads>(its_squares, square_sums, &all_squares);
-  uint32_t bins = 0;  // of which the threshold is not below the edge: the first ones
-#pragma unroll
-  for (uint32_t i = 0; i < each; ++i) {
-    const uint32_t bin = threadIdx.x * each + i, others = all - before;
-    const float t = bin_edge(bin), its_below = as_share(sum_before), expected = static_cast<float>(others) + its_below / t;
-    below[bin] = its_below, squares_below[bin] = squares_before, above[bin] = others;
-    const bool low = expected >= static_cast<float>(budget.least) && (t * its_below - squares_before <= variance || expected > static_cast<float>(budget.most));
-    bins += static_cast<uint32_t>(__syncthreads_count(low));
-    before += count[i], sum_before += sum[i], squares_before += squares[i];
-  }
-  if (threadIdx.x == 0) below[share_bins] = as_share(all_sum), squares_below[share_bins] = all_squares, above[share_bins] = 0;
-  __syncthreads();
-  if (bins == 0) return bin_edge(0);
-  const auto from = [&](uint32_t edge) {
-    const auto others = static_cast<float>(above[edge]);
-    const auto by_count = [&](uint32_t wanted) { return static_cast<float>(wanted) > others ? below[edge] / (static_cast<float>(wanted) - others) : INFINITY; };
-    return below[edge] > 0 ? fminf(fmaxf((variance + squares_below[edge]) / below[edge], by_count(budget.most)), by_count(budget.least)) : INFINITY;
-  };
-  const uint32_t its_bin = above[bins - 1] - above[bins];
-  const float mean = its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
-  const float if_below = from(bins), if_not = from(bins - 1), t = if_below >= mean ? if_below : fminf(if_not, mean);
-  return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);
-}
 
 // Where a quad that was chosen is kept, as DeviceHotQuads::found has it. Its places are looked at by other threads too: an entry is taken by the one who exchanges it
 // for its own, and not again in this step, so that each failure to is another's success.
@@ -306,7 +218,7 @@ __device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& cou
 extern "C" {
 
 // Blocks of a list, each of some share_quads quads: the rows' shares, summed, in the place of the first row's scores, and how many are
-// of which size. Sums are of whole numbers, so that their order does not matter. The block that is done last finds the threshold.
+// of which size. Sums are of whole numbers, so that their order does not matter.
 __global__ void __launch_bounds__(share_threads, share_blocks) attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
   constexpr uint32_t together = 4;  // rows whose scores are on their way at a time
   // Some threads count for themselves: of a size of shares how many there are, in the upper bits, and the sum of the steps that they are above it. A word has
@@ -406,26 +318,25 @@ __global__ void __launch_bounds__(share_threads, share_blocks) attention_shares(
     const std::size_t bin = at * share_bins + i * share_threads + thread;
     if (counts[i] > 0) atomicAdd(a.share_counts + bin, counts[i]), atomicAdd(a.share_sums + bin, sums[i]);
   }
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) last = atomicAdd(a.parts_done + at, 1u) == gridDim.x - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  const auto askers_heads = static_cast<float>(askers.asking());
-  const float t = find_threshold(*kv.budget, kv.budget->variance * askers_heads * askers_heads, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins);
-  if (thread == 0) a.thresholds[at] = t;
 }
 
-// Blocks of choose_quads of a list: what the threshold takes of them, its place in the list, behind that of the blocks before, and where it is kept. A block
+// Blocks of choose_quads of a list: the threshold, which each finds for itself or the first one for all, what it takes of them, its place in the list, behind that of the blocks before, and where it is kept. A block
 // waits for what those have counted, which have begun before it.
-__global__ void __launch_bounds__(choose_threads, 8) attention_choose(DeviceKv kv, DeviceAttention a) {
+__global__ void __launch_bounds__(choose_threads, 6) attention_choose(DeviceKv kv, DeviceAttention a) {
   constexpr uint32_t each = choose_quads / choose_threads, warps = choose_threads / warp;
   static_assert(each % 4 == 0);
+  struct Taken {
+    uint16_t places[choose_quads];
+    float shares[choose_quads];
+  };
+  union Memory {  // one after the other
+    FindingMemory finding;
+    Taken taken;
+  };
+  __shared__ Memory memory;
   __shared__ uint32_t parts[warps], before[warps];
-  __shared__ uint16_t places[choose_quads];
-  __shared__ float taken[choose_quads];
+  __shared__ float its_threshold;
+  __shared__ __align__(16) float shares[choose_quads];  // a thread's are its own
   const uint32_t head = blockIdx.y / a.blocks, thread = threadIdx.x, page_quads = kv.page_tokens / 4, first = page_quads;
   const uint32_t begin = blockIdx.x * choose_quads, own = begin + thread * each, seed = (kv.layer << 16 | head) * 0x85ebca6bu;  // sample_seed()
   const std::size_t at = blockIdx.y, stride = std::size_t{a.extents} * extent_pages * page_quads;
@@ -434,21 +345,34 @@ __global__ void __launch_bounds__(choose_threads, 8) attention_choose(DeviceKv k
   after_previous();
   const DeviceCounts step = *kv.counts;
   const uint32_t end = step.pages * page_quads, most = kv.budget->most;
-  const float t = __ldcg(a.thresholds + at);
-  const float* shares = a.scores + at * a.asking_rows * stride;
-  float share[each];
-#pragma unroll
-  for (uint32_t i = 0; i < each; i += 4) {
-    const float4 four = own + i < stride ? __ldcg(reinterpret_cast<const float4*>(shares + own + i)) : float4();
-    share[i] = four.x, share[i + 1] = four.y, share[i + 2] = four.z, share[i + 3] = four.w;
-  }
   if (end <= first || begin >= end || most == 0) return;
+  float* const own_shares = shares + thread * each;
+  for (uint32_t i = 0; i < each && own + i < stride; i += 4) copy_16(own_shares + i, a.scores + at * a.asking_rows * stride + own + i, read_once());
+  end_group();
+  const auto asking = static_cast<float>(askers_of(a.n, a.blocks, blockIdx.y % a.blocks).asking());
+  const bool each_finds = gridDim.x * gridDim.y <= most_finding;
+  float t = not_known;
+  if (each_finds || blockIdx.x == 0)
+    t = find_threshold(*kv.budget, kv.budget->variance * asking * asking, end - first, a.share_counts + at * share_bins, a.share_sums + at * share_bins, &memory.finding);
+  if (!each_finds) {
+    volatile float* const known = a.thresholds + at;
+    if (blockIdx.x == 0 && thread == 0) *known = t;
+    while (thread == 0 && t == not_known) t = *known;
+    if (thread == 0) its_threshold = t;
+    __syncthreads();
+    t = its_threshold;
+  }
+  wait_groups<0>();
+  __align__(16) float share[each];
+#pragma unroll
+  for (uint32_t i = 0; i < each; i += 4) *reinterpret_cast<float4*>(share + i) = *reinterpret_cast<const float4*>(own_shares + i);
   uint32_t mask = 0;
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) mask |= uint32_t{own + i >= first && own + i < end && share[i] >= t * random_of(own + i, seed)} << i;
   uint32_t all, place = before_this<choose_threads>(static_cast<uint32_t>(__popc(mask)), parts, &all);
   volatile uint32_t* const counts = a.part_counts + at * gridDim.x;
   if (thread == 0) counts[blockIdx.x] = all + 1;  // 0: not known yet
+  auto& [places, taken] = memory.taken;
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i)
     if (mask >> i & 1) places[place] = static_cast<uint16_t>(thread * each + i), taken[place++] = share[i];
@@ -474,8 +398,14 @@ __global__ void __launch_bounds__(choose_threads, 8) attention_choose(DeviceKv k
   if (thread % warp == 0 && again > 0) atomicAdd(a.list_counts + 2 * at + 1, again);
 }
 
-#define KVASIR_OF_DIM(dim, groups) \
-  __global__ void __launch_bounds__(scan_threads, scan_blocks) attention_scan_##dim(DeviceKv kv, DeviceAttention a) { score_sketch<groups>(kv, a); }
+// near_rows: the first blocks of a KV head attend sinks and window, each of one of so many query rows of one token; 0: attention_near does.
+#define KVASIR_OF_DIM(dim, groups)                                                                                                         \
+  __global__ void __launch_bounds__(scan_threads, scan_blocks) attention_scan_##dim(DeviceKv kv, DeviceAttention a, uint32_t near_rows) {   \
+    if (blockIdx.x < near_rows)                                                                                                            \
+      attend_near<dim / warp, scan_threads / warp>(kv, a, blockIdx.y * near_rows + blockIdx.x, 0);                                   \
+    else                                                                                                                                   \
+      score_sketch<groups>(kv, a, blockIdx.x - near_rows, gridDim.x - near_rows);                                                           \
+  }
 KVASIR_OF_DIM(64, 3)
 KVASIR_OF_DIM(128, 6)
 

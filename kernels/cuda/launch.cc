@@ -198,8 +198,9 @@ unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  const int error = launch(s, AttentionName("scan", kv.dim).text, Grid{score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a);
-  return error ? error : launch(s, AttentionName("beside", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, beside_threads, kv, a);
+  const unsigned near_rows = a.n == 1 ? kv.group : 0;
+  const int error = near_rows ? 0 : attend_near(s, kv, a);
+  return error ? error : launch(s, AttentionName("scan", kv.dim).text, Grid{near_rows + score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a, near_rows);
 }
 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -292,7 +293,7 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"attention_shares", "attention_choose"})
     if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
-    for (const char* what : {"near", "beside", "chosen"})
+    for (const char* what : {"near", "chosen"})
       if (const int error = find(AttentionName(what, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }

@@ -84,7 +84,7 @@ constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, least
 constexpr uint32_t few_threads = 256, most_few_inputs = 64, few_units = 8, most_few_steps = 6;  // of 2 to 64; a ring of steps of units
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
 constexpr uint32_t elementwise_each = 4;                                        // neighbouring numbers of a thread
-constexpr uint32_t begin_threads = 256, near_threads = 512, beside_threads = 256, scan_threads = 256, scan_blocks = 4, choose_threads = 256, attend_threads = 256, gather_threads = 256;  // of attention
+constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4, choose_threads = 256, attend_threads = 256, gather_threads = 256;  // of attention
 constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_threads * share_each, share_blocks = 3;  // share_quads: of a block at a time, of one KV head
 constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);  // two tiles of four units and their scales
 constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         // of reading; a warp has a quarter of a block's rows

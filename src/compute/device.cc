@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cinttypes>
 #include <mutex>
 #include <string_view>
@@ -158,8 +159,11 @@ void Device::release_host(void* memory, std::size_t size) {
   host_free_.give(at, round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment));
 }
 
-Status Device::stage(std::size_t least, Staging* out) {
-  std::unique_lock lock(staging_mutex_);
+Status Device::stage(std::size_t least, const CancelLatch& cancel, Staging* out) {
+  constexpr std::chrono::milliseconds between(10);  // looks at what cancels
+  std::unique_lock lock(staging_mutex_, std::defer_lock);
+  while (!lock.try_lock_for(between))
+    if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; nothing was changed");
   if (least > staging_bytes_) {
     if (staging_) (void)kernels_.release_host(context_, staging_);
     staging_ = nullptr, staging_bytes_ = 0;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/status.h"
 #include "compute/device_attention.h"
 #include "compute/device_inputs.h"
@@ -170,12 +171,12 @@ class Device : public std::enable_shared_from_this<Device> {
   void release_host(void* memory, std::size_t size);
   // The caller's alone as long as the lock is held.
   struct Staging {
-    std::unique_lock<std::mutex> lock;
+    std::unique_lock<std::timed_mutex> lock;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
   };
-  // At least so many bytes. Code::no_memory, Code::device.
-  Status stage(std::size_t least, Staging* out);
+  // At least so many bytes. Code::no_memory, Code::device, Code::cancelled.
+  Status stage(std::size_t least, const CancelLatch& cancel, Staging* out);
 
   // Lets the device read [begin, end) of the processor's memory, in whole pages of the system, until unshare() of what *begin was made: what others, also
   // other devices, have shared that holds all of it is shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must
@@ -201,7 +202,8 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string name_;
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
-  std::mutex staging_mutex_, host_mutex_;  // of the next two, and of the two after them
+  std::timed_mutex staging_mutex_;  // of the next two
+  std::mutex host_mutex_;           // and of the two after them
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   std::byte* host_ = nullptr;

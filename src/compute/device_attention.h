@@ -79,7 +79,6 @@ struct DeviceAttention {
   float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them a number that is not below any, and the sum of exponentials relative to it
   uint32_t* share_counts;              // [kv_heads][blocks][share_bins] how many shares are of a size,
   unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
-  uint32_t* parts_done;                // [kv_heads][blocks] groups of threads that have counted their shares
   float* thresholds;                   // [kv_heads][blocks] of shares; see select/sampling.h
   uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] 1 + how many of them are taken; 0: not known yet
   uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending; null: neighbouring ones, of which list_counts has the first
@@ -113,7 +112,7 @@ constexpr float share_unit = 0x1p56f;
 
 // Parts of a token's attention in a KV head, which blocks of threads compute side by side and finish_attention() merges: sinks and window, and chosen
 // pages.
-constexpr uint32_t near_parts = 1, chosen_parts = 16, attention_parts = near_parts + chosen_parts;
+constexpr uint32_t near_parts = 1, chosen_parts = 20, attention_parts = near_parts + chosen_parts;
 constexpr uint32_t state_sums = 3;  // of a state, behind o
 constexpr uint32_t most_attended_group = 16;  // query heads a KV head
 constexpr uint32_t most_asking_tokens = 64;   // of a step

@@ -14,9 +14,10 @@ namespace kvasir {
 
 constexpr const char* what = "attention";
 constexpr uint32_t most_hot_quads = 8192;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
-// As many quads stay as so many lists usually have. Of answers of the bundled model over 128,448 tokens, 512 quads a list: where the last list stays 64% of a list
-// is found again, where as many as of one list, two or three stay, by which was chosen last, 70, 85 and 89%.
-constexpr uint32_t hot_lists = 2;
+// As many quads of a layer stay as so many of its lists usually have, fewer where memory is short. Of a list of 512 quads two lists' worth has 85% where the bundled
+// model goes on with a text of 120,000 tokens, four 94%; of a text that is made up, of 131,072 tokens, two, four and eight have 85, 97 and 98%.
+constexpr uint32_t hot_lists = 4;
+constexpr uint32_t alone_lists = 2;  // more than so many only where a fork may have as many
 
 AttentionDevice::AttentionDevice(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                                  const StoreShape& shape, uint32_t first, uint32_t layers)
@@ -50,9 +51,7 @@ DeviceBudget AttentionDevice::budget_of(const Plan& plan, uint32_t layer) const 
 Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
   for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
-  // A sample has so many in the mean: two standard deviations more are what nearly all lists have, and with room for eight more none is left out. The
-  // former by steps, because a budget that is a fraction grows with the text.
-  usual_ = static_cast<uint32_t>(round_up(most + 2 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))), 64));
+  // A sample has so many in the mean: with room for eight standard deviations more none is left out.
   most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64, extents * shape_.page.extent_quads());
   if (n <= room_ && extents == extents_ && most <= most_) return {};
   const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
@@ -73,7 +72,6 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
   if (s.ok()) s = score_sums_.allocate(device_, std::size_t{askers} * heads_.heads * most_score_parts * 2, what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
-  if (s.ok()) s = parts_done_.allocate(device_, of_heads, what);
   if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
   if (s.ok()) s = part_counts_.allocate(device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
@@ -99,46 +97,65 @@ Status AttentionDevice::make_room(const Plan& plan, uint32_t n, uint32_t extents
 }
 
 void AttentionDevice::forget_hot_quads() {
-  hot_room_ = 0;
+  hot_ends_.clear();
   hot_quads_ = {}, hot_entries_ = {}, found_ = {}, found_host_ = {};
 }
 
-Status AttentionDevice::keep_hot_quads(const KvStore& store, uint64_t reserve, DeviceStream* stream) {
-  const uint32_t quads = store.pages().pages() * shape_.page.page_quads();
-  const uint32_t usual = std::min(hot_lists * std::min(usual_, most_), most_hot_quads);
-  if (std::min(usual, quads) <= hot_tried_) return {};
+// Where a sample may have more than its budget it seldom has twice as many.
+std::vector<uint32_t> AttentionDevice::hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const {
+  const uint32_t quads = store.pages().pages() * shape_.page.page_quads(), all = quads + quads / 4 + shape_.page.extent_quads();
+  std::vector<uint32_t> ends;
+  uint32_t end = 0;
+  for (uint32_t l = 0; l < layers_; ++l) {
+    const uint64_t mean = std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).most / 2);
+    const uint64_t wanted = lists * (mean + 2 * static_cast<uint64_t>(std::sqrt(static_cast<double>(mean))));  // two standard deviations more
+    ends.push_back(end += static_cast<uint32_t>(round_up(std::min<uint64_t>(wanted, std::min(all, most_hot_quads)), hot_ways)));
+  }
+  return ends;
+}
+
+// A budget that is a fraction grows with the text: there is room for more when it is an eighth more.
+Status AttentionDevice::keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream) {
+  if (store.pages().pages() == 0) return {};
+  std::vector<uint32_t> ends = hot_ends(store, plan, hot_lists);
+  if (ends.back() <= hot_tried_ + hot_tried_ / 8) return {};
+  hot_tried_ = ends.back();
   forget_hot_quads();
   ++generation_;
-  const auto room = static_cast<uint32_t>(round_up(std::min(usual, quads + quads / 4 + shape_.page.extent_quads()), hot_ways));
-  hot_tried_ = room;
-  const std::size_t lists = std::size_t{layers_} * shape_.kv_heads;
-  const uint64_t bytes = lists * room * quad_bytes_of(shape_.page.dim);
-  const uint64_t all = Device::taken_by(bytes) + Device::taken_by(lists * room * sizeof(uint64_t)) + Device::taken_by(lists * most_ * sizeof(uint32_t));
   // Not in the place of what a fork has for itself, which takes the steps that were taken here.
   const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
-  if (device_->left() < all + reserve + timeline_.bytes_of_fork() + its_work) return {};
-  const std::vector<unsigned long long> none(lists * room);
-  Status s = hot_quads_.allocate(device_, bytes, what);
-  if (s.ok()) s = hot_entries_.allocate(device_, lists * room, what);
-  if (s.ok()) s = found_.allocate(device_, lists * most_, what);
-  if (s.ok()) s = found_host_.allocate(device_, shape_.kv_heads * std::size_t{most_});
+  const uint64_t left = device_->left(), fork = reserve + timeline_.bytes_of_fork() + its_work, heads = shape_.kv_heads, found = layers_ * heads * most_;
+  const auto bytes = [&] { return heads * ends.back() * quad_bytes_of(shape_.page.dim); };
+  const auto fits = [&](uint32_t lists) {
+    const uint64_t all = Device::taken_by(bytes()) + Device::taken_by(heads * ends.back() * sizeof(uint64_t)) + Device::taken_by(found * sizeof(uint32_t));
+    return all * (lists > alone_lists ? 2 : 1) + fork <= left;
+  };
+  uint32_t lists = hot_lists;
+  for (; !fits(lists); ends = hot_ends(store, plan, lists))
+    if (--lists == 0) return {};
+  const std::vector<unsigned long long> none(heads * ends.back());
+  Status s = hot_quads_.allocate(device_, bytes(), what);
+  if (s.ok()) s = hot_entries_.allocate(device_, none.size(), what);
+  if (s.ok()) s = found_.allocate(device_, found, what);
+  if (s.ok()) s = found_host_.allocate(device_, heads * most_);
   if (s.ok()) s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
-  if (s.ok()) return hot_room_ = room, Status();
+  if (s.ok()) return hot_ends_ = std::move(ends), Status();
   forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);
 }
 
 bool AttentionDevice::drop_hot_quads() {
-  if (hot_room_ == 0) return false;
+  if (hot_ends_.empty()) return false;
   forget_hot_quads();
   ++generation_;
   return true;
 }
 
-Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams) {
+Status AttentionDevice::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams,
+                                const CancelLatch& cancel) {
   DeviceStream* const stream = streams.own;
   bool reads = false;
-  if (Status s = timeline_.update(store, {}, devices, pool, streams, &reads); !s.ok()) return s;
+  if (Status s = timeline_.update(store, {}, devices, pool, streams, cancel, &reads); !s.ok()) return s;
   if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
   n_ = n;
   if (hands_ = !reads; !hands_) handed_.release();
@@ -161,7 +178,7 @@ void AttentionDevice::release() {
 }
 
 DeviceAttention AttentionDevice::work(uint32_t layer) const {
-  const std::size_t heads = layer * std::size_t{shape_.kv_heads}, hot = heads * hot_room_, quad_bytes = quad_bytes_of(shape_.page.dim);
+  const std::size_t heads = layer * std::size_t{shape_.kv_heads}, hot = std::size_t{hot_before(layer)} * shape_.kv_heads, quad_bytes = quad_bytes_of(shape_.page.dim);
   return {n_,
           blocks(),
           most_asking(n_, blocks()) * heads_.group(),
@@ -176,7 +193,6 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           score_sums_.get(),
           share_counts_.get(),
           share_sums_.get(),
-          parts_done_.get(),
           thresholds_.get(),
           part_counts_.get(),
           lists_.get() + layer * lists() * most_,
@@ -185,7 +201,7 @@ DeviceAttention AttentionDevice::work(uint32_t layer) const {
           list_counts_.get() + layer * lists() * 2,
           states_.get(),
           n_ > 1 ? gathered_.get() : hands_ ? handed_.data() : nullptr,
-          {n_ == 1 ? hot_room_ : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_},
+          {n_ == 1 ? hot_room(layer) : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_},
           attention_parts,
           nullptr,
           nullptr};

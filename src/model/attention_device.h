@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "base/status.h"
 #include "compute/askers.h"
@@ -27,14 +28,15 @@ class AttentionDevice {
   // Why a step of n tokens is left to the processor; null: it is not. exact: all is attended in every layer.
   const char* refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Brings what the device has up to date; devices and errors: as DeviceTimeline::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams);
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const DeviceTimeline::Streams& streams,
+                 const CancelLatch& cancel);
   // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.
   bool hands() const { return hands_; }
   const char* cannot_share() const { return timeline_.cannot_share(); }  // why they may not; null: they may
 
   // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
   // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
-  Status keep_hot_quads(const KvStore& store, uint64_t reserve, DeviceStream* stream);
+  Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
 
@@ -68,8 +70,11 @@ class AttentionDevice {
 
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
+  std::vector<uint32_t> hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   void forget_hot_quads();
+  uint32_t hot_before(uint32_t layer) const { return layer > 0 && !hot_ends_.empty() ? hot_ends_[layer - 1] : 0; }
+  uint32_t hot_room(uint32_t layer) const { return hot_ends_.empty() ? 0 : hot_ends_[layer] - hot_before(layer); }
   uint32_t blocks() const { return question_blocks(n_, heads_.group()); }
   std::size_t lists() const { return std::size_t{shape_.kv_heads} * blocks(); }  // of a layer
   DeviceAttention work(uint32_t layer) const;
@@ -84,17 +89,16 @@ class AttentionDevice {
   uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
-  DeviceBuffer<uint32_t> parts_done_, share_counts_, part_counts_;
+  DeviceBuffer<uint32_t> share_counts_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
   DeviceBuffer<uint8_t> gathered_;              // of one; of steps of several tokens
   auto buffers() {  // all but those of quads that stay
-    return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, parts_done_,
-                    share_counts_, part_counts_, share_sums_, lists_, list_counts_, gathered_);
+    return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, share_counts_, part_counts_,
+                    share_sums_, lists_, list_counts_, gathered_);
   }
-  uint32_t usual_ = 0;        // quads that nearly all lists have at most
-  uint32_t hot_tried_ = 0;    // quads of a KV head that room was last looked for
-  uint32_t hot_room_ = 0;     // quads of a KV head, as DeviceHotQuads has it, of all layers
+  uint64_t hot_tried_ = 0;    // quads of a KV head of all layers, that room was last looked for
+  std::vector<uint32_t> hot_ends_;  // [layers] the sum of what these and the layers before have room for, of a KV head's quads; empty: none stay
   bool hands_ = false;
   HandedPages handed_;
   PinnedBuffer<uint32_t> found_host_;  // of a layer

@@ -64,12 +64,12 @@ Status BesideDevice::make_room(uint32_t n, uint32_t most) {
 }
 
 Status BesideDevice::prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n, uint32_t devices, uint64_t reserve, ThreadPool* pool,
-                             const DeviceTimeline::Streams& streams) {
+                             const DeviceTimeline::Streams& streams, const CancelLatch& cancel) {
   rates_ = device_->page_rates(pool->threads());
   const uint32_t sixteenths = rates_.sixteenths();
   wants_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
   bool reads = false;
-  if (Status s = timeline_.update(store, {false, n == 1 && (sixteenths > 0 || wants_packed_)}, devices, pool, streams, &reads); !s.ok()) return s;
+  if (Status s = timeline_.update(store, {false, n == 1 && (sixteenths > 0 || wants_packed_)}, devices, pool, streams, cancel, &reads); !s.ok()) return s;
   reads_ = reads;
   sixteenths_ = reads ? sixteenths : 0;
   // A list has at most as many quads as tokens are chosen, or what there is.
@@ -107,10 +107,10 @@ std::string BesideDevice::share() const {
 }
 
 // The best of some readings of memory like that of the pages. What is there makes no difference.
-Status BesideDevice::measure(double processor, uint32_t threads, DeviceStream* stream) {
+Status BesideDevice::measure(double processor, uint32_t threads, const CancelLatch& cancel, DeviceStream* stream) {
   if (!(processor > 0) || room_ == 0) return {};
   Device::Staging staged;
-  if (Status s = device_->stage(measured_bytes, &staged); !s.ok()) return s.code() == Code::no_memory ? Status() : std::move(s);
+  if (Status s = device_->stage(measured_bytes, cancel, &staged); !s.ok()) return s.code() == Code::no_memory ? Status() : std::move(s);
   DeviceAttention a = work();
   a.n = a.blocks = 1;
   a.most = static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);

@@ -29,7 +29,7 @@ class BesideDevice final : public Beside {
   const char* refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // As AttentionDevice::prepare(); reserve: bytes that packed layers leave. Then what is read where is known.
   Status prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n, uint32_t devices, uint64_t reserve, ThreadPool* pool,
-                 const DeviceTimeline::Streams& streams);
+                 const DeviceTimeline::Streams& streams, const CancelLatch& cancel);
   bool reads() const { return reads_; }
   // Why it does not read pages, as far as is known; null: it does, or will. And in words how the pages are shared.
   const char* cannot_read() const;
@@ -37,7 +37,7 @@ class BesideDevice final : public Beside {
 
   // With how much the processor attends a second, rates are known from then on. Code::device.
   bool wants_rate(uint32_t threads) const { return !device_->page_rates(threads).known(); }
-  Status measure(double processor, uint32_t threads, DeviceStream* stream);
+  Status measure(double processor, uint32_t threads, const CancelLatch& cancel, DeviceStream* stream);
 
   // A step: begin(), then of every layer give_projected(), give_near() with what Beside has or give_packed(), and give_finish(); then give_end(). q, k, v, out, check:
   // as AttentionDevice has them. An error of the table.

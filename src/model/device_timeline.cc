@@ -24,6 +24,8 @@ constexpr uint32_t least_spare = 32, most_spare = 64;       // extents, room for
 constexpr uint64_t share_steps = 16;  // in which a long text is shared, or fewer where a device shares more at once: an answer begins without, and soon is faster
 constexpr uint64_t longest_share_ns = 50'000'000;  // of a step, and one piece more: what a mapped file has to be read for first takes long
 
+Status cancelled() { return Status::error(Code::cancelled, "cancelled; the timeline is as it was"); }
+
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 // How many extents of the sketch are in a block of at most `large` bytes: up to 16 where they are small, fewer of large ones, and so many that little is
@@ -139,14 +141,14 @@ Status DeviceTimeline::make_room(const KvStore& store) {
 }
 
 // Memory through which things go to the device, all sessions', until update() ends.
-Status DeviceTimeline::need_staging() {
+Status DeviceTimeline::need_staging(const CancelLatch& cancel) {
   if (staged_.data) return {};
   const std::size_t head_bytes = std::size_t{2} * window_rows_ * shape_.page.dim * sizeof(float);  // of a head's window
-  return device_->stage(std::max({2 * sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents_ * sizeof(uint64_t)}), &staged_);
+  return device_->stage(std::max({2 * sketch_bytes(), head_bytes, basis_.bytes(), sinks_.bytes(), 2 * extents_ * sizeof(uint64_t)}), cancel, &staged_);
 }
 
 // Of the first extents those whose sketch is another than what the device has. Sessions do so one after the other: forks that begin together find each other's.
-Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams) {
+Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel) {
   const std::size_t size = sketch_bytes();
   const auto same = [&] {
     for (uint32_t e = 0; e < extents; ++e)
@@ -154,7 +156,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     return true;
   };
   if (!blocks_moved_ && sketch_stamps_.size() == extents && same()) return {};
-  if (Status s = need_staging(); !s.ok()) return s;
+  if (Status s = need_staging(cancel); !s.ok()) return s;
   sketch_stamps_.clear();
   if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
   std::vector<uint32_t> wanted;  // extents
@@ -173,7 +175,7 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     }
     made.emplace_back(b, std::move(stamps));
   }
-  if (Status s = put_sketch(store.sketch(), wanted, pool, streams); !s.ok()) return s;
+  if (Status s = put_sketch(store.sketch(), wanted, pool, streams, cancel); !s.ok()) return s;
   for (const auto& [b, stamps] : made) {
     std::shared_ptr<SketchBlock> added = sketches_->add(stamps, blocks_[b]);
     if (std::exchange(blocks_[b], added) != added) blocks_moved_ = true;
@@ -213,7 +215,8 @@ Status DeviceTimeline::make_block(uint32_t b) {
 
 // One half of the staging memory is filled while the other is on its way. Large halves: what a device has just read is slow to write to (halves of 8 MB took 30 ms
 // for 800 MB, halves of 32 MB 16). The device takes 0.2 ms for a block's memory: a thread waits for that while others copy.
-Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams) {
+Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams,
+                                  const CancelLatch& cancel) {
   const std::size_t size = sketch_bytes();
   const auto together = static_cast<uint32_t>(staged_.bytes / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
   const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
@@ -221,6 +224,10 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
   Status s;
   const StreamWait own{ops_, streams.own}, beside{ops_, streams.beside};  // however it ends: what is under way is of memory that others get
   for (std::size_t at = 0; at < extents.size() && s.ok() && !error; at += together) {
+    if (cancel.fired()) {
+      s = cancelled();
+      break;
+    }
     DeviceStream* const way = at / together % 2 ? streams.beside : streams.own;
     std::byte* const half = staged_.data + at / together % 2 * together * size;
     if ((error = ops_.wait(way))) break;
@@ -254,12 +261,13 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
   return s.ok() ? device_->status(error, what) : std::move(s);
 }
 
-Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+Status DeviceTimeline::put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
   const std::size_t dim = shape_.page.dim, heads = heads_total();
   const bool puts_basis = store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp();
   const bool puts_sinks = sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0, puts_rows = window_stamp_ != store.window_stamp() || window_stamp_ == 0;
   if (!puts_basis && !puts_sinks && !puts_rows) return {};
-  if (Status s = need_staging(); !s.ok()) return s;
+  if (cancel.fired()) return cancelled();
+  if (Status s = need_staging(cancel); !s.ok()) return s;
   auto* staged = reinterpret_cast<float*>(staged_.data);
   if (puts_basis) {
     const std::size_t size = dim * shape_.page.sketch_dim();
@@ -359,13 +367,13 @@ Status DeviceTimeline::share_pages(const KvStore& store, uint32_t devices, uint3
   return {};
 }
 
-Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
   const PageStore& pages = store.pages();
   const uint32_t extents = pages.extents();
   const std::size_t scale_bytes = shape_.page.scales_bytes();
   const uint32_t first = addressed_;
   const std::size_t count = extents - first;
-  if (Status s = need_staging(); !s.ok()) return s;
+  if (Status s = need_staging(cancel); !s.ok()) return s;
   auto* const staged = reinterpret_cast<uint64_t*>(staged_.data);
   if (first == 0)
     for (Region& r : regions_) r.used = false;
@@ -404,7 +412,8 @@ Status DeviceTimeline::put_addresses(const KvStore& store, ThreadPool* pool, Dev
   return {};
 }
 
-Status DeviceTimeline::update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads) {
+Status DeviceTimeline::update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel,
+                              bool* reads) {
   const PageStore& pages = store.pages();
   DeviceStream* const stream = streams.own;
   Status s = device_->status(ops_.wait(stream), what);
@@ -425,10 +434,10 @@ Status DeviceTimeline::update(const KvStore& store, const Wants& wants, uint32_t
     ~Lease() { staging = {}; }
   } lease{staged_};
   if (s.ok()) s = make_room(store);
-  if (s.ok() && wants.sketch) s = put_summaries(store, pages.extents(), pool, streams);
-  if (s.ok()) s = put_window(store, pool, stream);
+  if (s.ok() && wants.sketch) s = put_summaries(store, pages.extents(), pool, streams, cancel);
+  if (s.ok()) s = put_window(store, pool, stream, cancel);
   *reads = s.ok() && wants.pages && !cannot_share_ && shared == pages.extents();
-  if (*reads && addressed_ < shared) s = or_handed(put_addresses(store, pool, stream)), *reads = s.ok() && !cannot_share_;
+  if (*reads && addressed_ < shared) s = or_handed(put_addresses(store, pool, stream, cancel)), *reads = s.ok() && !cannot_share_;
   return s;
 }
 

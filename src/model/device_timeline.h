@@ -44,9 +44,10 @@ class DeviceTimeline {
   };
   // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
   // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
-  // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::corrupt (a damaged summary of a mapped file); Code::device.
+  // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::cancelled: what has come stays, and the next call brings the
+  // rest. Code::corrupt (a damaged summary of a mapped file); Code::device.
   // Throws std::bad_alloc.
-  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, bool* reads);
+  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel, bool* reads);
   // Why the device will not read them as things are, as far as is known; null: it does, or will.
   const char* cannot_share() const { return cannot_share_; }
   // Then: tells the device what there is now.
@@ -79,13 +80,13 @@ class DeviceTimeline {
   };
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
-  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams);
+  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel);
   bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
   Status make_block(uint32_t b);  // of different ones several at a time
-  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams);
-  Status need_staging();
-  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
-  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel);
+  Status need_staging(const CancelLatch& cancel);
+  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
+  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
   void note_changes(const PageStore& pages);
   void forget_regions();
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);

@@ -64,7 +64,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 
   const uint32_t wanted = step.want == ForwardStep::Logits::all ? n : step.want == ForwardStep::Logits::last ? 1 : 0;
   const auto devices = static_cast<uint32_t>(left_to_processor_.size());
-  const Stage::Attending attending{*store, step.plan, pool_, wanted, step.want == ForwardStep::Logits::last, devices, !step.selector};
+  const Stage::Attending attending{*store, step.plan, pool_, cancel, wanted, step.want == ForwardStep::Logits::last, devices, !step.selector};
   for (std::size_t at = 0; at < stages_.size(); ++at) {
     Stage* const stage = stages_[at].get();
     const char* why_not = step.selector && step.trace ? "passages are traced" : "everything is read";
@@ -74,7 +74,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
       reads = !why_not;
     } else if (!may_attend)
       stage->trim();
-    else if (Status s = can_attend(attending, n, cancel, stage, &why_not); !s.ok())
+    else if (Status s = can_attend(attending, n, stage, &why_not); !s.ok())
       return s;
     const bool attends = !reads && may_attend && (!why_not || stage->attends_beside());
     if (at < left_to_processor_.size()) note_device(at, why_not, attends);
@@ -117,13 +117,14 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
 
 Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress* progress) {
   const std::size_t devices = left_to_processor_.size();
-  const Stage::Attending of{store, step.plan, pool_, 0, false, static_cast<uint32_t>(devices), !step.selector};
+  const CancelLatch cancel(step.cancel);
+  const Stage::Attending of{store, step.plan, pool_, cancel, 0, false, static_cast<uint32_t>(devices), !step.selector};
   for (std::size_t at = 0; at < devices; ++at) {
     const char* why_not = nullptr;
     do {
-      if (is_cancelled(step.cancel)) return Status::error(Code::cancelled, "cancelled");
+      if (cancel.fired()) return cancelled();
       const bool is_first = !why_not;
-      if (Status s = can_attend(of, 1, CancelLatch(step.cancel), stages_[at].get(), &why_not); !s.ok()) return s;
+      if (Status s = can_attend(of, 1, stages_[at].get(), &why_not); !s.ok()) return s;
       if (is_first && stages_[at]->attends_beside())  // what they share is known now
         if (Status s = stages_[at]->can_attend(of, 1, &why_not); !s.ok()) return s;
       note_device(at, why_not, !why_not || stages_[at]->attends_beside());
@@ -134,11 +135,11 @@ Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress*
 }
 
 // As Stage::can_attend(); where the stage attends beside the processor it is told once how fast that is, and how they share pages follows with the next step.
-Status Forward::can_attend(const Stage::Attending& of, uint32_t n, const CancelLatch& cancel, Stage* stage, const char** why_not) {
+Status Forward::can_attend(const Stage::Attending& of, uint32_t n, Stage* stage, const char** why_not) {
   if (Status s = stage->can_attend(of, n, why_not); !s.ok() || !stage->attends_beside() || !stage->wants_rate()) return s;
   double rate;
-  if (Status s = attention_.reading_rate(stage->first_layer(), stage->end_layer(), of.store, cancel, &rate); !s.ok() || cancel.fired() || rate == 0) return s;
-  return stage->measure(rate);
+  if (Status s = attention_.reading_rate(stage->first_layer(), stage->end_layer(), of.store, of.cancel, &rate); !s.ok() || of.cancel.fired() || rate == 0) return s;
+  return stage->measure(rate, of.cancel);
 }
 
 void Forward::note_device(std::size_t at, const char* why_not, bool attends) {

@@ -68,7 +68,7 @@ class Forward {
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
   uint32_t first_wanted(const ForwardStep& step, uint32_t layer) const;
-  Status can_attend(const Stage::Attending& of, uint32_t n, const CancelLatch& cancel, Stage* stage, const char** why_not);
+  Status can_attend(const Stage::Attending& of, uint32_t n, Stage* stage, const char** why_not);
   void note_device(std::size_t at, const char* why_not, bool attends);
   Status attend_pages(const ForwardStep& step, uint32_t layer, const float* q, const CancelLatch& cancel, const KvStore& store, Beside* device);
   Status attend(const ForwardStep& step, uint32_t layer, uint32_t first, const Stage::Projected& of, const CancelLatch& cancel, KvStore* store);

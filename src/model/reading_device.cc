@@ -101,7 +101,7 @@ Status ReadingDevice::make_room(const KvStore& store, uint32_t n) {
 }
 
 // The extents that are others than what the device has.
-Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
+Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
   const PageStore& pages = store.pages();
   std::vector<uint32_t> wanted;
   for (uint32_t e = 0; e < pages.extents(); ++e)
@@ -112,6 +112,7 @@ Status ReadingDevice::put_pages(const KvStore& store, ThreadPool* pool, DeviceSt
   std::byte* half = staging_.get();
   std::atomic<bool> intact{true};
   for (std::size_t at = 0; at < wanted.size(); at += together) {
+    if (cancel.fired()) return (void)ops_.wait(stream), Status::error(Code::cancelled, "cancelled; the timeline is as it was");
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     pool->run(count * layers_, [&](uint32_t task, uint32_t) {
       const uint32_t e = wanted[at + task / layers_], layer = task % layers_;
@@ -199,10 +200,10 @@ Status ReadingDevice::put_rows(const KvStore& store, ThreadPool* pool, DeviceStr
   return device_->status(error, what);  // the staging memory is left alone until the stream has been waited for
 }
 
-Status ReadingDevice::prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream) {
+Status ReadingDevice::prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
   Status s = device_->status(ops_.wait(stream), what);
   if (s.ok()) s = make_room(store, n);
-  if (s.ok()) s = put_pages(store, pool, stream);
+  if (s.ok()) s = put_pages(store, pool, stream, cancel);
   if (s.ok()) s = put_rows(store, pool, stream);
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
   return s;

@@ -22,8 +22,8 @@ class ReadingDevice {
   // Why a step of n tokens is left to the processor; null: it is not.
   const char* refuses(const KvStore& store, uint32_t n) const;
   // Brings what the device has up to date; waits for the stream. Code::no_memory: there is no room for the text, and release() comes next. Code::corrupt
-  // (a damaged page of a mapped file); Code::device.
-  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream);
+  // (a damaged page of a mapped file); Code::device; Code::cancelled: what has come stays.
+  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
   // Gives the work of a layer to the stream; all device, as AttentionDevice::give() has them. totals: [n][heads]. An error of the table.
   int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out, float* totals) const;
   // Of what the store has sealed of a layer ahead of its commit(), when the stream's work of it is done: brings it to the device too, so that the next
@@ -37,7 +37,7 @@ class ReadingDevice {
 
  private:
   Status make_room(const KvStore& store, uint32_t n);
-  Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
+  Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }

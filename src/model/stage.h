@@ -62,13 +62,14 @@ class Stage {
     const KvStore& store;
     const Plan& plan;
     ThreadPool* pool;
+    const CancelLatch& cancel;
     uint32_t wanted = 0;  // of the step's newest tokens logits will be asked for,
     bool output = false;  // and these of the last one alone: they may be computed along with the rest
     uint32_t devices = 1;  // stages that share its pages with a device in one step
     bool exact = false;    // all is attended in every layer
   };
   // Before begin(), or without. *why_not null: attend() can take the place of project() to complete(). Otherwise too where attends_beside(): in its layers the
-  // processor attends a part. Code::corrupt, Code::device.
+  // processor attends a part. Code::corrupt, Code::device, Code::cancelled.
   virtual Status can_attend(const Attending&, uint32_t n, const char** why_not) { return (void)n, *why_not = "the layer is the processor's", Status(); }
   virtual bool attends_beside() const { return false; }
   // The processor's part of a layer, after its queries: as Attention::run() has them.
@@ -76,7 +77,7 @@ class Stage {
   virtual Status attend(const Attending&, const Pages&, ReadCounts*) { return Status::error(Code::internal, "a stage was asked to attend"); }
   // After can_attend(), where it attends beside: whether it is to be told how many bytes of pages the processor attends a second; and how they share them, in words.
   virtual bool wants_rate() const { return false; }
-  virtual Status measure(double processor) { return (void)processor, Status(); }
+  virtual Status measure(double processor, const CancelLatch& cancel) { return (void)processor, (void)cancel, Status(); }
   virtual std::string share() const { return {}; }
   struct Attended {
     const float *q, *k, *v, *totals;  // as Projected; [n][heads] as Attention::run() has them

@@ -86,7 +86,7 @@ class DeviceStage final : public Stage {
 
   bool attends_beside() const override { return attends_beside_; }
   bool wants_rate() const override { return beside_.wants_rate(pool_threads_); }
-  Status measure(double processor) override { return beside_.measure(processor, pool_threads_, stream_); }
+  Status measure(double processor, const CancelLatch& cancel) override { return beside_.measure(processor, pool_threads_, cancel, stream_); }
   std::string share() const override { return beside_.share(); }
   const char* hands() const override {
     const bool reads = attends_beside_ ? beside_.reads() : !attention_.hands();
@@ -277,13 +277,17 @@ class DeviceStage final : public Stage {
 
   Status try_resize(uint32_t n) {
     if (n <= capacity_) return {};
-    capacity_ = 0;
-    forget_graphs();
-    memory_ = {};  // never old and new together
+    release_workspace();  // never old and new together
     Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
     if (!s.ok()) return s;
     work_.place(size_, n, memory_.get());
     return capacity_ = n, Status();
+  }
+
+  void release_workspace() {
+    capacity_ = 0;
+    forget_graphs();
+    memory_ = {};
   }
 
   // What the processor attends comes down and goes up through.

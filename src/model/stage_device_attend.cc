@@ -18,11 +18,15 @@ Status DeviceStage::can_attend(const Attending& of, uint32_t n, const char** why
   if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
   Status s = resize(std::max(n, DeviceTimeline::most_tokens));
   const auto prepare = [&] {
-    Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, {stream_, copies_});
+    Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, {stream_, copies_}, of.cancel);
     return p.ok() ? resize_attended(n) : std::move(p);
   };
   if (s.ok()) s = prepare();
   if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
+  if (const uint32_t least = std::max(n, DeviceTimeline::most_tokens); s.code() == Code::no_memory && capacity_ > least) {  // a text was read
+    release_workspace();
+    if (s = resize(least); s.ok()) s = prepare();
+  }
   // A text that is read later wants more room, and attention would give way to it each time: where little is left it is made now.
   const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
   const auto lacks_room = [&] { return s.ok() && capacity_ < usual_step && device_->left() < workspace; };
@@ -31,8 +35,9 @@ Status DeviceStage::can_attend(const Attending& of, uint32_t n, const char** why
     release_attention();
     if (s = resize(usual_step); s.ok()) s = prepare();
   }
-  if (s.ok()) s = attention_.keep_hot_quads(of.store, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), stream_);  // a fork's, and its own
+  if (s.ok()) s = attention_.keep_hot_quads(of.store, of.plan, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), stream_);  // a fork's, and its own
   if (s.ok()) return refused_size_ = 0, Status();
+  if (s.code() == Code::cancelled) return s;  // what has come stays
   release_attention();
   if (s.code() == Code::no_memory) {  // it is tried again when the text has grown, or with fewer tokens
     refused_size_ = size, refused_n_ = n;

@@ -9,9 +9,11 @@ Status DeviceStage::can_attend_beside(const Attending& of, uint32_t n, const cha
   if (attention_.holds_memory()) release_attention();
   Status s = resize(std::max(n, DeviceTimeline::most_tokens));
   const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
-  if (s.ok()) s = beside_.prepare(of.store, of.plan, of.exact, n, of.devices, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), of.pool, {stream_, copies_});
+  if (s.ok()) s = beside_.prepare(of.store, of.plan, of.exact, n, of.devices, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), of.pool, {stream_, copies_},
+                                  of.cancel);
   if (s.ok()) s = resize_attended(n);
   if (s.ok()) return refused_beside_ = 0, attends_beside_ = true, Status();
+  if (s.code() == Code::cancelled) return s;  // what has come stays
   release_beside();
   if (s.code() != Code::no_memory) return s;
   refused_beside_ = size, refused_beside_n_ = n;  // as refused_size_

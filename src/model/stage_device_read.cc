@@ -11,13 +11,14 @@ Status DeviceStage::can_read(const Attending& of, uint32_t n, const char** why_n
   const auto prepare = [&] {
     Status s = resize(n);
     if (s.ok()) s = resize_read(n);
-    if (s.ok()) s = reading_.prepare(of.store, n, of.pool, stream_);
+    if (s.ok()) s = reading_.prepare(of.store, n, of.pool, stream_, of.cancel);
     return s;
   };
   Status s = prepare();
   if (s.code() == Code::no_memory && attention_.holds_memory()) release_attention(), s = prepare();
   if (s.code() == Code::no_memory && beside_.holds_memory()) release_beside(), s = prepare();
   if (s.ok()) return unread_size_ = 0, Status();
+  if (s.code() == Code::cancelled) return s;  // what has come stays
   release_reading();
   if (s.code() != Code::no_memory) return s;
   unread_size_ = size, unread_n_ = n;  // as refused_size_

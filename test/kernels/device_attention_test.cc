@@ -248,6 +248,7 @@ TEST_CASE("a device's attention of timelines with few pages, with budgets of not
     for (const uint32_t most : {0u, 1u, 100000u})
       for (const uint32_t head_dim : {64u, 128u}) check_timeline({head_dim, 2, 3, pages, 20, 2, most / 4, most, 0.09f}, random);
   check_timeline({128, 2, 4, 1300, 130, 1, 30, 480, 0.02f}, random);
+  check_timeline({64, 6, 16, 1300, 20, 64, 10, 40, 0.02f}, random);  // so many lists and parts of them that one part finds a list's threshold for all
 }
 
 TEST_CASE("a device's attention of queries that one key takes all of, or a few: nothing has so small a share that it crowds them out") {

@@ -168,7 +168,6 @@ struct Work {
         score_sums(lists * asking_rows * most_score_parts * 2),
         share_counts(lists * share_bins),
         share_sums(lists * share_bins),
-        parts_done(lists),
         thresholds(lists),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)),
         chosen(lists * most),
@@ -184,8 +183,8 @@ struct Work {
         totals(rows),
         mass(rows),
         a{t.shape.n,       blocks,      asking_rows, t.extents,   most,        q.data(),      q8.data(),     q_scale.data(), projected.data(), projected_scale.data(),
-          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(), parts_done.data(), thresholds.data(),
-          part_counts.data(), chosen.data(), biases.data(), nullptr, counts.data(), states.data(), t.shape.n > 1 ? gathered.data() : nullptr, {}, attention_parts, nullptr, nullptr} {
+          scores.data(),   score_sums.data(), share_counts.data(), share_sums.data(),
+          thresholds.data(), part_counts.data(), chosen.data(), biases.data(), nullptr, counts.data(), states.data(), t.shape.n > 1 ? gathered.data() : nullptr, {}, attention_parts, nullptr, nullptr} {
     constexpr uint32_t none = UINT32_MAX;
     first_bad.put(&none);
     made = {t.shape.n, out_cols(t), out.data()};
@@ -217,7 +216,6 @@ struct Work {
   Memory<float> projected_scale, scores, score_sums;
   Memory<uint32_t> share_counts;
   Memory<unsigned long long> share_sums;
-  Memory<uint32_t> parts_done;
   Memory<float> thresholds;
   Memory<uint32_t> part_counts, chosen;
   Memory<float> biases;

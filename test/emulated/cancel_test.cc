@@ -1,0 +1,82 @@
+// What a text takes to a device before a step is on its way only as long as nobody cancels.
+#include <chrono>
+#include <future>
+#include <vector>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+std::shared_ptr<const Model> model_on_device() {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on("cuda", 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return model;
+}
+
+uint64_t uploaded() { return emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0]; }
+
+// Of a call that is cancelled by the first thing that it asks of the device: how many bytes it took there all the same.
+template <class Call>
+uint64_t uploaded_when_cancelled(const Call& call) {
+  Cancel cancel;
+  const emulated::Changed fires(emulated::machine().fires, &cancel);
+  const emulated::Changed at(emulated::machine().fails_at, emulated::machine().calls + 1);
+  const uint64_t before = uploaded();
+  const Status s = call(&cancel);
+  CHECK_MESSAGE(s.code() == Code::cancelled, std::string(s.message()));
+  return uploaded() - before;
+}
+
+}  // namespace
+
+TEST_CASE("what a text needs in a device's memory does not go there once its step is cancelled, and does with the next one") {
+  const auto model = model_on_device();
+  const auto tokens = book_tokens(3400);
+  const auto asked = std::span<const Token>(tokens).subspan(3000, 5);
+  std::vector<float> scores(asked.size());
+  SessionOptions quest = bounded_options(200);
+  quest.select.strategy = "quest";
+  for (const SessionOptions& options : {bounded_options(200), quest}) {
+    CAPTURE(options.select.strategy);
+    const auto expected = score(load(model, read_file(), options).get(), asked);
+    const auto session = load(model, read_file(), options);
+    const uint64_t kept = session->store().pages().extents() * model->store_shape().heads_total() * model->store_shape().page.sketch_bytes();
+    CHECK(uploaded_when_cancelled([&](const Cancel* cancel) { return session->score(asked, scores.data(), cancel, {}); }) < kept / 2);
+    CHECK(session->tokens().size() == 3000);
+    CHECK(score(session.get(), asked) == expected);
+  }
+  const auto more = std::span<const Token>(tokens).subspan(3000);
+  const auto expected = load(model, read_file(), bounded_options(200));
+  read(expected.get(), more);
+  const auto session = load(model, read_file(), bounded_options(200));
+  const uint64_t pages = session->store().pages().extents() * model->store_shape().slab_bytes();
+  std::size_t done = 0;
+  CHECK(uploaded_when_cancelled([&](const Cancel* cancel) { return session->prefill_tokens(more, nullptr, cancel, {}, &done); }) < pages / 2);
+  CHECK((done == 0 && session->tokens().size() == 3000));
+  read(session.get(), more);
+  CHECK(continue_with(session.get(), 8) == continue_with(expected.get(), 8));
+}
+
+TEST_CASE("a session that waits for what another one takes to their device can be cancelled") {
+  const auto model = model_on_device();
+  const auto session = load(model, read_file(), bounded_options(200));
+  Device::Staging others;
+  REQUIRE(model->device_weights()[0].device()->stage(1, CancelLatch(nullptr), &others).ok());
+  Cancel cancel;
+  auto waits = std::async(std::launch::async, [&] {
+    Token token = -1;
+    bool end = false;
+    return session->next({}, &cancel, &token, &end);
+  });
+  CHECK(waits.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+  cancel.fire();
+  CHECK(waits.get().code() == Code::cancelled);
+  others = {};
+  const auto alone = load(model, read_file(), bounded_options(200));
+  CHECK(continue_with(session.get(), 8) == continue_with(alone.get(), 8));
+}
