@@ -278,7 +278,13 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       const auto* from = reinterpret_cast<const uint4*>(pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
       v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
     }
-    const uint2 k_scales = there ? __ldcs(reinterpret_cast<const uint2*>(its.scales)) : uint2(), v_scales = there ? __ldcs(reinterpret_cast<const uint2*>(its.value_scales)) : uint2();
+    // Both kinds are neighbours: a lane reads one of them, so that they are asked for at once.
+    const uint2 its_scales = there ? __ldcs(reinterpret_cast<const uint2*>(lane / lanes % 2 ? its.value_scales : its.scales)) : uint2();
+    const auto scales_of = [&](uint32_t kind) {
+      const int from = static_cast<int>(kind * lanes + lane % lanes);
+      return uint2{__shfl_sync(all_lanes, its_scales.x, from), __shfl_sync(all_lanes, its_scales.y, from)};
+    };
+    const uint2 k_scales = scales_of(0), v_scales = scales_of(1);
     if (a.hot.room && first_row == 0) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {

@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(share_threads, share_blocks) attention_shares(
   }
 }
 
-// Blocks of choose_quads of a list: the threshold, which each finds for itself or the first one for all, what it takes of them, its place in the list, behind that of the blocks before, and where it is kept. A block
-// waits for what those have counted, which have begun before it.
+// Blocks of choose_quads of a list: the threshold, which each finds for itself or, of many blocks, the first one of a list for all; what it takes of them, its
+// place in the list, behind that of the blocks before, and where it is kept. A block waits for what those find and count, which have begun before it.
 __global__ void __launch_bounds__(choose_threads, 6) attention_choose(DeviceKv kv, DeviceAttention a) {
   constexpr uint32_t each = choose_quads / choose_threads, warps = choose_threads / warp;
   static_assert(each % 4 == 0);
