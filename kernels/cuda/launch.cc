@@ -190,17 +190,21 @@ int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
 }
 
+// Blocks that attend sinks and window of a KV head, a row each, beside those that score its quads.
+unsigned near_rows(const DeviceKv& kv, const DeviceAttention& a) { return a.n == 1 ? kv.group : 0; }
+
 // Blocks that score a KV head's quads: as many as a large device runs at a time, of all heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
-  const unsigned most = std::clamp(all_score_parts / (kv.kv_heads * a.blocks), least_score_parts, unsigned{most_score_parts});
+  const unsigned all = std::min(all_score_parts, scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
+  const unsigned most = std::clamp(all / (kv.kv_heads * a.blocks), least_score_parts, unsigned{most_score_parts});
   return std::min(blocks_for(tiles, scan_threads / 32), most);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  const unsigned near_rows = a.n == 1 ? kv.group : 0;
-  const int error = near_rows ? 0 : attend_near(s, kv, a);
-  return error ? error : launch(s, AttentionName("scan", kv.dim).text, Grid{near_rows + score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a, near_rows);
+  const unsigned near = near_rows(kv, a);
+  const int error = near ? 0 : attend_near(s, kv, a);
+  return error ? error : launch(s, AttentionName("scan", kv.dim).text, Grid{near + score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a, near);
 }
 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {

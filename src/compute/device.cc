@@ -162,7 +162,7 @@ void Device::release_host(void* memory, std::size_t size) {
 Status Device::stage(std::size_t least, const CancelLatch& cancel, Staging* out) {
   constexpr std::chrono::milliseconds between(10);  // looks at what cancels
   std::unique_lock lock(staging_mutex_, std::defer_lock);
-  while (!lock.try_lock_for(between))
+  while (!lock.try_lock_until(std::chrono::system_clock::now() + between))  // ThreadSanitizer of GCC 12 does not know try_lock_for()
     if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; nothing was changed");
   if (least > staging_bytes_) {
     if (staging_) (void)kernels_.release_host(context_, staging_);

@@ -79,7 +79,7 @@ struct DeviceAttention {
   float* score_sums;                   // [kv_heads][blocks][asking_rows][most_score_parts][2] of parts of them a number that is not below any, and the sum of exponentials relative to it
   uint32_t* share_counts;              // [kv_heads][blocks][share_bins] how many shares are of a size,
   unsigned long long* share_sums;      // and their sums, in units of 1 / share_unit
-  float* thresholds;                   // [kv_heads][blocks] of shares; see select/sampling.h
+  float* thresholds;                   // [kv_heads][blocks] of shares, as select/sampling.h has them, where one block of threads finds a list's for all
   uint32_t* part_counts;               // [kv_heads][blocks][parts of choose_quads] 1 + how many of them are taken; 0: not known yet
   uint32_t* lists;                     // [kv_heads][blocks][most] quads, ascending; null: neighbouring ones, of which list_counts has the first
   float* biases;                       // [kv_heads][blocks][most] as PageRef::bias; 0: the quad stands for itself; null: all do

@@ -114,11 +114,11 @@ std::vector<uint32_t> AttentionDevice::hot_ends(const KvStore& store, const Plan
   return ends;
 }
 
-// A budget that is a fraction grows with the text: there is room for more when it is an eighth more.
+// A budget that is a fraction grows with the text, as a short text does itself: there is room for more when it is a quarter more.
 Status AttentionDevice::keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream) {
   if (store.pages().pages() == 0) return {};
   std::vector<uint32_t> ends = hot_ends(store, plan, hot_lists);
-  if (ends.back() <= hot_tried_ + hot_tried_ / 8) return {};
+  if (ends.back() <= hot_tried_ + hot_tried_ / 4) return {};
   hot_tried_ = ends.back();
   forget_hot_quads();
   ++generation_;

@@ -35,7 +35,7 @@ class AttentionDevice {
   const char* cannot_share() const { return timeline_.cannot_share(); }  // why they may not; null: they may
 
   // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
-  // takes `reserve` bytes for the rest of its steps. Otherwise all are read from the processor's memory. Code::device.
+  // takes `reserve` bytes for the rest of its steps; fewer where less is left. The others are read from the processor's memory. Code::device.
   Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();

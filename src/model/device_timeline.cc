@@ -160,7 +160,12 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
   sketch_stamps_.clear();
   if (const std::size_t count = ceil_div(extents, block_extents_); count != blocks_.size()) blocks_.resize(count), blocks_moved_ = true;
   std::vector<uint32_t> wanted;  // extents
-  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> made;  // blocks, and the stamps of what they are to have
+  struct Made {
+    uint32_t block;
+    std::vector<uint64_t> stamps;  // of what it is to have
+    std::size_t end;               // of the extents that are wanted for it
+  };
+  std::vector<Made> made;
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
     std::vector<uint64_t> stamps(block_extents_);
     const uint32_t first = b * block_extents_;
@@ -173,13 +178,17 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
       wanted.push_back(first + i);
       if (its) its->stamps[i] = 0;  // until all is there
     }
-    made.emplace_back(b, std::move(stamps));
+    made.push_back({b, std::move(stamps), wanted.size()});
   }
-  if (Status s = put_sketch(store.sketch(), wanted, pool, streams, cancel); !s.ok()) return s;
-  for (const auto& [b, stamps] : made) {
+  std::size_t done = 0;
+  Status s = put_sketch(store.sketch(), wanted, pool, streams, cancel, &done);
+  if (!s.ok() && s.code() != Code::cancelled) return s;
+  for (const auto& [b, stamps, end] : made) {
+    if (end > done) break;
     std::shared_ptr<SketchBlock> added = sketches_->add(stamps, blocks_[b]);
     if (std::exchange(blocks_[b], added) != added) blocks_moved_ = true;
   }
+  if (!s.ok()) return s;
   for (uint32_t e = 0; e < extents; ++e) sketch_stamps_.push_back(store.sketch().stamp(e));
   if (!blocks_moved_) return {};
   auto* addresses = reinterpret_cast<uint64_t*>(staged_.data);
@@ -187,9 +196,8 @@ Status DeviceTimeline::put_summaries(const KvStore& store, uint32_t extents, Thr
     const SketchBlock* block = e / block_extents_ < blocks_.size() ? blocks_[e / block_extents_].get() : nullptr;
     addresses[e] = block ? address_of(block->memory.get() + e % block_extents_ * size) : 0;
   }
-  if (Status s = send(streams.own, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); !s.ok()) return s;
-  blocks_moved_ = false;
-  return {};
+  if (s = send(streams.own, sketch_at_.get(), addresses, extents_ * sizeof(uint64_t)); s.ok()) blocks_moved_ = false;
+  return s;
 }
 
 // Whether somebody has it. What there was of a block that others may have is let go of before there is a new one, which put_sketch() makes: where nobody has it
@@ -216,7 +224,7 @@ Status DeviceTimeline::make_block(uint32_t b) {
 // One half of the staging memory is filled while the other is on its way. Large halves: what a device has just read is slow to write to (halves of 8 MB took 30 ms
 // for 800 MB, halves of 32 MB 16). The device takes 0.2 ms for a block's memory: a thread waits for that while others copy.
 Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams,
-                                  const CancelLatch& cancel) {
+                                  const CancelLatch& cancel, std::size_t* done) {
   const std::size_t size = sketch_bytes();
   const auto together = static_cast<uint32_t>(staged_.bytes / 2 / size), parts = std::min(copied_parts, static_cast<uint32_t>(heads_total()));
   const auto first = static_cast<uint32_t>(first_head()), heads = static_cast<uint32_t>(heads_total());
@@ -255,9 +263,11 @@ Status DeviceTimeline::put_sketch(const KeySketch& sketch, const std::vector<uin
       for (n = 1; i + n < count && its_extents[i + n] == e + n && (e + n) / block_extents_ == block;) ++n;
       error = ops_.upload(way, blocks_[block]->memory.get() + e % block_extents_ * size, half + i * size, n * size);
     }
+    if (s.ok() && !error) *done = at + count;
   }
   for (DeviceStream* way : {streams.own, streams.beside})
     if (const int last = ops_.wait(way); !error) error = last;
+  if (error) *done = 0;
   return s.ok() ? device_->status(error, what) : std::move(s);
 }
 

@@ -83,7 +83,8 @@ class DeviceTimeline {
   Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel);
   bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
   Status make_block(uint32_t b);  // of different ones several at a time
-  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel);
+  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel,
+                    std::size_t* done);  // done: how many of them are there, the first ones
   Status need_staging(const CancelLatch& cancel);
   Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
   Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);

@@ -122,7 +122,7 @@ Status Forward::prepare(const ForwardStep& step, const KvStore& store, Progress*
   for (std::size_t at = 0; at < devices; ++at) {
     const char* why_not = nullptr;
     do {
-      if (cancel.fired()) return cancelled();
+      if (cancel.fired()) return Status::error(Code::cancelled, "cancelled");
       const bool is_first = !why_not;
       if (Status s = can_attend(of, 1, stages_[at].get(), &why_not); !s.ok()) return s;
       if (is_first && stages_[at]->attends_beside())  // what they share is known now

@@ -278,6 +278,7 @@ class DeviceStage final : public Stage {
   Status try_resize(uint32_t n) {
     if (n <= capacity_) return {};
     release_workspace();  // never old and new together
+    gave_way_ = false;
     Status s = memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace");
     if (!s.ok()) return s;
     work_.place(size_, n, memory_.get());
@@ -325,6 +326,7 @@ class DeviceStage final : public Stage {
   DeviceGraphs graphs_;  // [layers + 3] what comes before and with the projection of each, after the last; attend(), and with the output
 
   uint32_t capacity_ = 0;  // tokens
+  bool gave_way_ = false;  // to attention, which then fitted
   DeviceBuffer<std::byte> memory_;
   Workspace work_{};
   PinnedBuffer<uint32_t> bad_layer_;         // the host's copy

@@ -23,13 +23,17 @@ Status DeviceStage::can_attend(const Attending& of, uint32_t n, const char** why
   };
   if (s.ok()) s = prepare();
   if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
-  if (const uint32_t least = std::max(n, DeviceTimeline::most_tokens); s.code() == Code::no_memory && capacity_ > least) {  // a text was read
+  // A workspace that a text was read with is smaller then, until one is read again.
+  const uint32_t least = std::max(n, DeviceTimeline::most_tokens);
+  if (s.code() == Code::no_memory && capacity_ > least) {
     release_workspace();
-    if (s = resize(least); s.ok()) s = prepare();
+    s = resize(least);
+    gave_way_ = true;
+    if (s.ok()) s = prepare();
   }
   // A text that is read later wants more room, and attention would give way to it each time: where little is left it is made now.
   const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
-  const auto lacks_room = [&] { return s.ok() && capacity_ < usual_step && device_->left() < workspace; };
+  const auto lacks_room = [&] { return s.ok() && !gave_way_ && capacity_ < usual_step && device_->left() < workspace; };
   if (lacks_room()) (void)attention_.drop_hot_quads();
   if (lacks_room()) {
     release_attention();

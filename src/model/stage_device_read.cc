@@ -15,6 +15,7 @@ Status DeviceStage::can_read(const Attending& of, uint32_t n, const char** why_n
     return s;
   };
   Status s = prepare();
+  if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
   if (s.code() == Code::no_memory && attention_.holds_memory()) release_attention(), s = prepare();
   if (s.code() == Code::no_memory && beside_.holds_memory()) release_beside(), s = prepare();
   if (s.ok()) return unread_size_ = 0, Status();

@@ -1,10 +1,12 @@
 // What a text takes to a device before a step is on its way only as long as nobody cancels.
 #include <chrono>
 #include <future>
+#include <random>
 #include <vector>
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
+#include "session/bare_cache.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -20,16 +22,35 @@ std::shared_ptr<const Model> model_on_device() {
 
 uint64_t uploaded() { return emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0]; }
 
-// Of a call that is cancelled by the first thing that it asks of the device: how many bytes it took there all the same.
+// Of a call that is cancelled by something that it asks of the device, the first one: how many bytes it took there all the same.
 template <class Call>
-uint64_t uploaded_when_cancelled(const Call& call) {
+uint64_t uploaded_when_cancelled(const Call& call, uint64_t asked = 1) {
   Cancel cancel;
   const emulated::Changed fires(emulated::machine().fires, &cancel);
-  const emulated::Changed at(emulated::machine().fails_at, emulated::machine().calls + 1);
+  const emulated::Changed at(emulated::machine().fails_at, emulated::machine().calls + asked);
   const uint64_t before = uploaded();
   const Status s = call(&cancel);
   CHECK_MESSAGE(s.code() == Code::cancelled, std::string(s.message()));
   return uploaded() - before;
+}
+
+// Random keys and values of so many tokens.
+std::unique_ptr<BareCache> made_up(uint32_t tokens) {
+  BareOptions o;
+  o.shape = mini_model()->config();
+  o.most_tokens = tokens;
+  o.threads = 2;
+  std::unique_ptr<BareCache> cache;
+  REQUIRE(BareCache::open(o, &cache).ok());
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> number(-1, 1);
+  std::vector<float> rows(std::size_t{500} * o.shape.kv_width());
+  for (uint32_t at = 0; at < tokens; at += 500)
+    for (uint32_t l = 0; l < o.shape.layers; ++l) {
+      for (float& x : rows) x = number(random);
+      REQUIRE(cache->update(l, Numbers::f32, rows.data(), rows.data(), nullptr, 500).ok());
+    }
+  return cache;
 }
 
 }  // namespace
@@ -60,6 +81,37 @@ TEST_CASE("what a text needs in a device's memory does not go there once its ste
   CHECK((done == 0 && session->tokens().size() == 3000));
   read(session.get(), more);
   CHECK(continue_with(session.get(), 8) == continue_with(expected.get(), 8));
+}
+
+TEST_CASE("of a sketch that was cancelled halfway what has come to the device stays there") {
+  constexpr uint32_t count = 32000;
+  const auto model = model_on_device();
+  const auto cache = made_up(count);
+  const auto tokens = book_tokens(3000);
+  std::vector<Token> text;
+  while (text.size() < count) text.insert(text.end(), tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(3000, count - std::ssize(text)));
+  const auto asked = std::span<const Token>(tokens).first(5);
+  std::vector<float> scores(asked.size());
+  const auto open = [&] {
+    std::unique_ptr<Session> session;
+    const Status s = Session::adopt(model, *cache, text, bounded_options(200), {.compared = false}, nullptr, {}, &session);
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+    return session;
+  };
+  const auto first = open();
+  const uint64_t before = uploaded();
+  const auto expected = score(first.get(), asked);
+  const uint64_t all = uploaded() - before;
+  uint32_t halfway = 0;
+  for (uint64_t at = 12; at <= 24; at += 2) {
+    CAPTURE(at);
+    const auto session = open();
+    const uint64_t came = uploaded_when_cancelled([&](const Cancel* cancel) { return session->score(asked, scores.data(), cancel, {}); }, at);
+    const uint64_t again = uploaded();
+    CHECK(score(session.get(), asked) == expected);
+    halfway += came > all / 4 && uploaded() - again < all - all / 5;
+  }
+  CHECK(halfway > 0);
 }
 
 TEST_CASE("a session that waits for what another one takes to their device can be cancelled") {
