@@ -291,6 +291,16 @@ class DeviceStage final : public Stage {
     memory_ = {};
   }
 
+  // What preparing attention came to. Where memory is wanting: again, with a workspace that is no larger than the step needs it, until a text is read.
+  template <class Prepare>
+  Status or_with_less(Status s, uint32_t least, const Prepare& prepare) {
+    if (s.code() != Code::no_memory || capacity_ <= least) return s;
+    release_workspace();
+    s = try_resize(least);
+    gave_way_ = true;
+    return s.ok() ? prepare() : std::move(s);
+  }
+
   // What the processor attends comes down and goes up through.
   Status resize_host(uint32_t n) {
     if (n <= host_capacity_) return {};

@@ -16,21 +16,15 @@ Status DeviceStage::can_attend(const Attending& of, uint32_t n, const char** why
   if (beside_.holds_memory()) release_beside();
   const uint32_t size = of.store.pages().extents() + 1;
   if (refused_size_ == size && n >= refused_n_) return *why_not = no_room, Status();
-  Status s = resize(std::max(n, DeviceTimeline::most_tokens));
+  const uint32_t least = std::max(n, DeviceTimeline::most_tokens);
+  Status s = resize(least);
   const auto prepare = [&] {
     Status p = attention_.prepare(of.store, of.plan, n, of.devices, of.pool, {stream_, copies_}, of.cancel);
     return p.ok() ? resize_attended(n) : std::move(p);
   };
   if (s.ok()) s = prepare();
   if (s.code() == Code::no_memory && attention_.drop_hot_quads()) s = prepare();
-  // A workspace that a text was read with is smaller then, until one is read again.
-  const uint32_t least = std::max(n, DeviceTimeline::most_tokens);
-  if (s.code() == Code::no_memory && capacity_ > least) {
-    release_workspace();
-    s = resize(least);
-    gave_way_ = true;
-    if (s.ok()) s = prepare();
-  }
+  s = or_with_less(std::move(s), least, prepare);
   // A text that is read later wants more room, and attention would give way to it each time: where little is left it is made now.
   const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
   const auto lacks_room = [&] { return s.ok() && !gave_way_ && capacity_ < usual_step && device_->left() < workspace; };

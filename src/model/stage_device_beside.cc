@@ -7,11 +7,16 @@ Status DeviceStage::can_attend_beside(const Attending& of, uint32_t n, const cha
   const uint32_t size = of.store.pages().extents() + 1;
   if (refused_beside_ == size && n >= refused_beside_n_) return *why_not = no_room, Status();
   if (attention_.holds_memory()) release_attention();
-  Status s = resize(std::max(n, DeviceTimeline::most_tokens));
-  const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
-  if (s.ok()) s = beside_.prepare(of.store, of.plan, of.exact, n, of.devices, (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken(), of.pool, {stream_, copies_},
-                                  of.cancel);
-  if (s.ok()) s = resize_attended(n);
+  const uint32_t least = std::max(n, DeviceTimeline::most_tokens);
+  Status s = resize(least);
+  const auto prepare = [&] {
+    const uint64_t workspace = device_workspace_bytes(config_, static_cast<uint32_t>(2 * size_.half), usual_step);
+    const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
+    Status p = beside_.prepare(of.store, of.plan, of.exact, n, of.devices, reserve, of.pool, {stream_, copies_}, of.cancel);
+    return p.ok() ? resize_attended(n) : std::move(p);
+  };
+  if (s.ok()) s = prepare();
+  s = or_with_less(std::move(s), least, prepare);
   if (s.ok()) return refused_beside_ = 0, attends_beside_ = true, Status();
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_beside();

@@ -261,22 +261,24 @@ TEST_CASE("steps back over what filled an extent leave nothing shared that is in
 }
 
 TEST_CASE("a workspace that a text was read with gives way to attention where others have taken the rest of the memory") {
-  std::shared_ptr<const Model> model;
-  REQUIRE(open_on("cuda", 0, &model).ok());
-  auto session = load(model, read_file(), bounded_options(200));
-  read(session.get(), book_tokens(1200));
-  continue_with(session.get(), 1);
-  CHECK(attends(*session));
-  SessionOptions other = bounded_options(200);
-  other.select.share_heads = false;
-  REQUIRE(session->set_select(other.select).ok());
-  continue_with(session.get(), 1);  // the processor attends: the GPU has nothing but the workspace
-  CHECK_FALSE(attends(*session));
-  const std::shared_ptr<Device>& device = model->device_weights()[0].device();
-  DeviceBuffer<std::byte> others;
-  const uint64_t all = device->left();
-  REQUIRE(others.allocate(device, all / (uint64_t{2} << 20) * (uint64_t{2} << 20), "others").ok());
-  REQUIRE(session->set_select(bounded_options(200).select).ok());
-  continue_with(session.get(), 2);
-  CHECK(attends(*session));
+  for (const char* strategy : {"bounded", "quest"}) {  // alone, and beside the processor
+    CAPTURE(strategy);
+    const auto model = model_on("cuda");
+    SessionOptions options = bounded_options(200);
+    options.select.strategy = strategy;
+    auto session = load(model, read_file(), options);
+    read(session.get(), book_tokens(1200));
+    SessionOptions certified = bounded_options(200);
+    certified.select.strategy = "quest", certified.select.certify = true;
+    REQUIRE(session->set_select(certified.select).ok());
+    continue_with(session.get(), 1);  // by the processor: the GPU has no more than the workspace
+    CHECK_FALSE((attends(*session) || says(*session, "\"device_attends_beside\":true")));
+    const std::shared_ptr<Device>& device = model->device_weights()[0].device();
+    const uint64_t unit = uint64_t{2} << 20;
+    DeviceBuffer<std::byte> others;
+    REQUIRE(others.allocate(device, device->left() / unit * unit, "others").ok());
+    REQUIRE(session->set_select(options.select).ok());
+    continue_with(session.get(), 2);
+    CHECK((attends(*session) || says(*session, "\"device_attends_beside\":true")));
+  }
 }
