@@ -20,9 +20,26 @@
  *    only if the extra bytes are zero (KV_BAD_ARGUMENT).
  *  - Callbacks run on the calling thread and never after the call returned. Return 0 to go on, anything else to stop
  *    (the call then returns KV_CANCELLED). A callback may not call the handle that is calling it: KV_BUSY.
+ *  - A C++ exception from a callback does not leave the call. It counts as "stop": KV_CANCELLED, and the message names the callback
+ *    and has the exception's text. What a log callback throws is dropped. A callback must not longjmp out of a call.
+ *  - Cancelled threads (POSIX): pthread_cancel waits until the call has returned, or until a callback reaches a cancellation point.
+ *    A thread may also end in a callback by pthread_exit. The handle can then be used by another thread, or closed. It holds what a
+ *    call that was stopped there would leave.
+ *  - Floating point: a call computes in its own environment, whatever rounding, traps or flush-to-zero the host has set. Results do
+ *    not depend on the host's. Callbacks run in the host's environment, and it is as before after the call.
+ *  - Locale: nothing reads it. JSON and messages have a decimal point in every locale.
+ *  - Stack: a call takes less than 32 KiB of the caller's stack, callbacks not counted, where no GPU is used. The library's own
+ *    threads have stacks of 1 MiB.
+ *  - Signals: the library's threads block them, but for faults and SIGPROF. Handlers run on the host's threads, in the middle of calls
+ *    too, with or without SA_RESTART. A handler may call kv_cancel_fire and nothing else.
+ *  - fork: a child process must not use the handles of its parent, nor close them; it may call exec. All descriptors are closed by
+ *    exec.
+ *  - dlclose: close all handles first. The library stays mapped until the process ends, because allocator state of the host's threads
+ *    belongs to it. Loading it again finds it there.
  *  - Handles: parents are retained by their children, so the order of closing does not matter. Closing NULL does nothing.
  *  - Threads: a kv_model may be used by any number of threads. A kv_session serves one call at a time, from any thread; a second
- *    concurrent call gets KV_BUSY and changes nothing. Closing a handle while a call on it runs is the caller's error.
+ *    concurrent call gets KV_BUSY and changes nothing. Closing a handle while a call on it runs is the caller's error. A session or a
+ *    cache and all its forks share one team of threads, and may be called at the same time.
  */
 #ifndef KVASIR_H
 #define KVASIR_H

@@ -139,12 +139,12 @@ void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t 
   const uint32_t tokens = shape.page_tokens, dim = shape.dim;
   int8_t* data = pages + std::size_t{page} * page_bytes;
   uint16_t* page_scales = scales + page * 2 * tokens;
-  SealedHalf keys, values;
-  quantize_tokens<Isa>(k, tokens, dim, page_scales, keys);
-  quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, values);
-  interleave_keys(keys.bytes, tokens, dim, data);
-  interleave_values(values.bytes, tokens, dim, data + page_values);
-  seal_bounds<Isa>(shape, keys.values, page, bounds);
+  SealedHalf half;  // 10 KiB of the stack: K's, then V's
+  quantize_tokens<Isa>(k, tokens, dim, page_scales, half);
+  interleave_keys(half.bytes, tokens, dim, data);
+  seal_bounds<Isa>(shape, half.values, page, bounds);
+  quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, half);
+  interleave_values(half.bytes, tokens, dim, data + page_values);
 }
 
 template <class Isa>

@@ -158,8 +158,8 @@ void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, con
   constexpr uint32_t n = 8 * G;
   const uint32_t tiles = shape.quad_tiles();
   const std::size_t tile_bytes = std::size_t{quad_tokens} * G * tile_blocks * 4;
+  typename Isa::I block[Isa::scan_rows * G * 2];  // up to 12 KiB: out here, so that a caller's stack has it once
   by_row_blocks<Isa::scan_rows>(rows, [&](uint32_t row, uint32_t count) {
-    typename Isa::I block[Isa::scan_rows * G * 2];
     int32_t starts[Isa::scan_rows];
     for (uint32_t r = 0; r < count; ++r) {
       const int8_t* of_row = q + (std::size_t{row} + r) * n;

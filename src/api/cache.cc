@@ -86,7 +86,7 @@ kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* opt
   });
 }
 
-void kv_cache_close(kv_cache* cache) { delete cache; }
+void kv_cache_close(kv_cache* cache) { api::close(cache); }
 
 kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const void* k, const void* v, const void* q, uint32_t tokens,
                           kv_error* error) {

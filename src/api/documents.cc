@@ -79,7 +79,7 @@ kv_status kv_library_open(const char* folder, const kv_library_options* options,
   });
 }
 
-void kv_library_close(kv_library* library) { delete library; }
+void kv_library_close(kv_library* library) { api::close(library); }
 
 kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_document* document, kv_error* error) {
   return api::guarded(error, [&]() -> Status {

@@ -8,6 +8,7 @@
 #include <new>
 #include <system_error>
 
+#include "api/call.h"
 #include "base/cancel.h"
 #include "base/status.h"
 #include "kvasir.h"
@@ -36,25 +37,30 @@ struct kv_session {
 
 namespace kvasir::api {
 
-kv_status report(const Status& status, kv_error* error) noexcept;
-
-// Runs f, which returns a Status; nothing escapes.
+// Runs f, which returns a Status, as a call of the host's. No exception escapes: nothing in the library throws what is no std::exception,
+// and what unwinds a thread that ends in a callback is none and passes.
 template <class F>
-kv_status guarded(kv_error* error, F&& f) noexcept {
+kv_status guarded(kv_error* error, F&& f) {
+  Call call;
   try {
-    return report(f(), error);
+    return call.finish(f(), error);
   } catch (const std::bad_alloc&) {
-    return report(Status::error(Code::no_memory, "out of memory; nothing was changed"), error);
+    return call.finish(Status::error(Code::no_memory, "out of memory; nothing was changed"), error);
   } catch (const std::exception& e) {
-    return report(Status::error(Code::internal, "unexpected: %s", e.what()), error);
-  } catch (...) {
-    return report(Status::error(Code::internal, "unexpected"), error);
+    return call.finish(Status::error(Code::internal, "unexpected: %s", e.what()), error);
   }
+}
+
+// A handle's end, which may wait for threads and close files.
+template <class Handle>
+void close(Handle* handle) {
+  const Call call;
+  delete handle;
 }
 
 // One call at a time on a handle, of which `name` is what the caller knows it by.
 template <class Handle, class F>
-kv_status one_at_a_time(const Handle* handle, const char* name, kv_error* error, F&& f) noexcept {
+kv_status one_at_a_time(const Handle* handle, const char* name, kv_error* error, F&& f) {
   return guarded(error, [&]() -> Status {
     if (!handle) return Status::error(Code::bad_argument, "%s is NULL", name);
     auto& busy = const_cast<Handle*>(handle)->busy;
@@ -69,12 +75,12 @@ kv_status one_at_a_time(const Handle* handle, const char* name, kv_error* error,
 }
 
 template <class F>
-kv_status exclusive(const kv_session* session, kv_error* error, F&& f) noexcept {
+kv_status exclusive(const kv_session* session, kv_error* error, F&& f) {
   return one_at_a_time(session, "session", error, [&] { return f(*session->session); });
 }
 
 template <class F>
-kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) noexcept {
+kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) {
   return one_at_a_time(cache, "cache", error, [&] { return f(*cache->cache); });
 }
 

@@ -11,16 +11,6 @@ namespace kvasir::api {
 static_assert(static_cast<int>(Code::device) == KV_DEVICE && static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
               static_cast<int>(Code::context_full) == KV_CONTEXT_FULL && static_cast<int>(Code::io) == KV_IO);
 
-kv_status report(const Status& status, kv_error* error) noexcept {
-  if (error && !status.ok()) {
-    error->status = static_cast<kv_status>(status.code());
-    error->sys_errno = status.sys_errno();
-    error->offset = status.offset();
-    std::snprintf(error->message, sizeof error->message, "%s", status.message());
-  }
-  return static_cast<kv_status>(status.code());
-}
-
 Status check_text(const char* text, std::size_t size, const char* name) {
   if (!text && size) return Status::error(Code::bad_argument, "%s is NULL and its size is %zu", name, size);
   return {};
@@ -33,7 +23,9 @@ Status check_flags(uint32_t flags, uint32_t known) {
 
 Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase) {
   if (!fn) return {};
-  return [=](uint64_t done, uint64_t total) { return fn(phase, done, total, user); };
+  return [=](uint64_t done, uint64_t total) {
+    return Call::run_callback("the progress callback", [&] { return fn(phase, done, total, user); });
+  };
 }
 
 std::string hexadecimal(std::span<const uint8_t> bytes) {

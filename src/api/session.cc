@@ -52,7 +52,9 @@ namespace kvasir::api {
 
 LogFn log_function(kv_log_fn fn, void* user) {
   if (!fn) return {};
-  return [=](int level, const char* message) { fn(level, message, user); };
+  return [=](int level, const char* message) {
+    (void)Call::run_callback(nullptr, [&] { return fn(level, message, user), 0; });
+  };
 }
 
 Status session_options(const kv_session_options* in, SessionOptions* out) {
@@ -138,7 +140,7 @@ kv_status kv_session_open(kv_model* model, const kv_session_options* options, kv
   });
 }
 
-void kv_session_close(kv_session* session) { delete session; }
+void kv_session_close(kv_session* session) { api::close(session); }
 
 kv_status kv_session_set_strategy(kv_session* session, const char* strategy, uint64_t budget_tokens, double budget_fraction,
                                   kv_error* error) {
@@ -204,7 +206,8 @@ kv_status kv_prefill_tokens(kv_session* session, const int32_t* tokens, size_t c
 
 kv_status kv_prefill_logits(kv_session* session, const int32_t* tokens, size_t count, float* logits, const kv_call_options* options,
                             kv_error* error) {
-  if (!logits && count) return api::report(Status::error(Code::bad_argument, "logits is NULL"), error);
+  if (!logits && count)
+    return api::guarded(error, [] { return Status::error(Code::bad_argument, "logits is NULL"); });
   return prefill_ids(session, tokens, count, logits, options, nullptr, error);
 }
 
@@ -235,7 +238,10 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
     g.progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL);
     g.prepare_progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE);
     TextFn text;
-    if (on_text) text = [=](std::string_view t) { return on_text(t.data(), t.size(), user); };
+    if (on_text)
+      text = [=](std::string_view t) {
+        return api::Call::run_callback("the text callback", [&] { return on_text(t.data(), t.size(), user); });
+      };
     Answer made;
     Status status = s.generate({question, size}, g, text, &made);
     if (answer && (status.ok() || status.code() == Code::cancelled))

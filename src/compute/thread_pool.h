@@ -1,5 +1,5 @@
-// A fixed team of threads for the parallel loops of one session. Workers spin briefly between loops, because a decode step has
-// dozens of them microseconds apart, then sleep. The destructor joins them all.
+// A fixed team of threads for the parallel loops of a session and its forks. Workers spin briefly between loops, because a decode
+// step has dozens of them microseconds apart, then sleep. The destructor joins them all.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,9 @@ class ThreadPool {
   uint32_t threads() const;
 
   // Calls f(task, worker) for every task in [0, n_tasks), tasks in ascending order as workers get free; worker < threads() names the thread's
-  // scratch. Returns when all are done. Not re-entrant; one caller at a time. f may throw std::bad_alloc and nothing else: the other
-  // tasks still run, then this throws it.
+  // scratch, of which each caller has its own. Returns when all are done. Several threads may call at once: the workers serve all of
+  // them, and a caller that has no turn runs its tasks itself. A task must not call. f may throw std::bad_alloc and nothing else: the
+  // other tasks still run, then this throws it.
   template <class F>
   void run(uint32_t n_tasks, F&& f) {
     struct Call {

@@ -38,7 +38,7 @@ struct Printable {
     std::size_t n = std::min(name.size(), sizeof text - 4);
     for (std::size_t i = 0; i < n; ++i) {
       const auto c = static_cast<unsigned char>(name[i]);
-      text[i] = c < 128 && std::isprint(c) ? name[i] : '?';
+      text[i] = c >= ' ' && c < 127 ? name[i] : '?';
     }
     if (n < name.size()) {
       std::memcpy(text + n, "...", 3);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/number_text.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -98,8 +99,8 @@ const char* BesideDevice::cannot_read() const {
 
 std::string BesideDevice::share() const {
   char text[256];
-  std::snprintf(text, sizeof text, "%u sixteenths of the pages: the processor attends %.1f GB/s, the GPU reads %.1f GB/s", sixteenths_, rates_.processor / 1e9,
-                rates_.device / 1e9);
+  std::snprintf(text, sizeof text, "%u sixteenths of the pages: the processor attends %s GB/s, the GPU reads %s GB/s", sixteenths_,
+                fixed_text(rates_.processor / 1e9, 1).c_str(), fixed_text(rates_.device / 1e9, 1).c_str());
   std::string out = rates_.known() ? text : unknown;
   if (packs_) out += "; what a filter layer chose for the layers after it the GPU reads in one go";
   if (why_not_packed_) out += std::string("; ") + why_not_packed_;

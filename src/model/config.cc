@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/number_text.h"
 #include "compute/page.h"
 
 namespace kvasir {
@@ -40,7 +41,8 @@ class Schema {
     if (!gguf_.find(prefix_ + key)) return otherwise;
     const auto value = gguf_.get_float(prefix_ + key);
     if (!value || !(*value >= low && *value <= high)) {
-      fail(Status::error(Code::corrupt, "the model's '%s%s' is not a number from %g to %g", prefix_.c_str(), key, low, high));
+      fail(Status::error(Code::corrupt, "the model's '%s%s' is not a number from %s to %s", prefix_.c_str(), key, number_text(low).c_str(),
+                         number_text(high).c_str()));
       return otherwise;
     }
     return *value;

@@ -67,6 +67,11 @@ inline Code code_of(int error) {
 // An error in words, perhaps in the buffer.
 #ifdef _WIN32
 const char* error_text(int error, char* buffer, std::size_t size);
+#elif defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 32)  // strerror_r would translate
+inline const char* error_text(int error, char*, std::size_t) {
+  const char* text = strerrordesc_np(error);
+  return text ? text : "an error that the system has no words for";
+}
 #else
 // strerror_r comes in two kinds, told apart by what it returns.
 [[maybe_unused]] inline const char* chosen_text(const char* text, const char*) { return text; }

@@ -3,9 +3,15 @@
 
 #include <bcrypt.h>
 
-#include <bit>
+#include <process.h>
 
+#include <bit>
+#include <cerrno>
+#include <memory>
+
+#include "os/calling_thread.h"
 #include "os/signals.h"
+#include "os/thread.h"
 
 namespace kvasir::os {
 
@@ -58,5 +64,49 @@ void name_this_thread(const char* name) {
 // There are no signals that a thread could be chosen for: the system makes one of its own for Ctrl-C.
 SignalsHeld::SignalsHeld() { (void)before_; }
 SignalsHeld::~SignalsHeld() = default;
+
+namespace {
+
+struct Start {
+  void (*run)(void* context);
+  void* context;
+};
+
+unsigned __stdcall start_routine(void* argument) {
+  const std::unique_ptr<Start> start(static_cast<Start*>(argument));
+  start->run(start->context);
+  return 0;
+}
+
+}  // namespace
+
+Status Thread::start(void (*run)(void* context), void* context, Thread* out) {
+  auto start = std::make_unique<Start>(Start{run, context});
+  const uintptr_t thread = _beginthreadex(nullptr, static_cast<unsigned>(stack_bytes), start_routine, start.get(), STACK_SIZE_PARAM_IS_A_RESERVATION, nullptr);
+  if (thread == 0) {
+    const int error = errno;
+    return Status::error(error == ENOMEM ? Code::no_memory : Code::limit, "cannot start a thread").with_errno(error);
+  }
+  (void)start.release();
+  out->handle_ = thread;
+  return {};
+}
+
+Thread::~Thread() {
+  if (!handle_) return;
+  const HANDLE thread = reinterpret_cast<HANDLE>(handle_);
+  WaitForSingleObject(thread, INFINITE);
+  CloseHandle(thread);
+}
+
+void CallingThread::enter() {
+  host_floats_ = save_float_environment();
+  use_own_float_environment();
+}
+
+void CallingThread::leave() {
+  (void)host_cancellation_;
+  restore_float_environment(host_floats_);
+}
 
 }  // namespace kvasir::os

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/number_text.h"
+
 namespace kvasir {
 
 // Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
@@ -34,9 +36,9 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
                          strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
-    return Status::error(Code::bad_argument, "budget_fraction is %g: use 0 to 1", options.budget_fraction);
+    return Status::error(Code::bad_argument, "budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
   if (!(options.alpha >= 0 && options.alpha <= 1))
-    return Status::error(Code::bad_argument, "alpha is %g: use 0 to 1", static_cast<double>(options.alpha));
+    return Status::error(Code::bad_argument, "alpha is %s: use 0 to 1", number_text(options.alpha).c_str());
   if (options.budget_tokens && options.budget_fraction > 0)
     return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
   if (const uint32_t n = options.unit_tokens; n != 0) {
@@ -47,9 +49,9 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
       return Status::error(Code::bad_argument, "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens, most_unit);
   }
   if (!(options.coverage >= 0 && options.coverage < 1))
-    return Status::error(Code::bad_argument, "coverage is %g: use 0, or more and less than 1", static_cast<double>(options.coverage));
+    return Status::error(Code::bad_argument, "coverage is %s: use 0, or more and less than 1", number_text(options.coverage).c_str());
   if (options.coverage > 0 && options.strategy != "auto" && !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
-    return Status::error(Code::bad_argument, "coverage is %g: strategy '%.40s' does not sample what it reads", static_cast<double>(options.coverage),
+    return Status::error(Code::bad_argument, "coverage is %s: strategy '%.40s' does not sample what it reads", number_text(options.coverage).c_str(),
                          options.strategy.c_str());
   if (options.schedule != BudgetSchedule::uniform && !takes_schedule(options.strategy))
     return Status::error(Code::bad_argument, "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself", name_of(options.schedule),

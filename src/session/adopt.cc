@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cmath>
 
+#include "base/number_text.h"
 #include "session/bare_cache.h"
 #include "session/session.h"
 
@@ -76,9 +77,9 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
   const Difference difference = how.compared ? newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again)) : Difference();
   if (!(difference.keys < most_difference && difference.values < most_difference))
     return Status::error(Code::model_mismatch,
-                         "the cache's newest %" PRIu64 " tokens have keys and values that differ from the model's by %.2f and %.2f: they are of other "
+                         "the cache's newest %" PRIu64 " tokens have keys and values that differ from the model's by %s and %s: they are of other "
                          "weights, tokens or positions, or their channels lie in another order",
-                         again, difference.keys, difference.values);
+                         again, fixed_text(difference.keys, 2).c_str(), fixed_text(difference.values, 2).c_str());
   *out = std::move(session);
   return {};
 }

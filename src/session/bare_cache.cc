@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/magnitude.h"
+#include "base/number_text.h"
 #include "compute/pieces.h"
 #include "os/os.h"
 
@@ -97,7 +98,11 @@ BareCache::BareCache(const BareOptions& options, KvStore store)
     : options_(options), store_(std::move(store)), layer_updated_(options.shape.layers) {}
 
 Status BareCache::start() {
-  if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
+  if (!pool_) {
+    std::unique_ptr<ThreadPool> pool;
+    if (Status s = ThreadPool::create(options_.threads, &pool); !s.ok()) return s;
+    pool_ = std::move(pool);
+  }
   attention_ = std::make_unique<Attention>(options_.shape, store_.shape().page, cpu_kernels(), pool_.get());
   return {};
 }
@@ -116,6 +121,7 @@ Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* o
 Status BareCache::fork(std::unique_ptr<BareCache>* out) {
   if (Status s = settle("copied"); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(options_, KvStore(store_)));
+  cache->pool_ = pool_;
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);
   return {};
@@ -240,9 +246,9 @@ Status BareCache::attention(const BareQuery& query) {
   const uint32_t layer = query.layer, n = query.tokens;
   if (layer >= s.layers) return Status::error(Code::bad_argument, "layer is %u: the cache has %u", layer, s.layers);
   if (!(query.scale >= 0) || !std::isfinite(query.scale))
-    return Status::error(Code::bad_argument, "scale is %g: use a positive number, or 0", static_cast<double>(query.scale));
+    return Status::error(Code::bad_argument, "scale is %s: use a positive number, or 0", number_text(query.scale).c_str());
   if (!(query.softcap >= 0) || !std::isfinite(query.softcap))
-    return Status::error(Code::bad_argument, "softcap is %g: use a positive number, or 0", static_cast<double>(query.softcap));
+    return Status::error(Code::bad_argument, "softcap is %s: use a positive number, or 0", number_text(query.softcap).c_str());
   if (step_tokens_ == 0 && committed_)
     return Status::error(Code::bad_state, "layer %u has no open step: the last one is part of the cache since it was saved, copied or truncated, or an "
                          "update failed; its tokens are not to be updated again", layer);

@@ -86,7 +86,7 @@ class BareCache {
   Status check_choice(uint32_t layer) const;
 
   BareOptions options_;
-  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;  // of the cache and its forks
   std::unique_ptr<Attention> attention_;
   const StrategyInfo* planned_ = nullptr;     // of selector and memory
   std::unique_ptr<const Selector> selector_;

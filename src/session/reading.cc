@@ -30,6 +30,24 @@ Status Session::encode_first(const Model& model, std::string_view text, bool par
   return tokenizer.encode(parts, true, out, {lengths, cancel});
 }
 
+// The turn and the figures follow the tokens that were read, also where a callback ends its thread.
+class Session::Counting {
+ public:
+  // turn: what the timeline is once one has been read.
+  Counting(Session* session, Turn turn, const uint64_t* done) : session_(session), turn_(turn), done_(done), begin_ns_(os::now_ns()) {}
+  ~Counting() {
+    if (*done_ > 0) session_->turn_ = turn_;
+    session_->prefill_tokens_ += *done_;
+    session_->prefill_ns_ += os::now_ns() - begin_ns_;
+  }
+
+ private:
+  Session* session_;
+  Turn turn_;
+  const uint64_t* done_;
+  uint64_t begin_ns_;
+};
+
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report report,
                         uint64_t* tokens_done, uint64_t* bytes_done) {
   *tokens_done = *bytes_done = 0;
@@ -57,13 +75,9 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
 Status Session::read_document(std::span<const Token> tokens, const Cancel* cancel, Progress::Report report, uint64_t* tokens_done) {
   *tokens_done = 0;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
-  const uint64_t begin = os::now_ns();
+  const Counting counting(this, Turn::document, tokens_done);
   Progress progress(std::move(report));
-  Status s = append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
-  if (*tokens_done > 0) turn_ = Turn::document;
-  prefill_tokens_ += *tokens_done;
-  prefill_ns_ += os::now_ns() - begin;
-  return s;
+  return append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
 }
 
 Status Session::check_tokens(std::span<const Token> tokens) const {
@@ -78,13 +92,9 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
   *tokens_done = 0;
   if (Status s = check_tokens(tokens); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
-  const uint64_t begin = os::now_ns();
+  const Counting counting(this, turn_ == Turn::empty ? Turn::tokens : turn_, tokens_done);
   Progress progress(std::move(report));
-  Status s = append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
-  if (*tokens_done > 0 && turn_ == Turn::empty) turn_ = Turn::tokens;
-  prefill_tokens_ += *tokens_done;
-  prefill_ns_ += os::now_ns() - begin;
-  return s;
+  return append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
 }
 
 Status Session::check_has(uint64_t tokens) const {

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "base/number_text.h"
+
 namespace kvasir {
 
 Status check_sampling_options(const SamplingOptions& o) {
   const auto bad = [](const char* name, float value, const char* range) {
-    return Status::error(Code::bad_argument, "%s is %g: use %s", name, static_cast<double>(value), range);
+    return Status::error(Code::bad_argument, "%s is %s: use %s", name, number_text(value).c_str(), range);
   };
   if (!(o.temperature >= 0 && o.temperature <= 100)) return bad("temperature", o.temperature, "0 to 100");
   if (!(o.top_p > 0 && o.top_p <= 1)) return bad("top_p", o.top_p, "more than 0, up to 1");

@@ -66,13 +66,17 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
 }
 
 Status Session::start() {
-  if (!pool_)
-    if (Status s = ThreadPool::create(options_.threads, &pool_); !s.ok()) return s;
+  if (!pool_) {
+    std::unique_ptr<ThreadPool> pool;
+    if (Status s = ThreadPool::create(options_.threads, &pool); !s.ok()) return s;
+    pool_ = std::move(pool);
+  }
   return Forward::create(model_, pool_.get(), &forward_);
 }
 
 Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, KvStore(store_)));
+  session->pool_ = pool_;
   session->queries_ = queries_;
   session->observed_ = observed_;
   session->tokens_ = tokens_;

@@ -138,6 +138,7 @@ class Session {
   struct Restore;      // puts the timeline back unless told to keep it
   struct Tracing;      // notes what an answer attends
   class AnswerStream;  // tokens to whole characters, with stop strings held back
+  class Counting;      // keeps account of what is read, however reading ends
 
   Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store);
   static Status resolve(const Model& model, SessionOptions* options);
@@ -183,7 +184,7 @@ class Session {
 
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
-  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;          // of the session and its forks
   std::unique_ptr<const Selector> selector_;  // of the strategy planned last,
   std::unique_ptr<StepMemory> memory_;        // and its own, where it has one
   std::unique_ptr<Forward> forward_;

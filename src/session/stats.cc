@@ -1,13 +1,18 @@
 // What a session says of itself, as JSON. All names and texts are the library's own, but for what a driver says.
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 
+#include "base/number_text.h"
 #include "session/session.h"
 
 namespace kvasir {
 namespace {
+
+// JSON has no word for what is not finite.
+std::string number(double value, int digits = 6) { return std::isfinite(value) ? number_text(value, digits).c_str() : "null"; }
 
 class Json {
  public:
@@ -32,18 +37,12 @@ class Json {
     text_ += value;
   }
   void count(const char* key, uint64_t value) { add(key, "%" PRIu64, value); }
-  void real(const char* key, double value) { add(key, "%.6g", value); }
+  void real(const char* key, double value) { raw(key, number(value)); }
   std::string take() && { return std::move(text_) + "}"; }
 
  private:
   std::string text_ = "{";
 };
-
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 // Means over query heads and tokens, [layers][kv_heads].
 std::string compared_json(const Comparison& comparison) {
@@ -166,11 +165,7 @@ std::string Session::stats_json() const {
   std::string dense, errors;
   for (uint32_t l = 0; l < shape.layers; ++l)
     if (plan.is_dense(l)) dense += (dense.empty() ? "" : ",") + std::to_string(l);
-  for (float e : layer_errors_) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%s%.3g", errors.empty() ? "" : ",", static_cast<double>(e));
-    errors += number;
-  }
+  for (float e : layer_errors_) errors += (errors.empty() ? "" : ",") + number(e, 3);
   json.list("dense_layers", dense);
   if (!plan.filter.empty()) {
     std::string filters;

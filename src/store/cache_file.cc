@@ -175,11 +175,11 @@ Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, T
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
   FirstFailure failure;
   by_pieces(static_cast<std::size_t>(count * block_bytes), pool, [&](std::size_t at, std::size_t bytes) {
-    alignas(64) std::array<std::byte, scan_step> blocks;
+    const auto blocks = make_buffer<std::byte>(bytes);
     const uint64_t begin = first * block_bytes + at;  // in the section, of what is read
-    if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.data()); !s.ok()) return failure.note(std::move(s));
+    if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.get()); !s.ok()) return failure.note(std::move(s));
     const uint64_t from = std::max(begin, offset), end = std::min(begin + bytes, offset + size);
-    f(from - offset, blocks.data() + (from - begin), static_cast<std::size_t>(end - from));
+    f(from - offset, blocks.get() + (from - begin), static_cast<std::size_t>(end - from));
   }, scan_step);
   return std::move(failure).take();
 }
@@ -273,7 +273,7 @@ Status CacheFile::check_section(const Section& section, ThreadPool* pool) const 
 }
 
 Status CacheFile::require_zero(uint64_t begin, uint64_t end) const {
-  std::array<std::byte, section_align> bytes;  // what lies between two sections is shorter
+  std::array<std::byte, 4096> bytes;
   while (begin < end) {
     const auto size = static_cast<std::size_t>(std::min<uint64_t>(end - begin, bytes.size()));
     if (Status s = file().read(begin, bytes.data(), size); !s.ok()) return s;

@@ -14,7 +14,7 @@ namespace kvasir {
 namespace {
 
 // Bytes that are printable in Latin-1 spell themselves; the others are spelled, in order, by U+0100 and up.
-class ByteAlphabet {
+class ByteAlphabet {  // 10 KiB: on the heap
  public:
   ByteAlphabet() {
     bytes_.fill(-1);
@@ -54,7 +54,7 @@ class ByteAlphabet {
 
 class BpeTokenizer final : public Tokenizer {
  public:
-  BpeTokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces, ByteAlphabet alphabet,
+  BpeTokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces, std::unique_ptr<const ByteAlphabet> alphabet,
                std::unique_ptr<const Pretokenizer> pretokenizer)
       : Tokenizer(std::move(name), std::move(vocabulary), std::move(pieces)),
         alphabet_(std::move(alphabet)),
@@ -68,7 +68,7 @@ class BpeTokenizer final : public Tokenizer {
   Status encode_word(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
   Token whole_word(std::string_view word, EncodeScratch* scratch) const;
 
-  ByteAlphabet alphabet_;
+  std::unique_ptr<const ByteAlphabet> alphabet_;
   std::unique_ptr<const Pretokenizer> pretokenizer_;
   MergeModel model_;
   std::array<Symbol, 256> byte_symbols_{};
@@ -94,7 +94,7 @@ Status BpeTokenizer::load_merges(const Gguf& gguf) {
     model_.merges().add(left_symbol, right_symbol, {static_cast<uint32_t>(i), symbols.find_or_add(whole)});
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
-    const std::string& spelling = alphabet_.spell(static_cast<unsigned char>(byte));
+    const std::string& spelling = alphabet_->spell(static_cast<unsigned char>(byte));
     byte_symbols_[byte] = symbols.find(spelling);
     model_.set_byte_token(static_cast<unsigned char>(byte), vocabulary().find_plain(spelling));
   }
@@ -113,7 +113,7 @@ Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* sc
 Token BpeTokenizer::whole_word(std::string_view word, EncodeScratch* scratch) const {
   if (!pretokenizer_->takes_whole_words() || word.size() > longest_text_) return -1;
   scratch->spelled.clear();
-  for (const char c : word) scratch->spelled.append(alphabet_.spell(static_cast<unsigned char>(c)));
+  for (const char c : word) scratch->spelled.append(alphabet_->spell(static_cast<unsigned char>(c)));
   return vocabulary().find_plain(scratch->spelled);
 }
 
@@ -155,8 +155,8 @@ Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   if (Status status = Pretokenizer::create(name, &pretokenizer); !status.ok()) return status;
   auto vocabulary = std::make_unique<Vocabulary>();
   if (Status status = Vocabulary::load(gguf, {}, pretokenizer->adds_bos(), vocabulary.get()); !status.ok()) return status;
-  ByteAlphabet alphabet;
-  StringList pieces = decode_pieces(*vocabulary, alphabet);
+  auto alphabet = std::make_unique<const ByteAlphabet>();
+  StringList pieces = decode_pieces(*vocabulary, *alphabet);
   auto tokenizer = std::make_unique<BpeTokenizer>("bpe/" + name, std::move(vocabulary), std::move(pieces), std::move(alphabet),
                                                   std::move(pretokenizer));
   if (Status status = tokenizer->load_merges(gguf); !status.ok()) return status;

@@ -22,6 +22,7 @@ constexpr std::string_view kWhiteSpace =
 
 // Steps of the matcher for a fragment: generous for the expressions in use, which need a few for a byte, and far from quadratic.
 constexpr uint64_t kMatchEffort = 64;
+constexpr std::size_t kMachineStack = 32 << 10;  // bytes, of an expression's machine code: it would take them of the caller's stack
 constexpr uint32_t kHeapLimit = 20 * 1024;  // KiB, of the interpreter that runs where no machine code can be made
 
 // What stands in for a byte that is not UTF-8 while the text is cut. One byte, so that positions stay.
@@ -31,6 +32,7 @@ struct FreeContext {
   void operator()(pcre2_general_context* p) const { pcre2_general_context_free(p); }
   void operator()(pcre2_compile_context* p) const { pcre2_compile_context_free(p); }
   void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
+  void operator()(pcre2_jit_stack* p) const { pcre2_jit_stack_free(p); }
   void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
   void operator()(pcre2_code* p) const { pcre2_code_free(p); }
 };
@@ -46,6 +48,14 @@ Pcre<T> owned(T* p) {
 Pcre<pcre2_general_context> make_context() {
   return owned(pcre2_general_context_create([](PCRE2_SIZE size, void*) { return allocate(size); },
                                             [](void* p, void*) { deallocate(p); }, nullptr));
+}
+
+// None where PCRE2 was built without machine code.
+Pcre<pcre2_jit_stack> make_stack(pcre2_general_context* context) {
+  uint32_t has_machine_code = 0;
+  pcre2_config(PCRE2_CONFIG_JIT, &has_machine_code);
+  if (!has_machine_code) return nullptr;
+  return owned(pcre2_jit_stack_create(kMachineStack, kMachineStack, context));
 }
 
 // Replaces \s and \S by the characters they mean.
@@ -100,11 +110,13 @@ class Cutter {
         text_(text),
         subject_(subject),
         word_(word),
+        stack_(make_stack(context)),
         limits_(owned(pcre2_match_context_create(context))),
         match_(owned(pcre2_match_data_create(1, context))) {
     const uint64_t effort = std::min<uint64_t>(UINT32_MAX, kMatchEffort * (text.size() + 1024));
     pcre2_set_match_limit(limits_.get(), static_cast<uint32_t>(effort));
     pcre2_set_heap_limit(limits_.get(), kHeapLimit);
+    pcre2_jit_stack_assign(limits_.get(), nullptr, stack_.get());
   }
 
   // Recursion is as deep as there are expressions.
@@ -150,6 +162,7 @@ class Cutter {
   const std::vector<Pcre<pcre2_code>>& codes_;
   std::string_view text_, subject_;
   const Pretokenizer::Word& word_;
+  Pcre<pcre2_jit_stack> stack_;
   Pcre<pcre2_match_context> limits_;
   Pcre<pcre2_match_data> match_;
 };

@@ -1,0 +1,114 @@
+/* A host that loads the library as a plugin does, uses it and unloads it again, many times, each time in a thread that then ends:
+ * unloading.c LIBRARY MODEL TIMES. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kvasir.h"
+
+static const char *library, *model_path;
+
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "broken: %s\n", what);
+  exit(1);
+}
+
+static void *find(void *handle, const char *name) {
+  void *const address = dlsym(handle, name);
+  require(address != NULL, name);
+  return address;
+}
+
+/* ISO C has no conversion from dlsym's pointer. */
+#define FUNCTION(name)             \
+  __typeof__(name) *name##_;       \
+  {                                \
+    void *at = find(handle, #name); \
+    memcpy(&name##_, &at, sizeof at); \
+  }
+
+static void *live(void *unused) {
+  void *const handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  kv_model *model;
+  kv_session *session, *fork;
+  kv_generate_options options;
+  kv_session_options how;
+  kv_error error;
+  require(handle != NULL, "dlopen");
+  FUNCTION(kv_open)
+  FUNCTION(kv_close)
+  FUNCTION(kv_session_open)
+  FUNCTION(kv_session_options_init)
+  FUNCTION(kv_session_close)
+  FUNCTION(kv_prefill)
+  FUNCTION(kv_fork)
+  FUNCTION(kv_generate)
+  FUNCTION(kv_generate_options_init)
+  kv_session_options_init_(&how, sizeof how);
+  how.threads = 3;
+  kv_generate_options_init_(&options, sizeof options);
+  options.max_tokens = 4;
+  require(kv_open_(model_path, NULL, &model, &error) == KV_OK, "kv_open");
+  require(kv_session_open_(model, &how, &session, &error) == KV_OK, "kv_session_open");
+  require(kv_prefill_(session, "hello world", 11, NULL, NULL, NULL, &error) == KV_OK, "kv_prefill");
+  require(kv_fork_(session, &fork, &error) == KV_OK, "kv_fork");
+  require(kv_generate_(fork, "a", 1, &options, NULL, NULL, NULL, &error) == KV_OK, "kv_generate");
+  kv_session_close_(session);
+  kv_session_close_(fork);
+  kv_close_(model);
+  require(dlclose(handle) == 0, "dlclose");
+  return unused;
+}
+
+static int entries(const char *folder) {
+  DIR *const open = opendir(folder);
+  int count = 0;
+  require(open != NULL, folder);
+  while (readdir(open)) ++count;
+  closedir(open);
+  return count;
+}
+
+/* Mappings of files. Others an allocator keeps for its threads. */
+static int mappings(void) {
+  FILE *const maps = fopen("/proc/self/maps", "r");
+  char line[4096];
+  int count = 0;
+  require(maps != NULL, "/proc/self/maps");
+  while (fgets(line, sizeof line, maps)) count += strchr(line, '/') != NULL;
+  fclose(maps);
+  return count;
+}
+
+static long address_space(void) {
+  FILE *const statm = fopen("/proc/self/statm", "r");
+  long pages = 0;
+  require(statm != NULL && fscanf(statm, "%ld", &pages) == 1, "/proc/self/statm");
+  fclose(statm);
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+int main(int argc, char **argv) {
+  int i, n, threads = 0, files = 0, maps = 0;
+  long bytes = 0;
+  require(argc == 4, "three arguments");
+  library = argv[1], model_path = argv[2], n = atoi(argv[3]);
+  for (i = 0; i < n; ++i) {
+    pthread_t thread;
+    require(pthread_create(&thread, NULL, live, NULL) == 0 && pthread_join(thread, NULL) == 0, "a thread");
+    live(NULL);
+    if (i == 4) threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), maps = mappings(), bytes = address_space();
+  }
+  require(entries("/proc/self/task") == threads, "no thread is left behind");
+  require(entries("/proc/self/fd") == files, "no descriptor is left behind");
+  require(mappings() == maps, "no mapping of a file is left behind");
+  printf("address space grew by %ld bytes\n", address_space() - bytes);
+  require(address_space() - bytes < 64L << 20, "address space does not grow with each life");
+  return 0;
+}
