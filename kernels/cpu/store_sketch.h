@@ -129,6 +129,9 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
         typename Isa::I acc[R];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) acc[r] = start[r];
+        const typename Isa::I* its = q;
+        // Where q is large the compiler would load all of it before the loop, and put it on the stack once more.
+        if constexpr (R * G * 2 > 48) __asm__ volatile("" : "+r"(its));
 #pragma GCC unroll 12
         for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
           if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
@@ -136,8 +139,8 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
           Isa::nibbles(from, low, high);
 #pragma GCC unroll 8
           for (uint32_t r = 0; r < R; ++r) {
-            acc[r] = Isa::dot_nibbles(acc[r], low, q[(r * G + g) * 2]);
-            acc[r] = Isa::dot_nibbles(acc[r], high, q[(r * G + g) * 2 + 1]);
+            acc[r] = Isa::dot_nibbles(acc[r], low, its[(r * G + g) * 2]);
+            acc[r] = Isa::dot_nibbles(acc[r], high, its[(r * G + g) * 2 + 1]);
           }
         }
 #pragma GCC unroll 8
@@ -153,13 +156,13 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
 }
 
 template <class Isa, uint32_t G>
-void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, const int8_t* next,
+[[gnu::noinline]] void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale, const int8_t* sketch, const int8_t* next,
                      float* scores, std::size_t stride) {
   constexpr uint32_t n = 8 * G;
   const uint32_t tiles = shape.quad_tiles();
   const std::size_t tile_bytes = std::size_t{quad_tokens} * G * tile_blocks * 4;
-  typename Isa::I block[Isa::scan_rows * G * 2];  // up to 12 KiB: out here, so that a caller's stack has it once
   by_row_blocks<Isa::scan_rows>(rows, [&](uint32_t row, uint32_t count) {
+    typename Isa::I block[Isa::scan_rows * G * 2];  // up to 12 KiB
     int32_t starts[Isa::scan_rows];
     for (uint32_t r = 0; r < count; ++r) {
       const int8_t* of_row = q + (std::size_t{row} + r) * n;

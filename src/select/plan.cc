@@ -183,7 +183,7 @@ Status check_read_options(const ReadOptions& options) {
   if (options.strategy != "full" && !(info && reads_by_blocks(*info)))
     return Status::error(Code::bad_argument, "prefill_strategy is '%.40s': use one of %s", options.strategy.c_str(), read_strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
-    return Status::error(Code::bad_argument, "prefill_budget_fraction is %g: use 0 to 1", options.budget_fraction);
+    return Status::error(Code::bad_argument, "prefill_budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
   return {};
 }
 

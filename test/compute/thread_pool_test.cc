@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -73,6 +74,62 @@ TEST_CASE("one worker's tasks never overlap, so its scratch is its own") {
   uint64_t total = 0;
   for (auto& each : scratch) total += each[0];
   CHECK(total == 500 * 16);
+}
+
+TEST_CASE("callers at the same time, more than there are places for, each get all of their own tasks done") {
+  const auto pool = make(3);
+  std::vector<std::thread> callers;
+  std::atomic<uint32_t> wrong{0};
+  for (uint32_t caller = 0; caller < 12; ++caller)
+    callers.emplace_back([&, caller] {
+      for (uint32_t loop = 0; loop < 400; ++loop) {
+        const uint32_t n = 2 + (caller + loop) % 5;
+        uint32_t out[6] = {};             // plain: the pool alone orders the accesses
+        uint32_t scratch[3][16] = {};     // likewise; a caller's own
+        pool->run(n, [&](uint32_t task, uint32_t worker) {
+          out[task] = caller * 1000 + loop + task;
+          ++scratch[worker][0];
+        });
+        uint32_t total = 0;
+        for (auto& each : scratch) total += each[0];
+        wrong += total != n;
+        for (uint32_t i = 0; i < n; ++i) wrong += out[i] != caller * 1000 + loop + i;
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a caller does not wait for another's long task") {
+  const auto pool = make(2);
+  std::atomic<int> begun{0};
+  std::atomic<bool> end{false};
+  std::thread other([&] {
+    pool->run(2, [&](uint32_t, uint32_t) {
+      ++begun;
+      while (!end) std::this_thread::yield();
+    });
+  });
+  while (begun < 2) std::this_thread::yield();  // it has the worker too
+  std::atomic<int> done{0};
+  pool->run(8, [&](uint32_t, uint32_t) { ++done; });
+  CHECK(done == 8);
+  end = true;
+  other.join();
+}
+
+TEST_CASE("tasks compute in the library's floating-point environment, whatever it was where the pool was made") {
+  std::fesetround(FE_UPWARD);
+  const auto pool = make(4);
+  std::atomic<uint32_t> begun{0};
+  std::atomic<int> other{0};
+  pool->run(4, [&](uint32_t, uint32_t worker) {
+    ++begun;
+    while (begun < 4) std::this_thread::yield();  // so that every thread has one
+    if (worker != 0) other += std::fegetround() != FE_TONEAREST;
+  });
+  std::fesetround(FE_TONEAREST);
+  CHECK(other == 0);
 }
 
 TEST_CASE("a pool that was never used, or is still spinning or asleep, ends at once") {
