@@ -5,6 +5,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <string>
 #include <vector>
@@ -97,6 +98,9 @@ struct Pretokenizer::Steps {
   const PretokenizerFamily* family;
   Pcre<pcre2_general_context> context;
   std::vector<Pcre<pcre2_code>> codes;
+  mutable std::atomic<pcre2_jit_stack*> spare{nullptr};  // of the last call that ended: the next one need not make its own
+
+  ~Steps() { Pcre<pcre2_jit_stack> freed(spare.load(std::memory_order_acquire)); }
 };
 
 namespace {
@@ -105,18 +109,17 @@ namespace {
 class Cutter {
  public:
   Cutter(pcre2_general_context* context, const std::vector<Pcre<pcre2_code>>& codes, std::string_view text,
-         std::string_view subject, const Pretokenizer::Word& word)
+         std::string_view subject, const Pretokenizer::Word& word, pcre2_jit_stack* stack)
       : codes_(codes),
         text_(text),
         subject_(subject),
         word_(word),
-        stack_(make_stack(context)),
         limits_(owned(pcre2_match_context_create(context))),
         match_(owned(pcre2_match_data_create(1, context))) {
     const uint64_t effort = std::min<uint64_t>(UINT32_MAX, kMatchEffort * (text.size() + 1024));
     pcre2_set_match_limit(limits_.get(), static_cast<uint32_t>(effort));
     pcre2_set_heap_limit(limits_.get(), kHeapLimit);
-    pcre2_jit_stack_assign(limits_.get(), nullptr, stack_.get());
+    pcre2_jit_stack_assign(limits_.get(), nullptr, stack);
   }
 
   // Recursion is as deep as there are expressions.
@@ -162,7 +165,6 @@ class Cutter {
   const std::vector<Pcre<pcre2_code>>& codes_;
   std::string_view text_, subject_;
   const Pretokenizer::Word& word_;
-  Pcre<pcre2_jit_stack> stack_;
   Pcre<pcre2_match_context> limits_;
   Pcre<pcre2_match_data> match_;
 };
@@ -207,7 +209,12 @@ Status Pretokenizer::split(std::string_view text, CancelPoll* cancel, const Word
   const Array<char> replaced = replace_invalid(text, cancel);
   if (cancel->stopped()) return Status::error(Code::cancelled, "cancelled");
   const std::string_view subject = replaced.empty() ? text : std::string_view(replaced.data(), replaced.size());
-  return Cutter(steps_->context.get(), steps_->codes, text, subject, word).cut(0, 0, text.size());
+  Pcre<pcre2_jit_stack> stack(steps_->spare.exchange(nullptr, std::memory_order_acq_rel));
+  if (!stack) stack = make_stack(steps_->context.get());
+  Status status = Cutter(steps_->context.get(), steps_->codes, text, subject, word, stack.get()).cut(0, 0, text.size());
+  pcre2_jit_stack* none = nullptr;
+  if (steps_->spare.compare_exchange_strong(none, stack.get(), std::memory_order_acq_rel)) (void)stack.release();
+  return status;
 }
 
 }  // namespace kvasir

@@ -90,7 +90,7 @@ TEST_CASE("a reason survives the longest path") {
   os::File file;
   const Status s = os::File::open_read("/" + std::string(3000, 'x') + "/y", &file);
   CHECK(s.code() == Code::bad_argument);
-  CHECK(std::string(s.message()).find(std::strerror(ENAMETOOLONG)) != std::string::npos);
+  CHECK(std::string(s.message()).find("too long") != std::string::npos);  // in English, whatever the locale
 }
 
 TEST_CASE("errors of the system become the codes that callers act on") {
