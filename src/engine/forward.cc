@@ -100,7 +100,10 @@ Status Forward::make_plan(const StepContext& c, const LayerExecutor::Request& re
   return {};
 }
 
-Status Forward::prepare(const ForwardStep& step, KvStore* store, Progress* progress) {
+Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* progress) {
+  const Token any = 0;
+  ForwardStep step = planned;
+  step.tokens = {&any, 1};  // a step of an answer
   const CancelLatch cancel(step.cancel);
   const std::size_t gpus = model_->device_weights().size();
   const StepContext c{step, cancel, *store, pool_, nullptr, nullptr, nullptr,

@@ -106,8 +106,8 @@ Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* o
   BareOptions o = options;
   if (Status s = resolve(&o); !s.ok()) return s;
   KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
-  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives)) store.drop_representatives();
+  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(o, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);

@@ -58,8 +58,8 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   SessionOptions o = options;
   if (Status s = resolve(*model, &o); !s.ok()) return s;
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
-  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives)) store.drop_representatives();
+  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(store)));
   if (Status s = session->start(); !s.ok()) return s;
   *out = std::move(session);
