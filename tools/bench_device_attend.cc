@@ -40,7 +40,7 @@ class Layers {
         quads_((pages_ - 1) * page.page_quads()) {
     constexpr std::size_t no_cache = std::size_t{150} << 20;
     while (layers_ < Bench::times && (Bench::times % layers_ || layers_ * extents_ * kv_heads * page.sketch_bytes() < no_cache)) ++layers_;
-    // As AttentionDevice has them.
+    // As GpuSelectiveAttention has them.
     const uint32_t deviation = static_cast<uint32_t>(std::sqrt(static_cast<double>(budget)));
     most_ = (budget + 8 * deviation + 64) * 9 / 8;
     hot_room_ = static_cast<uint32_t>(round_up(4 * (budget + 2 * deviation), hot_ways));

@@ -1,6 +1,6 @@
 // Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory, or where
 // they were gathered from there or handed over; the
-// merged output. What each computes is what the processor does for `bounded` (model/attention.cc), with scores of pages from the same integers.
+// merged output. What each computes is what the processor does for `bounded` (attention/attention.cc), with scores of pages from the same integers.
 #include "attention_near.h"
 #include "rounding.h"
 

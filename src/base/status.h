@@ -67,3 +67,12 @@ class [[nodiscard]] Status {
 };
 
 }  // namespace kvasir
+
+// Returns from the caller's function where a Status is an error.
+#define KVASIR_CONCAT_(a, b) a##b
+#define KVASIR_CONCAT(a, b) KVASIR_CONCAT_(a, b)
+#define RETURN_IF_ERROR(expression)                                                    \
+  do {                                                                                 \
+    ::kvasir::Status KVASIR_CONCAT(status_, __LINE__) = (expression);                  \
+    if (!KVASIR_CONCAT(status_, __LINE__).ok()) return KVASIR_CONCAT(status_, __LINE__); \
+  } while (false)

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "model/device_workspace.h"
+#include "model/gpu_workspace.h"
 #include "model/model.h"
-#include "model/stage.h"
 
 namespace kvasir {
 

@@ -37,7 +37,7 @@ struct SelectOptions {
   bool head_graphs = false;        // of `ood`'s graph: one for each query head, not for the group
 };
 
-// Whether decode is also computed exactly and compared: model/compare.h.
+// Whether decode is also computed exactly and compared: attention/compare.h.
 enum class CompareLevel : uint32_t { none = 0, attention = 1, layers = 2 };
 // How documents are read.
 struct ReadOptions {

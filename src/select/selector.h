@@ -195,7 +195,7 @@ struct StrategyInfo {
   static constexpr uint32_t takes_coverage = 512;  // SelectorQuery::coverage
   static constexpr uint32_t reads_keys = 1024;   // of more pages than it chooses, where they lie
   static constexpr uint32_t reads_blocks = 256;  // documents may be read by it: Plan::by_blocks
-  static constexpr uint32_t on_device = 4096;    // a GPU has it too: model/attention_device.h
+  static constexpr uint32_t on_device = 4096;    // a GPU has it too: offload/gpu_selective_attention.h
   static constexpr uint32_t asks_together = 8192;  // the tokens of a question may choose together: Plan::together
   static constexpr uint32_t compares_near = 16384;  // SelectorQuery::near_m and near_l; null for others
   static constexpr uint32_t scans = 2048;        // by Selector::scan(), once for the queries of several tokens
@@ -209,6 +209,9 @@ std::span<const StrategyInfo> all_strategies();
 std::string strategy_names();
 // Null when there is no such strategy.
 const StrategyInfo* strategy_info(std::string_view name);
+// Whether the strategy of that name has a trait. "auto" has none of those that cost something before
+// it is planned.
+bool strategy_wants(std::string_view name, uint32_t trait);
 
 std::unique_ptr<const Selector> make_window_selector();
 std::unique_ptr<const Selector> make_quest_selector();

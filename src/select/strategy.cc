@@ -83,4 +83,9 @@ const StrategyInfo* strategy_info(std::string_view name) {
   return nullptr;
 }
 
+bool strategy_wants(std::string_view name, uint32_t trait) {
+  const StrategyInfo* info = strategy_info(name);
+  return info && info->has(trait);
+}
+
 }  // namespace kvasir

@@ -111,6 +111,7 @@ Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* o
   BareOptions o = options;
   if (Status s = resolve(&o); !s.ok()) return s;
   KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
+  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives)) store.drop_representatives();
   if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(o, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
@@ -268,10 +269,12 @@ Status BareCache::attention(const BareQuery& query) {
   const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
   float* totals = chooses ? totals_.data() : nullptr;
   attention_->set_softcap(query.softcap);
-  if (Status e = attention_->run(layer, 0, n, q_.data(), store_, selector, plan_, memory_.get(), cancel, out_.data(), totals); !e.ok()) return e;
+  AttentionRequest request{.layer = layer, .tokens = n, .q = q_.data(), .store = store_, .selector = selector, .plan = plan_,
+                           .memory = memory_.get(), .cancel = cancel};
+  RETURN_IF_ERROR(attention_->run(request, out_.data(), totals));
   if (chooses && !cancel.fired()) {
     chosen_by_ = no_layer;  // until all of it is there
-    attention_->filter(layer, n, q_.data(), totals, store_, nullptr, *step_selector_, plan_, cancel, memory_.get());
+    request.selector = step_selector_, attention_->filter(request, totals, nullptr, memory_.get());
     if (!cancel.fired()) chosen_by_ = layer;
   }
   if (!selector || plan_.strategy->has(StrategyInfo::reads_keys)) store_.let_go(layer);

@@ -19,7 +19,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "compute/thread_pool.h"
-#include "model/attention.h"
+#include "attention/attention.h"
 #include "select/plan.h"
 #include "session/saved_store.h"
 #include "store/kv_store.h"

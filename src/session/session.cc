@@ -58,6 +58,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   SessionOptions o = options;
   if (Status s = resolve(*model, &o); !s.ok()) return s;
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
+  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives)) store.drop_representatives();
   if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(store)));
   if (Status s = session->start(); !s.ok()) return s;
@@ -315,7 +316,7 @@ Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   step.cancel = cancel;
   plan_step(&step);
   Progress progress(std::move(report));
-  return forward_->prepare(step, store_, &progress);
+  return forward_->prepare(step, &store_, &progress);
 }
 
 // The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where

@@ -17,7 +17,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "compute/thread_pool.h"
-#include "model/forward.h"
+#include "engine/forward.h"
 #include "model/model.h"
 #include "select/index_build.h"
 #include "select/plan.h"

@@ -90,7 +90,18 @@ std::string quoted(std::string text) {
   return "\"" + text + "\"";
 }
 
-// Where the model is computed: sums over its devices, then each of them.
+// A list of the lines.
+std::string quoted_lines(const std::string& text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    out += (out.empty() ? "" : ",") + quoted(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return "[" + out + "]";
+}
+
+// Where the model is computed: sums over its GPUs, then each of them.
 void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->raw("device", quoted(model.device_names()));
   if (!model.why_no_device().empty()) json->raw("device_because", quoted(model.why_no_device()));
@@ -98,11 +109,15 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   if (devices.empty()) return;
   uint64_t weight_bytes = 0, bytes = 0, memory = 0;
   bool reads = true;
-  std::string list, left, handed, beside;  // how it attends beside the processor; why by the first that did not attend, or did not read the pages
+  std::string list, left, staged, shared;  // of the first GPU that has a reason, or a share
+  std::vector<std::string> names;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const DeviceWeights& d = devices[i];
-    const std::string &name = d.device()->name(), why = forward.left_to_processor(i) ? forward.left_to_processor(i) : "";
-    const std::string why_handed = forward.handed(i) ? forward.handed(i) : "";
+    const LayerRun& run = forward.plan().runs[i];
+    const std::string& name = d.device()->name();
+    const bool alone = run.fallback == Fallback::none;
+    const bool attends = alone || run.attention == AttentionMode::co_execution;
+    const bool reads_pages = attends && run.staging == Fallback::none;
     Json its;
     its.raw("device", quoted(name));
     its.count("first_layer", d.first_layer());
@@ -110,18 +125,18 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
     its.count("weight_bytes", d.bytes());
     its.count("bytes", d.device()->used());
     its.count("memory", d.device()->budget());
-    const bool attends = why.empty() || !forward.beside(i).empty();
-    its.add("attends", why.empty() ? "true" : "false");
-    its.add("attends_beside", attends && !why.empty() ? "true" : "false");
-    its.add("reads_pages", attends && why_handed.empty() ? "true" : "false");
-    reads = reads && attends && why_handed.empty();
+    its.add("attends", alone ? "true" : "false");
+    its.add("co_execution", attends && !alone ? "true" : "false");
+    its.add("reads_pages", reads_pages ? "true" : "false");
+    reads = reads && reads_pages;
     list += (i > 0 ? "," : "") + std::move(its).take();
     weight_bytes += d.bytes(), bytes += d.device()->used(), memory += d.device()->budget();
-    const auto note = [&](std::string* first, const std::string& its_why) {
-      if (first->empty() && !its_why.empty()) *first = devices.size() > 1 ? name + ": " + its_why : its_why;
+    const auto note = [&](std::string* first, const std::string& text) {
+      if (first->empty() && !text.empty()) *first = devices.size() > 1 ? name + ": " + text : text;
     };
-    note(&left, why), note(&beside, forward.beside(i));
-    if (attends) note(&handed, why_handed);
+    note(&left, text_of(run.fallback)), note(&shared, run.share);
+    if (attends) note(&staged, text_of(run.staging));
+    names.push_back(name);
   }
   json->count("device_layers", devices.back().end_layer());
   json->count("device_output", devices.back().has_output() ? 1 : 0);
@@ -130,10 +145,11 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->count("device_memory", memory);
   json->add("device_attends", left.empty() ? "true" : "false");
   json->raw("device_attends_because", quoted(left.empty() ? "it attends in the layers that it has" : left));
-  json->add("device_attends_beside", beside.empty() ? "false" : "true");
-  if (!beside.empty()) json->raw("device_attends_beside_by", quoted(beside));
+  json->add("co_execution", shared.empty() ? "false" : "true");
+  if (!shared.empty()) json->raw("co_execution_share", quoted(shared));
   json->add("device_reads_pages", reads ? "true" : "false");
-  if (!handed.empty()) json->raw("device_reads_pages_because", quoted(handed));
+  if (!staged.empty()) json->raw("device_reads_pages_because", quoted(staged));
+  json->raw("execution_plan", quoted_lines(forward.plan().text(names)));
   json->raw("devices", "[" + list + "]");
 }
 

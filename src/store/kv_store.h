@@ -132,6 +132,8 @@ class KvStore {
 
   // Some queries were not there to find representatives by; from now on there are none.
   void forget_representatives() { representatives_.forget(); }
+  // The strategy does not want them: no step finds any.
+  void drop_representatives() { representatives_.drop(); }
 
   // Until it is built again.
   void forget_sketch() { sketch_.clear(); }

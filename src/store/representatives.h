@@ -39,6 +39,8 @@ class Representatives {
   // Whether the text was read with them; nothing is kept otherwise.
   bool known() const { return known_; }
   void forget();
+  // The same for good: no step costs anything for them.
+  void drop() { forget(), wanted_ = false; }
   uint32_t blocks() const { return static_cast<uint32_t>(blocks_.size()); }  // that have been decided: some may be in the window again
   const uint16_t* key(uint32_t layer, uint32_t head, uint32_t block) const {  // bf16 [dim], centred
     return blocks_[block].data + (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.dim;

@@ -21,13 +21,14 @@ const Text& text() {
   return its;
 }
 
-uint64_t least_bytes(uint64_t tokens, uint32_t step) {
+uint64_t least_bytes(uint64_t tokens, uint32_t step, bool representatives = false) {
   kvasir::KvStore store({small.layers, small.kv_heads, kvasir::PageShape::of(small.head_dim)}, 64);
+  if (!representatives) store.drop_representatives();
   REQUIRE(store.set_budget({0, "", step}, 0).ok());
   return store.least_bytes(tokens);
 }
 
-uint64_t tight_budget() { return least_bytes(long_text + 600, most_step) + (96 << 10); }
+uint64_t tight_budget(bool representatives = false) { return least_bytes(long_text + 600, most_step, representatives) + (96 << 10); }
 
 kv_cache_options within(const char* strategy, uint64_t memory, const std::string& folder) {
   kv_cache_options o = options_of(strategy, std::strcmp(strategy, "full") == 0 ? 0 : 256);
@@ -85,7 +86,7 @@ TEST_CASE("a cache within a memory budget attends as one without does, saved, lo
   TempFolder folder;
   for (const char* strategy : {"full", "quest", "bounded", "flat", "infllm", "filter-layers"}) {
     CAPTURE(std::string(strategy));
-    const uint64_t budget = tight_budget();
+    const uint64_t budget = tight_budget(std::strcmp(strategy, "infllm") == 0);
     const Cache plain = open_cache(small, within(strategy, 0, folder.path())), cache = open_cache(small, within(strategy, budget, folder.path()));
     for (std::size_t at = 0; at < long_text; at += most_step) {
       const auto n = static_cast<uint32_t>(std::min<std::size_t>(most_step, long_text - at));

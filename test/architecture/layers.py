@@ -3,7 +3,7 @@ import sys
 
 from source import CODE, CPP, ROOT, files, finish, includes
 
-RANK = {"base": 0, "os": 1, "gguf": 2, "compute": 2, "text": 3, "store": 3, "select": 4, "model": 5, "session": 6, "library": 7, "api": 8}
+RANK = {"base": 0, "os": 1, "gguf": 2, "compute": 2, "text": 3, "store": 3, "select": 4, "model": 5, "attention": 6, "offload": 7, "engine": 8, "session": 9, "library": 10, "api": 11}
 ONE_FILE_EACH = ["mimalloc.h", "pcre2.h", "zstd.h", "xxhash.h", "hnswlib/hnswlib.h"]
 KERNELS_MAY = ("compute/", "cpu/", "reference/", "cuda/")  # besides gguf/tensor_type.h
 

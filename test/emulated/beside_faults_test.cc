@@ -39,7 +39,7 @@ TEST_CASE("two devices attend beside the processor what one does, to the bit") {
     if (strategy == std::string("quest")) CHECK(of_one == of_two);
     CHECK(mean_difference(of_one, of_two) < 0.15);
     for (const Session* s : {one.get(), two.get()}) {
-      CHECK(says(*s, "\"device_attends_beside\":true"));
+      CHECK(says(*s, "\"co_execution\":true"));
       CHECK(reads_pages(*s));
     }
     CHECK(stat_of(*one, "last_tokens_read") == stat_of(*two, "last_tokens_read"));
@@ -72,10 +72,10 @@ TEST_CASE("where a device may not read the processor's memory the processor atte
     const auto session = load(model_on("cuda"), read_file(), o);
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
     CHECK(mean_difference(score(session.get(), next), score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
-    CHECK(says(*session, "\"device_attends_beside\":true"));
+    CHECK(says(*session, "\"co_execution\":true"));
     CHECK_FALSE(reads_pages(*session));
     CHECK(says(*session, "0 sixteenths"));
-    CHECK(says(*session, "the GPU cannot read the processor's memory"));
+    CHECK(says(*session, "the GPU cannot read host memory"));
     CHECK(stat_of(*session, "last_tokens_in_device") == 0);
   }
 }
@@ -116,7 +116,7 @@ TEST_CASE("a step that is cancelled anywhere while a device attends beside the p
       cancelled += !s.ok();
       REQUIRE(session->rewind(3000).ok());
       CHECK(mean_difference(score(session.get(), asked.first(20)), expected) < 0.15);
-      CHECK(says(*session, "\"device_attends_beside\":true"));
+      CHECK(says(*session, "\"co_execution\":true"));
     }
     CHECK(cancelled > 10);
   }

@@ -3,8 +3,8 @@
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
-#include "model/device_timeline.h"
-#include "model/device_workspace.h"
+#include "offload/kv_mirror.h"
+#include "model/gpu_workspace.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -116,7 +116,7 @@ TEST_CASE("a device that has no room for attention leaves its layers to the proc
   auto first = load(model, read_file(), bounded_options(200));
   const std::vector<float> expected = score(first.get(), tokens);
   CHECK(attends(*first));
-  const uint64_t workspace = device_workspace_bytes(model->config(), model->rope().dim(), DeviceTimeline::most_tokens);
+  const uint64_t workspace = device_workspace_bytes(model->config(), model->rope().dim(), KvMirror::most_tokens);
   emulated::Changed full(emulated::machine().most_bytes[1], emulated::machine().bytes[1] + workspace + (1 << 16));  // a step's arrays fit, attention's do not
   auto second = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(second.get(), tokens), expected) < 0.2);

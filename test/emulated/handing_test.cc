@@ -10,7 +10,7 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr const char* cannot_read = "the GPU cannot read the processor's memory: the processor hands it the pages that it chose";
+constexpr const char* cannot_read = "the GPU cannot read host memory; the CPU stages the chosen pages";
 
 std::shared_ptr<const Model> model_on(const char* devices) {
   std::shared_ptr<const Model> model;
@@ -132,7 +132,7 @@ TEST_CASE("a want of memory to pin pages in passes: they are handed over until t
   }
   CHECK(attends(*session));
   CHECK_FALSE(reads_pages(*session));
-  CHECK(session->stats_json().find("there was no memory to pin the pages in") != std::string::npos);
+  CHECK(session->stats_json().find("no memory was left to pin pages in") != std::string::npos);
   read(session.get(), std::span<const Token>(tokens).subspan(3000, 300));
   continue_with(session.get(), 2);
   CHECK(attends(*session));

@@ -11,7 +11,7 @@ using namespace kvasir::test;
 namespace {
 
 constexpr uint64_t little = 1 << 16;  // less than an extent's pages
-constexpr const char* sharing = "the pages are being shared with the GPU, some with each step: until then the processor hands it those that it chose";
+constexpr const char* sharing = "pages are being pinned, some with each step; until then the CPU stages the chosen ones";
 
 bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
 
@@ -154,7 +154,7 @@ TEST_CASE("a text that is let go of before all of it is shared leaves nothing") 
   quest.strategy = "quest";
   REQUIRE(session->set_select(quest).ok());
   continue_with(session.get(), 1);
-  CHECK(says(*session, "the strategy is not one of the device's"));
+  CHECK(says(*session, "the GPU does not choose by this strategy"));
   CHECK(emulated::machine().shared == before);
   REQUIRE(session->set_select(bounded_options(200).select).ok());
   continue_with(session.get(), 3);
@@ -272,13 +272,13 @@ TEST_CASE("a workspace that a text was read with gives way to attention where ot
     certified.select.strategy = "quest", certified.select.certify = true;
     REQUIRE(session->set_select(certified.select).ok());
     continue_with(session.get(), 1);  // by the processor: the GPU has no more than the workspace
-    CHECK_FALSE((attends(*session) || says(*session, "\"device_attends_beside\":true")));
+    CHECK_FALSE((attends(*session) || says(*session, "\"co_execution\":true")));
     const std::shared_ptr<Device>& device = model->device_weights()[0].device();
     const uint64_t unit = uint64_t{2} << 20;
     DeviceBuffer<std::byte> others;
     REQUIRE(others.allocate(device, device->left() / unit * unit, "others").ok());
     REQUIRE(session->set_select(options.select).ok());
     continue_with(session.get(), 2);
-    CHECK((attends(*session) || says(*session, "\"device_attends_beside\":true")));
+    CHECK((attends(*session) || says(*session, "\"co_execution\":true")));
   }
 }

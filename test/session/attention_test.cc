@@ -1,5 +1,5 @@
 // Attention by a choice: tokens of a step that share a scan of the summaries get what each would get alone.
-#include "model/attention.h"
+#include "attention/attention.h"
 #include "select/blocks.h"
 
 #include <doctest/doctest.h>
@@ -61,6 +61,7 @@ struct Reading {
   std::vector<float> attend_by(const Plan& plan, const Selector* selector, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
                                uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
     KvStore timeline(store);
+    const CancelLatch never(nullptr);
     Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
     attention.set_softcap(cap);
     std::vector<float> out(std::size_t{tokens} * heads.q_width());
@@ -68,7 +69,8 @@ struct Reading {
     for (std::size_t at = 0; at < tokens; at += together) {
       REQUIRE(timeline.prepare(together).ok());
       timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
-      REQUIRE(attention.run(0, first, together, q.data() + at * heads.q_width(), timeline, selector, plan, nullptr, CancelLatch(nullptr),
+      REQUIRE(attention.run({.first = first, .tokens = together, .q = q.data() + at * heads.q_width(), .store = timeline, .selector = selector,
+                             .plan = plan, .cancel = never},
                             out.data() + at * heads.q_width(), totals ? totals->data() + at * heads.heads : nullptr).ok());
       timeline.commit(together, cpu_kernels(), &pool(1));
     }

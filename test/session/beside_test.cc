@@ -17,7 +17,7 @@ void set_rates(const Model& model, double processor, double device) {
   for (const DeviceWeights& d : model.device_weights()) d.device()->set_page_rates(2, {processor, device});
 }
 
-bool attends_beside(const Session& session) { return session.stats_json().find("\"device_attends_beside\":true") != std::string::npos; }
+bool co_execution(const Session& session) { return session.stats_json().find("\"co_execution\":true") != std::string::npos; }
 bool says(const Session& session, const std::string& text) { return session.stats_json().find(text) != std::string::npos; }
 
 std::vector<std::string> strategies() {
@@ -48,11 +48,11 @@ TEST_CASE("by every strategy a GPU attends beside the processor what that attend
       REQUIRE(beside->prepare_devices(nullptr, {}).ok());
       const std::vector<float> scores = score(beside.get(), next);
       CHECK(mean_difference(scores, expected) < 0.2);
-      CHECK(attends_beside(*beside));
+      CHECK(co_execution(*beside));
       CHECK_FALSE(attends(*beside));
       CHECK(static_cast<double>(stat_of(*beside, "last_tokens_read")) == doctest::Approx(tokens_read).epsilon(0.1));
       CHECK(reads_pages(*beside) == (device == 1.0 || (name == "filter-layers" && device > 0)));
-      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths") : device > 0 ? "0 sixteenths" : "not known"));
+      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths") : device > 0 ? "0 sixteenths" : "not measured"));
       CHECK(score(beside.get(), next) == scores);  // the same bits again, after going back
       CHECK(ask(beside.get(), "Where did he go?", brief).size() > 0);  // a question; which words come next is often nearly a tie in so small a model
     }
@@ -106,7 +106,7 @@ TEST_CASE("strategies take turns in one session, and each attends as in one of i
     REQUIRE(own->prepare_devices(nullptr, {}).ok());
     CHECK(score(session.get(), next) == score(own.get(), next));
     CHECK(attends(*session) == (name == std::string("bounded")));
-    CHECK(attends_beside(*session) == (name != std::string("bounded")));
+    CHECK(co_execution(*session) == (name != std::string("bounded")));
   }
   set_rates(*device_model(), 0, 0);
 }
@@ -162,12 +162,12 @@ TEST_CASE("what no GPU attends beside the processor that attends alone, and says
   separate.select.share_heads = false;
   const auto heads = load(device_model(), read_file(), separate);
   CHECK(mean_difference(score(heads.get(), tokens), score(load(mini_model(), read_file(), separate).get(), tokens)) < 0.2);
-  CHECK(attends_beside(*heads));
+  CHECK(co_execution(*heads));
   SessionOptions certified = options_of("quest");
   certified.select.certify = true;
   const auto certain = load(device_model(), read_file(), certified);
   score(certain.get(), tokens);
-  CHECK_FALSE(attends_beside(*certain));
+  CHECK_FALSE(co_execution(*certain));
   set_rates(*device_model(), 0, 0);
 }
 

@@ -88,7 +88,7 @@ TEST_CASE("a budget: a text that was spilled while it was read answers as one in
   const PageStore& pages = session->store().pages();
   CHECK(pages.spilled_bytes() > 8 * (1 << 20));
   CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
-  for (const char* strategy : {"full", "quest", "bounded", "flat", "infllm"}) {
+  for (const char* strategy : {"full", "quest", "bounded", "flat"}) {
     CAPTURE(strategy);
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());
@@ -102,6 +102,17 @@ TEST_CASE("a budget: a text that was spilled while it was read answers as one in
   CHECK(session->store().indexes().private_bytes() == 0);
   REQUIRE(session->set_select(asked("quest", 0).select).ok());
   CHECK(continue_with(session.get(), 15) == expected("quest", 15));
+}
+
+TEST_CASE("a budget: representatives are found while the text is spilled") {
+  TempFolder folder;
+  const auto empty = open_session(mini_model(), asked("infllm", 0));
+  const uint64_t budget = empty->store().least_bytes(long_text + 500) + (1 << 20);
+  auto session = open_session(mini_model(), asked("infllm", budget, &folder));
+  read(session.get(), {document().data(), long_text});
+  CHECK(session->store().pages().spilled_bytes() > 8 * (1 << 20));
+  CHECK(continue_with(session.get(), 15) == expected("infllm", 15));
+  CHECK(session->store().private_bytes() <= budget);
 }
 
 TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under a budget") {

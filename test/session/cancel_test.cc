@@ -48,7 +48,12 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   std::vector<float> q(model->config().q_width()), out(q.size());
   Cancel cancel;
   cancel.fire();
-  CHECK(attention.run(0, 0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).ok());
+  const Plan plan;
+  const auto attend = [&] {
+    const CancelLatch latch(&cancel);
+    return attention.run({.tokens = 1, .q = q.data(), .store = store, .plan = plan, .cancel = latch}, out.data(), nullptr);
+  };
+  CHECK(attend().ok());
   cancel.reset();
-  CHECK(attention.run(0, 0, 1, q.data(), store, nullptr, {}, nullptr, CancelLatch(&cancel), out.data(), nullptr).code() == Code::corrupt);
+  CHECK(attend().code() == Code::corrupt);
 }

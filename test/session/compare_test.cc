@@ -1,5 +1,5 @@
 // What a strategy's attention was worth, against the definition, and in whole sessions.
-#include "model/compare.h"
+#include "attention/compare.h"
 
 #include <algorithm>
 #include <functional>

@@ -57,11 +57,13 @@ inline SessionOptions bounded_options(uint64_t budget) {
   return o;
 }
 
-// A text of 3,000 tokens that was read by the processor, saved.
+// 3,000 tokens that the CPU has prefilled, saved with all that any strategy finds in a prefill.
 inline const std::string& read_file() {
   static const TempFolder folder;
   static const std::string path = [] {
-    auto session = open_session(mini_model(), bounded_options(256));
+    SessionOptions options = bounded_options(256);
+    options.select.strategy = "infllm";
+    auto session = open_session(mini_model(), options);
     read(session.get(), book_tokens(3000));
     const std::string file = folder.file("read.kv");
     REQUIRE(session->save(file, nullptr, {}).ok());

@@ -332,12 +332,12 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
   auto quest = load(device_model(), read_file(), o);
   score(quest.get(), tokens);
   CHECK_FALSE(attends(*quest));
-  CHECK(because(*quest, "the strategy is not one of the device's"));
+  CHECK(because(*quest, "the GPU does not choose by this strategy"));
   o = bounded_options(200);
   o.select.share_heads = false;
   auto separate = load(device_model(), read_file(), o);
   score(separate.get(), tokens);
-  CHECK(because(*separate, "the heads choose each for itself"));
+  CHECK(because(*separate, "each query head chooses for itself"));
   auto traced = load(device_model(), read_file(), bounded_options(200));
   GenerateOptions passages;
   passages.max_tokens = 4;

@@ -282,9 +282,6 @@ TEST_CASE("a page that holds what was chosen for certain, samples or several of 
 TEST_CASE("a damaged choice or damaged representatives are refused") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
-  const auto session = reader("snapkv", 2);
-  continue_with(session.get(), 3);
-  REQUIRE(session->save(path, nullptr, {}).ok());
   const auto load_with = [&](format::SectionKind kind, auto change) {
     copy_changed(path, other, kind, [&](uint32_t*, auto* bytes) { change(bytes); });
     std::unique_ptr<Session> loaded;
@@ -292,6 +289,9 @@ TEST_CASE("a damaged choice or damaged representatives are refused") {
   };
   for (const format::SectionKind kind : {format::SectionKind::observed, format::SectionKind::representatives}) {
     CAPTURE(format::name_of(kind));
+    const auto session = reader(kind == format::SectionKind::observed ? "snapkv" : "infllm", 2);
+    continue_with(session.get(), 3);
+    REQUIRE(session->save(path, nullptr, {}).ok());
     CHECK(load_with(kind, [](auto*) {}) == Code::ok);
     CHECK(load_with(kind, [](auto* b) { b->clear(); }) == Code::ok);
     CHECK(load_with(kind, [](auto* b) { b->resize(9); }) == Code::corrupt);

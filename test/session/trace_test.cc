@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "helpers.h"
-#include "model/trace.h"
+#include "attention/trace.h"
 
 using namespace kvasir;
 using namespace kvasir::test;

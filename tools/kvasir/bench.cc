@@ -45,7 +45,7 @@ void print_speeds(Terminal& terminal, const std::vector<DepthResult>& results, c
                          budget_text(arguments.session.budget).c_str()));
   for (const DepthResult& result : results)
     for (const DecodeSpeed& speed : result.decode)
-      if (const std::string shared = speed.stats.value("device_attends_beside_by", ""); !shared.empty())
+      if (const std::string shared = speed.stats.value("co_execution_share", ""); !shared.empty())
         terminal.print(printed("at %s tokens, %s: the GPU reads %s\n", grouped(result.depth).c_str(), speed.strategy.c_str(), shared.c_str()));
   if (arguments.synthetic) terminal.print(printed("synthetic documents: keys and values made up, seed %llu\n", static_cast<unsigned long long>(arguments.seed)));
 }

@@ -1,0 +1,214 @@
+// Attention of a step's queries over the store: sinks + pages + window, as partial states that are merged.
+//
+//   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
+//   selective:  each query sees sinks, window and the pages that the selector chose for it
+//   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse prefill)
+//   together:   so do those of a question, which are few
+//
+// Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages depends on sizes alone, never on the number of
+// threads; blocks of queries may, as a query's sums do not depend on its neighbours. So results are the same bits on any number.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/compare.h"
+#include "attention/hybrid_gpu.h"
+#include "attention/layer_scales.h"
+#include "attention/request.h"
+#include "attention/trace.h"
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "compute/kernels.h"
+#include "compute/thread_pool.h"
+#include "model/config.h"
+#include "select/plan.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+// What attention read, summed over queries, layers and KV heads since the last reset.
+struct ReadCounts {
+  uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
+  uint64_t tokens_present = 0;  // and how many there were
+  uint64_t pages_touched = 0;   // pages of which at least one token was read
+  uint64_t tokens_hot = 0;      // of those read, what a device had from steps before
+  uint64_t summary_bytes = 0;   // read to choose
+  uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
+  uint64_t queries = 0;         // query heads whose pages were sampled,
+  double mass = 0;              // and the share of their attention that was read for certain, summed; the rest was estimated from samples
+  uint64_t certified = 0;       // query heads with a certificate,
+  double certificate = 0, least_certificate = 1;  // and what they have read at least, summed, and the least of them
+
+  ReadCounts& operator+=(const ReadCounts& o) {
+    tokens_read += o.tokens_read;
+    tokens_present += o.tokens_present;
+    pages_touched += o.pages_touched;
+    tokens_hot += o.tokens_hot;
+    summary_bytes += o.summary_bytes;
+    keys_scanned += o.keys_scanned;
+    queries += o.queries;
+    mass += o.mass;
+    certified += o.certified;
+    certificate += o.certificate;
+    least_certificate = std::min(least_certificate, o.least_certificate);
+    return *this;
+  }
+};
+
+class Attention {
+ public:
+  Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool);
+  ~Attention();
+
+  // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are.
+  // Strategies choose by the scores as they are, which are in the same order, and by their lse.
+  void set_softcap(float cap) { softcap_ = cap; }
+
+  // From now on receives what the last token of a step attends, by run() exact or selective, with
+  // lse and without a cap. Null: nothing does.
+  void set_trace(Trace* trace) { trace_ = trace; }
+
+  // out: [tokens][heads][head_dim]. lse: [tokens][heads] ln of the sum of e^score that each query
+  // attended, or null; exact ones are of the scores as they are also where a cap is set, which is
+  // a second pass. Tokens before req.first are neither attended nor written. When cancelled both
+  // are meaningless. Code::corrupt (a damaged page of a mapped file).
+  Status run(const AttentionRequest& req, float* out, float* lse);
+
+  // The CPU's part where a GPU attends sinks and window, and of one token a share of the pages.
+  // Each token chooses for itself. Without cap, trace, comparison and certificate.
+  Status run_with_gpu(const AttentionRequest& req, HybridGpu* gpu);
+
+  // Bytes of pages a second that run_with_gpu() attends of the first pages of these layers; 0:
+  // there are too few to tell. Code::corrupt.
+  Status page_rate(uint32_t first_layer, uint32_t end_layer, AttentionRequest req, double* rate);
+
+  // After run() of a filter layer: the selector chooses for the layers after it.
+  void filter(const AttentionRequest& req, const float* lse, const RecentQueries* recent,
+              StepMemory* memory) const;
+
+  // After run() of a filter layer of a step that chooses by blocks: chooses for the step's blocks
+  // in the layers up to the next filter layer.
+  Status filter_blocks(const AttentionRequest& req);
+
+  // How far the selector's choice is from the exact output (as run() gave it), for `count` tokens
+  // evenly spread over the step: adds the squared norms of the difference and of the exact output.
+  // Reads are not counted. A step's first tokens, which see fewer of the step's own, tell layers
+  // that retrieve from others less well.
+  Status probe(const AttentionRequest& req, uint32_t count, const float* exact, double* difference,
+               double* norm);
+  // The step's tokens that `count` are taken of.
+  static uint32_t probe_span(uint32_t n, uint32_t count) {
+    count = std::min(n, count);
+    return count * (n / count);
+  }
+
+  const ReadCounts& counts() const { return counts_; }
+  const Comparison& comparison() const { return comparison_; }  // of steps whose plan asks for it
+  void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of what a GPU attended
+  void reset_counts() { counts_ = {}, comparison_.reset(); }
+
+ private:
+  struct Worker;  // scratch of one thread
+  // Tokens of the step that attend sinks and window: `count` from `first` on in strides.
+  struct NearRows {
+    uint32_t head, first, count, stride = 1;
+  };
+  // Full-precision keys and values, [count][dim]. limits: [rows] of the first ones that each query
+  // row sees, or null.
+  struct RowsOfKeys {
+    const float *k, *v;
+    uint32_t count;
+    const uint32_t* limits = nullptr;
+  };
+  SelectorQuery query_of(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
+                         uint64_t budget) const;
+
+  // cap: as set_softcap() has it, here and below.
+  Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
+  // For `count` tokens from req.first on in strides; out: [count][heads][head_dim].
+  Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out, float* lse);
+  Status by_blocks(const AttentionRequest& req, float* out, float* lse);
+  Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
+
+  void attend_near(const AttentionRequest& req, const NearRows& near, const QueryRows& rows, float cap,
+                   const AttentionState& state, Worker* w) const;
+  void attend_rows(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
+                   const RowsOfKeys& keys, float cap, const AttentionState& state, Worker* w) const;
+  void attend_pages(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
+                    std::span<const PageRef> pages, float cap, const AttentionState& state, Worker* w) const;
+  Status fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i, PageStore::Hold* hold,
+                      Worker* w) const;
+  Status attend_choice(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
+                       const AttentionState& state, bool traced, Worker* w) const;
+  bool certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows, std::size_t list,
+               const AttentionState& state, Worker* w) const;
+  // After exact(): its result against itself, as Comparison has it.
+  Status compare_exact(const AttentionRequest& req, const float* out);
+
+  void choose_for_block(const AttentionRequest& req, const NearRows& block, uint64_t budget, Worker* w) const;
+
+  struct Question;
+  Status choose_for_batch(const Question& batch);
+  Status attend_for_batch(const Question& batch, float* out, float* lse);
+  AttentionState question_state(std::size_t i, uint32_t rows);  // [kv_heads] near, then the parts
+
+  // Some of what is attended in co-execution: by `rows` query rows of a head, from a row of token
+  // `first` on.
+  struct BesidePart {
+    uint32_t head, first, row, rows;
+    uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of all
+    bool is_of_rows(const BesidePart& o) const { return head == o.head && first == o.first && row == o.row; }
+  };
+  Status choose_beside(const AttentionRequest& req, const HybridGpu::Lists& lists, HybridGpu* gpu);
+  Status share_chosen(const AttentionRequest& req, HybridGpu* gpu);
+  Status share_all(const AttentionRequest& req, HybridGpu* gpu);
+  void share_among_tasks(uint32_t n, uint32_t pages);
+  Status attend_pages_of(const AttentionRequest& req, const BesidePart& part, const QueryRows& rows,
+                         const AttentionState& state, Worker* w) const;
+  bool give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths, const HybridGpu::Lists& lists,
+                Selection* choice, Worker* w) const;
+  Status attend_parts(const AttentionRequest& req, bool chosen);
+  void merge_parts(uint32_t n, HybridGpu* gpu);
+  Status attend_chosen(const AttentionRequest& req, const BesidePart& part, const QueryRows& rows,
+                       const AttentionState (&states)[2], Worker* w) const;
+  AttentionState beside_state(std::size_t i, uint32_t which, uint32_t rows);
+
+  void trace_near(const AttentionRequest& req, uint32_t head, const QueryRows& rows, uint32_t token,
+                  const float* bases, Worker* w) const;
+  void trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page, uint32_t number,
+                  const float* bases, Worker* w) const;
+  void trace_exact(const AttentionRequest& req, const float* lse);
+  QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride,
+                   uint32_t kv_head, bool split) const;
+  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out,
+                 float* lse) const;
+
+  const HeadShape config_;
+  float softcap_ = 0;
+  Trace* trace_ = nullptr;
+  const PageShape shape_;
+  const Kernels& kernels_;
+  ThreadPool* pool_;
+  const uint32_t block_rows_;   // query rows of a block: tokens of the block times heads of the group
+  std::vector<Worker> workers_;
+  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
+  Array<float> partials_;                   // states of a block's parts
+  // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a
+  // query batch chose; or [kv_heads][tokens] in co-execution.
+  std::vector<Selection> block_choices_;
+  std::vector<Array<float>> question_sums_; // [parts of the batch][kv_heads] summed shares of quads
+  struct QuestionPart {
+    uint32_t head, begin, end;              // pages of the head's choice
+  };
+  std::vector<QuestionPart> question_parts_;
+  LayerScales question_scales_;
+  std::vector<BesidePart> beside_parts_;    // those of the same rows one after another
+  Array<float> probed_;                     // [count][heads * head_dim] output of a probe
+  ReadCounts counts_;
+  Comparison comparison_;
+};
+
+}  // namespace kvasir

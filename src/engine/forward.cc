@@ -1,0 +1,174 @@
+#include "engine/forward.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/magnitude.h"
+#include "offload/kv_mirror.h"
+
+namespace kvasir {
+
+using GpuWork = HostAttention::GpuWork;
+
+static Status cancelled() {
+  return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
+}
+
+Status Forward::create(std::shared_ptr<const Model> model, ThreadPool* pool,
+                       std::unique_ptr<Forward>* out) {
+  std::unique_ptr<Forward> forward(new Forward(std::move(model), pool));
+  const Model& m = *forward->model_;
+  const std::vector<DeviceWeights>& gpus = m.device_weights();
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    std::unique_ptr<LayerExecutor> executor;
+    RETURN_IF_ERROR(make_gpu_executor(m, static_cast<int>(i), &forward->host_, &executor));
+    forward->executors_.push_back(std::move(executor));
+  }
+  const uint32_t first = gpus.empty() ? 0 : gpus.back().end_layer();
+  if (gpus.empty() || !gpus.back().has_output())
+    forward->executors_.push_back(make_cpu_executor(m, first, &forward->host_, pool));
+  for (std::size_t i = 0; i < forward->executors_.size(); ++i) {
+    LayerRun run;
+    run.first_layer = forward->executors_[i]->first_layer();
+    run.end_layer = forward->executors_[i]->end_layer();
+    run.executor = i < gpus.size() ? static_cast<int>(i) : on_cpu;
+    if (run.executor != on_cpu) run.fallback = Fallback::not_planned;
+    forward->plan_.runs.push_back(std::move(run));
+  }
+  *out = std::move(forward);
+  return {};
+}
+
+Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
+    : model_(std::move(model)), pool_(pool), host_(model_->config(), model_->store_shape().page, pool) {}
+
+Status Forward::run(const ForwardStep& step, KvStore* store) {
+  const CancelLatch cancel(step.cancel);
+  resize(step.size());
+  const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
+  const StepContext c{step, cancel, *store, pool_, x_.get(), cos_.get(), sin_.get(), gpus};
+  const LayerExecutor::Request request = request_of(c);
+  RETURN_IF_ERROR(host_.begin(c, request.gpu));
+  RETURN_IF_ERROR(make_plan(c, request));
+  embed(c);
+  RETURN_IF_ERROR(run_layers(c));
+  RETURN_IF_ERROR(write_logits(c));
+  if (cancel.fired()) return cancelled();
+  commit(c);
+  return {};
+}
+
+Status Forward::run_layers(const StepContext& c) {
+  for (const auto& executor : executors_) {
+    struct Abandon {  // unless the executor has ended
+      LayerExecutor* executor;
+      ~Abandon() { if (executor) executor->abandon(); }
+    } unless_ended{executor.get()};
+    RETURN_IF_ERROR(executor->begin(c));
+    for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
+      RETURN_IF_ERROR(executor->project(l));       // q, k, v = RoPE(W norm(x))
+      RETURN_IF_ERROR(executor->attend(l));        // softmax(q k) v over the plan's segments
+      RETURN_IF_ERROR(executor->feed_forward(l));  // x += W_o a;  x += ffn(norm(x))
+      if (c.cancel.fired()) return cancelled();
+    }
+    RETURN_IF_ERROR(executor->end());
+    if (c.cancel.fired()) return cancelled();
+    RETURN_IF_ERROR(host_.reserve_pages(c));  // a GPU may have done it while it was at work
+    unless_ended.executor = nullptr;
+  }
+  return {};
+}
+
+// What a GPU may attend. A budget spills pages, which no GPU follows; a trace, a probe and what an
+// index is made from need every query on the CPU.
+LayerExecutor::Request Forward::request_of(const StepContext& c) const {
+  const ForwardStep& step = c.step;
+  const uint32_t n = c.tokens();
+  const bool chooses = step.selector != nullptr;
+  const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
+  if (c.gpus == 0 || step.trace) return {GpuWork::none, why};
+  if (!chooses && !step.memory && n > 1) return {GpuWork::prefill, Fallback::none};
+  const bool few = n <= KvMirror::most_tokens && (chooses || n == 1);
+  if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)
+    return {GpuWork::decode, Fallback::none};
+  return {GpuWork::none, why};
+}
+
+Status Forward::make_plan(const StepContext& c, const LayerExecutor::Request& request) {
+  for (std::size_t i = 0; i < executors_.size(); ++i)
+    RETURN_IF_ERROR(executors_[i]->plan(c, request, &plan_.runs[i]));
+  return {};
+}
+
+Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* progress) {
+  const Token any = 0;
+  ForwardStep step = planned;
+  step.tokens = {&any, 1};  // a step of an answer
+  const CancelLatch cancel(step.cancel);
+  const std::size_t gpus = model_->device_weights().size();
+  const StepContext c{step, cancel, *store, pool_, nullptr, nullptr, nullptr,
+                      static_cast<uint32_t>(gpus)};
+  const auto stopped = [] {
+    return Status::error(Code::cancelled, "stopped by the progress callback");
+  };
+  for (std::size_t i = 0; i < gpus; ++i) {
+    LayerRun& run = plan_.runs[i];
+    do {
+      if (cancel.fired()) return Status::error(Code::cancelled, "cancelled");
+      RETURN_IF_ERROR(executors_[i]->plan(c, {GpuWork::decode, Fallback::none}, &run));
+      if (!progress->update(run.staging == Fallback::pinning ? i : i + 1, gpus)) return stopped();
+    } while (run.staging == Fallback::pinning);
+  }
+  return {};
+}
+
+void Forward::embed(const StepContext& c) {
+  constexpr uint32_t rows = 32;  // a task's
+  const uint32_t n = c.tokens(), width = model_->config().width, half = model_->rope().dim() / 2;
+  pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
+    const uint32_t first = task * rows, end = std::min(n, first + rows);
+    const std::size_t angles = std::size_t{first} * half;
+    model_->rope().angles(c.store.tokens() + first, end - first, cos_.get() + angles,
+                          sin_.get() + angles);
+    for (uint32_t i = first; i < end; ++i)
+      cpu_kernels().dequantize_row(model_->weights().embedding,
+                                   static_cast<uint32_t>(c.step.tokens[i]),
+                                   x_.get() + std::size_t{i} * width);
+  });
+}
+
+Status Forward::write_logits(const StepContext& c) {
+  const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
+  if (wanted == 0) return {};
+  RETURN_IF_ERROR(executors_.back()->logits(first, c.step.logits));
+  const std::size_t floats = std::size_t{wanted} * model_->config().vocabulary;
+  if (c.cancel.fired() || all_finite({c.step.logits, floats})) return {};
+  return not_a_number("the output");
+}
+
+void Forward::commit(const StepContext& c) {
+  const ForwardStep& step = c.step;
+  KvStore& store = c.store;
+  if (step.trace) step.trace->commit();
+  if (step.queries) step.queries->commit(store.tokens(), c.tokens(), pool_);
+  const bool was_centred = !store.centre().empty();
+  store.commit(c.tokens(), cpu_kernels(), pool_);
+  for (const auto& executor : executors_) executor->committed(store);
+  if (step.queries && !was_centred && !store.centre().empty())
+    step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);
+}
+
+void Forward::resize(uint32_t n) {
+  if (n <= capacity_) return;
+  const auto grow = [](Buffer<float>& array, std::size_t size) {
+    array = {};  // never old and new together
+    array = make_buffer<float>(size);
+  };
+  capacity_ = 0;
+  grow(x_, std::size_t{n} * model_->config().width);
+  grow(cos_, std::size_t{n} * (model_->rope().dim() / 2));
+  grow(sin_, std::size_t{n} * (model_->rope().dim() / 2));
+  capacity_ = n;
+}
+
+}  // namespace kvasir

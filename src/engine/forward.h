@@ -1,0 +1,61 @@
+// The forward pass: tokens in, logits out, keys and values into the store. A session has one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "compute/thread_pool.h"
+#include "engine/execution_plan.h"
+#include "engine/host_attention.h"
+#include "engine/layer_executor.h"
+#include "engine/step.h"
+#include "model/model.h"
+
+namespace kvasir {
+
+class Forward {
+ public:
+  // Code::device.
+  static Status create(std::shared_ptr<const Model> model, ThreadPool* pool,
+                       std::unique_ptr<Forward>* out);
+
+  // Runs the tokens at the end of the store and commits them. After any failure the store is as
+  // before. Code::cancelled; Code::corrupt (a damaged page; weights that make NaN or infinity);
+  // Code::device; Code::no_memory (of the device). Throws std::bad_alloc.
+  Status run(const ForwardStep& step, KvStore* store);
+
+  // Makes now what GPUs need to attend by the step's plan, which run() does some at a time.
+  // Code::cancelled, also by the progress callback, and errors as run().
+  Status prepare(const ForwardStep& step, KvStore* store, Progress* progress);
+
+  Attention& attention() { return host_.attention(); }
+  // Of the last step, or of prepare(): a run an executor, those of GPUs first.
+  const ExecutionPlan& plan() const { return plan_; }
+
+ private:
+  Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
+  void resize(uint32_t n);
+  LayerExecutor::Request request_of(const StepContext& c) const;
+  Status make_plan(const StepContext& c, const LayerExecutor::Request& request);
+  void embed(const StepContext& c);
+  Status run_layers(const StepContext& c);
+  Status write_logits(const StepContext& c);
+  void commit(const StepContext& c);
+
+  std::shared_ptr<const Model> model_;
+  ThreadPool* pool_;
+  HostAttention host_;
+  std::vector<std::unique_ptr<LayerExecutor>> executors_;  // every layer is in one, in order
+  ExecutionPlan plan_;                                     // [executors]
+
+  uint32_t capacity_ = 0;    // tokens that the workspace holds
+  Buffer<float> x_;          // [n][width] residual stream, between executors
+  Buffer<float> cos_, sin_;  // [n][rope dim / 2]
+};
+
+}  // namespace kvasir

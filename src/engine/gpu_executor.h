@@ -1,0 +1,176 @@
+// A run of layers on a GPU. Its work is enqueued in order to one stream. The CPU waits where it
+// needs queries, keys and values, and at the end.
+//
+// The plan has one of four modes of attention; each has its own project(), attend() and end():
+//   cpu            gpu_executor.cc   the CPU attends each layer, between two waits
+//   gpu_selective  gpu_selective.cc  no wait between layers, one graph for a step of one token
+//   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
+//   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
+// feed_forward(l) is enqueued with project(l + 1), so that a graph holds both.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+#include "engine/gpu_graphs.h"
+#include "engine/layer_executor.h"
+#include "model/gpu_workspace.h"
+#include "offload/gpu_hybrid_attention.h"
+#include "offload/gpu_prefill_attention.h"
+#include "offload/gpu_selective_attention.h"
+
+namespace kvasir {
+
+class GpuExecutor final : public LayerExecutor {
+ public:
+  GpuExecutor(const Model& model, int number, HostAttention* attention);
+  ~GpuExecutor() override;
+  Status open();
+
+  Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
+  Status begin(const StepContext& step) override;
+  Status project(uint32_t layer) override;
+  Status attend(uint32_t layer) override;
+  Status feed_forward(uint32_t) override { return {}; }
+  Status end() override;
+  void abandon() noexcept override;
+  Status logits(uint32_t first, float* out) override;
+  void committed(const KvStore& store) override;
+
+ private:
+  static constexpr uint32_t no_layer = UINT32_MAX;
+  struct Product {
+    const DeviceWeights::Matrix* matrix;
+    float* y;
+  };
+  uint32_t layers() const { return end_layer() - first_layer(); }
+  uint32_t local(uint32_t layer) const { return layer - first_layer(); }
+
+  // ---- the plan --------------------------------------------------------------------------------
+  Status plan_selective(const StepContext& c, Fallback* why);
+  Status plan_hybrid(const StepContext& c, Fallback* why);
+  Status plan_prefill(const StepContext& c, Fallback* why);
+  Status plan_decode(const StepContext& c, Fallback* why);
+  Status measure_rate(const StepContext& c);
+  Fallback staging() const;
+  void trim();
+
+  // ---- the four modes of attention ---------------------------------------------------------------
+  Status project_for_cpu(uint32_t layer);
+  Status project_hybrid(uint32_t layer);
+  Status attend_on_cpu(uint32_t layer);
+  Status attend_selective(uint32_t layer);
+  Status attend_hybrid(uint32_t layer);
+  Status attend_prefill(uint32_t layer);
+  Status end_on_cpu();
+  Status end_selective();
+  Status end_hybrid();
+  Status end_prefill();
+
+  // ---- work of the stream ------------------------------------------------------------------------
+  void enqueue(int error) { error_ = error_ ? error_ : error; }  // keeps the step's first error
+  Status wait(const char* what, DeviceStream* stream = nullptr);
+  // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
+  template <class F>
+  void as_graph(uint32_t part, F&& f) {
+    if (n_ > 1) return f();
+    if (!graphs_.begin(stream_, part, &error_)) return;
+    f();
+    if (!graphs_.end(stream_, part, &error_)) f();
+  }
+  bool records_step() const { return n_ == 1 && !selective_.hands(); }
+  void begin_recording(uint32_t part);
+  void end_recording();
+  void enqueue_projection(uint32_t layer, float* qkv);
+  void enqueue_attended(uint32_t layer);  // feed-forward of the layer before, and the projection
+  void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
+  void check_and_feed_forward(uint32_t layer, float* a);
+  void complete_before(uint32_t layer);
+  void enqueue_results();
+  void enqueue_logits(uint32_t first, uint32_t n);
+  void enqueue_copy(uint32_t layer);
+  void enqueue_last_feed_forward(uint32_t layer, float* a);
+  Status deliver(uint32_t layer);
+  Status finish_decode();
+  DeviceActivations output_of(uint32_t layer, float* a) const;
+  DeviceActivations inputs(float* f32, std::size_t cols,
+                           std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
+    return work_.inputs(n_, f32, cols, matrices);
+  }
+  void multiply(const DeviceActivations& x, std::initializer_list<Product> products, bool add = false);
+  void norm(const float* weight, uint32_t layer, const DeviceActivations& out);
+  DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
+
+  // ---- memory ------------------------------------------------------------------------------------
+  Status resize(uint32_t n);
+  Status try_resize(uint32_t n);
+  Status resize_host(uint32_t n);
+  Status resize_attended(uint32_t n);
+  Status resize_prefill(uint32_t n);
+  Status prepare_output();
+  template <class Prepare>
+  Status or_with_less(Status s, uint32_t least, const Prepare& prepare);
+  void release_workspace();
+  void release_selective();
+  void release_hybrid();
+  void release_prefill();
+  void wait_for_streams() noexcept;
+  void forget_graphs() { graphs_.forget(stream_); }
+  std::size_t attended_floats() const { return n_ * (size_.q + 2 * size_.kv); }  // of a layer
+  float* attended(uint32_t layer) const { return attended_.get() + local(layer) * attended_floats(); }
+  std::size_t lse_floats(uint32_t n) const;
+  std::size_t prefill_floats(uint32_t n) const;
+  float* prefill_slot(uint32_t layer) const { return prefill_.get() + layer % 2 * prefill_floats(n_); }
+  float* prefill_output(uint32_t layer) const;
+
+  const ModelConfig& config_;
+  const Widths size_;
+  const int number_;
+  const DeviceWeights& weights_;
+  const std::shared_ptr<Device> device_;
+  const DeviceKernels& ops_;
+  HostAttention* const host_;
+  DeviceStream* stream_ = nullptr;
+  DeviceStream* copies_ = nullptr;  // of what goes to the store, and of sketches
+  // [layers + 3] the projection of each layer, the end, a step, a step with logits;
+  // [2 layers] co-execution: a layer's projection; a layer whose pages were read before
+  GpuGraphs graphs_;
+  uint64_t graph_generation_ = 0;
+
+  // Of the step.
+  const StepContext* step_ = nullptr;
+  AttentionMode mode_ = AttentionMode::cpu;
+  uint32_t n_ = 0;                     // tokens
+  int error_ = 0;
+  bool replays_ = false;               // the step's graph does all that is asked for
+  bool records_ = false;               // what is enqueued goes to a graph
+  bool has_logits_ = false;            // computed with the step
+
+  uint32_t capacity_ = 0;              // tokens that work_ has room for
+  bool gave_way_ = false;              // to attention, which fitted then
+  DeviceBuffer<std::byte> memory_;
+  Workspace work_{};
+  PinnedBuffer<uint32_t> bad_layer_;   // the host's copy
+  uint32_t host_capacity_ = 0;         // tokens that the next two have room for
+  PinnedBuffer<float> host_qkv_, host_a_;
+  uint32_t pool_threads_ = 0;
+
+  GpuSelectiveAttention selective_;
+  GpuHybridAttention hybrid_;
+  GpuPrefillAttention prefill_attention_;
+  // What did not fit: sequence length in extents, from 1 on, and tokens of the step; 0: it fits.
+  struct Refused {
+    uint32_t size = 0, tokens = 0;
+    bool is(uint32_t now, uint32_t n) const { return size == now && n >= tokens; }
+  } refused_selective_, refused_hybrid_, refused_prefill_;
+
+  DeviceBuffer<float> attended_;       // [layers][n][q and k and v]
+  PinnedBuffer<float> attended_host_, host_logits_;
+  DeviceBuffer<float> prefill_;        // [2][q, k, v, lse, output] of two layers
+  PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
+  std::size_t prefill_host_room_ = 0;  // floats
+  uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
+};
+
+}  // namespace kvasir

@@ -1,0 +1,90 @@
+// Co-execution: a GPU and the CPU attend each layer of a step together (attention/hybrid_gpu.h).
+#include <algorithm>
+#include <utility>
+
+#include "engine/gpu_executor.h"
+
+namespace kvasir {
+
+Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
+  const uint32_t n = c.tokens(), size = c.store.pages().extents() + 1;
+  const bool exact = c.attends_everything();
+  if (refused_hybrid_.is(size, n)) return *why = Fallback::no_room, Status();
+  if (selective_.holds_memory()) release_selective();
+  const uint32_t least = std::max(n, KvMirror::most_tokens);
+  const auto prepare = [&] {
+    const auto rope_dim = static_cast<uint32_t>(2 * size_.half);
+    const uint64_t workspace = device_workspace_bytes(config_, rope_dim, usual_step);
+    const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
+    RETURN_IF_ERROR(hybrid_.prepare(c.store, c.step.plan, exact, n, c.gpus, reserve, c.pool,
+                                    {stream_, copies_}, c.cancel));
+    return resize_attended(n);
+  };
+  Status s = resize(least);
+  if (s.ok()) s = prepare();
+  if (s.code() == Code::no_memory && capacity_ > least) {
+    release_workspace();
+    s = try_resize(least);
+    gave_way_ = true;
+    if (s.ok()) s = prepare();
+  }
+  if (s.ok()) {
+    refused_hybrid_ = {};
+    mode_ = AttentionMode::co_execution;
+    return {};
+  }
+  if (s.code() == Code::cancelled) return s;  // what has come stays
+  release_hybrid();
+  if (s.code() != Code::no_memory) return s;
+  refused_hybrid_ = {size, n};
+  return *why = Fallback::no_room, Status();
+}
+
+// One graph holds a layer's projection and what begins with it. Where the layer's pages were read
+// for its filter group, it holds the layer's attention too.
+Status GpuExecutor::project_hybrid(uint32_t layer) {
+  const uint32_t l = local(layer);
+  const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  const bool packed = hybrid_.is_packed(l);
+  if (packed) enqueue(hybrid_.wait_for_packed(stream_));
+  as_graph(layers() + 3 + (packed ? layers() : 0) + l, [&] {
+    enqueue_attended(layer);
+    enqueue(hybrid_.give_projected(stream_, l, q, k, v));
+    if (packed) {
+      enqueue(hybrid_.give_packed(stream_, l));
+      enqueue(hybrid_.give_finish(stream_, l, true, output_of(layer, work_.a), check(layer)));
+      return;
+    }
+    float* host = attended_host_.get() + l * attended_floats();
+    enqueue(ops_.download(stream_, host, q, n_ * size_.q * sizeof(float)));
+    enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  });
+  return {};
+}
+
+Status GpuExecutor::attend_hybrid(uint32_t layer) {
+  const uint32_t l = local(layer);
+  if (hybrid_.is_packed(l)) return {};
+  const DeviceActivations out = output_of(layer, work_.a);
+  enqueue(hybrid_.give_near(l));
+  RETURN_IF_ERROR(wait("a layer"));
+  hybrid_.set_layer({l, out, check(layer)});
+  const float* q = attended_host_.get() + l * attended_floats();
+  RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
+  if (step_->cancel.fired()) return {};
+  if (!hybrid_.is_finished())
+    enqueue(hybrid_.give_finish(stream_, l, false, out, check(layer)));
+  return {};
+}
+
+Status GpuExecutor::end_hybrid() {
+  enqueue(hybrid_.give_end(stream_));
+  enqueue_results();
+  RETURN_IF_ERROR(wait("a step"));
+  ReadCounts counts;
+  hybrid_.collect(step_->step.plan, step_->attends_everything(), &counts);
+  host_->attention().add_counts(counts);
+  return finish_decode();
+}
+
+}  // namespace kvasir

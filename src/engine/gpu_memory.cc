@@ -1,0 +1,96 @@
+// The memory that a GPU's layers take. Attention and the workspace make room for each other.
+#include <utility>
+
+#include "base/checked.h"
+#include "engine/gpu_executor.h"
+
+namespace kvasir {
+
+Status GpuExecutor::resize(uint32_t n) {
+  Status s = try_resize(n);
+  if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = try_resize(n);
+  if (s.code() == Code::no_memory && prefill_attention_.holds_memory())
+    release_prefill(), s = try_resize(n);
+  if (s.code() == Code::no_memory && hybrid_.holds_memory()) release_hybrid(), s = try_resize(n);
+  if (s.code() != Code::no_memory || !selective_.holds_memory()) return s;
+  release_selective();
+  return try_resize(n);
+}
+
+Status GpuExecutor::try_resize(uint32_t n) {
+  if (n <= capacity_) return {};
+  release_workspace();  // never old and new together
+  gave_way_ = false;
+  RETURN_IF_ERROR(memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace"));
+  work_.place(size_, n, memory_.get());
+  return capacity_ = n, Status();
+}
+
+void GpuExecutor::release_workspace() {
+  capacity_ = 0;
+  forget_graphs();
+  memory_ = {};
+}
+
+void GpuExecutor::wait_for_streams() noexcept {
+  if (stream_) (void)ops_.wait(stream_);
+  if (copies_) (void)ops_.wait(copies_);
+}
+
+// Blocks of the sketch that another session has too stay, even of an idle session: a later try may
+// find no more room than this one.
+void GpuExecutor::release_selective() {
+  wait_for_streams();  // something may be on its way to it
+  forget_graphs();
+  selective_.release();
+  attended_ = {};
+}
+
+void GpuExecutor::release_hybrid() {
+  wait_for_streams();
+  forget_graphs();
+  hybrid_.release();
+  attended_ = {};
+}
+
+void GpuExecutor::release_prefill() {
+  if (!prefill_attention_.holds_memory() && !prefill_.get()) return;
+  wait_for_streams();  // after a failure something may be on its way
+  prefill_attention_.release();
+  prefill_ = {}, prefill_host_ = {}, prefill_outputs_ = {};
+  outputs_room_ = 0, prefill_host_room_ = 0;
+}
+
+// What the CPU attends comes down and goes up through.
+Status GpuExecutor::resize_host(uint32_t n) {
+  if (n <= host_capacity_) return {};
+  host_capacity_ = 0;
+  forget_graphs();
+  RETURN_IF_ERROR(host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv)));
+  RETURN_IF_ERROR(host_a_.allocate(device_, n * size_.q));
+  host_capacity_ = n;
+  return {};
+}
+
+Status GpuExecutor::resize_attended(uint32_t n) {
+  const std::size_t floats = layers() * std::size_t{n} * (size_.q + 2 * size_.kv);
+  if (floats * sizeof(float) <= attended_.bytes()) return {};
+  forget_graphs();
+  attended_ = {};
+  Status s = attended_.allocate(device_, floats, "a step's queries, keys and values");
+  if (s.ok()) s = attended_host_.allocate(device_, floats);
+  if (!s.ok()) attended_ = {};
+  return s;
+}
+
+// Logits of one token are computed with the step.
+Status GpuExecutor::prepare_output() {
+  has_logits_ = step_->step.want == ForwardStep::Logits::last && weights_.has_output();
+  if (has_logits_ && !host_logits_.get())
+    RETURN_IF_ERROR(host_logits_.allocate(device_, size_.vocabulary));
+  const uint64_t now = selective_.generation() + hybrid_.generation();
+  if (std::exchange(graph_generation_, now) != now) forget_graphs();  // graphs hold addresses
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,131 @@
+// Prefill: a GPU attends all tokens over its copy of the pages. A layer goes to the store while
+// the next one is computed: there are two of what is delivered, and a stream of their copies.
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "engine/gpu_executor.h"
+
+namespace kvasir {
+
+Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
+  const uint32_t n = c.tokens(), size = c.store.pages().extents() + 1;
+  selective_.trim(), hybrid_.trim();
+  *why = prefill_attention_.refuses(c.store, n);
+  if (*why != Fallback::none) return release_prefill(), Status();
+  if (refused_prefill_.is(size, n)) return *why = Fallback::no_room, Status();
+  const auto prepare = [&] {
+    RETURN_IF_ERROR(resize(n));
+    RETURN_IF_ERROR(resize_prefill(n));
+    return prefill_attention_.prepare(c.store, n, c.pool, stream_, c.cancel);
+  };
+  Status s = prepare();
+  if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
+  if (s.code() == Code::no_memory && selective_.holds_memory()) release_selective(), s = prepare();
+  if (s.code() == Code::no_memory && hybrid_.holds_memory()) release_hybrid(), s = prepare();
+  if (s.ok()) {
+    refused_prefill_ = {};
+    mode_ = AttentionMode::gpu_prefill;
+    return {};
+  }
+  if (s.code() == Code::cancelled) return s;  // what has come stays
+  release_prefill();
+  if (s.code() != Code::no_memory) return s;
+  refused_prefill_ = {size, n};
+  return *why = Fallback::no_room, Status();
+}
+
+std::size_t GpuExecutor::lse_floats(uint32_t n) const {
+  return round_up(std::size_t{n} * config_.heads, 4);  // outputs are read 16 bytes at a time
+}
+
+// Of one of two layers: q, k, v, lse, output.
+std::size_t GpuExecutor::prefill_floats(uint32_t n) const {
+  return n * (2 * size_.q + 2 * size_.kv) + lse_floats(n);
+}
+
+float* GpuExecutor::prefill_output(uint32_t layer) const {
+  return prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
+}
+
+Status GpuExecutor::resize_prefill(uint32_t n) {
+  if (2 * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
+  prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
+  const std::size_t room = 2 * (prefill_floats(n) - n * size_.q);
+  Status s = prefill_.allocate(device_, 2 * prefill_floats(n), "two layers' queries, keys and values");
+  if (s.ok()) s = prefill_host_.allocate(device_, room);
+  s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
+  return s;
+}
+
+Status GpuExecutor::attend_prefill(uint32_t layer) {
+  float *q = prefill_slot(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  float *lse = v + n_ * size_.kv, *out = prefill_output(layer);
+  if (layer == first_layer()) {
+    outputs_ = host_->outputs_wanted(step_->step);
+    if (outputs_room_ < outputs_) {
+      outputs_room_ = 0;
+      RETURN_IF_ERROR(prefill_outputs_.allocate(device_, std::size_t{2} * outputs_ * size_.q));
+      outputs_room_ = outputs_;
+    }
+  }
+  enqueue(prefill_attention_.give(stream_, local(layer), q, k, v, out, lse));
+  if (layer > first_layer()) {
+    RETURN_IF_ERROR(deliver(layer - 1));
+    if (step_->cancel.fired()) return {};
+  }
+  enqueue_copy(layer);
+  return layer == first_layer() ? host_->reserve_pages(*step_) : Status();
+}
+
+void GpuExecutor::enqueue_copy(uint32_t layer) {
+  enqueue(ops_.after(copies_, stream_));
+  const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
+  const std::size_t outputs = outputs_ * size_.q;
+  const float* from = prefill_slot(layer);
+  float* to = prefill_host_.get() + layer % 2 * first;
+  enqueue(ops_.download(copies_, to, from, first * sizeof(float)));
+  if (outputs_ > 0) {
+    float* to_outputs = prefill_outputs_.get() + layer % 2 * outputs;
+    enqueue(ops_.download(copies_, to_outputs, from + first, outputs * sizeof(float)));
+  }
+  enqueue(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+}
+
+// Waits for a layer's copy, which then goes to the store.
+Status GpuExecutor::deliver(uint32_t layer) {
+  RETURN_IF_ERROR(wait("a layer", copies_));
+  if (step_->cancel.fired()) return {};
+  const std::size_t projected = n_ * (size_.q + 2 * size_.kv);
+  const float* q = prefill_host_.get() + layer % 2 * (projected + lse_floats(n_));
+  const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  const float* outputs = prefill_outputs_.get() + layer % 2 * outputs_ * size_.q;
+  RETURN_IF_ERROR(host_->take(*step_, layer,
+                              {.q = q, .k = k, .v = v, .lse = q + projected,
+                               .attended = outputs_ > 0 ? outputs : nullptr}));
+  enqueue(prefill_attention_.put_ahead(step_->store, local(layer), step_->pool, copies_));
+  return {};
+}
+
+Status GpuExecutor::end_prefill() {
+  const uint32_t last = end_layer() - 1;
+  enqueue_last_feed_forward(last, prefill_output(last));
+  RETURN_IF_ERROR(deliver(last));
+  enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  enqueue(ops_.wait(copies_));
+  RETURN_IF_ERROR(wait("a step"));
+  if (!step_->cancel.fired()) host_->count_prefill(*step_, layers());
+  return {};
+}
+
+// Of tokens that something needs: those of the logits, or all where another executor goes on.
+void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
+  const uint32_t wanted = weights_.has_output() ? step_->step.logits_wanted() : n_;
+  if (wanted == 0) return;
+  const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
+  work_.x += first * size_.width;
+  check_and_feed_forward(layer, a + first * size_.q);
+  work_.x -= first * size_.width, n_ = n;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,108 @@
+// A step that a GPU attends alone: it chooses by its sketch and attends what it chose.
+#include <algorithm>
+#include <utility>
+
+#include "engine/gpu_executor.h"
+
+namespace kvasir {
+
+// Where memory is short: once more with a workspace no larger than the step's, until a prefill.
+template <class Prepare>
+Status GpuExecutor::or_with_less(Status s, uint32_t least, const Prepare& prepare) {
+  if (s.code() != Code::no_memory || capacity_ <= least) return s;
+  release_workspace();
+  s = try_resize(least);
+  gave_way_ = true;
+  return s.ok() ? prepare() : std::move(s);
+}
+
+// Falls through to co-execution where the GPU cannot choose.
+Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
+  const Plan& plan = c.step.plan;
+  const bool exact = c.attends_everything();
+  const uint32_t n = c.tokens();
+  release_prefill();
+  mode_ = AttentionMode::cpu;
+  *why = selective_.refuses(c.store, plan, exact, n);
+  if (*why != Fallback::none) {
+    if (hybrid_.refuses(c.store, plan, exact, n) == Fallback::none) return plan_hybrid(c, why);
+    const bool other = !exact && !plan.strategy->has(StrategyInfo::on_device);
+    if (other && selective_.holds_memory()) release_selective();
+    trim();
+    return {};
+  }
+  if (hybrid_.holds_memory()) release_hybrid();
+  const uint32_t size = c.store.pages().extents() + 1;
+  if (refused_selective_.is(size, n)) return *why = Fallback::no_room, Status();
+
+  const uint32_t least = std::max(n, KvMirror::most_tokens);
+  const auto prepare = [&] {
+    RETURN_IF_ERROR(selective_.prepare(c.store, plan, n, c.gpus, c.pool, {stream_, copies_}, c.cancel));
+    return resize_attended(n);
+  };
+  Status s = resize(least);
+  if (s.ok()) s = prepare();
+  if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
+  s = or_with_less(std::move(s), least, prepare);
+  // A later prefill wants more room, and attention would give way to it each time. Where little
+  // memory is left, the room is made now.
+  const auto rope_dim = static_cast<uint32_t>(2 * size_.half);
+  const uint64_t workspace = device_workspace_bytes(config_, rope_dim, usual_step);
+  const auto lacks_room = [&] {
+    return s.ok() && !gave_way_ && capacity_ < usual_step && device_->left() < workspace;
+  };
+  if (lacks_room()) (void)selective_.drop_hot_quads();
+  if (lacks_room()) {
+    release_selective();
+    if (s = resize(usual_step); s.ok()) s = prepare();
+  }
+  // A fork's workspace, and this session's own.
+  const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
+  if (s.ok()) s = selective_.keep_hot_quads(c.store, plan, reserve, stream_);
+  if (s.ok()) {
+    refused_selective_ = {};
+    mode_ = AttentionMode::gpu_selective;
+    return {};
+  }
+  if (s.code() == Code::cancelled) return s;  // what has come stays
+  release_selective();
+  if (s.code() != Code::no_memory) return s;
+  refused_selective_ = {size, n};  // tried again for a longer sequence or a smaller step
+  return *why = Fallback::no_room, Status();
+}
+
+Status GpuExecutor::attend_selective(uint32_t layer) {
+  if (replays_ || error_) return {};
+  const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  enqueue(selective_.give_choice(stream_, local(layer), q, k, v));
+  if (error_) return {};
+  if (selective_.hands()) {
+    const StepContext& c = *step_;
+    RETURN_IF_ERROR(selective_.hand_over(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
+    if (c.cancel.fired()) return {};
+  }
+  enqueue(selective_.give_chosen(stream_, local(layer), output_of(layer, work_.a), check(layer)));
+  return {};
+}
+
+Status GpuExecutor::end_selective() {
+  if (!replays_) {
+    enqueue(selective_.give_results(stream_));
+    enqueue_results();
+    end_recording();
+  }
+  const StepContext& c = *step_;
+  ReadCounts counts;
+  if (Status s = wait("a step"); !s.ok()) {
+    // NaN may come from a damaged page.
+    if (s.code() == Code::corrupt && !c.cancel.fired())
+      RETURN_IF_ERROR(selective_.collect(c.store, c.pool, &counts));
+    return s;
+  }
+  if (c.cancel.fired()) return {};
+  RETURN_IF_ERROR(selective_.collect(c.store, c.pool, &counts));
+  host_->attention().add_counts(counts);
+  return finish_decode();
+}
+
+}  // namespace kvasir

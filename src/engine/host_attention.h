@@ -1,0 +1,58 @@
+// The CPU's part of a step's attention: keys and values go to the store, queries attend over it,
+// and strategies learn from both. All executors use it; a session has one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "engine/step.h"
+#include "model/config.h"
+
+namespace kvasir {
+
+class HostAttention {
+ public:
+  HostAttention(const ModelConfig& config, const PageShape& page, ThreadPool* pool);
+
+  // Makes room for the step's rows, and for the pages that it seals. reserve_pages() works once a
+  // step: a GPU that prefills calls it while it is at work. Code::corrupt; throws std::bad_alloc.
+  enum class GpuWork { none, decode, prefill };  // what a GPU may attend in the step
+  Status begin(const StepContext& step, GpuWork gpu);
+  Status reserve_pages(const StepContext& step);
+
+  // Layers whose attention the CPU computes. q, k, v: [tokens][heads or kv_heads][head_dim] after
+  // RoPE. write() comes first. out: [tokens][heads][head_dim]; tokens before first_needed() get 0.
+  void write(const StepContext& step, uint32_t layer, const LayerRows& rows);
+  Status attend(const StepContext& step, uint32_t layer, const float* q, float* out);
+  // The first token whose attention and feed-forward anything needs.
+  uint32_t first_needed(const ForwardStep& step, uint32_t layer) const;
+
+  // The CPU's part of a layer that a GPU attends with it.
+  Status attend_with_gpu(const StepContext& step, uint32_t layer, const float* q, HybridGpu* gpu);
+  // Bytes of pages a second that the CPU attends in layers [first, end); 0: too few to tell.
+  Status page_rate(const StepContext& step, uint32_t first, uint32_t end, double* rate);
+
+  // Layers that a GPU attended. keep(): of a decode step, on one worker of the pool.
+  // take(): of a prefill step; rows.attended has the outputs where the step probes.
+  void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
+  Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
+  uint32_t outputs_wanted(const ForwardStep& step) const;  // first tokens of rows.attended
+  void count_prefill(const StepContext& step, uint32_t layers);  // that a GPU attended
+
+  Attention& attention() { return attention_; }
+
+ private:
+  Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
+
+  const ModelConfig& config_;
+  ThreadPool* pool_;
+  Attention attention_;
+  Buffer<float> lse_;        // [tokens][heads]
+  std::size_t lse_room_ = 0;  // floats
+  bool has_pages_ = false;   // reserve_pages() was called in this step
+};
+
+}  // namespace kvasir

@@ -1,0 +1,57 @@
+// A step of the forward pass: what the caller asks for, and what its executors share.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/trace.h"
+#include "base/cancel.h"
+#include "compute/thread_pool.h"
+#include "select/index_build.h"
+#include "select/plan.h"
+#include "store/kv_store.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+struct ForwardStep {
+  std::span<const Token> tokens;       // 1 to the chunk size that the caller chose
+  const Selector* selector = nullptr;  // null: every layer is exact
+  Plan plan;                           // dense layers and budget, where there is a selector
+  StepMemory* memory = nullptr;        // the selector's own, where it has one
+  RecentQueries* queries = nullptr;    // where set, receives the step's newest queries
+  IndexQueries* asked = nullptr;       // where set, receives the step's queries,
+  uint32_t asked_at = 0;               // from this token on
+  Trace* trace = nullptr;              // where set, receives what the last token attends
+  enum class Logits { none, last, all } want = Logits::none;
+  float* logits = nullptr;             // [vocabulary] or [tokens][vocabulary]
+  const Cancel* cancel = nullptr;
+
+  // Where set, probe_tokens of an exact step's tokens also go through this selector.
+  // errors[layer] receives the relative L2 error of its attention. The step's result is the same.
+  const Selector* probe = nullptr;
+  uint32_t probe_tokens = 0;
+  float* errors = nullptr;             // [layers]
+
+  uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
+  // Tokens at the end of the step whose logits are wanted.
+  uint32_t logits_wanted() const {
+    return want == Logits::all ? size() : want == Logits::last ? 1 : 0;
+  }
+};
+
+// What the executors of a step share. It lives as long as the step.
+struct StepContext {
+  const ForwardStep& step;
+  const CancelLatch& cancel;  // once it has fired, results are meaningless
+  KvStore& store;
+  ThreadPool* pool;
+  float* x = nullptr;                          // [tokens][width] residual stream, between executors
+  const float *cos = nullptr, *sin = nullptr;  // [tokens][rope dim / 2]
+  uint32_t gpus = 0;                           // GPUs that have layers
+
+  uint32_t tokens() const { return step.size(); }
+  bool attends_everything() const { return !step.selector; }
+};
+
+}  // namespace kvasir
