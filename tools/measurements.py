@@ -33,7 +33,8 @@ KINDS = ("bench", "eval", "table")
 
 MEASUREMENTS = """# Measurements
 
-`tools/measurements.py` writes this page from the result files in [data/measurements](data/measurements).
+`tools/measurements.py` writes this page from result files in
+[data/measurements](data/measurements).
 Each table names its machine, its commit and its command.
 [Comparison](comparison.md) has the figures of other programs from the same run.
 [Strategies](strategies.md) says what the names mean.
@@ -43,7 +44,7 @@ Put it into a result file with machine, commit and command. Then run the script 
 """
 COMPARISON = """# Comparison with other programs
 
-`tools/measurements.py` writes this page from the result files in [data/comparison](data/comparison).
+`tools/measurements.py` writes this page from result files in [data/comparison](data/comparison).
 Both programs of a table ran on the same machine, in the same run.
 Figures are tokens per second, and the ratio is Kvasir's figure divided by the other's.
 [Measurements](measurements.md) has Kvasir's own figures.
