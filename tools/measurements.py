@@ -119,7 +119,8 @@ def eval_table(report):
         scores = [some.get(t, {}).get("perplexity" if t == "perplexity" else "score") for t in tasks]
         scores = [s if s is None or t == "perplexity" else 100 * s for s, t in zip(scores, tasks)]
         out.append([*key, *scores, 100 * some["all"]["kv_read"] if "all" in some else None])
-    yield from table(columns, out)
+    digits = {column: 2 if column in ("perplexity", "KV read (%)") else 1 for column in columns[3:]}
+    yield from table(columns, out, digits)
 
 
 def comparison_table(report):
@@ -210,4 +211,5 @@ def main():
     sys.exit(1 if check and different else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ KVASIR is the command line of this build; without it the options of its commands
 """
 import importlib.util
 import json
+import pathlib
 import re
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ SHORT = "<!-- tools/footprint.py -->\n\n{}\n\n<!-- end -->"
 def pages():
     """Every page that people read, relative to the tree's root."""
     yield from (p for p in files("docs", "bindings", "examples", ".github", suffixes={".md"}))
-    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+    yield from (pathlib.Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 
 
 def slug(heading):
@@ -31,7 +32,7 @@ def slug(heading):
 
 
 def anchors(path):
-    text = re.sub(FENCE, "", path.read_text(encoding="utf-8"))
+    text = re.sub(FENCE, "", read(path))
     return {slug(match) for match in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
@@ -69,7 +70,8 @@ class Tool:
     def options(self, *command):
         if command not in self.known:
             run = subprocess.run([self.program, *command, "--help"], capture_output=True, text=True, check=False)
-            self.known[command] = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run.stdout)) if run.returncode == 0 else None
+            there = run.returncode == 0 and " ".join(("Usage: kvasir", *command, "[")) in run.stdout
+            self.known[command] = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run.stdout)) if there else None
         return self.known[command]
 
     def problem(self, words):
@@ -98,15 +100,16 @@ def script_problem(words):
     return f"{words[0]} does not know {', '.join(unknown)}" if unknown else None
 
 
-def load_footprint():
-    spec = importlib.util.spec_from_file_location("footprint", ROOT / "tools/footprint.py")
+def load(name):
+    """A script of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def footprint_problems(tool):
-    footprint = load_footprint()
+    footprint = load("footprint")
     block = SHORT.format("\n".join(footprint.table(100_000)))
     for page in ("README.md", "docs/memory-and-files.md"):
         if block not in read(page):
@@ -119,6 +122,25 @@ def footprint_problems(tool):
         ours = sum(parts[name] for name in ("pages", "scales", "bounds")) / tokens
         if round(ours) != model["kv_bytes_per_token"]:
             yield f"tools/footprint.py has {ours} bytes a token where kvasir inspect has {model['kv_bytes_per_token']}"
+
+
+def render_problems():
+    """Tables of what `kvasir bench --json` and `kvasir eval` write."""
+    def decode(strategy, speed):
+        return {"strategy": strategy, "tokens_per_second": {"median": speed}}
+
+    def row(task, **values):
+        return {"length": 8192, "strategy": "bounded", "budget": "1%", "task": task, "kv_read": 0.0099, **values}
+
+    bench = {"depths": [{"depth": 0, "decode": []},
+                        {"depth": 4096, "prefill_tokens_per_second": {"median": 1280.0}, "decode": [decode("full", 28.91)]}]}
+    results = {"rows": [row("single", score=0.875), row("perplexity", perplexity=12.37), row("all", score=0.661)]}
+    module = load("measurements")
+    for lines, last in ((module.bench_table({"bench": bench}), "| 4,096 | 1,280 | 28.9 |"),
+                        (module.eval_table({"eval": results}), "| 8,192 | bounded | 1% | 87.5 | 66.1 | 12.37 | 0.99 |")):
+        found = list(lines)[-1]
+        if found != last:
+            yield f"tools/measurements.py renders '{found}' for '{last}'"
 
 
 def result_problems():
@@ -146,7 +168,7 @@ def main():
     for script in ("measurements.py", "chart.py"):
         run = subprocess.run([sys.executable, ROOT / "tools" / script, "--check"], capture_output=True, text=True, check=False)
         problems += [f"tools/{script}: {line}" for line in (run.stdout + run.stderr).splitlines()]
-    return finish([*problems, *result_problems(), *footprint_problems(tool)])
+    return finish([*problems, *render_problems(), *result_problems(), *footprint_problems(tool)])
 
 
 sys.exit(main())
