@@ -560,7 +560,7 @@ KV_API kv_status kv_load_prefix(kv_model *model, const char *path, uint64_t toke
 /* What a cache file says of itself. */
 typedef struct kv_file_information {
   uint32_t struct_size;     /* in: set by the caller to sizeof */
-  uint32_t format_version;  /* of src/store/format.md */
+  uint32_t format_version;  /* of docs/file-format.md */
   uint64_t file_bytes;      /* of the whole file */
   uint64_t tokens;          /* of the timeline */
   uint64_t sealed_tokens;   /* the first ones of these, which are in pages */

@@ -1,4 +1,4 @@
-// Saving a session and mapping it back: what it has beside its store (saved_store.h). What the sections hold is in store/format.md.
+// Saving a session and mapping it back: what it has beside its store (saved_store.h). What the sections hold is in docs/file-format.md.
 #include <algorithm>
 #include <array>
 #include <cinttypes>

@@ -1,5 +1,5 @@
 // What every saved timeline has: its small facts and its store. Sessions and caches without a model write and read it by this; what the
-// sections hold is in store/format.md.
+// sections hold is in docs/file-format.md.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace kvasir {
 
-// The state section of a cache file; see store/format.md.
+// The state section of a cache file; see docs/file-format.md.
 struct SavedTimeline {
   uint32_t turn = 0;
   uint32_t full_precision = 0;

@@ -1,5 +1,5 @@
 // A cache file: a 4 KiB header with the table of its sections, the sections, and a checksum for every 4 KiB block of each.
-// This file knows the container; what the sections hold is written in format.h and format.md.
+// This file knows the container; what the sections hold is written in format.h and docs/file-format.md.
 //
 // Writing is atomic: a unique temporary file in the same folder, preallocated, written, synced, renamed, folder synced. The path
 // holds the old file or the new one, never anything between; on failure or cancel the temporary file is removed.

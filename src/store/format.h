@@ -1,4 +1,4 @@
-// The cache file's format, in one place for reader and writer; format.md says it byte by byte.
+// The cache file's format, in one place for reader and writer; docs/file-format.md says it byte by byte.
 //
 // All integers are little endian. Nothing in the layout is free: sections follow each other in the order of the section table, each at
 // the next multiple of section_align, and the checksum tables follow the last one. A reader computes where everything

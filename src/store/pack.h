@@ -1,5 +1,5 @@
 // Packed documents: a cache file's copy for sending or keeping away, compressed by zstd in chunks of 256 KiB, that comes back bit for bit.
-// format.md says the file byte by byte. Memory is bounded whatever the file: two chunks and zstd's own for one, at most 8 MiB. Files come into
+// docs/file-format.md says the file byte by byte. Memory is bounded whatever the file: two chunks and zstd's own for one, at most 8 MiB. Files come into
 // being whole, as saves do (atomic_file.h); on failure or cancel what was at the path stays.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The first 256 bytes of a packed document as a value: what pack() writes and unpack() reads; format.md says it byte by byte. No I/O.
+// The first 256 bytes of a packed document as a value: what pack() writes and unpack() reads; docs/file-format.md says it byte by byte. No I/O.
 #pragma once
 
 #include <array>

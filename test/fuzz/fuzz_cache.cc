@@ -37,7 +37,7 @@ const std::string& held(const std::vector<uint8_t>& bytes) {
   return path;
 }
 
-// Says where everything must be: written from format.md, not from the library.
+// Says where everything must be: written from docs/file-format.md, not from the library.
 void arrange_sections(std::vector<uint8_t>& file) {
   const uint64_t count = std::min<uint64_t>(samples::get(file, place::place_section_count, 4), 6);
   samples::put(file, place::place_section_count, 4, count);

@@ -228,7 +228,7 @@ TEST_CASE("a section is read as the format says, goes on by its bases and is wri
       }
     return out;
   };
-  // The bases, those of keys and then those of queries, the counts, zeros, extents: format.md.
+  // The bases, those of keys and then those of queries, the counts, zeros, extents: docs/file-format.md.
   const auto section = [&] {
     std::vector<uint8_t> out(2 * bases.size() * sizeof(float));
     std::memcpy(out.data(), bases.data(), bases.size() * sizeof(float));
