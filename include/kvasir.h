@@ -342,7 +342,9 @@ typedef struct kv_session_options {
    * window, the summaries (about a fifth of what keys and values take) and the pages that a step fills have to fit: KV_LIMIT says what that is,
    * before anything is read. While the sketch is found again, as a text grows, it is there twice (a tenth of them). Weights and workspace are not counted. Not with KV_KV_F32: KV_BAD_ARGUMENT. */
   uint64_t memory_budget;
-  /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL: /var/tmp, on Windows the folder for temporary files. The file is gone with the last session
+  /* On a local disk (in a folder whose files are kept in memory nothing would be won). NULL:
+   * /var/tmp, on Windows the folder for temporary files. A relative path is resolved when the
+   * session is opened. No other user can open the file, and it is gone with the last session
    * that uses it, also when the process is killed. It is tried when a session is opened or loaded with a budget: KV_NOT_FOUND, KV_PERMISSION,
    * KV_NO_SPACE. */
   const char *spill_folder;
@@ -534,6 +536,13 @@ KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size
 /* ---- persistence ---------------------------------------------------------------------------------------------------- */
 
 /* Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
+ * A new file holds the document and is for its owner alone (mode 0600, less the umask). One that
+ * replaces another gets its mode and access list, and its owner and group where the system lets the
+ * process give them; where it keeps another group, that gets the rights of everybody. A symbolic
+ * link is followed: the file that it leads to is replaced, and the link stays. A link to no file
+ * (KV_BAD_ARGUMENT) and one of another user, unless root or the folder's owner made it
+ * (KV_PERMISSION), are refused. On Windows a file has the access list of its folder. All this holds
+ * for kv_cache_save, kv_pack and kv_unpack too.
  * The index of the strategy is made or brought up to date first, as by kv_prepare; where the memory_budget has no room for it the timeline is saved
  * with the index that it has, or none, which the log says.
  * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, and KV_CORRUPT where pages of a loaded file are damaged or made numbers that are not
@@ -627,7 +636,14 @@ KV_API kv_status kv_packed_inspect(const char *path, kv_packed_information *info
 /* A folder of saved documents that finds by itself what was read before: every text is read once, and of a text that begins like another only
  * the rest. Any number of processes and threads may use one folder at once; a handle may be used by any number of threads. NAME.kv in the
  * folder is the document of that name, an ordinary file of kv_save; files put there are documents like the others. A document that a
- * session has open, in any process, is neither evicted nor removed. A process that ends at any moment leaves a temporary file at most, which the
+ * session has open, in any process, is neither evicted nor removed. A name has 1 to 200 bytes of
+ * UTF-8, no slash, no backslash, no control character and no dot at its beginning, and is one that
+ * the system allows. Documents are the plain files NAME.kv of such names that begin as a cache
+ * does; the functions below know no others. What else is in the folder (other programs' files,
+ * symbolic links, packed documents) is not listed, does not count towards most_bytes, and is never
+ * evicted, removed, renamed or replaced. The folder and what is put into it are for their owner
+ * alone (modes 0700 and 0600). A process that ends at any moment leaves a temporary file at most,
+ * which the
  * next kv_library_open removes, and documents that were to go (most_bytes), which go with the next save or kv_library_open under that limit.
  * Each document is whole by itself: what two have in common is on the disk twice. */
 typedef struct kv_library kv_library;
@@ -646,7 +662,10 @@ typedef struct kv_library_options {
 /* All defaults; size is sizeof *options. */
 KV_API void kv_library_options_init(kv_library_options *options, size_t size);
 
-/* Makes the folder where there is none (not those above it). *out is closed with kv_library_close; sessions stay usable.
+/* Makes the folder where there is none (not those above it). A relative path is resolved now: the
+ * current folder may change afterwards. A folder that cannot be written to is read all the same;
+ * then nothing is evicted, which the log says, and nothing saved. *out is closed with
+ * kv_library_close; sessions stay usable.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_BUSY (another process has been changing the library for 10 seconds), KV_NO_MEMORY. */
 KV_API kv_status kv_library_open(const char *folder, const kv_library_options *options, kv_library **out, kv_error *error);
 /* The folder stays as it is. */
@@ -666,14 +685,15 @@ typedef struct kv_library_document {
 
 /* Fills *document, up to the struct_size it came with, for the document of an index, the last used first; KV_NOT_FOUND after the last. Index 0
  * looks at the folder, others go on in what index 0 found last: one thread at a time lists. KV_IO, KV_PERMISSION, KV_NOT_FOUND with sys_errno (the folder
- * is gone), KV_NO_MEMORY. A name of 208 bytes or more comes cut. */
+ * is gone), KV_NO_MEMORY. A file that cannot be read is listed with its status; it neither counts
+ * towards most_bytes nor is it evicted. */
 KV_API kv_status kv_library_list(kv_library *library, uint32_t index, kv_library_document *document, kv_error *error);
 
 /* How a text is looked up, read and saved. */
 typedef struct kv_library_session_options {
   uint32_t struct_size;
-  uint32_t flags;                           /* KV_TOKENIZE_SPECIAL, KV_LIBRARY_VERIFY */
-  const char *name;                         /* of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one; NULL: a hash */
+  uint32_t flags;                           /* KV_TOKENIZE_SPECIAL, KV_LIBRARY_* */
+  const char *name;                         /* of the document that is saved; NULL: a hash */
   const kv_session_options *session;        /* as for kv_session_open; NULL: the defaults */
   kv_cancel *cancel;                        /* NULL: cannot be cancelled but by the callback */
   kv_progress_fn progress;                  /* KV_PHASE_VERIFY, KV_PHASE_PREFILL, KV_PHASE_PREPARE, KV_PHASE_SAVE; NULL: none */
@@ -681,6 +701,7 @@ typedef struct kv_library_session_options {
 } kv_library_session_options;
 
 #define KV_LIBRARY_VERIFY 16u /* check all of a document before it is used, not each part when it is first used */
+#define KV_LIBRARY_REPLACE 64u /* replace the document that has the name, whatever it holds */
 
 /* All defaults; size is sizeof *options. */
 KV_API void kv_library_session_options_init(kv_library_session_options *options, size_t size);
@@ -698,8 +719,14 @@ typedef struct kv_library_result {
 /* A session that has read the text as kv_prefill reads it. The document that has most of its tokens at its beginning, read by the same model
  * with the same window, kv_type and prefill_strategy (its budget and exact tokens too), is mapped as by kv_load_prefix; the rest is read and the
  * result saved. Where all is found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and its place
- * taken by what is read where no name is given and the text has all of it, or begins it. result may be NULL. Costs a look at the header of each document,
- * besides. Where the new document cannot fit none goes for it, KV_NO_SPACE in save_status; nor does an older one of its name.
+ * taken by what is read where its name or none is given and the text has all of it, or begins it.
+ * result may be NULL. Costs a look at the header of each document, besides. Where the new document
+ * cannot fit none goes for it, KV_NO_SPACE in save_status; nor does an older one of its name. A
+ * name that is taken, by a document or by any other file, is made unique: a dash and 8 hexadecimal
+ * digits, made from the text and the model, follow it; result->name has the whole. So two texts, or
+ * two models that read one text, may be given one name. With KV_LIBRARY_REPLACE the document that
+ * has the name is replaced, whatever it holds and whichever model read it. A text that another call has saved meanwhile is not saved twice:
+ * result->saved is 0 and save_status KV_OK.
  * Where only the save meets the damage of the document that was found, the text is read a second time, without that document, while the first session
  * is kept: memory for both. Should the second reading fail or be cancelled, *out is the first session, with KV_CORRUPT in save_status: it answers as
  * one of kv_load does over a file with damage, which it meets where it uses it (KV_CORRUPT).
@@ -709,9 +736,11 @@ KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const 
                                     const kv_library_session_options *options, kv_session **out, kv_library_result *result,
                                     kv_error *error);
 
-/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BAD_STATE (there is a document of the new name), KV_BUSY as kv_library_open. */
+/* Durable when it returns KV_OK. KV_NOT_FOUND (no document, though perhaps another file, has the
+ * name), KV_BAD_STATE (a document or a file has the new name), KV_BUSY as kv_library_open. */
 KV_API kv_status kv_library_rename(kv_library *library, const char *from, const char *to, kv_error *error);
-/* Durable when it returns KV_OK. KV_NOT_FOUND, KV_BUSY (a session has it mapped, or as kv_library_open; the session that has read and saved it has it in
+/* Durable when it returns KV_OK. KV_NOT_FOUND (as kv_library_rename), KV_BUSY (a session has it
+ * mapped, or as kv_library_open; the session that has read and saved it has it in
  * memory and goes on). */
 KV_API kv_status kv_library_remove(kv_library *library, const char *name, kv_error *error);
 

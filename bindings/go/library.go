@@ -106,7 +106,8 @@ func (l *Library) Documents() (documents []LibraryDocument, err error) {
 
 // LibrarySessionOptions are for Library.Session.
 type LibrarySessionOptions struct {
-	Name     string          // of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one; "": a hash
+	Name     string          // of the document that is saved: 1 to 200 bytes without slashes; with an ending if taken; "": a hash
+	Replace  bool            // the document that has the name is replaced, whatever it holds
 	Session  *SessionOptions // nil: the defaults
 	Special  bool            // text that spells a control token becomes that token; false: it is text
 	Verify   bool            // check all of a document before it is used, not each part when it is first used
@@ -150,6 +151,9 @@ func (l *Library) Session(ctx context.Context, model *Model, text string, option
 	}
 	if options.Verify {
 		o.flags |= C.KV_LIBRARY_VERIFY
+	}
+	if options.Replace {
+		o.flags |= C.KV_LIBRARY_REPLACE
 	}
 	o.name = memory.option("name", options.Name)
 	s = &Session{}

@@ -11,6 +11,8 @@ import (
 	"kvasir"
 )
 
+const magic = "\x8bKVC\r\n\x1a\n" // that a document begins with
+
 func TestALibraryReadsATextOnce(t *testing.T) {
 	model := open(t)
 	folder := filepath.Join(t.TempDir(), "library")
@@ -54,9 +56,30 @@ func TestALibraryReadsATextOnce(t *testing.T) {
 	expect(t, len(documents) == 0, "%+v", documents)
 }
 
+func TestALibraryReplacesWhatItIsAskedToReplace(t *testing.T) {
+	model := open(t)
+	library, err := kvasir.OpenLibrary(t.TempDir(), nil)
+	check(t, err)
+	defer library.Close()
+	names := map[string]bool{}
+	for _, replace := range []bool{false, false, true} {
+		text := document + string(rune('a'+len(names)))
+		options := &kvasir.LibrarySessionOptions{Name: "a name", Replace: replace}
+		session, result, err := library.Session(ctx, model, text, options)
+		check(t, err)
+		check(t, session.Close())
+		expect(t, (result.Name == "a name") == (replace || len(names) == 0), "%+v", result)
+		names[result.Name] = true
+	}
+	documents, err := library.Documents()
+	check(t, err)
+	expect(t, len(documents) == 2 && len(names) == 2, "%+v", documents)
+}
+
 func TestALibrarySaysWhatIsWrong(t *testing.T) {
 	model, folder := open(t), t.TempDir()
 	check(t, os.WriteFile(filepath.Join(folder, "text.kv"), []byte("this is a text, and no document"), 0o600))
+	check(t, os.WriteFile(filepath.Join(folder, "cut.kv"), []byte(magic), 0o600))
 	lines, mutex := 0, sync.Mutex{}
 	library, err := kvasir.OpenLibrary(folder, &kvasir.LibraryOptions{MostBytes: 1 << 20, Log: func(kvasir.LogLevel, string) {
 		mutex.Lock()
@@ -67,7 +90,8 @@ func TestALibrarySaysWhatIsWrong(t *testing.T) {
 	defer library.Close()
 	documents, err := library.Documents()
 	check(t, err)
-	expect(t, len(documents) == 1 && errors.Is(documents[0].Err, kvasir.ErrNotACache), "%+v", documents)
+	expect(t, len(documents) == 1 && documents[0].Name == "cut", "%+v", documents)
+	expect(t, errors.Is(documents[0].Err, kvasir.ErrCorrupt), "%+v", documents)
 
 	_, _, err = library.Session(ctx, model, "", nil)
 	refused(t, err, kvasir.ErrBadArgument, "")
@@ -98,7 +122,7 @@ func TestALibrarySaysWhatIsWrong(t *testing.T) {
 func TestListsDoNotMix(t *testing.T) {
 	folder := t.TempDir()
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		check(t, os.WriteFile(filepath.Join(folder, name+".kv"), []byte(name), 0o600))
+		check(t, os.WriteFile(filepath.Join(folder, name+".kv"), []byte(magic+name), 0o600))
 	}
 	library, err := kvasir.OpenLibrary(folder, nil)
 	check(t, err)

@@ -20,10 +20,12 @@ typedef enum DeskState {
 #define DESK_TYPE_DOCUMENT (desk_document_get_type())
 G_DECLARE_FINAL_TYPE(DeskDocument, desk_document, DESK, DOCUMENT, GObject)
 
-/* Where documents are kept: readings/NAME.kv, which is the library's, and texts/NAME.txt. */
+/* Where documents are kept: texts/NAME.txt, and readings/MODEL/NAME.kv of each model that has read it. */
 typedef struct DeskShelf {
-  kv_library *library;
-  char *readings, *texts;
+  kv_library *library; /* the folder `readings` */
+  char *all_readings;  /* the folder of the models' folders */
+  char *readings;      /* that of this model; NULL until it is open */
+  char *texts;
 } DeskShelf;
 
 /* The shelf outlives its documents' jobs. */

@@ -7,6 +7,18 @@
 #include "worker.h"
 
 char *desk_shelf_reading_path(const DeskShelf *shelf, const char *name) { return g_strdup_printf("%s/%s.kv", shelf->readings, name); }
+GPtrArray *desk_shelf_all_readings(const DeskShelf *shelf, const char *name) {
+  GPtrArray *paths = g_ptr_array_new_with_free_func(g_free);
+  g_autoptr(GDir) models = g_dir_open(shelf->all_readings, 0, NULL);
+  const char *model = NULL;
+  while (models && (model = g_dir_read_name(models))) {
+    char *path = g_strdup_printf("%s/%s/%s.kv", shelf->all_readings, model, name);
+    if (g_file_test(path, G_FILE_TEST_EXISTS)) g_ptr_array_add(paths, path);
+    else g_free(path);
+  }
+  return paths;
+}
+
 char *desk_shelf_text_path(const DeskShelf *shelf, const char *name) { return g_strdup_printf("%s/%s.txt", shelf->texts, name); }
 
 DeskJob *desk_job_new(DeskJobKind kind, DeskDocument *document, const char *name) {
@@ -131,7 +143,14 @@ static void rename_files(DeskJob *job) {
   job->status = kv_library_rename(job->shelf->library, job->name, job->new_name, &job->error);
   if (job->status == KV_NOT_FOUND && has_text) job->status = KV_OK; /* it was not read yet */
   if (job->status != KV_OK && has_text) g_rename(to, from);
-  if (job->status != KV_OK || !job->reading->path) return;
+  if (job->status != KV_OK) return;
+  g_autoptr(GPtrArray) others = desk_shelf_all_readings(job->shelf, job->name);
+  for (guint i = 0; i < others->len; ++i) {
+    g_autofree char *folder = g_path_get_dirname(others->pdata[i]);
+    g_autofree char *moved = g_strdup_printf("%s/%s.kv", folder, job->new_name);
+    g_rename(others->pdata[i], moved);
+  }
+  if (!job->reading->path) return;
   g_free(job->reading->path);
   job->reading->path = desk_shelf_reading_path(job->shelf, job->new_name);
 }
@@ -140,8 +159,11 @@ static void remove_files(DeskJob *job) {
   desk_reading_clear(job->reading); /* the library does not remove what is in use */
   job->status = kv_library_remove(job->shelf->library, job->name, &job->error);
   if (job->status == KV_NOT_FOUND) job->status = KV_OK;
+  if (job->status != KV_OK) return;
+  g_autoptr(GPtrArray) others = desk_shelf_all_readings(job->shelf, job->name);
+  for (guint i = 0; i < others->len; ++i) g_unlink(others->pdata[i]);
   g_autofree char *text = desk_shelf_text_path(job->shelf, job->name);
-  if (job->status == KV_OK) g_unlink(text);
+  g_unlink(text);
 }
 
 void desk_job_work(gpointer pointer) {

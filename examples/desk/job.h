@@ -39,6 +39,8 @@ void desk_job_work(gpointer job);
 void desk_document_progress(DeskDocument *document, guint64 done, guint64 total, gboolean keeping);
 
 char *desk_shelf_reading_path(const DeskShelf *shelf, const char *name);
+/* Paths of the document's readings, of all models. */
+GPtrArray *desk_shelf_all_readings(const DeskShelf *shelf, const char *name);
 char *desk_shelf_text_path(const DeskShelf *shelf, const char *name);
 
 #endif

@@ -31,6 +31,7 @@ static void desk_library_finalize(GObject *object) {
   g_object_unref(self->cancellable);
   kv_library_close(self->shelf.library);
   kv_close(self->model);
+  g_free(self->shelf.all_readings);
   g_free(self->shelf.readings);
   g_free(self->shelf.texts);
   G_OBJECT_CLASS(desk_library_parent_class)->finalize(object);
@@ -45,7 +46,7 @@ static void desk_library_class_init(DeskLibraryClass *class) {
 }
 
 static void desk_library_init(DeskLibrary *self) {
-  self->shelf.readings = g_build_filename(g_get_user_data_dir(), "kvasir-desk", "readings", NULL);
+  self->shelf.all_readings = g_build_filename(g_get_user_data_dir(), "kvasir-desk", "readings", NULL);
   self->shelf.texts = g_build_filename(g_get_user_data_dir(), "kvasir-desk", "texts", NULL);
   self->documents = g_list_store_new(DESK_TYPE_DOCUMENT);
   self->worker = desk_worker_new();
@@ -70,7 +71,7 @@ static void tell(DeskLibrary *self, const char *message) { g_signal_emit(self, s
 
 typedef struct Start {
   DeskLibrary *self;
-  char *model_path;
+  char *model_path, *readings;
   kv_model *model;
   kv_library *library;
   GArray *saved;    /* kv_library_document */
@@ -86,16 +87,27 @@ static void list_texts(Start *start) {
     if (g_str_has_suffix(file, ".txt")) g_ptr_array_add(start->texts, g_strndup(file, strlen(file) - 4));
 }
 
+/* The folder of the model's readings: two models that read one document have a reading each. */
+static char *readings_of(const DeskShelf *shelf, const kv_model *model) {
+  kv_model_information information = {.struct_size = sizeof information};
+  kv_model_info(model, &information, NULL);
+  information.fingerprint[16] = '\0'; /* tells models apart, and is no longer than it has to be */
+  return g_build_filename(shelf->all_readings, information.fingerprint, NULL);
+}
+
 static void start_work(gpointer pointer) {
   Start *start = pointer;
   const DeskShelf *shelf = &start->self->shelf;
-  if (g_mkdir_with_parents(shelf->readings, 0700) != 0 || g_mkdir_with_parents(shelf->texts, 0700) != 0) {
+  if (g_mkdir_with_parents(shelf->all_readings, 0700) != 0 || g_mkdir_with_parents(shelf->texts, 0700) != 0) {
     start->status = KV_IO;
     g_snprintf(start->error.message, sizeof start->error.message, "%s: %s", shelf->texts, g_strerror(errno));
     return;
   }
   start->status = kv_open(start->model_path, NULL, &start->model, &start->error);
-  if (start->status == KV_OK) start->status = kv_library_open(shelf->readings, NULL, &start->library, &start->error);
+  if (start->status == KV_OK) {
+    start->readings = readings_of(shelf, start->model);
+    start->status = kv_library_open(start->readings, NULL, &start->library, &start->error);
+  }
   kv_library_document saved = {.struct_size = sizeof saved};
   while (start->status == KV_OK) {
     start->status = kv_library_list(start->library, start->saved->len, &saved, &start->error);
@@ -111,6 +123,7 @@ static void start_done(gpointer pointer) {
   if (start->status == KV_OK && !self->closing && !self->model) {
     self->model = g_steal_pointer(&start->model);
     self->shelf.library = g_steal_pointer(&start->library);
+    self->shelf.readings = g_steal_pointer(&start->readings);
     for (guint i = 0; i < start->saved->len; ++i) {
       const kv_library_document *saved = &g_array_index(start->saved, kv_library_document, i);
       g_autoptr(DeskDocument) document = desk_document_new(&self->shelf, saved->name);
@@ -130,6 +143,7 @@ static void start_done(gpointer pointer) {
   g_array_unref(start->saved);
   g_ptr_array_unref(start->texts);
   g_free(start->model_path);
+  g_free(start->readings);
   g_free(start);
   g_object_unref(self);
 }
@@ -172,20 +186,24 @@ static char *known_name(const DeskShelf *shelf, GBytes *text) {
   return NULL;
 }
 
-/* After the file, without its ending; numbered where there is another document of that name. */
+/* After the file, without its ending and what no document's name has; numbered where another
+ * document has that name. */
 static char *new_name(const DeskShelf *shelf, GFile *file) {
   g_autofree char *path = g_file_get_basename(file), *shown = g_filename_display_name(path);
   char *dot = strrchr(shown, '.');
   if (dot && dot > shown && strlen(dot) <= 9) *dot = '\0';
   const char *from = shown;
   while (*from == '.') ++from;
+  for (char *c = shown; *c; ++c)
+    if (*c == '\\' || g_ascii_iscntrl(*c)) *c = '_';
   gsize size = MIN(strlen(from), 150);
   while (size > 0 && ((guchar)from[size] & 0xC0) == 0x80) --size;
   g_autofree char *base = size > 0 ? g_strndup(from, size) : g_strdup("Document");
   for (guint i = 1;; ++i) {
     g_autofree char *name = i == 1 ? g_strdup(base) : g_strdup_printf("%s (%u)", base, i);
-    g_autofree char *text = desk_shelf_text_path(shelf, name), *reading = desk_shelf_reading_path(shelf, name);
-    if (!g_file_test(text, G_FILE_TEST_EXISTS) && !g_file_test(reading, G_FILE_TEST_EXISTS)) return g_steal_pointer(&name);
+    g_autofree char *text = desk_shelf_text_path(shelf, name);
+    g_autoptr(GPtrArray) readings = desk_shelf_all_readings(shelf, name);
+    if (!g_file_test(text, G_FILE_TEST_EXISTS) && readings->len == 0) return g_steal_pointer(&name);
   }
 }
 
@@ -245,7 +263,10 @@ void desk_library_add(DeskLibrary *self, GFile *file) {
 const char *desk_library_check_name(DeskLibrary *self, const char *name) {
   if (!*name) return "A document has a name.";
   if (strlen(name) > 150) return "The name is too long.";
-  if (*name == '.' || strchr(name, '/')) return "A name does not begin with a dot and has no slash.";
+  if (*name == '.') return "A name does not begin with a dot.";
+  if (strpbrk(name, "/\\")) return "A name has no slash and no backslash.";
+  for (const char *c = name; *c; ++c)
+    if (g_ascii_iscntrl(*c)) return "A name has no line ends and no other control characters.";
   if (desk_library_find(self, name)) return "Another document has this name.";
   return NULL;
 }

@@ -28,7 +28,8 @@ def main():
         book = place / "Sherlock Holmes.txt"
         book.write_text((examples / "sherlock-holmes.txt").read_text()[:400000])  # all of it is too long for the bundled model
         if len(sys.argv) > 4:
-            for kept, source in [("readings/demo.kv", sys.argv[4]), ("texts/demo.txt", examples / "demo.txt")]:
+            model = pathlib.Path(sys.argv[4]).read_bytes()[32:40].hex()  # see src/store/format.md
+            for kept, source in [(f"readings/{model}/demo.kv", sys.argv[4]), ("texts/demo.txt", examples / "demo.txt")]:
                 path = place / "data" / "kvasir-desk" / kept
                 path.parent.mkdir(parents=True)
                 shutil.copyfile(source, path)

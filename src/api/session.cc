@@ -80,7 +80,9 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
                  static_cast<FilterWindow>(o.filter_window), o.select_tokens, o.coverage, o.certify == 1};
   out->select.search_breadth = o.search_breadth;
   out->select.head_graphs = o.head_graphs == 1;
-  out->memory = {o.memory_budget, o.spill_folder ? o.spill_folder : ""};
+  out->memory = {o.memory_budget, ""};
+  if (o.memory_budget > 0 && o.spill_folder && *o.spill_folder)  // the current folder may change
+    if (Status s = os::absolute_path(o.spill_folder, &out->memory.spill_folder); !s.ok()) return s;
   out->select.schedule = static_cast<BudgetSchedule>(o.budget_schedule);
   if (o.filter_layers)
     if (Status s = read_layers(o.filter_layers, &out->select.filter_layers); !s.ok()) return s;

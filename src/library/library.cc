@@ -1,13 +1,12 @@
 // The folder: what is in it, names, room.
-#include "library/library.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <thread>
 
+#include "library/library_names.h"
 #include "os/os.h"
-#include "store/cache_peek.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 
@@ -24,6 +23,30 @@ Status make_durable(const std::string& path, const char* change) {
   return Status::error(s.code(), "%s is %s, but a power cut may still undo it: %s", path.c_str(), change, s.message()).with_errno(s.sys_errno());
 }
 
+bool is_utf8(std::string_view text) {
+  std::size_t length = 0;
+  for (; !text.empty(); text.remove_prefix(length))
+    if (utf8_step(text, &length) != Utf8::valid) return false;
+  return true;
+}
+
+// Of a document that cannot be read: whether its header says all the same that Kvasir wrote it.
+bool is_ours(const Status& s) {
+  return s.ok() || s.code() == Code::corrupt || s.code() == Code::version;
+}
+
+// Made unique: behind the name, cut where that is too long, the beginning of a hash and, from the
+// second on, a number.
+std::string with_ending(const std::string& name, const std::string& hash, uint32_t number) {
+  if (number == 0) return name;
+  const std::string added =
+      "-" + hash.substr(0, 8) + (number == 1 ? "" : "-" + std::to_string(number));
+  std::size_t size = std::min(name.size(), Library::most_name - added.size());
+  while (size < name.size() && size > 0 && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80)
+    --size;
+  return name.substr(0, size) + added;
+}
+
 }  // namespace
 
 Status Library::check_name(const std::string& name) {
@@ -33,6 +56,7 @@ Status Library::check_name(const std::string& name) {
   if (name.front() == '.') return refused("it begins with a dot");
   const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
   if (std::any_of(name.begin(), name.end(), bad)) return refused("it has a slash, a backslash or a control character");
+  if (!is_utf8(name)) return refused("it is not UTF-8");
   if (!os::can_name_file(name)) return refused("this system's files cannot have it");
   return {};
 }
@@ -57,18 +81,28 @@ class Library::Update {
 
 Status Library::open(const std::string& folder, const LibraryOptions& options, std::unique_ptr<Library>* out) {
   if (folder.empty()) return Status::error(Code::bad_argument, "the library's folder has no name");
-  if (Status s = os::make_folder(folder); !s.ok()) return s;
-  std::unique_ptr<Library> library(new Library(folder, options));
+  std::string path;  // the current folder may change
+  if (Status s = os::absolute_path(folder, &path); !s.ok()) return s;
+  if (Status s = os::make_folder(path); !s.ok()) return s;
+  std::unique_ptr<Library> library(new Library(std::move(path), options));
   if (Status s = library->sweep(); !s.ok()) return s;
-  if (options.most_bytes > 0) {
-    Update update;
-    if (Status s = update.begin(folder); !s.ok()) return s;
-    std::vector<Victim> victims;
-    if (Status s = library->choose_victims(0, "", &victims); !s.ok()) return s;
-    library->evict(victims);
-  }
+  if (options.most_bytes > 0)
+    if (Status s = library->keep_limit(); !s.ok()) return s;
   *out = std::move(library);
   return {};
+}
+
+Status Library::keep_limit() const {
+  Update update;
+  std::vector<Victim> victims;
+  Status s = update.begin(folder_);
+  if (s.code() == Code::permission) {  // what cannot be changed does not grow either
+    log(1, s, "; nothing can be evicted");
+    return {};
+  }
+  if (s.ok()) s = choose_victims(0, "", &victims);
+  if (s.ok()) evict(victims);
+  return s;
 }
 
 std::string Library::path_of(const std::string& name) const { return folder_ + "/" + name + std::string(ending); }
@@ -77,20 +111,43 @@ void Library::log(int level, const Status& status, const char* what) const {
   if (options_.log) options_.log(level, (std::string(status.message()) + what).c_str());
 }
 
-// Files of documents; names without the ending.
-Status Library::documents(std::vector<os::FolderEntry>* out) const {
+Status Library::for_each(const Visit& visit) const {
   std::vector<os::FolderEntry> files;
   if (Status s = os::list_folder(folder_, &files); !s.ok()) return s;
-  for (os::FolderEntry& file : files) {
-    if (file.name.size() <= ending.size() || !file.name.ends_with(ending) || file.name.front() == '.') continue;
+  std::erase_if(files, [](os::FolderEntry& file) {
+    if (!file.name.ends_with(ending)) return true;
     file.name.resize(file.name.size() - ending.size());
-    out->push_back(std::move(file));
-  }
+    return !check_name(file.name).ok();
+  });
   // By name where the times are the same, so that the order is complete.
-  std::sort(out->begin(), out->end(), [](const os::FolderEntry& a, const os::FolderEntry& b) {
+  std::sort(files.begin(), files.end(), [](const os::FolderEntry& a, const os::FolderEntry& b) {
     return a.modified_ns != b.modified_ns ? a.modified_ns > b.modified_ns : a.name < b.name;
   });
+  for (const os::FolderEntry& file : files) {
+    CachePeek peek;
+    Status s = CachePeek::open(path_of(file.name), &peek);
+    if (s.code() == Code::not_found || s.code() == Code::not_a_cache)
+      continue;  // gone meanwhile; another program's
+    if (Status stopped = visit(file, peek, std::move(s)); !stopped.ok()) return stopped;
+  }
   return {};
+}
+
+Status Library::list(std::vector<LibraryDocument>* out) const {
+  return for_each([out](const os::FolderEntry& file, const CachePeek& peek, Status s) {
+    const format::Identity identity = s.ok() ? peek.identity() : format::Identity();
+    out->push_back({file.name, file.bytes, file.modified_ns, identity, std::move(s)});
+    return Status();
+  });
+}
+
+Status Library::require(const std::string& name) const {
+  std::vector<LibraryDocument> all;
+  if (Status s = list(&all); !s.ok()) return s;
+  if (std::any_of(all.begin(), all.end(),
+                  [&](const LibraryDocument& document) { return document.name == name; }))
+    return {};
+  return Status::error(Code::not_found, "%s has no document '%s'", folder_.c_str(), name.c_str());
 }
 
 // A document that nobody has open, locked by *file; logged where that cannot be found out.
@@ -102,7 +159,7 @@ bool Library::lock_unused(const std::string& name, os::File* file) const {
   return locked;
 }
 
-// Removes temporary files whose writers are gone: nobody has them locked.
+// Removes temporary files of Kvasir whose writers are gone: nobody has them locked.
 Status Library::sweep() const {
   std::vector<os::FolderEntry> files;
   if (Status s = os::list_folder(folder_, &files); !s.ok()) return s;
@@ -112,20 +169,25 @@ Status Library::sweep() const {
     os::File file;
     bool locked = false;
     if (!os::File::open_to_lock(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;
+    if (!may_be_unfinished(file)) continue;
     if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found) log(1, s, "; a writer that is gone left it behind");
   }
   return {};
 }
 
-// Chooses what was used longest ago and is not open, until `bytes` more, which take the place of the document `replaced`, fit. Where that would not do
-// none goes, Code::no_space; but with no bytes to come what can go goes. During an update.
+// Chooses what was used longest ago and is not open, until `bytes` more, which take the place of
+// the document `replaced`, fit. Where that would not do none goes, Code::no_space; but with no
+// bytes to come what can go goes. During an update. Files that cannot be read may be anybody's:
+// they neither count nor go.
 Status Library::choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const {
   if (options_.most_bytes == 0) return {};
-  std::vector<os::FolderEntry> files;
-  if (Status s = documents(&files); !s.ok()) return s;
-  std::erase_if(files, [&](const os::FolderEntry& file) { return bytes > 0 && file.name == replaced; });
+  std::vector<LibraryDocument> files;
+  if (Status s = list(&files); !s.ok()) return s;
+  std::erase_if(files, [&](const LibraryDocument& file) {
+    return (bytes > 0 && file.name == replaced) || !is_ours(file.damage);
+  });
   uint64_t remaining = bytes;
-  for (const os::FolderEntry& file : files) remaining += file.bytes;
+  for (const LibraryDocument& file : files) remaining += file.bytes;
   for (std::size_t i = files.size(); i-- > 0 && remaining > options_.most_bytes && bytes <= options_.most_bytes;) {
     Victim victim{files[i].name, path_of(files[i].name), {}};
     if (!lock_unused(victim.name, &victim.lock)) continue;
@@ -149,31 +211,57 @@ void Library::evict(const std::vector<Victim>& victims) const {
   }
 }
 
+// The name that the wanted document gets. Nothing else loses its name: only what is asked for is
+// replaced, or what was found damaged and is of this text. The same text of the same model, which
+// another process has saved meanwhile, stays.
+Status Library::choose_place(const Wanted& wanted, Place* out) const {
+  if (wanted.name.empty() && !wanted.damaged.empty()) {
+    *out = {wanted.damaged.front(), true, false};
+    return {};
+  }
+  constexpr uint32_t most_endings = 1000;
+  const std::string& name = wanted.name.empty() ? wanted.hash : wanted.name;
+  for (uint32_t i = 0; i < most_endings; ++i) {
+    *out = {with_ending(name, wanted.hash, i), false, false};
+    const std::string path = path_of(out->name);
+    if (!os::exists(path)) return {};
+    const auto is_among = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), out->name) != names.end();
+    };
+    out->replaces = is_among(wanted.damaged);
+    if (out->replaces) return {};
+    CachePeek peek;
+    const Status s = CachePeek::open(path, &peek);
+    out->is_there = s.ok() && !is_among(wanted.unusable) && wanted.is_in(peek);
+    out->replaces = i == 0 && wanted.replace && is_ours(s) && !out->is_there;
+    if (out->is_there || out->replaces) return {};
+  }
+  return Status::error(Code::bad_state, "%s has too many documents '%s'; the document was not kept",
+                       folder_.c_str(), name.c_str());
+}
+
 // The folder changes when the file is whole: only then is it locked, for a moment. A document that is being removed by its name is locked, which says
 // nothing of the file that a save puts in its place: so saves, removals and renames do not meet. What goes for the new document goes after it has its
 // name, durably: a failure in between costs no document, and a crash leaves more than there may be until room is made again, by the next save or open.
-Status Library::save(Session* session, const LibraryRequest& request, const std::string& name) const {
+Status Library::save(Session* session, const LibraryRequest& request, const Wanted& wanted,
+                     Place* place) const {
   Update update;
   std::vector<Victim> victims;
-  const auto make_place = [&](uint64_t bytes) {
+  if (Status s = choose_place(wanted, place); !s.ok() || place->is_there) return s;
+  const auto make_place = [&](uint64_t bytes, std::string* path) {
     if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
-    return choose_victims(bytes, name, &victims);
+    if (Status s = choose_place(wanted, place); !s.ok())
+      return s;  // others may have taken the name meanwhile
+    if (place->is_there)
+      return Status::error(Code::bad_state, "%s has the document already", folder_.c_str());
+    *path = path_of(place->name);
+    return choose_victims(bytes, place->replaces ? place->name : "", &victims);
   };
-  if (Status s = session->save(path_of(name), request.cancel, request.saving, request.preparing, make_place); !s.ok()) return s;
-  evict(victims);
-  return {};
-}
-
-Status Library::list(std::vector<LibraryDocument>* out) const {
-  std::vector<os::FolderEntry> files;
-  if (Status s = documents(&files); !s.ok()) return s;
-  for (const os::FolderEntry& file : files) {
-    CachePeek peek;
-    Status s = CachePeek::open(path_of(file.name), &peek);
-    if (s.code() == Code::not_found) continue;  // gone meanwhile
-    out->push_back({file.name, file.bytes, file.modified_ns, s.ok() ? peek.identity() : format::Identity(), std::move(s)});
-  }
-  return {};
+  Status s = session->save(path_of(place->name), request.cancel, request.saving, request.preparing,
+                           make_place);
+  if (place->is_there) return {};
+  if (s.ok()) evict(victims);
+  return s;
 }
 
 Status Library::rename(const std::string& from, const std::string& to) const {
@@ -181,16 +269,16 @@ Status Library::rename(const std::string& from, const std::string& to) const {
   if (Status s = check_name(to); !s.ok()) return s;
   Update update;
   if (Status s = update.begin(folder_); !s.ok()) return s;
-  std::vector<os::FolderEntry> files;
-  if (Status s = documents(&files); !s.ok()) return s;
-  const auto has = [&](const std::string& name) {
-    return std::any_of(files.begin(), files.end(), [&](const os::FolderEntry& file) { return file.name == name; });
-  };
-  if (!has(from)) return Status::error(Code::not_found, "%s has no document '%s'", folder_.c_str(), from.c_str());
+  if (Status s = require(from); !s.ok()) return s;
   if (from == to) return {};
   os::File there;  // under a name that the file system takes for this one, as where it does not tell capitals
-  if (has(to) || (os::File::open_read(path_of(to), &there).ok() && !there.is_at(path_of(from))))
-    return Status::error(Code::bad_state, "%s has a document '%s' already; nothing was renamed", folder_.c_str(), to.c_str());
+  const auto is_from = [&] {
+    return os::File::open_to_lock(path_of(to), &there).ok() && there.is_at(path_of(from));
+  };
+  if (require(to).ok() || (os::exists(path_of(to)) && !is_from()))
+    return Status::error(Code::bad_state,
+                         "%s has a document or a file '%s' already; nothing was renamed",
+                         folder_.c_str(), to.c_str());
   if (Status s = os::rename_replace(path_of(from), path_of(to)); !s.ok()) return s;
   return make_durable(path_of(to), "in place");
 }
@@ -199,6 +287,7 @@ Status Library::remove(const std::string& name) const {
   if (Status s = check_name(name); !s.ok()) return s;
   Update update;
   if (Status s = update.begin(folder_); !s.ok()) return s;
+  if (Status s = require(name); !s.ok()) return s;
   os::File file;
   if (Status s = os::File::open_to_lock(path_of(name), &file); !s.ok()) return s;
   bool locked = false;

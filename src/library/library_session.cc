@@ -3,8 +3,7 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "library/library.h"
-#include "store/cache_peek.h"
+#include "library/library_names.h"
 
 namespace kvasir {
 
@@ -13,7 +12,17 @@ struct Library::Found {
   std::string name;
   uint64_t tokens = 0;  // in common at least: compared by hashes
   uint64_t all = 0;     // of the document, without what a model wrote behind it
+  bool is_damaged = false;
 };
+
+bool Library::Wanted::is_in(const CachePeek& peek) const {
+  TokenChain other;
+  uint64_t all = 0;
+  if (peek.identity().model != model || !peek.read_chain(&other, &all).ok() || all != tokens.size())
+    return false;
+  return exact.common(tokens, other, all) == all ||
+         (sparse && sparse->common(tokens, other, all) == all);
+}
 
 // Longest beginning first; of equal ones the document that is no longer than that.
 bool Library::longer(const Found& a, const Found& b) { return a.tokens != b.tokens ? a.tokens > b.tokens : a.all < b.all; }
@@ -44,40 +53,39 @@ void Library::go_on_without(const std::string& name, const Status& why) const {
 }
 
 // By their hashes.
-Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const {
-  std::vector<os::FolderEntry> files;
-  if (Status s = documents(&files); !s.ok()) return s;
+Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
+                     std::vector<Found>* out) const {
   const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)), sparse = TokenChain::of(tokens, fresh.reading_key(true));
-  for (const os::FolderEntry& file : files) {
+  const auto compare = [&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
-    CachePeek peek;
     TokenChain chain;
     uint64_t all = 0;
-    Status s = CachePeek::open(path_of(file.name), &peek);
-    if (s.ok() && peek.identity().model != fresh.model().fingerprint()) continue;
+    if (s.ok() && peek.identity().model != fresh.model().fingerprint()) return Status();
     if (s.ok()) s = peek.read_chain(tokens.size(), &chain, &all);
-    if (s.code() == Code::not_found) continue;  // gone meanwhile
     if (!s.ok()) {
       go_on_without(file.name, s);
-      continue;
+      return Status();
     }
     const uint64_t same = std::max(exact.common(tokens, chain, all), fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
-    if (same > 0) out->push_back({file.name, same, all});
-  }
+    if (same > 0) out->push_back({file.name, same, all, false});
+    return Status();
+  };
+  if (Status s = for_each(compare); !s.ok()) return s;
   std::stable_sort(out->begin(), out->end(), longer);
   return {};
 }
 
-// *out stays null where no document begins like the text, or none that does can be used: those that are damaged are in *damaged, and passed
+// *out stays null where no document begins like the text, or none that does can be used: those that cannot are in *unusable, and passed
 // over where they are already.
 Status Library::load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh,
-                          std::span<const Token> tokens, std::vector<Found>* damaged, uint64_t* again, Found* used,
+                          std::span<const Token> tokens, std::vector<Found>* unusable, uint64_t* again, Found* used,
                           std::unique_ptr<Session>* out) const {
   std::vector<Found> found;
   if (Status s = find(fresh, tokens, request.cancel, &found); !s.ok()) return s;
-  const auto unusable = [&](const Found& f, const Status& why) {
+  const auto pass_over = [&](const Found& f, const Status& why) {
     go_on_without(f.name, why);
-    if (why.code() == Code::corrupt) damaged->push_back(f);
+    unusable->push_back(f);
+    unusable->back().is_damaged = why.code() == Code::corrupt;
   };
   // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What follows in the order of hashes can be better by less
   // than a block.
@@ -90,14 +98,14 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Array<Token> its;
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
-      if (!s.ok()) unusable(f, s);
+      if (!s.ok()) pass_over(f, s);
       f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
       if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     }
     const Found f = *best();
     found.erase(best()), --known;
     const auto is_same = [&](const Found& other) { return other.name == f.name; };
-    if (f.tokens == 0 || std::any_of(damaged->begin(), damaged->end(), is_same)) continue;
+    if (f.tokens == 0 || std::any_of(unusable->begin(), unusable->end(), is_same)) continue;
     const auto reading = [&, rest = tokens.size() - f.tokens](uint64_t done, uint64_t total) {
       *again = total;
       return request.reading(done, total + rest);
@@ -106,7 +114,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
     Status s = Session::load(model, path_of(f.name), request.session, request.verify, request.cancel, request.verifying, &session, f.tokens,
                              request.reading ? Progress::Report(reading) : Progress::Report());
     if (!s.ok() && !is_of_the_file(s.code())) return s;
-    if (!s.ok()) unusable(f, s);
+    if (!s.ok()) pass_over(f, s);
     if (!s.ok() || !session->in_document()) continue;
     if (Status touched = os::touch(path_of(f.name)); !touched.ok()) log(2, touched, "; it stays as old as it was");
     *used = f;
@@ -128,12 +136,12 @@ static Status read_rest(Session* session, const LibraryRequest& request, std::sp
 // reading that came to its end, over a damaged document where only its save met the damage and no other reading came to its end.
 Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request, std::span<const Token> tokens,
                      std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
-  std::vector<Found> damaged;
+  std::vector<Found> unusable;
   for (;;) {
     std::unique_ptr<Session> session;
     uint64_t again = 0;  // tokens of a document's window that were read once more
     Found used;
-    if (Status s = load_best(model, request, *fresh, tokens, &damaged, &again, &used, &session); !s.ok()) return s;
+    if (Status s = load_best(model, request, *fresh, tokens, &unusable, &again, &used, &session); !s.ok()) return s;
     const bool is_new = session == nullptr;
     if (is_new) session = std::move(fresh);
     LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
@@ -142,13 +150,14 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
     if (s.ok()) {
       *outcome = std::move(its);
       *out = std::move(session);  // the one before has its document open no longer, so that it can be evicted
-      if (!rest.empty()) keep(out->get(), request, tokens, damaged, outcome);
+      if (!rest.empty()) keep(out->get(), request, tokens, unusable, outcome);
     }
     // A page, an index, met only now by reading on or by copying.
     const Status& damage = s.ok() ? outcome->save_failure : s;
     if (is_new || damage.code() != Code::corrupt) return s;
     go_on_without(used.name, damage);
-    damaged.push_back(used);
+    unusable.push_back(used);
+    unusable.back().is_damaged = true;
   }
 }
 
@@ -175,18 +184,28 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
 }
 
 // Saves what was read. Whatever becomes of that, the session is there.
-void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> damaged,
+void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> unusable,
                    LibraryOutcome* outcome) const {
   try {
     // The place of a damaged document is taken by what begins with all of it that can be told.
     const auto covers = [&](const Found& f) { return f.tokens == std::min<uint64_t>(f.all, tokens.size()); };
-    const auto covered = std::find_if(damaged.begin(), damaged.end(), covers);
-    outcome->name = !request.name.empty()      ? request.name
-                    : covered != damaged.end() ? covered->name
-                                               : name_after(TokenChain::of(tokens, session->reading_key(session->reads_sparsely())));
-    outcome->save_failure = save(session, request, outcome->name);
-    outcome->saved = outcome->save_failure.ok();
-    if (!outcome->saved) log(1, outcome->save_failure, "; the session is there, its document is not in the library");
+    Wanted wanted;
+    wanted.name = request.name;
+    wanted.replace = request.replace;
+    wanted.model = session->model().fingerprint();
+    wanted.tokens = tokens;
+    wanted.exact = TokenChain::of(tokens, session->reading_key(false));
+    if (session->reads_sparsely())
+      wanted.sparse = TokenChain::of(tokens, session->reading_key(true));
+    wanted.hash = name_after(wanted.sparse ? *wanted.sparse : wanted.exact);
+    for (const Found& f : unusable)
+      (f.is_damaged && covers(f) ? wanted.damaged : wanted.unusable).push_back(f.name);
+    Place place;
+    outcome->save_failure = save(session, request, wanted, &place);
+    outcome->name = place.name;
+    outcome->saved = outcome->save_failure.ok() && !place.is_there;
+    if (!outcome->save_failure.ok())
+      log(1, outcome->save_failure, "; the session is there, its document is not in the library");
   } catch (const std::bad_alloc&) {
     outcome->save_failure = Status::error(Code::no_memory, "out of memory");
   }

@@ -110,7 +110,7 @@ inline std::string folder_of(const std::string& path) {
   return name == 0 ? "." : path.substr(0, name == 1 ? 1 : name - 1);
 }
 
-// "<target>.<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
+// "<target>.kvasir-<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
 std::string temporary_name(const std::string& target, uint64_t random);
 
 // A system's refusal of what is no plain file: reading a folder, a pipe or a device would fail late or wait for ever.

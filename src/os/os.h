@@ -30,18 +30,28 @@ class File {
   ~File();
 
   static Status open_read(const std::string& path, File* out);
-  // A new, empty file that nobody else can have opened, in the folder of `target` (so that a rename onto `target`
-  // is atomic), named after it with a random ending. Mode 0666 less the umask. Locked exclusively until the destructor, also when it has been
-  // closed: what others find without a lock was left behind by a writer that is gone.
+  // A new, empty file that nobody else can have opened, in the folder of `target` (so that a rename
+  // onto `target` is atomic), named after it with a random ending. Only its owner may use it: mode
+  // 0600. Locked exclusively until the destructor, also when it has been closed: what others find
+  // without a lock was left by a writer that is gone.
   static Status create_temporary(const std::string& target, File* out);
-  // To be locked and nothing else; created where there is none.
+  // To be locked and nothing else; created where there is none, for its owner alone. A symbolic
+  // link is refused.
   static Status open_lock(const std::string& path, File* out);
-  // A file that is there, to be locked exclusively: on network file systems that takes a handle that could write.
+  // A file that is there, to be locked exclusively: on network file systems that takes a handle
+  // that could write. A symbolic link is refused.
   static Status open_to_lock(const std::string& path, File* out);
 
-  // A new, empty file without a name in the folder ("": where the system keeps what is temporary and large): gone with its last handle and mapping, also
-  // when the process is killed.
+  // A new, empty file in the folder ("": where the system keeps large temporary files) that no
+  // other process can open: it has no name, or on Windows is not shared. Gone with its last handle
+  // and mapping, also when the process is killed.
   static Status create_nameless(const std::string& folder, File* out);
+
+  // Takes over the mode, owner, group and access list of the file at `path`, where there is one. An
+  // owner or a group that this process cannot give stays its own; then the group gets the rights of
+  // everybody. *changed says whether a sync has to follow. Does nothing on Windows, where a file
+  // has the access list of its folder.
+  Status keep_access_of(const std::string& path, bool* changed);
 
   // The very file to be read, opened once more: threads that read by the same handle wait for each other. Code::not_found where its path leads elsewhere now.
   Status reopen(File* out) const;
@@ -111,6 +121,15 @@ Status rename_replace(const std::string& from, const std::string& to);
 Status sync_folder_of(const std::string& path);                         // makes the rename durable
 Status remove_file(const std::string& path);
 
+// The path from the root: it leads to the same place when the current folder has changed.
+Status absolute_path(const std::string& path, std::string* out);
+// Where a new file for `path` gets its name: the absolute path, of a symbolic link the path of the
+// file that it leads to. Refuses a link to no file, and one that belongs neither to the caller, nor
+// to root, nor to the folder's owner.
+Status find_target(const std::string& path, std::string* out);
+// Whether the name is taken, also by a folder or a symbolic link to nothing.
+bool exists(const std::string& path);
+
 struct FolderEntry {
   std::string name;
   uint64_t bytes = 0;
@@ -118,8 +137,9 @@ struct FolderEntry {
 };
 // Whether a file may have this name, which is not empty and has no slash.
 bool can_name_file(const std::string& name);
-Status list_folder(const std::string& folder, std::vector<FolderEntry>* out);  // its plain files, in no order
-Status make_folder(const std::string& folder);                                 // unless there is one
+Status list_folder(const std::string& folder,
+                   std::vector<FolderEntry>* out);  // its plain files, no links, in no order
+Status make_folder(const std::string& folder);      // unless there is one; mode 0700
 Status touch(const std::string& path);                                         // modified now
 
 // Whether a name is one that create_temporary() gives.
@@ -144,9 +164,11 @@ inline uint32_t thread_number() {
 // A thread's name as debuggers and `top` show it.
 void name_this_thread(const char* name);
 
-// Tests set this to fail chosen operations: gets the operation's name ("open", "read", "write", "preallocate",
-// "sync", "rename", "sync_folder", "map", "close", "remove", "lock", "list", "make_folder", "touch") and its path, returns an errno to fail with, 0 to go on,
-// or -1 to make a read or write transfer only part of what was asked in one system call. Null normally.
+// Tests set this to fail chosen operations: gets the operation's name ("open", "read", "write",
+// "preallocate", "sync", "rename", "sync_folder", "map", "close", "remove", "lock", "list",
+// "make_folder", "set_access", "touch") and its path, returns an errno to fail with, 0 to go on, or
+// -1 to make a read or write transfer only part of what was asked in one system call. Null
+// normally.
 using Fault = int (*)(const char* operation, const char* path);
 extern std::atomic<Fault> fault;
 

@@ -1,7 +1,8 @@
-// The seam to Linux and macOS. Every system call of the library's work in files is in this file, of its work in folders in posix_folders.cc.
+// The seam to Linux and macOS: work in open files. posix_opening.cc opens and creates them,
+// posix_folders.cc works in folders.
 //
-// A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A library must not
-// install handlers, so whatever may grow a file compares with the limit first.
+// A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A
+// library must not install handlers, so whatever may grow a file compares with the limit first.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -37,26 +38,12 @@ namespace {
 // What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2 GiB less a page.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
-// A descriptor for writing must not take the place of a closed standard stream: the host would print into the file.
-int clear_of_standard_streams(int fd) {
-  if (fd < 0 || fd > STDERR_FILENO) return fd;
-  const int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  const int error = errno;
-  ::close(fd);
-  errno = error;
-  return higher;
-}
-
 // Whether a file may become `size` bytes long under this process's limit.
 bool within_file_limit(uint64_t size) {
   if (size > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) return false;
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
   return size <= limit.rlim_cur;
-}
-
-Status require_regular(const std::string& path, const struct stat& info) {
-  return S_ISREG(info.st_mode) ? Status() : not_a_file(path, S_ISDIR(info.st_mode));
 }
 
 }  // namespace
@@ -76,88 +63,6 @@ File::~File() {
   if (lock_fd_ >= 0) ::close(lock_fd_);
 }
 
-Status File::open_read(const std::string& path, File* out) {
-  File file;
-  file.path_ = path;
-  // O_NONBLOCK: opening a pipe must not wait for its writer. Plain files do not care.
-  file.fd_ = retried("open", path, [&] {
-    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  });
-  if (file.fd_ < 0) return failed("open", path, errno);
-  struct stat info;
-  if (fstat(file.fd_, &info) != 0) return failed("open", path, errno);
-  if (Status s = require_regular(path, info); !s.ok()) return s;
-  *out = std::move(file);
-  return {};
-}
-
-Status File::reopen(File* out) const {
-  File file;
-  struct stat here, there;
-  if (Status s = open_read(path_, &file); !s.ok()) return s;
-  if (fstat(fd_, &here) != 0 || fstat(file.fd_, &there) != 0 || here.st_dev != there.st_dev || here.st_ino != there.st_ino)
-    return failed("open", path_, ENOENT);
-  *out = std::move(file);
-  return {};
-}
-
-Status File::create_temporary(const std::string& target, File* out) {
-  if (target.empty() || target.back() == '/') return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
-  struct stat info;
-  if (stat(target.c_str(), &info) == 0) {  // known before the work, not when the rename fails after it
-    if (Status s = require_regular(target, info); !s.ok()) return s;
-  }
-  File file;
-  for (int attempt = 0; attempt < 16; ++attempt) {
-    uint64_t random;
-    if (getentropy(&random, sizeof random) != 0) return failed("name a temporary file for", target, errno);
-    file.path_ = temporary_name(target, random);
-    file.fd_ = retried("open", file.path_, [&] {
-      return ::open(file.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
-    });
-    file.fd_ = clear_of_standard_streams(file.fd_);
-    if (file.fd_ < 0 && errno != EEXIST) break;
-    if (file.fd_ < 0) continue;
-    bool locked = false;
-    struct stat now;
-    const bool can_lock = file.lock(Lock::exclusive, &locked).ok();  // some file systems have no locks
-    // Who takes away what dead writers left may have come between; then the name is gone.
-    if (can_lock && (!locked || fstat(file.fd_, &now) != 0 || now.st_nlink == 0)) {
-      ::close(std::exchange(file.fd_, -1));
-      errno = EEXIST;
-      continue;
-    }
-    file.lock_fd_ = fcntl(file.fd_, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);  // a lock lasts until its last descriptor is closed
-    if (can_lock && file.lock_fd_ < 0) {
-      const int error = errno;
-      (void)unlink(file.path_.c_str());
-      return failed("create", file.path_, error);
-    }
-    *out = std::move(file);
-    return {};
-  }
-  return failed("create", file.path_, errno);
-}
-
-Status File::open_lock(const std::string& path, File* out) {
-  File file;
-  file.path_ = path;
-  file.fd_ = retried("open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666); });
-  file.fd_ = clear_of_standard_streams(file.fd_);
-  if (file.fd_ < 0) return failed("open", path, errno);
-  *out = std::move(file);
-  return {};
-}
-
-Status File::open_to_lock(const std::string& path, File* out) {
-  File file;
-  file.path_ = path;
-  file.fd_ = retried("open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
-  if (file.fd_ < 0) return open_read(path, out);  // a file that may only be read can be locked on a local disk
-  *out = std::move(file);
-  return {};
-}
-
 void File::unlock() {
   if (lock_fd_ >= 0) ::close(std::exchange(lock_fd_, -1));
 }
@@ -168,14 +73,6 @@ Status File::lock(Lock kind, bool* got) const {
   const int result = retried("lock", path_, [&] { return flock(fd_, how); });
   if (result != 0 && errno != EWOULDBLOCK) return failed("lock", path_, errno);
   *got = result == 0;
-  return {};
-}
-
-Status File::create_nameless(const std::string& folder, File* out) {
-  File file;
-  if (Status s = create_temporary((folder.empty() ? "/var/tmp" : folder) + "/kvasir-spill", &file); !s.ok()) return s;
-  if (Status s = remove_file(file.path_); !s.ok()) return s;
-  *out = std::move(file);
   return {};
 }
 

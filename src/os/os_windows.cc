@@ -22,6 +22,8 @@ constexpr std::size_t max_transfer = std::size_t{1} << 30;
 // Locks of Windows keep others from reading and writing what is locked. Ours are advisory: of a byte that no file has.
 constexpr uint64_t locked_byte = uint64_t{1} << 62;
 
+constexpr DWORD share_nothing = 0;
+
 constexpr uint64_t most_offset = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
 HANDLE handle_of(intptr_t descriptor) { return reinterpret_cast<HANDLE>(descriptor); }
@@ -34,10 +36,12 @@ OVERLAPPED at(uint64_t offset) {
 }
 
 // EISDIR for a folder, which the system only says is denied.
-intptr_t open_file(const std::string& path, DWORD access, DWORD how, DWORD flags = 0) {
+intptr_t open_file(const std::string& path, DWORD access, DWORD how, DWORD flags = 0,
+                   DWORD sharing = share_all) {
   const WidePath name(path);
   if (!name.good()) return -1;
-  const HANDLE handle = CreateFileW(name.c_str(), access, share_all, nullptr, how, flags | FILE_ATTRIBUTE_NORMAL, nullptr);
+  const HANDLE handle = CreateFileW(name.c_str(), access, sharing, nullptr, how,
+                                    flags | FILE_ATTRIBUTE_NORMAL, nullptr);
   if (handle != INVALID_HANDLE_VALUE) return reinterpret_cast<intptr_t>(handle);
   const DWORD error = GetLastError();
   const DWORD attributes = GetFileAttributesW(name.c_str());
@@ -162,13 +166,24 @@ Status File::create_temporary(const std::string& target, File* out) {
 Status File::open_lock(const std::string& path, File* out) {
   File file;
   file.path_ = path;
+  if (is_link(path))
+    return Status::error(Code::bad_argument, "%s is a symbolic link, not a file", shown(path))
+        .with_errno(EINVAL);
   if (Status s = open_plain(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, &file.fd_); !s.ok()) return s;
   *out = std::move(file);
   return {};
 }
 
 Status File::open_to_lock(const std::string& path, File* out) {
+  if (is_link(path))
+    return Status::error(Code::bad_argument, "%s is a symbolic link, not a file", shown(path))
+        .with_errno(EINVAL);
   return open_read(path, out);  // which is enough for a lock
+}
+
+Status File::keep_access_of(const std::string&, bool* changed) {
+  *changed = false;
+  return {};
 }
 
 void File::unlock() {
@@ -192,20 +207,24 @@ Status File::lock(Lock kind, bool* got) const {
   return {};
 }
 
-// With a name: a handle removes the file when it is closed, with its process at the latest. A power cut leaves it, and a process that ends between the two openings.
+// With a name that nobody can open, not even to remove it: the handle is not shared, and removes
+// the file when it is closed, with its process at the latest. A power cut leaves the file.
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
   if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0) return Status::error(Code::io, "Windows names no folder for temporary files");
+  const std::string where = folder.empty() ? narrow(temporary) : folder;
   File file;
-  if (Status s = create_temporary((folder.empty() ? narrow(temporary) : folder) + "/kvasir-spill", &file); !s.ok()) return s;
-  const intptr_t remover = retried("remove", file.path_, [&] { return open_file(file.path_, DELETE, OPEN_EXISTING, FILE_FLAG_DELETE_ON_CLOSE); });
-  if (remover < 0) {
-    const int error = errno;
-    (void)remove_file(file.path_);
-    return failed("remove", file.path_, error);
+  for (int attempt = 0; file.fd_ < 0 && attempt < 16; ++attempt) {
+    uint64_t random;
+    if (!random_bits(&random)) return failed("name a file in", where, EIO);
+    file.path_ = temporary_name(where + "/kvasir-spill", random);
+    file.fd_ = retried("open", file.path_, [&] {
+      constexpr DWORD access = GENERIC_READ | GENERIC_WRITE | DELETE;
+      return open_file(file.path_, access, CREATE_NEW, FILE_FLAG_DELETE_ON_CLOSE, share_nothing);
+    });
+    if (file.fd_ < 0 && errno != EEXIST) break;
   }
-  file.unlock();
-  file.lock_fd_ = remover;
+  if (file.fd_ < 0) return failed("create a file in", where, errno);
   DWORD none = 0;  // only a sparse file gives blocks back; where there are no sparse files it keeps them
   (void)DeviceIoControl(handle_of(file.fd_), FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &none, nullptr);
   *out = std::move(file);

@@ -38,7 +38,9 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
     if (!entry && errno != 0) return failed("list the folder", folder, errno);
     if (!entry) break;
     struct stat info;
-    if (fstatat(dirfd(stream), entry->d_name, &info, 0) != 0 || !S_ISREG(info.st_mode)) continue;  // gone meanwhile, or no file
+    if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(info.st_mode))
+      continue;  // gone meanwhile, or no file
     found.push_back({entry->d_name, static_cast<uint64_t>(info.st_size), modified(info)});
   }
   *out = std::move(found);
@@ -46,11 +48,16 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
 }
 
 Status make_folder(const std::string& folder) {
-  const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0777); });
+  const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0700); });
   struct stat info;
   if (result == 0) (void)sync_folder_of(folder);  // the folder above may be one that this process cannot read
   if (result == 0) return {};
-  if (errno == EEXIST && stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
+  const int error = errno;
+  // A file system that is read-only may say that first.
+  if ((error == EEXIST || error == EROFS) && stat(folder.c_str(), &info) == 0 &&
+      S_ISDIR(info.st_mode))
+    return {};
+  errno = error;
   if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
   return failed("make the folder", folder, errno);
 }

@@ -8,15 +8,16 @@ namespace kvasir::os {
 
 namespace {
 
-constexpr std::string_view ending = ".tmp";
+constexpr std::string_view beginning = ".kvasir-", ending = ".tmp";
 constexpr std::size_t digits = 16;
 constexpr std::size_t most_name = 255;  // bytes of a folder's entry; Windows counts UTF-16 units, which are never more
 
 }  // namespace
 
 std::string temporary_name(const std::string& target, uint64_t random) {
-  char added[1 + digits + ending.size() + 1];
-  std::snprintf(added, sizeof added, ".%016llx.tmp", static_cast<unsigned long long>(random));
+  char added[beginning.size() + digits + ending.size() + 1];
+  std::snprintf(added, sizeof added, ".kvasir-%016llx.tmp",
+                static_cast<unsigned long long>(random));
   const std::size_t name = name_begin(target);
   std::size_t end = std::min(target.size(), name + most_name + 1 - sizeof added);
   if (end < target.size()) {
@@ -26,10 +27,13 @@ std::string temporary_name(const std::string& target, uint64_t random) {
 }
 
 bool is_temporary_name(std::string_view name) {
-  if (name.size() < ending.size() + digits + 1 || !name.ends_with(ending)) return false;
+  if (name.size() < beginning.size() + digits + ending.size() || !name.ends_with(ending))
+    return false;
   name.remove_suffix(ending.size());
   const std::string_view random = name.substr(name.size() - digits);
-  return name[name.size() - digits - 1] == '.' && random.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  name.remove_suffix(digits);
+  return name.ends_with(beginning) &&
+         random.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 }  // namespace kvasir::os

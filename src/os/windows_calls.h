@@ -42,6 +42,9 @@ class WidePath {
 
 std::string narrow(std::wstring_view text);
 
+// Whether a path is a symbolic link, wherever it leads.
+bool is_link(const std::string& path);
+
 // -1, and errno from a system's error.
 int failing(DWORD error);
 inline int failing() { return failing(GetLastError()); }

@@ -103,6 +103,57 @@ Status remove_file(const std::string& path) {
   return {};
 }
 
+bool is_link(const std::string& path) {
+  const WidePath name(path);
+  WIN32_FIND_DATAW entry;
+  const HANDLE search = name.good() ? FindFirstFileW(name.c_str(), &entry) : INVALID_HANDLE_VALUE;
+  if (search == INVALID_HANDLE_VALUE) return false;
+  FindClose(search);
+  return (entry.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) != 0 &&
+         entry.dwReserved0 == IO_REPARSE_TAG_SYMLINK;
+}
+
+Status absolute_path(const std::string& path, std::string* out) {
+  const WidePath name(path);
+  if (!name.good()) return failed("find", path, errno);
+  *out = narrow({name.c_str(), name.size()});
+  return {};
+}
+
+// Making a link is a privilege, so that whoever made it may be trusted.
+Status find_target(const std::string& path, std::string* out) {
+  if (name_begin(path) == path.size())
+    return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(path));
+  if (!is_link(path)) return absolute_path(path, out);
+  const WidePath name(path);
+  if (!name.good()) return failed("follow the symbolic link", path, errno);
+  const Handle file(CreateFileW(name.c_str(), FILE_READ_ATTRIBUTES, share_all, nullptr,
+                                OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+  if (!file.good() && failing() != 0 && errno == ENOENT)
+    return Status::error(Code::bad_argument,
+                         "%s is a symbolic link to no file; nothing was written", shown(path))
+        .with_errno(ENOENT);
+  if (!file.good()) return failed("follow the symbolic link", path, errno);
+  const DWORD needed = GetFinalPathNameByHandleW(file, nullptr, 0, FILE_NAME_NORMALIZED);
+  std::wstring leads(needed, L'\0');
+  const DWORD size =
+      needed == 0 ? 0 : GetFinalPathNameByHandleW(file, leads.data(), needed, FILE_NAME_NORMALIZED);
+  if (size == 0 || size >= needed) {
+    (void)failing();
+    return failed("follow the symbolic link", path, errno);
+  }
+  leads.resize(size);
+  *out = narrow(leads);
+  return {};
+}
+
+bool exists(const std::string& path) {
+  const WidePath name(path);
+  if (!name.good()) return false;
+  return GetFileAttributesW(name.c_str()) != INVALID_FILE_ATTRIBUTES ||
+         (failing() != 0 && errno != ENOENT && errno != ENOTDIR);
+}
+
 // The names of devices are theirs with any ending.
 bool can_name_file(const std::string& name) {
   if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' || name.back() == ' ' || !WidePath(name).good()) return false;

@@ -11,8 +11,8 @@ AtomicFile::~AtomicFile() {
 }
 
 Status AtomicFile::create(const std::string& path) {
-  path_ = path;
-  Status s = os::File::create_temporary(path, &file_);
+  if (Status s = os::find_target(path, &path_); !s.ok()) return s;
+  Status s = os::File::create_temporary(path_, &file_);
   temporary_ = s.ok();
   return s;
 }
@@ -28,11 +28,15 @@ static Status sync_folder(const std::string& path) {
 
 Status AtomicFile::finish(const BeforeRename& before_rename) {
   uint64_t bytes = 0;
+  bool changed = false;
   if (Status s = file_.sync(); !s.ok()) return s;
   if (before_rename) {
     if (Status s = file_.size(&bytes); !s.ok()) return s;
-    if (Status s = before_rename(bytes); !s.ok()) return s;
+    if (Status s = before_rename(bytes, &path_); !s.ok()) return s;
   }
+  if (Status s = file_.keep_access_of(path_, &changed); !s.ok()) return s;
+  if (changed)
+    if (Status s = file_.sync(); !s.ok()) return s;
   if (Status s = file_.close(); !s.ok()) return s;
   if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
   temporary_ = false;

@@ -9,6 +9,7 @@
 #include "base/checksum.h"
 #include "base/plausible.h"
 #include "store/cache_verify.h"
+#include "store/packed_header.h"
 
 namespace kvasir {
 
@@ -83,6 +84,17 @@ Status CachePeek::read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) c
   *out = std::move(chain);
   *tokens = count;
   return {};
+}
+
+bool may_be_unfinished(const os::File& file) {
+  std::array<uint8_t, magic.size()> begin{};
+  uint64_t size = 0;
+  if (!file.size(&size).ok()) return false;
+  const auto count = static_cast<std::size_t>(std::min<uint64_t>(size, begin.size()));
+  if (!file.read(0, begin.data(), count).ok()) return false;
+  for (std::size_t i = 0; i < begin.size(); ++i)  // a power cut may lose any of them
+    if (begin[i] != 0 && begin[i] != magic[i] && begin[i] != packed::magic[i]) return false;
+  return true;
 }
 
 Status CachePeek::read_tokens(uint64_t most, Array<int32_t>* out) const {

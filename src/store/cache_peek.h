@@ -48,4 +48,8 @@ class CachePeek {
   CacheHeader header_;
 };
 
+// Whether a file may be what a save, kv_pack or kv_unpack left that did not finish: they write the
+// magic number last, or first: the first bytes are its bytes or zeros. False where it cannot be read.
+bool may_be_unfinished(const os::File& file);
+
 }  // namespace kvasir

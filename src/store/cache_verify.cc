@@ -96,15 +96,16 @@ Status table_damaged(const os::File& file, const CacheHeader::Entry& section) {
 }
 
 Status check_table(const os::File& file, const CacheHeader::Entry& section, const Cancel* cancel, uint64_t first_blocks, uint64_t* out) {
-  std::array<std::byte, 65536> piece;
+  constexpr std::size_t piece_bytes = 65536;
+  const auto piece = make_buffer<std::byte>(piece_bytes);  // a caller's stack may be small
   const uint64_t kept = first_blocks * sizeof(uint64_t);
   RunningChecksum sum(section.table_offset);
-  for (uint64_t at = 0; at < section.table_bytes(); at += piece.size()) {
+  for (uint64_t at = 0; at < section.table_bytes(); at += piece_bytes) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; %s was not checked", file.path().c_str());
-    const auto size = static_cast<std::size_t>(std::min<uint64_t>(piece.size(), section.table_bytes() - at));
-    if (Status s = file.read(section.table_offset + at, piece.data(), size); !s.ok()) return s;
-    sum.add(piece.data(), size);
-    if (at < kept) std::memcpy(out + at / sizeof(uint64_t), piece.data(), static_cast<std::size_t>(std::min<uint64_t>(size, kept - at)));
+    const auto size = static_cast<std::size_t>(std::min<uint64_t>(piece_bytes, section.table_bytes() - at));
+    if (Status s = file.read(section.table_offset + at, piece.get(), size); !s.ok()) return s;
+    sum.add(piece.get(), size);
+    if (at < kept) std::memcpy(out + at / sizeof(uint64_t), piece.get(), static_cast<std::size_t>(std::min<uint64_t>(size, kept - at)));
   }
   return sum.value() == section.table_checksum ? Status() : table_damaged(file, section);
 }

@@ -270,6 +270,16 @@ TEST_CASE("a memory budget and its folder are what the options say") {
   CHECK(json.find("\"spilled_bytes\":0,") == std::string::npos);
   CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
   CHECK(peek(session.get(), 5) == peek(plain.get(), 5));
+  // A relative folder is where it was when the session was opened.
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  std::filesystem::create_directory("spilled");
+  o.spill_folder = "spilled";
+  Session relative = open_session(tiny_model(), o);
+  std::filesystem::current_path(before);
+  read_tokens(relative.get(), tokens);
+  CHECK(peek(relative.get(), 5) == peek(plain.get(), 5));
+  relative.reset();
   const std::string nowhere = folder.file("nowhere");
   o.spill_folder = nowhere.c_str();
   CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_NOT_FOUND);

@@ -11,6 +11,8 @@
 
 #include <cerrno>
 #include <functional>
+#include <string_view>
+#include <utility>
 
 #include "os/os.h"
 #include "temp_folder.h"
@@ -67,10 +69,11 @@ TEST_CASE("a quota and a server's lost file become their codes") {
 TEST_CASE("a temporary file is private to this process and never a standard stream") {
   TempFolder folder;
   const mode_t mask = umask(0);
-  umask(mask);
   struct stat info;
-  REQUIRE(stat(temporary(folder).path().c_str(), &info) == 0);
-  CHECK((info.st_mode & 0777) == (0666 & ~mask));
+  const int known = stat(temporary(folder).path().c_str(), &info);
+  umask(mask);
+  REQUIRE(known == 0);
+  CHECK((info.st_mode & 0777) == 0600);
   CHECK(in_child([&] {
     close(0);
     close(1);
@@ -80,6 +83,124 @@ TEST_CASE("a temporary file is private to this process and never a standard stre
     return fcntl(0, F_GETFD) == -1 && fcntl(1, F_GETFD) == -1 && fcntl(2, F_GETFD) == -1 &&
            fcntl(3, F_GETFD) == FD_CLOEXEC;
   }));
+}
+
+namespace {
+
+std::string watched;       // a folder
+int refused;               // how the system answers the next opening; 0: as it does
+std::vector<mode_t> seen;  // modes of all that had a name there, at any operation
+
+// Of what is in the folder, and in the folders in it.
+int look(const char* operation, const char*) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(watched)) {
+    struct stat info;
+    if (stat(entry.path().c_str(), &info) == 0) seen.push_back(info.st_mode & 0777);
+  }
+  return std::string_view(operation) == "open" ? std::exchange(refused, 0) : 0;
+}
+
+}  // namespace
+
+TEST_CASE("a spill file has no name, or one that no other user can reach, at any moment") {
+  TempFolder folder;
+  watched = folder.path();
+  const mode_t mask = umask(0);
+  for (int error : {0, EOPNOTSUPP}) {  // a file system without nameless files
+    CAPTURE(error);
+    seen.clear();
+    refused = error;
+    os::File file;
+    os::fault = look;
+    const Status s = os::File::create_nameless(folder.path(), &file);
+    os::fault = nullptr;
+    CHECK_MESSAGE(s.ok(), std::string(s.message()));
+    CHECK(file.write(0, "abc", 3).ok());
+    CHECK(seen.empty() == (error == 0));
+    for (mode_t mode : seen) CHECK((mode & 0077) == 0);
+    CHECK(folder.entries() == 0);
+  }
+  umask(mask);
+}
+
+TEST_CASE("a spill file that fails midway leaves nothing") {
+  static long left;
+  static bool hit;
+  const std::size_t descriptors = open_descriptors();
+  for (long n = 1; n < 8; ++n) {
+    TempFolder folder;
+    CAPTURE(n);
+    left = n, hit = false;
+    os::fault = [](const char* operation,
+                   const char*) {  // the first one sends it to the way with a name
+      if (left-- > 0)
+        return std::string_view(operation) == "open" && !std::exchange(hit, true) ? EOPNOTSUPP : 0;
+      return left == -1 ? EIO : 0;
+    };
+    os::File file;
+    const Status s = os::File::create_nameless(folder.path(), &file);
+    os::fault = nullptr;
+    CHECK(s.ok() == (n > 3));
+    if (!s.ok()) CHECK(std::string(s.message()).find(folder.path()) != std::string::npos);
+    file = os::File();
+    if (n != 3) CHECK(folder.entries() == 0);  // what cannot be removed stays
+    CHECK(open_descriptors() == descriptors);
+  }
+}
+
+TEST_CASE(
+    "a lock's name that is a link is refused, and what it leads to is neither made nor opened") {
+  TempFolder folder;
+  os::File file;
+  std::filesystem::create_symlink("elsewhere", folder.file(".lock"));
+  const Status s = os::File::open_lock(folder.file(".lock"), &file);
+  CHECK(s.code() == Code::bad_argument);
+  CHECK(std::string(s.message()).find("symbolic link") != std::string::npos);
+  CHECK_FALSE(os::exists(folder.file("elsewhere")));
+  CHECK(os::exists(folder.file(".lock")));
+  CHECK(os::File::open_to_lock(folder.file(".lock"), &file).code() == Code::bad_argument);
+  REQUIRE(mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+  CHECK(os::File::open_lock(folder.file("pipe"), &file).code() == Code::bad_argument);
+  const mode_t mask = umask(0);
+  CHECK(os::File::open_lock(folder.file("lock"), &file).ok());
+  umask(mask);
+  struct stat info;
+  REQUIRE(stat(folder.file("lock").c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == 0600);
+  std::vector<os::FolderEntry> entries;
+  REQUIRE(os::list_folder(folder.path(), &entries).ok());
+  CHECK(entries.size() == 1);  // no links, no pipes
+}
+
+TEST_CASE(
+    "a new file's place is what a link leads to, not the link, and links of others are refused") {
+  TempFolder folder;
+  std::string target;
+  write_file(folder.file("a"), {1});
+  std::filesystem::create_symlink("a", folder.file("one"));
+  std::filesystem::create_symlink("one", folder.file("two"));
+  std::filesystem::create_symlink("none", folder.file("nowhere"));
+  std::filesystem::create_symlink("nowhere", folder.file("also nowhere"));
+  std::filesystem::create_symlink(".", folder.file("here"));
+  for (const char* name : {"a", "one", "two", "here/a", "here/two"}) {
+    REQUIRE(os::find_target(folder.file(name), &target).ok());
+    os::File file;
+    REQUIRE(os::File::open_read(target, &file).ok());
+    CHECK(file.is_at(folder.file("a")));
+    CHECK(std::filesystem::is_regular_file(std::filesystem::symlink_status(target)));
+  }
+  CHECK(os::find_target(folder.file("new"), &target).ok());
+  CHECK(target == folder.file("new"));
+  for (const char* name : {"nowhere", "also nowhere", "here", ""}) {
+    CAPTURE(std::string(name));
+    CHECK(os::find_target(folder.file(name), &target).code() == Code::bad_argument);
+  }
+  if (geteuid() != 0) return;
+  REQUIRE(lchown(folder.file("one").c_str(), 65534, 65534) == 0);
+  CHECK(os::find_target(folder.file("one"), &target).code() == Code::permission);
+  REQUIRE(chown(folder.path().c_str(), 65534, 65534) ==
+          0);  // whose folder it is may make links in it
+  CHECK(os::find_target(folder.file("one"), &target).ok());
 }
 
 TEST_CASE("the process's limit on file sizes is an error, not a signal") {

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <set>
 #include <thread>
@@ -382,8 +383,12 @@ TEST_CASE("a temporary file is locked as long as its File lives, and made where 
 }
 
 TEST_CASE("names of temporary files are told from others") {
-  for (const char* name : {"a.kv.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) CHECK(os::is_temporary_name(name));
-  for (const char* name : {"", "a.kv", "a.tmp", "a.0123456789abcde.tmp", "a.0123456789abcdeg.tmp", "a-0123456789abcdef.tmp", "0123456789abcdef.tmp"})
+  for (const char* name : {"a.kv.kvasir-0123456789abcdef.tmp", ".kvasir-0123456789abcdef.tmp"})
+    CHECK(os::is_temporary_name(name));
+  for (const char* name :
+       {"", "a.kv", "a.tmp", "a.kv.0123456789abcdef.tmp", "a.kvasir-0123456789abcde.tmp",
+        "a.kvasir-0123456789abcdeg.tmp", "a-kvasir-0123456789abcdef.tmp",
+        "kvasir-0123456789abcdef.tmp", "a.kvasir-0123456789abcdef.tmp.txt"})
     CHECK(!os::is_temporary_name(name));
 }
 
@@ -444,7 +449,25 @@ TEST_CASE("a nameless file is written, read and mapped, and gone at its end") {
   CHECK(folder.entries() == 0);
   os::File file;
   CHECK(os::File::create_nameless("", &file).ok());
+  file = os::File();
   CHECK(os::File::create_nameless(folder.file("absent"), &file).code() == Code::not_found);
+}
+
+TEST_CASE("a path from the root leads to the same file from another current folder") {
+  TempFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(in_utf8(folder.path()));
+  std::string path, same;
+  const Status s = os::absolute_path("a", &path);
+  std::filesystem::current_path(before);
+  REQUIRE(s.ok());
+  write_file(folder.file("a"), {1});
+  CHECK(read_file(path) == std::vector<uint8_t>{1});
+  REQUIRE(os::absolute_path(path, &same).ok());
+  CHECK(same == path);
+  CHECK(os::exists(path));
+  CHECK(os::exists(folder.path()));
+  CHECK_FALSE(os::exists(folder.file("b")));
 }
 
 TEST_CASE("names of any language lead to their files") {

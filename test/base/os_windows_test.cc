@@ -119,6 +119,21 @@ TEST_CASE("a mapped file is not cut under its reader") {
   CHECK(mapping.data()[99'999] == std::byte{7});
 }
 
+TEST_CASE("a spill file has a name by which nobody can open it, and goes with its handle") {
+  TempFolder folder;
+  os::File file, other;
+  REQUIRE(os::File::create_nameless(folder.path(), &file).ok());
+  REQUIRE(file.write(0, "abc", 3).ok());
+  CHECK(folder.entries() == 1);
+  CHECK(os::File::open_read(file.path(), &other).sys_errno() == EBUSY);
+  CHECK_FALSE(os::remove_file(file.path()).ok());
+  char text[3];
+  REQUIRE(file.read(0, text, 3).ok());
+  CHECK(std::memcmp(text, "abc", 3) == 0);
+  file = os::File();
+  CHECK(folder.entries() == 0);
+}
+
 TEST_CASE("holds a lock until it is killed" * doctest::skip()) {
   const char* path = std::getenv(path_variable);
   REQUIRE(path);

@@ -59,6 +59,56 @@ class Library(tool.InFolder):
         self.expect_error(run("library"), 2)
         self.expect_error(run("library", "add", self.library, "-m", TINY), 2, "--file", "kvasir library add --help")
 
+    def test_documents_of_one_file_name_are_kept_apart_and_replaced_when_asked(self):
+        texts = []
+        for i in range(3):
+            (self.folder / str(i)).mkdir()
+            texts.append(self.file(f"{i}/notes.txt", f"Text {i}. " * 80))
+        first, second = (self.add(text, model=TINY) for text in texts[:2])
+        self.assertEqual(first["name"], "notes.txt")
+        self.assertRegex(second["name"], r"^notes\.txt-[0-9a-f]{8}$")
+        for text, name in zip(texts[:2], [first["name"], second["name"]]):
+            again = self.add(text, model=TINY)
+            self.assertEqual((again["saved"], again["name"]), (False, name))
+            self.assertEqual(again["found_tokens"], again["tokens"])
+        self.assertEqual(self.add(texts[2], "--replace", model=TINY)["name"], "notes.txt")
+        self.assertEqual(sorted(self.names()), sorted(["notes.txt", second["name"]]))
+
+    def test_two_models_read_a_document_once_each(self):
+        document = self.file("a.txt", "Some text. " * 80)
+        for turn in range(2):
+            for model in [TINY, str(FIXTURES / "models" / "llama-f32.gguf")]:
+                added = self.add(document, model=model)
+                self.assertEqual((added["saved"], added["found_tokens"] > 0), (turn == 0, turn > 0))
+        self.assertEqual(len(self.names()), 2)
+
+    def test_a_file_of_any_name_becomes_a_document_that_can_be_removed(self):
+        cases = [(".hidden.txt", "hidden.txt"), ("a\\b\n.txt", "a_b_.txt"), ("é" * 120, "é" * 100),
+                 (b"\xff\xc3.txt", "__.txt")]
+        for i, (file, name) in enumerate(cases):
+            path = os.path.join(os.fsencode(self.folder), os.fsencode(file))
+            with open(path, "wb") as out:
+                out.write(b"Text %d. " % i * 80)
+            added = self.add(os.fsdecode(path), model=TINY)
+            self.assertEqual((added["saved"], added["name"]), (True, name))
+            self.expect(run("library", "remove", self.library, name), 0)
+
+    def test_files_of_other_programs_stay(self):
+        self.library.mkdir()
+        others = {name: self.library / name for name in ["layout.kv", "x.kv.0123456789abcdef.tmp"]}
+        for path in others.values():
+            path.write_text("<Widget>:\n" * 5000)
+        document = self.file("layout", "Some text. " * 80)
+        added = self.add(document, "--most-bytes", 40_000_000, model=TINY)
+        self.assertRegex(added["name"], "^layout-")
+        self.expect(run("library", "list", self.library), 0)
+        document.write_text("Other text. " * 80)
+        self.expect(run("library", "add", self.library, "-m", TINY, "-f", document, "--most-bytes", 1), 5)
+        self.assertEqual(self.names(), [])  # what is too much goes, what is another's does not
+        self.expect_error(run("library", "remove", self.library, "layout"), 3, "layout")
+        for path in others.values():
+            self.assertEqual(path.stat().st_size, 11 * 5000)
+
     def test_what_another_process_has_open_is_neither_removed_nor_evicted(self):
         document = self.file("short.txt", SHORT)
         size = (self.add(document), self.documents()[0]["file_bytes"])[1]

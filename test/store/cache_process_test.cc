@@ -2,12 +2,15 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <random>
 
 #include "fault_count.h"
+#include "store/atomic_file.h"
 #include "store/cache_file.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
@@ -32,6 +35,95 @@ TEST_CASE("a save past the process's file size limit fails without its signal") 
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(samples::holds(path, samples::parts(1), 1));
+  CHECK(folder.entries() == 1);
+}
+
+namespace {
+
+mode_t mode_of(const std::string& path) {
+  struct stat info {};
+  REQUIRE(lstat(path.c_str(), &info) == 0);
+  return info.st_mode;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a new file is its owner's alone, and one that replaces another has its mode, owner and "
+    "group") {
+  TempFolder folder;
+  const std::string path = folder.file("a");
+  const mode_t mask = umask(0);
+  const auto replace = [&](const std::string& target) {
+    AtomicFile file;
+    REQUIRE(file.create(target).ok());
+    REQUIRE(file.file().write(0, "new", 3).ok());
+    const Status s = file.finish();
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  };
+  replace(path);
+  CHECK((mode_of(path) & 07777) == 0600);
+  for (mode_t mode : {0644u, 0600u, 0640u, 0400u}) {
+    REQUIRE(chmod(path.c_str(), mode) == 0);
+    replace(path);
+    CHECK((mode_of(path) & 07777) == mode);
+  }
+  if (geteuid() == 0) {
+    REQUIRE(chown(path.c_str(), 65534, 65533) == 0);
+    REQUIRE(chmod(path.c_str(), 0640) == 0);
+    replace(path);
+    struct stat info {};
+    REQUIRE(stat(path.c_str(), &info) == 0);
+    CHECK(info.st_uid == 65534);
+    CHECK(info.st_gid == 65533);
+    CHECK((info.st_mode & 07777) == 0640);
+  }
+  REQUIRE(chmod(path.c_str(), 0604) == 0);
+  std::filesystem::create_symlink("a", folder.file("link"));
+  replace(folder.file("link"));
+  CHECK(S_ISLNK(mode_of(folder.file("link"))));
+  CHECK((mode_of(path) & 07777) == 0604);
+  umask(mask);
+  CHECK(folder.entries() == 2);
+}
+
+TEST_CASE(
+    "who replaces another's file without being able to give it away gives its group no more than "
+    "everybody") {
+  TempFolder folder;
+  if (geteuid() != 0) return;
+  const std::string path = folder.file("a");
+  write_file(path, {1});
+  REQUIRE(chmod(folder.path().c_str(), 0777) == 0);
+  REQUIRE(chmod(path.c_str(), 0660) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    AtomicFile file;
+    const bool done =
+        setgid(65533) == 0 && setuid(65534) == 0 && file.create(path).ok() && file.finish().ok();
+    _exit(done ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  struct stat info {};
+  REQUIRE(stat(path.c_str(), &info) == 0);
+  CHECK(info.st_uid == 65534);
+  CHECK((info.st_mode & 07777) == 0600);
+}
+
+TEST_CASE(
+    "a file is replaced where it was when it was begun, whatever the current folder is then") {
+  TempFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  {
+    AtomicFile file;
+    CHECK(file.create("a").ok());
+    std::filesystem::current_path(before);
+    CHECK(file.finish().ok());
+  }
+  CHECK(std::filesystem::exists(folder.file("a")));
   CHECK(folder.entries() == 1);
 }
 

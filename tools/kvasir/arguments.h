@@ -104,7 +104,8 @@ struct LibraryAddArguments {
   ModelFlags model;
   SessionFlags session;
   std::string document;
-  std::string name;     // empty: the document's file name
+  std::string name;      // empty: after the document's file
+  bool replace = false;  // a document of that name
   bool verify = false;
 };
 

@@ -53,17 +53,48 @@ void list_document(Context& context, const kv_library_document& d) {
                                    (usable ? grouped(d.tokens) + " tokens, " + d.model_name : std::string(kv_status_text(d.status))) + "\n");
 }
 
+// What a file's name becomes where it cannot be a document's (kv_library_open): hidden, too long,
+// not UTF-8, or with characters that no name has.
+std::string name_after(const std::string& path) {
+  const std::string file = path == "-" ? "" : system::text(system::path(path).filename());
+  constexpr std::size_t most = 200;  // bytes
+  std::string name;
+  for (std::size_t i = file.find_first_not_of('.'); i < file.size();) {
+    const auto byte = [&](std::size_t at) {
+      return at < file.size() ? static_cast<unsigned char>(file[at]) : 0u;
+    };
+    const unsigned first = byte(i);
+    const std::size_t size = first < 0x80                    ? 1
+                             : first >= 0xC2 && first < 0xE0 ? 2
+                             : first >= 0xE0 && first < 0xF0 ? 3
+                             : first >= 0xF0 && first < 0xF5 ? 4
+                                                             : 0;
+    bool good = size > 0 && first >= 0x20 && first != 0x7F && first != '\\';
+    for (std::size_t k = 1; k < size; ++k) good = good && (byte(i + k) & 0xC0) == 0x80;
+    // Not the shortest form, a surrogate, beyond the last character.
+    const unsigned second = byte(i + 1);
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
+        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F))
+      good = false;
+    const std::string character = good ? file.substr(i, size) : "_";
+    if (name.size() + character.size() > most) break;
+    name += character;
+    i += good ? size : 1;
+  }
+  return name;
+}
+
 // A session of the document: from the library as far as it is there, read and added where it is not.
 Session add(Context& context, kv_model* model, const LibraryAddArguments& arguments, const SessionFlags& flags) {
   const std::string text = read_file(arguments.document);
-  const std::string own = arguments.document == "-" ? "" : system::text(system::path(arguments.document).filename());
-  const std::string& name = arguments.name.empty() ? own : arguments.name;
+  const std::string name = arguments.name.empty() ? name_after(arguments.document) : arguments.name;
   const Library library = open_library(context, arguments.library);
   const kv_session_options session_flags = session_options(context, flags);
   Progress progress(context.terminal, "Reading " + (name.empty() ? "standard input" : name), Unit::tokens);
   kv_library_session_options options;
   kv_library_session_options_init(&options, sizeof options);
-  options.flags = arguments.verify ? KV_LIBRARY_VERIFY : 0;
+  options.flags =
+      (arguments.verify ? KV_LIBRARY_VERIFY : 0) | (arguments.replace ? KV_LIBRARY_REPLACE : 0);
   options.name = name.empty() ? nullptr : name.c_str();
   options.session = &session_flags;
   options.cancel = context.interrupt.token();
@@ -147,7 +178,11 @@ void add_reading_of(CLI::App* app, LibraryAddArguments* arguments) {
   add_folder(app, &arguments->library);
   add_model(app, &arguments->model);
   text(app, "-f,--file", &arguments->document, "FILE", "The document, plain text; - is standard input")->required();
-  text(app, "--name", &arguments->name, "NAME", "What it is called where it is added; without it as its file. A document of that name is replaced");
+  text(app, "--name", &arguments->name, "NAME",
+       "What it is called where it is added; without it as its file. A name that is taken gets an "
+       "ending");
+  flag(app, "--replace", &arguments->replace,
+       "Replace the document of that name, if another text or another model has it");
   flag(app, "--verify", &arguments->verify, "Check all of a document before it is used, not each part when it is first used");
   add_reading(app, &arguments->session);
 }
@@ -158,8 +193,12 @@ void add_library(Grammar& grammar) {
   CLI::App* library = grammar.app.add_subcommand("library", "A folder of documents: each text is read once");
   library->require_subcommand(1);
   library->footer(
-      "A text that is there, or that a document in it begins with, is found and not read again; of a text that begins like one,\n"
-      "only the rest is read. Any number of programs may use one folder at once. NAME.kv in it is the document NAME.\n\n"
+      "A text that is there, or that a document in it begins with, is found and not read again; of "
+      "a text that begins like one,\n"
+      "only the rest is read. Any number of programs may use one folder at once. NAME.kv in it is "
+      "the document NAME.\n"
+      "Texts of one name, and models that read one text, have a document each: the second is "
+      "called NAME-, and 8 digits.\n\n"
       "Examples:\n"
       "  kvasir library ask books -m model.gguf -f book.txt \"Who is Irene Adler?\"\n"
       "  kvasir library list books");

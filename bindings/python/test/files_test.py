@@ -48,11 +48,18 @@ class Files(Case):
                 self.assertGreater(len(longer.tokens), len(session.tokens))
             self.assertEqual(len(list(library)), 2)
             library.rename("first", "größe")
-            (path / "damaged.kv").write_bytes(b"nothing")
+            (path / "damaged.kv").write_bytes(b"\x8bKVC\r\n\x1a\n")
+            (path / "other.kv").write_bytes(b"nothing")
             found = {d.name: d for d in library}
             self.assertEqual(found["größe"].tokens, result.tokens)
             self.assertEqual(found["größe"].fingerprint, self.model.info.fingerprint)
-            self.assertEqual(found["damaged"].status, Status.NOT_A_CACHE)
+            self.assertEqual(found["damaged"].status, Status.CORRUPT)
+            self.assertNotIn("other", found)
+            for text, replace in [("b", False), ("c", False), ("d", True)]:
+                taken, result = library.session(self.model, document() + text, name="größe",
+                                                replace=replace)
+                taken.close()
+                self.assertEqual(result.name == "größe", replace)
             library.remove("größe")
             self.assertStatus(Status.NOT_FOUND, "größe", library.remove, "größe")
             self.assertStatus(Status.BAD_ARGUMENT, "", library.session, self.model, "")

@@ -8,6 +8,7 @@ pub const KV_TOKENIZE_BOS: u32 = 2;
 pub const KV_TOKENIZE_DOCUMENT: u32 = 4;
 pub const KV_LOAD_VERIFY: u32 = 1;
 pub const KV_LIBRARY_VERIFY: u32 = 16;
+pub const KV_LIBRARY_REPLACE: u32 = 64;
 pub const KV_CACHE_UNCHECKED: u32 = 32;
 pub type kv_status = i32;
 pub const KV_OK: _bindgen_ty_1 = 0;

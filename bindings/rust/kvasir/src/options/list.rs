@@ -169,7 +169,8 @@ options! {
     /// How a library reads a text.
     LibrarySessionOptions: kv_library_session_options by kv_library_session_options_init {
         text {
-            /// Of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one. Not set: a hash.
+            /// Of the document that is saved: 1 to 200 bytes without slashes, with an ending where it is
+            /// taken. Not set: a hash.
             name,
         }
         flags {
@@ -177,6 +178,8 @@ options! {
             special = KV_TOKENIZE_SPECIAL,
             /// Check all of a document before it is used, not each part when it is first used.
             verify = KV_LIBRARY_VERIFY,
+            /// The document that has the name is replaced, whatever it holds.
+            replace = KV_LIBRARY_REPLACE,
         }
         callbacks { session cancel progress }
     }

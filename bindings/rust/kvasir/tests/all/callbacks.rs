@@ -68,7 +68,7 @@ fn a_panic_of_a_progress_callback_goes_on_in_the_caller() {
 fn a_panic_of_a_log_callback_goes_on_in_the_caller() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("library")).unwrap();
-    std::fs::write(folder.path("library/bad.kv"), "something else").unwrap();
+    std::fs::write(folder.path("library/bad.kv"), MAGIC).unwrap();
     let calm = AtomicBool::new(false);
     let log = move |_, _: &str| assert!(calm.swap(true, Ordering::SeqCst), "in the log");
     let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(log)).unwrap();
@@ -81,7 +81,7 @@ fn a_panic_of_a_log_callback_goes_on_in_the_caller() {
 fn log_lines_arrive() {
     let (folder, lines) = (Folder::new(), Arc::new(Mutex::new(Vec::new())));
     std::fs::create_dir(folder.path("library")).unwrap();
-    std::fs::write(folder.path("library/bad.kv"), "something else").unwrap();
+    std::fs::write(folder.path("library/bad.kv"), MAGIC).unwrap();
     let kept = lines.clone();
     let log = move |level, line: &str| kept.lock().unwrap().push((level, line.to_owned()));
     let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(log)).unwrap();

@@ -61,11 +61,18 @@ fn a_library_reads_a_text_once() {
     library.rename("gate", "door").unwrap();
     assert!(matches!(library.rename("gate", "window"), Err(Error::NotFound(_))));
     std::fs::write(folder.path("library/other.kv"), "no document").unwrap();
+    std::fs::write(folder.path("library/cut.kv"), MAGIC).unwrap();
     let listed = library.list().unwrap();
-    let other = listed.iter().find(|document| document.name == "other").unwrap();
-    assert_eq!(other.problem.unwrap().text(), "not a cache file");
+    assert!(listed.iter().all(|document| document.name != "other"));
+    let cut = listed.iter().find(|document| document.name == "cut").unwrap();
+    assert_eq!(cut.problem.unwrap().text(), "corrupt");
+    for (text, replace) in [("b", false), ("c", true)] {
+        let options = LibrarySessionOptions::new().name("door").replace(replace);
+        let (_, found) = library.session_with(&model, document() + text, &options).unwrap();
+        assert_eq!((found.saved, found.name == "door"), (true, replace), "{found:?}");
+    }
     library.remove("door").unwrap();
-    assert_eq!(library.list().unwrap().len(), 1);
+    assert_eq!(library.list().unwrap().len(), 2);
 }
 
 #[test]

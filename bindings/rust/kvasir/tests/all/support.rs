@@ -8,6 +8,7 @@ use kvasir::{Model, Session};
 
 pub const QUESTION: &str = "What is the access code of the north gate?";
 pub const ANSWER: &str = "4821907";
+pub const MAGIC: &[u8] = b"\x8bKVC\r\n\x1a\n"; // that a document begins with
 
 /// `KVASIR_MODEL`, or the bundled one.
 pub fn model_path() -> PathBuf {
