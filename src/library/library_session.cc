@@ -18,7 +18,7 @@ struct Library::Found {
 bool Library::Wanted::is_in(const CachePeek& peek) const {
   TokenChain other;
   uint64_t all = 0;
-  if (peek.identity().model != model || !peek.read_chain(&other, &all).ok() || all != tokens.size())
+  if (peek.identity().model != model || !peek.read_chain(tokens.size(), &other, &all).ok() || all != tokens.size())
     return false;
   return exact.common(tokens, other, all) == all ||
          (sparse && sparse->common(tokens, other, all) == all);
