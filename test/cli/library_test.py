@@ -107,7 +107,7 @@ class Library(tool.InFolder):
         self.assertEqual(self.names(), [])  # what is too much goes, what is another's does not
         self.expect_error(run("library", "remove", self.library, "layout"), 3, "layout")
         for path in others.values():
-            self.assertEqual(path.stat().st_size, 11 * 5000)
+            self.assertEqual(path.stat().st_size, 10 * 5000)
 
     def test_what_another_process_has_open_is_neither_removed_nor_evicted(self):
         document = self.file("short.txt", SHORT)
