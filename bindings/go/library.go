@@ -106,11 +106,12 @@ func (l *Library) Documents() (documents []LibraryDocument, err error) {
 
 // LibrarySessionOptions are for Library.Session.
 type LibrarySessionOptions struct {
-	Name     string          // of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one; "": a hash
-	Session  *SessionOptions // nil: the defaults
-	Special  bool            // text that spells a control token becomes that token; false: it is text
-	Verify   bool            // check all of a document before it is used, not each part when it is first used
-	Progress ProgressFunc    // PhaseVerify, PhasePrefill, PhasePrepare, PhaseSave
+	Name      string          // of the document that is saved: 1 to 200 bytes without slashes, replaced where there is one; "": a hash
+	Session   *SessionOptions // nil: the defaults
+	Special   bool            // text that spells a control token becomes that token; false: it is text
+	Verify    bool            // check all of a document before it is used, not each part when it is first used
+	NoReplace bool            // ErrBadState where a document of that name is no beginning of the text
+	Progress  ProgressFunc    // PhaseVerify, PhasePrefill, PhasePrepare, PhaseSave
 }
 
 // LibraryResult is what Library.Session found and saved.
@@ -150,6 +151,9 @@ func (l *Library) Session(ctx context.Context, model *Model, text string, option
 	}
 	if options.Verify {
 		o.flags |= C.KV_LIBRARY_VERIFY
+	}
+	if options.NoReplace {
+		o.flags |= C.KV_LIBRARY_NO_REPLACE
 	}
 	o.name = memory.option("name", options.Name)
 	s = &Session{}

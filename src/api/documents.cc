@@ -39,11 +39,15 @@ kv_library_result to_public(const LibraryOutcome& o) {
 }
 
 Status request_of(const kv_library_session_options& o, std::string_view text, LibraryRequest* out) {
-  if (Status s = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL | KV_LIBRARY_VERIFY); !s.ok()) return s;
+  if (Status s = api::check_flags(o.flags,
+                                  KV_TOKENIZE_SPECIAL | KV_LIBRARY_VERIFY | KV_LIBRARY_NO_REPLACE);
+      !s.ok())
+    return s;
   if (Status s = api::session_options(o.session, &out->session); !s.ok()) return s;
   out->text = text;
   out->parse_special = o.flags & KV_TOKENIZE_SPECIAL;
   out->verify = o.flags & KV_LIBRARY_VERIFY;
+  out->no_replace = o.flags & KV_LIBRARY_NO_REPLACE;
   if (o.name) {
     out->name = o.name;
     if (Status s = Library::check_name(out->name); !s.ok()) return s;

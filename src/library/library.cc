@@ -157,6 +157,8 @@ Status Library::save(Session* session, const LibraryRequest& request, const std:
   std::vector<Victim> victims;
   const auto make_place = [&](uint64_t bytes) {
     if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
+    if (request.no_replace)
+      if (Status s = check_replaces(name, session->model(), session->tokens()); !s.ok()) return s;
     return choose_victims(bytes, name, &victims);
   };
   if (Status s = session->save(path_of(name), request.cancel, request.saving, request.preparing, make_place); !s.ok()) return s;

@@ -48,6 +48,7 @@ struct LibraryRequest {
   bool parse_special = false;
   std::string name;         // of the document that is saved; empty: after its hash
   bool verify = false;      // check all of a file before it is used
+  bool no_replace = false;  // of the name only what the text goes on from
   SessionOptions session;
   const Cancel* cancel = nullptr;
   Progress::Report verifying, reading, preparing, saving;
@@ -100,6 +101,8 @@ class Library {
               std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> damaged,
             LibraryOutcome* outcome) const;
+  Status check_replaces(const std::string& name, const Model& model,
+                        std::span<const Token> tokens) const;
   Status save(Session* session, const LibraryRequest& request, const std::string& name) const;
   bool lock_unused(const std::string& name, os::File* file) const;
   Status choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const;

@@ -3,7 +3,9 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "base/checksum.h"
 #include "library/library.h"
+#include "session/chat_record.h"
 #include "store/cache_peek.h"
 
 namespace kvasir {
@@ -26,10 +28,25 @@ bool is_of_the_file(Code code) {
          code == Code::io || code == Code::permission || code == Code::bad_argument;
 }
 
-std::string name_after(const TokenChain& chain) {
+// In some formats a document's tokens are the same: it has a name in each.
+std::string name_after(const TokenChain& chain, ChatFormat chat) {
   char name[24];
-  std::snprintf(name, sizeof name, "%016" PRIx64, chain.hashes.empty() ? chain.key : chain.hashes.back());
+  const std::string_view format = chat_format_name(chat);
+  std::snprintf(name, sizeof name, "%016" PRIx64,
+                checksum(format.data(), format.size(),
+                         chain.hashes.empty() ? chain.key : chain.hashes.back()));
   return name;
+}
+
+// An older library's file says nothing of its format: it passes for any.
+Status has_format(const CachePeek& peek, const std::string& path, ChatFormat chat, bool* out) {
+  Array<std::byte> section;
+  if (Status s = peek.read(format::SectionKind::chat, &section); !s.ok() || section.empty())
+    return s;
+  ChatRecord record;
+  if (Status s = decode_chat_record(section, path.c_str(), &record); !s.ok()) return s;
+  *out = record.unknown.empty() && record.format == chat_format_name(chat);
+  return {};
 }
 
 }  // namespace
@@ -90,7 +107,10 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Array<Token> its;
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(&its);
+      bool same_turns = true;  // the next question's have to be of the document's format
+      if (s.ok()) s = has_format(peek, path_of(f.name), fresh.chat(), &same_turns);
       if (!s.ok()) unusable(f, s);
+      if (!same_turns) its.clear();
       its.resize(std::min<std::size_t>(its.size(), f.all));
       f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
       if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
@@ -117,6 +137,25 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
   return {};
 }
 
+// That nothing is lost where these tokens take the place of the document of that name: there is
+// none, or it holds a beginning of them.
+Status Library::check_replaces(const std::string& name, const Model& model,
+                               std::span<const Token> tokens) const {
+  if (name.empty()) return {};
+  CachePeek peek;
+  Array<Token> its;
+  Status s = CachePeek::open(path_of(name), &peek);
+  if (s.code() == Code::not_found) return {};
+  if (s.ok() && peek.identity().model == model.fingerprint() &&
+      peek.identity().tokens <= tokens.size()) {
+    s = peek.read_tokens(&its);
+    if (s.ok() && std::equal(its.begin(), its.end(), tokens.begin())) return {};
+  }
+  return Status::error(Code::bad_state,
+                       "%s holds something else than a beginning of this text; it was not replaced",
+                       path_of(name).c_str());
+}
+
 // The tokens that the session does not have yet.
 static Status read_rest(Session* session, const LibraryRequest& request, std::span<const Token> tokens, uint64_t again) {
   if (tokens.empty()) return {};
@@ -139,6 +178,8 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
     if (is_new) session = std::move(fresh);
     LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
     const auto rest = tokens.subspan(used.tokens);
+    if (request.no_replace && !rest.empty())
+      if (Status s = check_replaces(request.name, *model, tokens); !s.ok()) return s;
     Status s = read_rest(session.get(), request, rest, again);
     if (s.ok()) {
       *outcome = std::move(its);
@@ -182,9 +223,12 @@ void Library::keep(Session* session, const LibraryRequest& request, std::span<co
     // The place of a damaged document is taken by what begins with all of it that can be told.
     const auto covers = [&](const Found& f) { return f.tokens == std::min<uint64_t>(f.all, tokens.size()); };
     const auto covered = std::find_if(damaged.begin(), damaged.end(), covers);
-    outcome->name = !request.name.empty()      ? request.name
-                    : covered != damaged.end() ? covered->name
-                                               : name_after(TokenChain::of(tokens, session->reading_key(session->reads_sparsely())));
+    outcome->name =
+        !request.name.empty() ? request.name
+        : covered != damaged.end()
+            ? covered->name
+            : name_after(TokenChain::of(tokens, session->reading_key(session->reads_sparsely())),
+                         session->chat());
     outcome->save_failure = save(session, request, outcome->name);
     outcome->saved = outcome->save_failure.ok();
     if (!outcome->saved) log(1, outcome->save_failure, "; the session is there, its document is not in the library");

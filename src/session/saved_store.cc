@@ -83,6 +83,16 @@ Status read_saved(const CacheFile& file, SavedTimeline* out) {
   return {};
 }
 
+Status read_chat(const CacheFile& file, ChatRecord* out) {
+  *out = {};
+  const CacheFile::Section* section = file.find(SectionKind::chat);
+  if (!section || section->bytes == 0) return {};
+  const std::byte* at = nullptr;
+  if (Status s = take(file, SectionKind::chat, section->bytes, nullptr, &at); !s.ok()) return s;
+  return decode_chat_record({at, static_cast<std::size_t>(section->bytes)}, file.path().c_str(),
+                            out);
+}
+
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
                   const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
   const StoreShape& shape = store.shape();

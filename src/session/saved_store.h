@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "session/chat_record.h"
 #include "store/cache_file.h"
 #include "store/kv_store.h"
 
@@ -32,6 +33,7 @@ struct SavedTimeline {
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
 };
 Status read_saved(const CacheFile& file, SavedTimeline* out);
+Status read_chat(const CacheFile& file, ChatRecord* out);  // an older library's file has none
 
 // A section beside those of the store.
 struct SavedPart {

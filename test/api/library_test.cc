@@ -286,6 +286,51 @@ TEST_CASE("a document that has grown takes its own place under its name" * docte
   CHECK(must_get(library.get(), tiny_model(), text_of(600)).result.saved == 0);
 }
 
+TEST_CASE("on request a document is replaced by what goes on from it alone") {
+  const TempFolder folder;
+  const Library library = open_library(folder.file("lib"));
+  const std::string text = text_of(600);
+  uint64_t calls = 0;
+  Ask careful;
+  careful.name = "a";
+  must_get(library.get(), tiny_model(), text, careful);
+  const std::vector<uint8_t> before = read_file(folder.file("lib/a.kv"));
+  careful.flags = KV_LIBRARY_NO_REPLACE;
+  careful.user = &calls;
+  careful.progress = [](int32_t, uint64_t, uint64_t, void* user) {
+    ++*static_cast<uint64_t*>(user);
+    return int32_t{0};
+  };
+  const std::string others[] = {text.substr(0, 300) + text_of(300, 'c'), text_of(600, 'b')};
+  for (const std::string& other : others) {
+    calls = 0;  // of what begins alike the window is read again
+    const Got got = get(library.get(), tiny_model(), other, careful);
+    CHECK(got.status == KV_BAD_STATE);
+    CHECK(std::string(got.error.message).find("a.kv") != std::string::npos);
+  }
+  CHECK(calls == 0);
+  CHECK(read_file(folder.file("lib/a.kv")) == before);
+  const Got beginning = get(library.get(), tiny_model(), text.substr(0, 300), careful);
+  CHECK(beginning.status == KV_OK);  // it is there: nothing is saved
+  careful.name = "b";
+  must_get(library.get(), tiny_model(), others[1], careful);
+}
+
+TEST_CASE("on request a document is replaced when it has grown" *
+          doctest::skip(!replaces_files_in_use())) {
+  const TempFolder folder;
+  const Library library = open_library(folder.file("lib"));
+  const std::string text = text_of(600);
+  Ask careful;
+  careful.name = "a";
+  must_get(library.get(), tiny_model(), text, careful);
+  careful.flags = KV_LIBRARY_NO_REPLACE;
+  const Got grown = must_get(library.get(), tiny_model(), text + text_of(200, 'b'), careful);
+  CHECK(grown.result.saved == 1);
+  CHECK(grown.result.tokens_found > 0);
+  CHECK(names(library.get()) == std::vector<std::string>{"a"});
+}
+
 TEST_CASE("the least recently used documents go when there is no room, those that are open do not") {
   TempFolder folder;
   const uint64_t size = size_of(600);

@@ -58,17 +58,19 @@ class Library(Handle):
             found["status"] = known(Status, document.status)
             yield Document(**found)
 
-    def session(self, model: Model, text: Text, *, name: Optional[str] = None, special: bool = False, verify: bool = False,
+    def session(self, model: Model, text: Text, *, name: Optional[str] = None, special: bool = False, verify: bool = False, no_replace: bool = False,
                 cancel: Optional[Cancel] = None, progress: Optional[Progress] = None,
                 **options: Unpack[SessionOptions]) -> Tuple[Session, LibraryResult]:
         """A session that has read the text as Session.prefill reads it. What a document of the library begins with is mapped, only the rest is read,
-        and the result saved as `name`: 1 to 200 bytes without slashes; left out: a hash. A failure to save is in the result.
+        and the result saved as `name`: 1 to 200 bytes without slashes; left out: a hash. no_replace: a document of that name is replaced only where it
+        is a beginning of the text, otherwise BadState. A failure to save is in the result.
 
         BadArgument (also an empty text), Cancelled (nothing was saved), ContextFull, NoMemory, IoError."""
         owner, of, watch, encoded = self._live(), model._live(), Watch(), as_bytes(text)
         filled = fill(_abi.kv_session_options, SessionOptions, options)
         how = fill(_abi.kv_library_session_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
-        how.flags = (_abi.TOKENIZE_SPECIAL if special else 0) | (_abi.LIBRARY_VERIFY if verify else 0)
+        how.flags = (_abi.TOKENIZE_SPECIAL if special else 0) | (_abi.LIBRARY_VERIFY if verify else 0) | \
+            (_abi.LIBRARY_NO_REPLACE if no_replace else 0)
         how.name = None if name is None else as_string("name", name)
         how.session = pointer(filled)
         session, result = Session._made(model.info.vocabulary), sized(_abi.kv_library_result)

@@ -42,7 +42,7 @@ class Layout(unittest.TestCase):
                 expected[f"sizeof((({struct.__name__} *)0)->{name})"] = field.size
         for kind, prefix in ENUMS.items():
             expected.update({prefix + member.name: member.value for member in kind})
-        for name in ("TOKENIZE_SPECIAL", "TOKENIZE_BOS", "TOKENIZE_DOCUMENT", "LOAD_VERIFY", "LIBRARY_VERIFY"):
+        for name in ("TOKENIZE_SPECIAL", "TOKENIZE_BOS", "TOKENIZE_DOCUMENT", "LOAD_VERIFY", "LIBRARY_VERIFY", "LIBRARY_NO_REPLACE"):
             expected["KV_" + name] = getattr(_abi, name)
         expected["KV_VERSION_NUMBER"] = _abi.HEADER_VERSION
         for (expression, value), told in zip(expected.items(), self.told_by_c(expected)):

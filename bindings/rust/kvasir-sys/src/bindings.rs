@@ -8,6 +8,7 @@ pub const KV_TOKENIZE_BOS: u32 = 2;
 pub const KV_TOKENIZE_DOCUMENT: u32 = 4;
 pub const KV_LOAD_VERIFY: u32 = 1;
 pub const KV_LIBRARY_VERIFY: u32 = 16;
+pub const KV_LIBRARY_NO_REPLACE: u32 = 64;
 pub const KV_CACHE_UNCHECKED: u32 = 32;
 pub type kv_status = i32;
 pub const KV_OK: _bindgen_ty_1 = 0;
@@ -230,6 +231,7 @@ pub struct kv_file_information {
     pub head_dim: u32,
     pub kv_type: u32,
     pub model_name: [::std::os::raw::c_char; 64usize],
+    pub chat_format: [::std::os::raw::c_char; 32usize],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -177,6 +177,9 @@ options! {
             special = KV_TOKENIZE_SPECIAL,
             /// Check all of a document before it is used, not each part when it is first used.
             verify = KV_LIBRARY_VERIFY,
+            /// Replace a document of that name only where it is a beginning of the text.
+            /// Otherwise `Error::BadState`, before the rest of the text is read.
+            no_replace = KV_LIBRARY_NO_REPLACE,
         }
         callbacks { session cancel progress }
     }
