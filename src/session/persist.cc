@@ -33,6 +33,10 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
 
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
+  // An index may take minutes: what cannot be saved is refused before.
+  if (make_plan(options_.select, store_.sealed_tokens(), store_.shape().layers, layer_errors_)
+          .strategy->index)
+    if (Status s = AtomicFile::check(path); !s.ok()) return s;
   Progress preparing(std::move(prepare_report));
   if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {  // a document is saved with what it has
     log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());

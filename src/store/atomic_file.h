@@ -17,6 +17,8 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  // Whether a file can be begun there.
+  static Status check(const std::string& path);
   // Begins a file that will replace `path`. Once.
   Status create(const std::string& path);
   os::File& file() { return file_; }
