@@ -106,6 +106,7 @@ struct LibraryAddArguments {
   std::string document;
   std::string name;     // empty: the document's file name
   bool verify = false;
+  bool force = false;
 };
 
 struct LibraryAskArguments {
@@ -178,6 +179,7 @@ struct EvalArguments {
   uint64_t seed = 1;
   std::string work = "kvasir-eval";
   std::string output;  // empty: results.json in the work folder
+  bool force = false;
 };
 
 struct RecallArguments {
@@ -201,6 +203,7 @@ struct CalibrateArguments {
   uint32_t filters = 0;    // how many layers filter; 0: as many as the library takes by itself
   uint64_t seed = 1;
   std::string output;      // empty: beside the model
+  bool force = false;
 };
 
 struct TokenizeArguments {
@@ -215,6 +218,7 @@ struct LogitsArguments {
   SessionFlags session;
   std::string tokens;
   std::string output;
+  bool force = false;
 };
 
 struct Invocation {
