@@ -63,8 +63,10 @@ int main(int count, char **values) {
   status = kv_open(values[1], NULL, &model, &error);
   if (status == KV_OK) {
     status = kv_load(model, values[3], NULL, NULL, &session, &error);
-    /* Not there yet, or of another model or version: nothing is broken, the document is read again. */
-    if (status == KV_NOT_FOUND || kv_status_is_stale(status))
+    /* Not there yet: the document is read. A file of another model or version (kv_status_is_stale)
+     * stays: it may be another document's. A program that keeps its caches where nobody else does
+     * reads the document again. */
+    if (status == KV_NOT_FOUND)
       status = read_document(model, values[2], values[3], &session, &error);
   }
   if (status == KV_OK)

@@ -41,6 +41,9 @@ def ask(folder):
     text.unlink()  # the cache is enough
     second = run(MODEL, text, cache, QUESTION)
     expect(second.stdout == first.stdout, f"another answer from the cache: {second.stdout}")
+    cache.write_text("a letter")
+    run(MODEL, text, cache, QUESTION, code=1)
+    expect(cache.read_text() == "a letter", "what was no cache was replaced")
     cache.unlink()
     expect("cannot read" in run(MODEL, text, cache, QUESTION, code=1).stderr, "a missing document is not told")
 
@@ -77,6 +80,9 @@ def resume(folder):
     expect(stopped, f"it was not stopped: {result.stderr}")
     tokens, done, total = map(int, stopped.groups())
     expect(0 < tokens < done < total == len(text.encode()), f"stopped at {stopped.group()}")
+    cache = (folder / "document.kv").read_bytes()
+    expect("there already" in run(MODEL, folder / "document.txt", folder / "document.kv", QUESTION, code=1).stderr, "a file was to be replaced")
+    expect((folder / "document.kv").read_bytes() == cache, "a file was replaced")
     went_on = int(re.search(r"went on: (\d+) tokens", result.stderr).group(1))
     expect(went_on > 0, "nothing was left to read")
 

@@ -72,9 +72,16 @@ int main(int count, char **values) {
   uint64_t bytes = 0;
   size_t size = 0;
   char *text;
+  FILE* file;
   if (count != 5) {
     fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt CACHE.kv QUESTION\n", values[0]);
     return 2;
+  }
+  file = fopen(values[3], "rb"); /* kv_save would replace it */
+  if (file) {
+    fclose(file);
+    fprintf(stderr, "%s is there already\n", values[3]);
+    return 1;
   }
   text = read_file(values[2], &size);
   if (!text) return 1;

@@ -161,7 +161,9 @@ typedef struct kv_model_options {
   kv_log_fn log;           /* NULL: silent */
   void *log_user;
   /* NULL: recognised from the file's template, never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
-   * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr". */
+   * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr".
+   * A saved file keeps the format of its turns. kv_load uses that format where this is NULL, and
+   * refuses the file where this names another one (KV_MODEL_MISMATCH). */
   const char *chat_format;
   /* Where the weights are multiplied:
    *   NULL, "cpu"        on the processor, from the mapped file
@@ -554,6 +556,9 @@ KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_op
 /* A new session over a saved timeline, mapped: its pages are read when they are used, their checksums now. session_options as for kv_session_open, but
  * window and kv_type are the file's: one in full precision is refused with a memory_budget (KV_BAD_ARGUMENT). options->flags: KV_LOAD_VERIFY. The
  * file may be replaced or removed by name afterwards, but not cut or written in place.
+ * Questions get turns of the file's chat format, whatever was recognised in the model. kv_stats
+ * names it ("chat_format"). KV_MODEL_MISMATCH where kv_model_options named another one, or where
+ * this library does not know it. A file of an older library names no format: the model's is used.
  * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_LIMIT (memory_budget), KV_IO,
  * KV_CANCELLED, KV_NO_MEMORY. */
 KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_options *session_options,
@@ -580,6 +585,7 @@ typedef struct kv_file_information {
   uint32_t head_dim;        /* elements of a head */
   uint32_t kv_type;         /* kv_kv_type */
   char model_name[64];      /* of the model that read it, cut where it is longer */
+  char chat_format[32];     /* of its turns; empty: it has none, or an older library wrote it */
 } kv_file_information;
 
 /* What a cache file says of itself; checks the header and the timeline's facts only. A packed document is KV_NOT_A_CACHE: kv_packed_inspect. */
@@ -717,7 +723,7 @@ typedef struct kv_library_result {
 } kv_library_result;
 
 /* A session that has read the text as kv_prefill reads it. The document that has most of its tokens at its beginning, read by the same model
- * with the same window, kv_type and prefill_strategy (its budget and exact tokens too), is mapped as by kv_load_prefix; the rest is read and the
+ * with the same chat format, window, kv_type and prefill_strategy (its budget and exact tokens too), is mapped as by kv_load_prefix; the rest is read and the
  * result saved. Where all is found nothing is saved, also when the document goes on. A document that is found damaged is passed over, and its place
  * taken by what is read where its name or none is given and the text has all of it, or begins it.
  * result may be NULL. Costs a look at the header of each document, besides. Where the new document
@@ -730,7 +736,8 @@ typedef struct kv_library_result {
  * Where only the save meets the damage of the document that was found, the text is read a second time, without that document, while the first session
  * is kept: memory for both. Should the second reading fail or be cancelled, *out is the first session, with KV_CORRUPT in save_status: it answers as
  * one of kv_load does over a file with damage, which it meets where it uses it (KV_CORRUPT).
- * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was saved; what was read is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO. A failure to
+ * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED
+ * (nothing was saved; what was read is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO. A failure to
  * save, or a cancel while saving, is not a failure of this call: result->save_status. */
 KV_API kv_status kv_library_session(kv_library *library, kv_model *model, const char *text, size_t size,
                                     const kv_library_session_options *options, kv_session **out, kv_library_result *result,

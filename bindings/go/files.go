@@ -17,6 +17,7 @@ type FileInfo struct {
 	HeadDim       uint32
 	KVType        KVType
 	ModelName     string
+	ChatFormat    string // of its turns; empty: it has none, or an older library wrote it
 }
 
 // InspectFile checks a cache file's header and its timeline's facts only. A packed document is ErrNotACache: InspectPacked.
@@ -34,6 +35,7 @@ func InspectFile(path string) (FileInfo, error) {
 		HeadDim:       uint32(info.head_dim),
 		KVType:        KVType(info.kv_type),
 		ModelName:     text(info.model_name[:]),
+		ChatFormat:    text(info.chat_format[:]),
 	}, err
 }
 

@@ -106,7 +106,10 @@ kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint
     const Tokenizer& tokenizer = model->model->tokenizer();
     Array<Token> ids;
     if (flags & KV_TOKENIZE_DOCUMENT) {
-      if (Status s = Session::encode_first(*model->model, {text, size}, flags & KV_TOKENIZE_SPECIAL, nullptr, &ids, nullptr); !s.ok()) return s;
+      if (Status s = Session::encode_first(*model->model, model->model->chat(), {text, size},
+                                           flags & KV_TOKENIZE_SPECIAL, nullptr, &ids, nullptr);
+          !s.ok())
+        return s;
     } else {
       if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
       if (Status s = tokenizer.encode({text, size}, flags & KV_TOKENIZE_SPECIAL, true, &ids); !s.ok()) return s;

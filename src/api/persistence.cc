@@ -52,7 +52,9 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     CachePeek file;
     if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
     SavedTimeline saved;
+    ChatRecord chat;
     if (Status s = read_saved(file, &saved); !s.ok()) return s;
+    if (Status s = read_chat(file, &chat); !s.ok()) return s;
     kv_file_information i{};
     i.format_version = file.header().version;
     i.file_bytes = file.size();
@@ -65,6 +67,7 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     i.head_dim = file.identity().head_dim;
     i.kv_type = saved.full_precision ? KV_KV_F32 : KV_KV_INT8;
     api::copy_text(i.model_name, file.identity().model_name);
+    api::copy_text(i.chat_format, chat.format);
     return api::write_result(i, info, "info");
   });
 }

@@ -3,7 +3,10 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "base/checksum.h"
 #include "library/library_names.h"
+#include "session/chat_record.h"
+#include "store/cache_peek.h"
 
 namespace kvasir {
 
@@ -35,10 +38,22 @@ bool is_of_the_file(Code code) {
          code == Code::io || code == Code::permission || code == Code::bad_argument;
 }
 
-std::string name_after(const TokenChain& chain) {
+// In some formats a document's tokens are the same: it has a name in each.
+std::string name_after(const TokenChain& chain, ChatFormat chat) {
   char name[24];
-  std::snprintf(name, sizeof name, "%016" PRIx64, chain.hashes.empty() ? chain.key : chain.hashes.back());
+  const std::string_view format = chat_format_name(chat);
+  std::snprintf(name, sizeof name, "%016" PRIx64,
+                checksum(format.data(), format.size(),
+                         chain.hashes.empty() ? chain.key : chain.hashes.back()));
   return name;
+}
+
+// An older library's file says nothing of its format: it passes for any.
+Status has_format(const CachePeek& peek, ChatFormat chat, bool* out) {
+  ChatRecord record;
+  if (Status s = read_chat(peek, &record); !s.ok() || record.format.empty()) return s;
+  *out = record.unknown.empty() && record.format == chat_format_name(chat);
+  return {};
 }
 
 }  // namespace
@@ -98,7 +113,10 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Array<Token> its;
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
+      bool same_turns = true;  // the next question's have to be of the document's format
+      if (s.ok()) s = has_format(peek, fresh.chat(), &same_turns);
       if (!s.ok()) pass_over(f, s);
+      if (!same_turns) its.clear();
       f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
       if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     }
@@ -197,7 +215,7 @@ void Library::keep(Session* session, const LibraryRequest& request, std::span<co
     wanted.exact = TokenChain::of(tokens, session->reading_key(false));
     if (session->reads_sparsely())
       wanted.sparse = TokenChain::of(tokens, session->reading_key(true));
-    wanted.hash = name_after(wanted.sparse ? *wanted.sparse : wanted.exact);
+    wanted.hash = name_after(wanted.sparse ? *wanted.sparse : wanted.exact, session->chat());
     for (const Found& f : unusable)
       (f.is_damaged && covers(f) ? wanted.damaged : wanted.unusable).push_back(f.name);
     Place place;

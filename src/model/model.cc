@@ -56,6 +56,7 @@ Status Model::read(const std::string& chat_format) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
   } else if (const auto chosen = chat_format_by_name(chat_format)) {
     chat_ = *chosen;
+    chat_is_chosen_ = true;
   } else {
     return Status::error(Code::bad_argument, "chat format '%.40s' is not known", chat_format.c_str());
   }

@@ -60,6 +60,7 @@ class Model {
   const Rope& rope() const { return rope_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ChatFormat chat() const { return chat_; }
+  bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
   StoreShape store_shape() const;
@@ -78,6 +79,7 @@ class Model {
   Rope rope_;
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
+  bool chat_is_chosen_ = false;
   Fingerprint fingerprint_{};
   std::vector<DeviceWeights> device_weights_;
   std::string why_no_device_;

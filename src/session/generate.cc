@@ -97,7 +97,7 @@ class Session::AnswerStream {
 
 Status Session::question_tokens(std::string_view question, bool parse_special, const Cancel* cancel, Array<Token>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
-  const ChatMarks& marks = chat_marks(model_->chat());
+  const ChatMarks& marks = chat_marks(chat_);
   if (turn_ == Turn::empty && tokenizer.add_bos()) out->push_back(tokenizer.bos());
   const std::string_view close = turn_ == Turn::document ? marks.document_close
                                  : turn_ == Turn::answer ? marks.answer_close

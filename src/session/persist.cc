@@ -3,6 +3,7 @@
 #include <array>
 #include <cinttypes>
 #include <cstring>
+#include <vector>
 
 #include "base/checked.h"
 #include "session/session.h"
@@ -33,6 +34,10 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
 
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
+  // An index may take minutes: what cannot be saved is refused before.
+  if (make_plan(options_.select, store_.sealed_tokens(), store_.shape().layers, layer_errors_)
+          .strategy->index)
+    if (Status s = AtomicFile::check(path); !s.ok()) return s;
   Progress preparing(std::move(prepare_report));
   if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {  // a document is saved with what it has
     log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());
@@ -63,14 +68,18 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
-  const SavedPart parts[] = {{SectionKind::tokens, tokens_.data(), tokens_.size() * sizeof(Token)},
-                             {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
-                             {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
-                             {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
-                             {SectionKind::observed, observed.data(), observed.size()},
-                             {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0},
-                             {SectionKind::read, &read_tokens_, read_tokens_ < tokens_.size() ? sizeof read_tokens_ : 0},
-                             {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
+  const Array<std::byte> chat =
+      has_marks() ? encode_chat_record(chat_format_name(chat_)) : Array<std::byte>();
+  std::vector<SavedPart> parts = {
+      {SectionKind::tokens, tokens_.data(), tokens_.size() * sizeof(Token)},
+      {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
+      {SectionKind::logits, logits_.data(), with_logits ? logits_.size() * sizeof(float) : 0},
+      {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
+      {SectionKind::observed, observed.data(), observed.size()},
+      {SectionKind::sparse, &sparse_tokens_, sparse_tokens_ ? sizeof sparse_tokens_ : 0},
+      {SectionKind::read, &read_tokens_, read_tokens_ < tokens_.size() ? sizeof read_tokens_ : 0},
+      {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
+  if (!chat.empty()) parts.push_back({SectionKind::chat, chat.data(), chat.size()});
   return save_store(path, identity, store_, state, parts, cancel, std::move(report), before_rename);
 }
 
@@ -115,6 +124,34 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts, 
   const ModelConfig& c = model_->config();
   observed_ = {RecentQueries(c.layers, c.heads, c.head_dim), static_cast<uint32_t>(pages)};
   return load_queries(file, SectionKind::observed, observed_head, end, pool_.get(), cancel, &observed_.queries);
+}
+
+// The saved turns' format is the session's, whatever was recognised in the model. Another one that
+// the caller chose is refused: the file's turns and the questions would be of two formats, of which
+// no answer tells.
+Status Session::use_chat(const ChatRecord& record, const char* path) {
+  if (record.format.empty()) return {};
+  const char* name = record.format.c_str();
+  if (!record.unknown.empty())
+    return Status::error(Code::version,
+                         "%s: its turns have '%s', which this library does not know: read the "
+                         "document again; nothing was loaded",
+                         path, record.unknown.c_str());
+  const auto chat = chat_format_by_name(record.format);
+  if (!chat)
+    return Status::error(Code::model_mismatch,
+                         "%s is in the chat format '%s', which this library does not know: read "
+                         "the document again; nothing was "
+                         "loaded",
+                         path, name);
+  if (model_->chat_is_chosen() && model_->chat() != *chat)
+    return Status::error(Code::model_mismatch,
+                         "%s is in the chat format '%s', the model was opened with '%s': open it "
+                         "with '%s' or with none, or read "
+                         "the document again; nothing was loaded",
+                         path, name, chat_format_name(model_->chat()), name);
+  chat_ = *chat;
+  return {};
 }
 
 // The sections that a timeline can do without.
@@ -162,6 +199,8 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     return Status::error(Code::corrupt, "%s: the header's shape is not the model's though the fingerprint is; nothing was loaded", path.c_str());
   SavedTimeline state;
   if (Status s = read_saved(peek, &state); !s.ok()) return s;
+  ChatRecord chat;
+  if (Status s = read_chat(peek, &chat); !s.ok()) return s;
   if (Status s = check_saved(peek, model->store_shape(), config.group(), state); !s.ok()) return s;
   if (state.tokens > config.context)
     return Status::error(Code::corrupt, "%s holds %" PRIu64 " tokens: its model was trained for %" PRIu64 "; nothing was loaded", path.c_str(),
@@ -195,6 +234,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   session->turn_ = static_cast<Turn>(state.turn);
   session->document_tokens_ = state.document_tokens;
   session->document_turn_ = static_cast<Turn>(state.document_turn);
+  if (Status e = session->use_chat(chat, path.c_str()); !e.ok()) return e;
   if (Status e = session->load_optional(*file, state, cancel); !e.ok()) return e;
   for (const CacheFile::Section& section : file->sections())  // copied by now, and not to stay in memory twice
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits || section.kind == SectionKind::queries)

@@ -13,20 +13,22 @@ constexpr uint32_t sparse_way = 2;     // counts the ways in which a text has be
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
                                 Array<uint32_t>* lengths) const {
-  if (turn_ == Turn::empty) return encode_first(*model_, text, parse_special, cancel, out, lengths);
+  if (turn_ == Turn::empty)
+    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths);
   const Tokenizer& tokenizer = model_->tokenizer();
   const Tokenizer::Part part = {text, parse_special};
   return tokenizer.encode({&part, 1}, tokenizer.starts_text(tokens_.back()), out, {lengths, cancel});
 }
 
-Status Session::encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
+Status Session::encode_first(const Model& model, ChatFormat chat, std::string_view text,
+                             bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths) {
   const Tokenizer& tokenizer = model.tokenizer();
   if (tokenizer.add_bos()) {
     out->push_back(tokenizer.bos());
     if (lengths) lengths->push_back(0);
   }
-  const Tokenizer::Part parts[] = {{chat_marks(model.chat()).document_open, true}, {text, parse_special}};
+  const Tokenizer::Part parts[] = {{chat_marks(chat).document_open, true}, {text, parse_special}};
   return tokenizer.encode(parts, true, out, {lengths, cancel});
 }
 
@@ -54,7 +56,7 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   if (turn_ == Turn::answer)
     return Status::error(Code::bad_state, "a conversation has begun: a document is read before the first question");
   const bool first = turn_ == Turn::empty;
-  const std::size_t marks = first ? chat_marks(model_->chat()).document_open.size() : 0;
+  const std::size_t marks = first ? chat_marks(chat_).document_open.size() : 0;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // bytes of marks and text that each stands for
   if (Status s = encode_document(text, parse_special, cancel, &tokens, &lengths); !s.ok()) return s;
@@ -123,6 +125,7 @@ void Session::forget_behind(uint64_t tokens) {
   if (tokens == 0) turn_ = Turn::empty;
   if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;  // they were of text that is gone
   if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
+  if (!has_marks()) chat_ = model_->chat();
 }
 
 Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
@@ -142,11 +145,12 @@ Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress
     return s;
   }
   const Turn turn = turn_;
+  const ChatFormat chat = chat_;
   forget_behind(kept);
   Progress progress(std::move(report));
   uint64_t done = 0;
   if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok()) return s;
-  turn_ = turn;
+  turn_ = turn, chat_ = chat;
   return {};
 }
 
@@ -169,7 +173,7 @@ uint64_t Session::reading_key(bool sparsely) const {
 // The first half of a passage is the question, and what follows it in the text the answer.
 Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
-  const ChatMarks& marks = chat_marks(model_->chat());
+  const ChatMarks& marks = chat_marks(chat_);
   Array<Token> open, close;
   const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}}, closes[] = {{marks.question_close, true}};
   if (Status s = tokenizer.encode(opens, false, &open); !s.ok()) return s;

@@ -137,6 +137,13 @@ Status read_saved(const CachePeek& file, SavedTimeline* out) {
   return {};
 }
 
+Status read_chat(const CachePeek& file, ChatRecord* out) {
+  *out = {};
+  Array<std::byte> bytes;
+  RETURN_IF_ERROR(file.read(SectionKind::chat, max_chat_record + 1, &bytes));
+  return bytes.empty() ? Status() : decode_chat_record(bytes, file.path().c_str(), out);
+}
+
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
                   const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
   const StoreShape& shape = store.shape();

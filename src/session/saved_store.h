@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "session/chat_record.h"
 #include "store/cache_file.h"
 #include "store/kv_store.h"
 #include "store/section_rules.h"
@@ -35,6 +36,7 @@ struct SavedTimeline {
 };
 // The first part of loading: reads the section's 48 bytes alone. Code::corrupt, Code::version, Code::io.
 Status read_saved(const CachePeek& file, SavedTimeline* out);
+Status read_chat(const CachePeek& file, ChatRecord* out);  // an older library's file has none
 
 // A section beside those of the store.
 struct SavedPart {

@@ -52,7 +52,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     : model_(std::move(model)),
       options_(options),
       store_(std::move(store)),
-      queries_(model_->config().layers, model_->config().heads, model_->config().head_dim) {}
+      queries_(model_->config().layers, model_->config().heads, model_->config().head_dim),
+      chat_(model_->chat()) {}
 
 Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out) {
   SessionOptions o = options;
@@ -82,6 +83,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   session->observed_ = observed_;
   session->tokens_ = tokens_;
   session->turn_ = turn_;
+  session->chat_ = chat_;
   session->layer_errors_ = layer_errors_;
   session->probed_at_ = probed_at_;
   session->read_tokens_ = read_tokens_;

@@ -89,13 +89,15 @@ class Session {
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel, Progress::Report progress,
                  uint64_t* tokens_done, uint64_t* bytes_done);
   // The tokens that prefill() would read into a timeline that is empty, and the bytes of marks and text that each stands for (null: not asked).
-  static Status encode_first(const Model& model, std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out,
+  static Status encode_first(const Model& model, ChatFormat chat, std::string_view text,
+                             bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths);
   // The same for this timeline.
   Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel, Array<Token>* out, Array<uint32_t>* lengths) const;
   // Reads tokens from encode_document(), all or those from some point on.
   Status read_document(std::span<const Token> tokens, const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
   bool in_document() const { return turn_ == Turn::document; }
+  ChatFormat chat() const { return chat_; }
   bool reads_sparsely() const { return options_.read.strategy != "full"; }
   // A hash of all that keys and values depend on besides the tokens: model, window and precision, and how it reads sparsely, or that it does not.
   uint64_t reading_key(bool sparsely) const;
@@ -178,6 +180,8 @@ class Session {
   Status make_room(uint64_t question, uint64_t answer);
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
+  Status use_chat(const ChatRecord& record, const char* path);
+  bool has_marks() const { return turn_ == Turn::document || turn_ == Turn::answer; }
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedTimeline& state, const Cancel* cancel);
   void log(int level, const char* message) const;
@@ -199,6 +203,7 @@ class Session {
   bool told_graphs_ = false;         // that an index is searched whose graphs are not those that were asked for
   Array<Token> tokens_;
   Turn turn_ = Turn::empty;
+  ChatFormat chat_;                  // of the turns; where there are none yet the model's
   uint64_t document_tokens_ = 0;     // where the conversation began, once turn_ is answer,
   Turn document_turn_ = Turn::empty;  // and what the timeline ended in there: going back restores it
   Array<float> logits_;        // after the last token, valid where logits_at_ == tokens_.size()

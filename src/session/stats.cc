@@ -163,6 +163,7 @@ std::string Session::stats_json() const {
   json.count("context", options_.context);
   json.count("threads", options_.threads);
   add_devices(*model_, *forward_, &json);
+  json.add("chat_format", "\"%s\"", chat_format_name(chat_));
   json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
   json.count("page_tokens", shape.page.page_tokens);
   json.count("sealed_pages", store_.pages().pages());

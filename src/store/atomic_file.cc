@@ -10,6 +10,11 @@ AtomicFile::~AtomicFile() {
   (void)os::remove_file(file_.path());  // the error that led here has been reported already
 }
 
+Status AtomicFile::check(const std::string& path) {
+  AtomicFile begun;
+  return begun.create(path);
+}
+
 Status AtomicFile::create(const std::string& path) {
   if (Status s = os::find_target(path, &path_); !s.ok()) return s;
   Status s = os::File::create_temporary(path_, &file_);

@@ -19,6 +19,8 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  // Whether a file can be begun there.
+  static Status check(const std::string& path);
   // Begins a file that will replace `path`, or the file that a symbolic link there leads to
   // (os::find_target). Once.
   Status create(const std::string& path);

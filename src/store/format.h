@@ -78,17 +78,20 @@ enum class SectionKind : uint32_t {
   ivf = 22,
   chain = 23,      // store/token_chain.h: hashes of the tokens, by which a library finds what begins like a text
   read = 24,       // u64: tokens before the first that was not read as a document is
+  chat = 25,       // session/chat_record.h: in which format the turns are
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
-  return (kind >= SectionKind::state && kind <= SectionKind::bounds) || kind == SectionKind::statistics || (kind >= SectionKind::logits && kind <= SectionKind::read);
+  return (kind >= SectionKind::state && kind <= SectionKind::bounds) || kind == SectionKind::statistics ||
+         (kind >= SectionKind::logits && kind <= SectionKind::chat);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file Code::version.
 constexpr uint32_t optional_section = 1;
 
-// The flags a kind is written with: statistics are for people, an index can be built again.
+// The flags a kind is written with: statistics are for people, an index can be built again. A
+// reader that missed `chat` would put questions into turns of another format.
 constexpr uint32_t flags_of(SectionKind kind) {
   return kind == SectionKind::statistics || kind == SectionKind::index || (kind >= SectionKind::logits && kind <= SectionKind::read)
              ? optional_section : 0;
@@ -97,7 +100,8 @@ constexpr uint32_t flags_of(SectionKind kind) {
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {"unknown", "state", "tokens", "centre", "sinks", "window", "pages",
                                    "scales", "bounds", "unknown", "statistics", "recurrent", "index", "logits", "errors", "sketch", "queries",
-                                   "observed", "representatives", "sparse", "hnsw", "ood", "ivf", "chain", "read"};
+                                   "observed", "representatives", "sparse", "hnsw", "ood", "ivf", "chain", "read",
+                                   "chat"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

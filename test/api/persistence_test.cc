@@ -242,3 +242,24 @@ TEST_CASE("progress is told in order, with the phase and up to the end") {
   kv_session_close(loaded);
   check(KV_PHASE_VERIFY);
 }
+
+TEST_CASE("a save that is not possible is refused before an index is made for it") {
+  TempFolder folder;
+  kv_session_options options = small_options();
+  options.strategy = "ivf";
+  options.budget_tokens = 0;
+  options.select_tokens = 0;
+  options.dense_layers = UINT32_MAX;
+  const Session session = tiny_session(3000, options);
+  Progress progress;
+  kv_call_options call;
+  kv_call_options_init(&call, sizeof call);
+  call.progress = Progress::call;
+  call.progress_user = &progress;
+  for (const std::string& path : {folder.file("none/a.kv"), folder.path(), std::string()}) {
+    CHECK(kv_save(session.get(), path.c_str(), &call, nullptr) != KV_OK);
+    CHECK(progress.calls == 0);
+  }
+  REQUIRE_OK(kv_save(session.get(), folder.file("a.kv").c_str(), &call, error));
+  CHECK(progress.calls > 0);
+}

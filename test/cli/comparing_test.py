@@ -51,6 +51,16 @@ class Comparing(tool.InFolder):
         again = run("recall", "-m", MODEL, "-f", self.folder / "a.txt", "--strategy", "full,window", "--steps", 8, "-o", self.folder / "again.json")
         self.assertEqual(self.expect(again, 0).stdout.split("All of it")[0], table.split("All of it")[0])
 
+    def test_a_file_that_is_there_is_not_replaced_unasked(self):
+        self.read()
+        cache = (self.folder / "a.kv").read_bytes()
+        here = ["recall", "-m", MODEL, "-c", self.folder / "a.kv", "--strategy", "full", "--steps", 2, "-o", self.folder / "a.kv"]
+        self.expect_error(run(*here), 3, "a.kv is there already", "--force")
+        self.assertEqual((self.folder / "a.kv").read_bytes(), cache)
+        self.expect(run(*here[:-1], self.folder / "recall.json"), 0)
+        self.expect_error(run(*here[:-1], self.folder / "recall.json"), 3, "recall.json is there already", "--force")
+        self.expect(run(*here[:-1], self.folder / "recall.json", "--force"), 0)
+
     def test_senseless_comparisons_are_refused(self):
         self.read(2000)
         self.expect_error(run("recall", "-m", MODEL), 2, "-f FILE")
@@ -115,6 +125,7 @@ class Calibrating(tool.InFolder):
         result = self.expect(self.ask(), 0)
         self.assertIn("is of another model and is not used", result.stderr)
         self.assertNotIn("as calibrated", result.stderr)
+        self.expect_error(self.calibrate(), 3, "calibration.json is there already", "--force")
         self.kept.write_text("{")
         self.assertIn("is no calibration", self.expect(self.ask(), 0).stderr)
 

@@ -1,6 +1,7 @@
 """Reading, keeping, going on, mapping: ask, prefill, inspect and verify on real documents."""
 import os
 import signal
+import threading
 import unittest
 
 import tool
@@ -94,11 +95,16 @@ class Documents(tool.InFolder):
     def test_a_cache_of_another_document_is_never_used(self):
         cache = self.folder / "a.kv"
         self.expect(self.prefill(self.file("a.txt", "Well. " + SHORT), cache), 0)
+        content = cache.read_bytes()
         # The same tokens but for the beginning: the end of a document is not the document.
-        result = self.ask(self.file("b.txt", SHORT), "--save", cache)
+        other = self.file("b.txt", SHORT)
+        self.expect_error(self.prefill(other, cache), 3, "a.kv holds another document", "--force")
+        self.expect_error(self.ask(other, "--save", cache, code=3), 3, "a.kv holds another document", "--force")
+        self.assertEqual(cache.read_bytes(), content)
+        result = self.ask(other, "--save", cache, "--force")
         self.assertIn("holds another document", result.stderr)
         self.assertIn("Read ", result.stderr)
-        self.assertIn("nothing to read", self.ask(self.file("b.txt", SHORT), "--save", cache).stderr)
+        self.assertIn("nothing to read", self.ask(other, "--save", cache).stderr)
 
     def test_a_document_that_has_grown_is_read_from_where_it_ended(self):
         document, cache = self.file("log.txt", SHORT), self.folder / "log.kv"
@@ -124,7 +130,10 @@ class Documents(tool.InFolder):
         cache.write_bytes(sound[:-5000])
         self.expect_error(run("verify", cache), 3, "short.kv")
         self.expect_error(run("ask", "-m", MODEL, "-c", cache, QUESTION), 3, "short.kv")
-        result = self.ask(document, "--save", cache)
+        damaged = cache.read_bytes()
+        self.expect_error(self.prefill(document, cache), 3, "damaged", "--force")  # whose document it was nobody can tell
+        self.assertEqual(cache.read_bytes(), damaged)
+        result = self.ask(document, "--save", cache, "--force")
         self.assertIn("damaged", result.stderr)
         self.assertIn(CODE, result.stdout)
         self.expect(run("verify", cache), 0)
@@ -135,7 +144,10 @@ class Documents(tool.InFolder):
         self.expect(run("prefill", "-m", other, "-f", self.file("tiny.txt", "a b c"), "-o", cache), 0)
         error = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION), 4)["error"]
         self.assertEqual(error["status"], 14)
-        result = self.ask(self.file("short.txt", SHORT), "--save", cache)
+        content = cache.read_bytes()
+        self.expect_error(self.prefill(self.file("short.txt", SHORT), cache), 3, "stale", "--force")
+        self.assertEqual(cache.read_bytes(), content)
+        result = self.ask(self.file("short.txt", SHORT), "--save", cache, "--force")
         self.assertIn("stale", result.stderr)
         self.assertIn(CODE, result.stdout)
 
@@ -144,8 +156,51 @@ class Documents(tool.InFolder):
         self.expect(self.prefill(self.file("short.txt", SHORT), cache), 0)
         facts = self.expect_json(run("inspect", cache, "--json"))
         self.assertEqual((facts["kind"], facts["layers"], facts["kv_type"]), ("cache", 10, "int8"))
-        self.assertEqual(facts["file_bytes"], cache.stat().st_size)
+        self.assertEqual((facts["file_bytes"], facts["chat_format"]), (cache.stat().st_size, "chatml"))
+        self.assertRegex(self.expect(run("inspect", cache), 0).stdout, r"\nchat format +chatml\n")
         self.assertIn("every byte", self.expect(run("verify", cache), 0).stdout)
+
+    def test_a_document_is_asked_in_the_chat_format_that_it_was_saved_in(self):
+        document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
+        self.expect(self.prefill(document, cache, "--chat-format", "llama3"), 0)
+        self.expect_error(run("ask", "-m", MODEL, "-c", cache, "--chat-format", "chatml", QUESTION), 4, "'llama3'", "'chatml'")
+        with_it = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, "--chat-format", "llama3", QUESTION))["answers"][0]
+        without = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION))["answers"][0]
+        self.assertEqual(without["stats"]["chat_format"], "llama3")
+        self.assertEqual((without["answer"], without["question_tokens"]), (with_it["answer"], with_it["question_tokens"]))
+
+    def test_what_another_program_saves_meanwhile_stays(self):
+        document, cache = self.file("long.txt", LONG), self.folder / "long.kv"
+        other = self.folder / "other.kv"
+        self.expect(self.prefill(self.file("short.txt", SHORT), other), 0)
+        reading = tool.OnTerminal("prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256)
+        self.assertTrue(reading.read_until("% "), reading.seen)
+        os.replace(other, cache)
+        content = cache.read_bytes()
+        reading.interrupt()
+        self.assertEqual(reading.finish(), 3, reading.seen)
+        self.assertIn("was written by another program meanwhile", reading.seen)
+        self.assertEqual(cache.read_bytes(), content)
+
+    def test_a_text_comes_from_a_named_pipe_and_an_interrupt_ends_the_wait_for_it(self):
+        fifo = self.folder / "text"
+        os.mkfifo(fifo)
+        writer = threading.Thread(target=lambda: fifo.write_text(SHORT))
+        writer.start()
+        self.assertIn(CODE, self.ask(fifo, "-q").stdout)
+        writer.join()
+        waiting = tool.OnTerminal("ask", "-m", MODEL, "-f", fifo, QUESTION)
+        reader = os.open(fifo, os.O_RDWR)  # it is past the opening, and waits for a text that never comes
+        try:
+            self.assertFalse(waiting.read_until("kvasir", 3), waiting.seen)
+            waiting.interrupt()
+            self.assertEqual(waiting.finish(), 130, waiting.seen)
+            self.assertIn("stopped; nothing was read", waiting.seen)
+        finally:
+            os.close(reader)
+
+    def test_a_folder_is_no_text(self):
+        self.expect_error(run("ask", "-m", MODEL, "-f", self.folder, QUESTION), 3, "directory")
 
     def test_a_closed_disk_does_not_cost_the_answer(self):
         if os.geteuid() == 0:

@@ -29,7 +29,7 @@ class Measuring(tool.InFolder):
 
     def logits(self, *more):
         ids, output = self.file("ids.json", json.dumps(REFERENCE["tokens"])), self.folder / "logits.f32"
-        self.expect(run("logits", "-m", MODEL, "--tokens", ids, "-o", output, *more), 0)
+        self.expect(run("logits", "-m", MODEL, "--tokens", ids, "-o", output, "--force", *more), 0)
         values = floats(output)
         self.assertEqual(len(values), len(REFERENCE["tokens"]) * REFERENCE["vocab"])
         return values
@@ -40,6 +40,7 @@ class Measuring(tool.InFolder):
         # The reference is of the weights in 16 bits; the model here has them in 8.
         for kv, chunk, tolerance in (("f32", 256, 1e-3), ("int8", 64, 5e-3)):
             values = self.logits("--kv", kv, "--chunk", chunk)
+            self.expect_error(run("logits", "-m", MODEL, "--tokens", "-", "-o", self.folder / "logits.f32"), 3, "logits.f32 is there already", "--force")
             self.assertLess(relative_distance(values[-vocabulary:], expected), 5e-2, kv)
             loss, same = 0.0, 0
             for at in range(len(tokens)):
@@ -109,6 +110,27 @@ class Measuring(tool.InFolder):
         flat, ivf = (speed["stats"]["last_keys_scanned"] for speed in report["depths"][0]["decode"])
         self.assertLess(ivf, 0.5 * flat)
         self.assertLess(report["depths"][0]["mapped"][1]["stats"]["last_keys_scanned"], 0.5 * report["depths"][0]["mapped"][0]["stats"]["last_keys_scanned"])
+
+    def test_bench_with_nothing_to_read_decode_or_go_back_to(self):
+        zeros = [(depth, prompt, generate, more) for depth in (0, 40) for prompt in (0, 8) for generate in (0, 2)
+                 for more in ([], ["--synthetic"], ["--mapped", "--folder", self.folder])]
+        for depth, prompt, generate, more in zeros:
+            bench = ["bench", "-m", MODEL, "--depth", depth, "--prompt", prompt, "--generate", generate, "--repetitions", 1, "--strategy", "full,bounded", *more]
+            if prompt == 0 and generate == 0 and (depth == 0 or "--mapped" not in more):
+                self.expect_error(run(*bench), 2, "nothing to measure")
+                continue
+            table = self.expect(run(*bench), 0).stdout
+            self.assertNotRegex(table, r"(?i)\b(nan|inf)\b|json")
+            report = self.expect_json(run(*bench, "--json"))
+
+            def finite(value):
+                for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+                    finite(part)
+                self.assertFalse(isinstance(value, float) and not math.isfinite(value))
+
+            finite(report)
+            json.dumps(report, allow_nan=False)
+            self.assertEqual([decode["stats"] is None for decode in report["depths"][0]["decode"]], [generate == 0] * 2)
 
     def test_bench_says_before_any_work_what_cannot_be_measured(self):
         bench = ["bench", "-m", MODEL, "--generate", 8]

@@ -50,13 +50,17 @@ class Packing(tool.InFolder):
         self.assertIn('"status": 13', result.stdout)
         self.assertFalse(self.back.exists())
 
-    def test_a_file_of_another_kind_is_not_replaced_unasked(self):
+    def test_a_file_that_is_there_is_not_replaced_unasked(self):
         text = self.file("a.txt")
         self.expect_error(run("pack", self.cache, "-o", text), 3, "--force")
         self.assertEqual(text.read_text(), SHORT)
-        for _ in range(2):  # its own kind it replaces
-            self.expect(run("pack", self.cache, "-o", self.packed), 0)
-            self.expect(run("unpack", self.packed, "-o", self.back), 0)
+        for more in ([], ["--force"]):
+            self.expect(run("pack", self.cache, "-o", self.packed, *more), 0)
+            self.expect(run("unpack", self.packed, "-o", self.back, *more), 0)
+        packed, back = self.packed.read_bytes(), self.back.read_bytes()
+        self.expect_error(run("pack", self.cache, "-o", self.packed), 3, "a.kvz is there already", "--force")
+        self.expect_error(run("unpack", self.packed, "-o", self.back), 3, "b.kv is there already", "--force")
+        self.assertEqual((self.packed.read_bytes(), self.back.read_bytes()), (packed, back))
         self.expect(run("pack", self.cache, "-o", text, "--force"), 0)
         self.assertEqual(text.read_bytes(), self.packed.read_bytes())
 

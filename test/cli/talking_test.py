@@ -33,6 +33,21 @@ class Talking(tool.InFolder):
         self.expect(run("verify", saved), 0)
         result = self.expect(run("chat", "-q", "-m", MODEL, "-c", saved, stdin=QUESTION + "\n"), 0)
         self.assertIn(CODE, result.stdout)
+        # What is in a file stays, but for a beginning of this conversation.
+        content = saved.read_bytes()
+        refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {saved}\n/save {self.folder / 'short.txt'}\n"), 3)
+        self.assertIn("talk.kv holds another conversation", refused.stderr)
+        refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {self.folder / 'short.txt'}\n"), 3)
+        self.assertIn("short.txt is not a cache", refused.stderr)
+        self.assertEqual((saved.read_bytes(), (self.folder / "short.txt").read_text()), (content, SHORT))
+        for path in (self.folder, self.folder / "none" / "a.kv", "/dev/null"):
+            self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {path}\n"), 3)
+        before = self.expect_json(run("inspect", "--json", saved))["tokens"]
+        self.expect(run("chat", "-q", "-m", MODEL, "-c", saved, stdin=f"{QUESTION}\n/save {saved}\n/save {saved}\n"), 0)
+        self.assertGreater(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
+        self.chat(f"/save --force {saved}")
+        self.assertLess(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
+        self.chat(QUESTION, f"/save --force {saved}")
         # A conversation is worth more than a cache: reading the document again must not destroy it.
         self.expect_error(run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION), 3, "conversation")
 

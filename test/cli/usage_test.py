@@ -1,5 +1,7 @@
 """Help, exit codes, errors, pipes: what every command has in common."""
+import json
 import os
+import stat
 import subprocess
 import unittest
 
@@ -36,8 +38,71 @@ class Usage(tool.InFolder):
             self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--budget", budget, "q"), 2, "is not a number from 0.001 to 100")
         self.expect_error(run("ask", "-m", MODEL, "-c", "b", "--max-tokens", "-1", "q"), 2, "-1")
         self.expect_error(run("bench", "-m", MODEL, "--depth", "0,,5"), 2, "--depth")
+        self.expect_error(run("bench", "-m", MODEL, "--depth", ""), 2, "--depth", "empty")
+        self.expect_error(run("bench", "-m", MODEL, "--strategy", ""), 2, "--strategy", "empty")
         self.expect_error(run("logits", "-m", MODEL, "--tokens", "x", "-o", "y", "--kv", "f64"), 2, "f64")
         self.expect_error(run("chat", "-m", MODEL, "--json"), 2, "--json")
+
+    def test_an_empty_path_or_name_is_refused_before_any_work(self):
+        text = self.file("text.txt", tool.SHORT)
+        read = ["-m", MODEL, "-f", text]
+        for arguments in (["prefill", *read, "-o", ""], ["ask", *read, "--save", "", "q"], ["ask", "-m", MODEL, "-f", "", "q"], ["ask", "-m", "", "-f", text, "q"],
+                          ["ask", "-m", MODEL, "-c", "", "q"], ["chat", *read, "-s", ""], ["pack", text, "-o", ""], ["pack", "", "-o", "x"],
+                          ["unpack", text, "-o", ""], ["inspect", ""], ["verify", ""], ["recall", *read, "-o", ""], ["recall", *read, "--save", ""],
+                          ["calibrate", "-m", MODEL, "-o", ""], ["calibrate", "-m", MODEL, "-f", ""], ["eval", *read, "--work", ""], ["eval", *read, "-o", ""],
+                          ["eval", "-m", MODEL, "-f", ""], ["bench", "-m", MODEL, "--mapped", "--folder", ""], ["bench", "-m", MODEL, "--text", ""],
+                          ["logits", "-m", MODEL, "--tokens", text, "-o", ""], ["logits", "-m", MODEL, "--tokens", "", "-o", "x"],
+                          ["tokenize", "-m", MODEL, "-f", ""], ["library", "add", "", *read], ["library", "add", "lib", *read, "--name", ""],
+                          ["library", "rename", "lib", "", "b"], ["library", "remove", "lib", ""], ["ask", *read, "--spill-folder", "", "q"]):
+            self.expect_error(run(*arguments, cwd=self.folder), 2, "empty")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["text.txt"])
+
+    def test_an_output_that_cannot_be_written_is_refused_before_any_work(self):
+        text, fifo = self.file("text.txt", tool.SHORT), self.folder / "fifo"
+        os.mkfifo(fifo)
+        file = self.file("file", "a file")
+        for output, word in ((self.folder, self.folder), (fifo, fifo), ("/dev/null", "/dev/null"), (self.folder / "none" / "a", "/none"),
+                             (f"{self.folder}/none/", "/none"), (file / "a", file)):
+            for arguments in (["prefill", "-m", MODEL, "-f", text, "-o"], ["ask", "-m", MODEL, "-f", text, "q", "--save"], ["chat", "-m", MODEL, "-f", text, "-s"],
+                              ["pack", text, "-o"], ["unpack", text, "-o"], ["recall", "-m", MODEL, "-f", text, "-o"], ["recall", "-m", MODEL, "-f", text, "--save"],
+                              ["calibrate", "-m", MODEL, "-o"], ["eval", "-m", MODEL, "-f", text, "--work", self.folder / "work", "-o"],
+                              ["logits", "-m", MODEL, "--tokens", text, "-o"]):
+                for more in ([], ["--force"]):
+                    self.expect_error(run(*arguments, output, *more, cwd=self.folder, timeout=60), 3, str(word))
+        self.expect_error(run("bench", "-m", MODEL, "--mapped", "--folder", self.folder / "none"), 3, "none")
+        self.expect_error(run("eval", "-m", MODEL, "-f", text, "--work", file), 3, "file")
+        self.expect_error(run("library", "add", file, "-m", MODEL, "-f", text), 3, "file")
+        self.assertEqual(file.read_text(), "a file")
+        self.assertTrue(stat.S_ISFIFO(fifo.stat().st_mode))
+
+    def test_a_pipe_a_device_and_a_folder_are_refused_where_a_file_belongs(self):
+        text, fifo = self.file("text.txt", tool.SHORT), self.folder / "fifo"
+        os.mkfifo(fifo)
+        for path in (fifo, "/dev/zero", "/dev/null", self.folder):
+            for arguments in (["inspect", path], ["verify", path], ["ask", "-m", path, "-f", text, "q"], ["ask", "-m", MODEL, "-c", path, "q"],
+                              ["pack", path, "-o", self.folder / "x"], ["unpack", path, "-o", self.folder / "x"], ["eval", "-m", path, "-f", text, "--work", self.folder],
+                              ["calibrate", "-m", path, "-o", self.folder / "x"]):
+                result = run(*arguments, timeout=60)
+                self.assertIn(result.returncode, (2, 3), result.args)
+                self.expect_error(result, result.returncode, str(path))
+
+    def test_a_name_cannot_steer_the_terminal(self):
+        name = "a\x1b[2J\x9b31m\u202e\udcc2\x07\udc9b.txt"
+        document = self.file("plain.txt", "Some text. " * 20).rename(self.folder / name)
+        question = "\udcc2\x07\udc9b2J what?\u2066"
+        for arguments in (["ask", "-m", MODEL, "-f", document, "-n", 2, question], ["inspect", document], ["verify", document], ["prefill", "-m", MODEL, "-f", document, "-o", document],
+                          ["ask", "--json", "-m", MODEL, "-f", document, "-n", 2, question], ["ask", "-m", MODEL, "-f", document, "--strategy", name, "q"],
+                          ["library", "add", self.folder / "lib", "-m", MODEL, "-f", document, "--name", "a\u202e\x85"], ["library", "list", self.folder / "lib"]):
+            terminal = tool.OnTerminal(*arguments, whole=True)
+            terminal.finish()
+            left = terminal.seen.replace("\r\n", "\n").replace("\r", "").replace("\x1b[K", "")
+            for character in left:
+                self.assertFalse(character != "\n" and character != "\t" and (ord(character) < 32 or 0x7F <= ord(character) < 0xA0), (arguments, left))
+                self.assertNotIn(character, "\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069", (arguments, left))
+        result = run("inspect", "--json", self.folder / "none\x9b\u202e")
+        self.expect(result, 3)
+        self.assertIn("\\u009b\\u202e", result.stdout)
+        self.assertIn("none\x9b\u202e", json.loads(result.stdout)["error"]["message"])
 
     def test_an_unknown_strategy_is_named(self):
         document = self.file("short.txt", "Text.")

@@ -22,7 +22,7 @@ int32_t on_text(const char* text, size_t size, void* user) {
   Stream& stream = *static_cast<Stream*>(user);
   try {
     stream.text.append(text, size);
-    if (!stream.context.json) stream.context.terminal.print_untrusted({text, size});
+    if (!stream.context.json) stream.context.terminal.print({text, size});
     return 0;
   } catch (...) {
     stream.failure = std::current_exception();
@@ -134,7 +134,7 @@ void answer_each(Context& context, const kv_model* model, kv_session* session, c
                  uint32_t passages) {
   Json& answers = context.result["answers"] = Json::array();
   for (const std::string& question : questions) {
-    if (context.terminal.chatty()) context.terminal.print_untrusted("\n> " + question + "\n");
+    if (context.terminal.chatty()) context.terminal.print("\n> " + question + "\n");
     const Answer given = answer(context, session, question, flags, Keep::no, passages > 0);
     const bool stopped = given.facts.stop_reason == KV_STOP_CANCELLED;
     std::vector<AttendedPassage> attended;

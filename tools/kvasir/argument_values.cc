@@ -25,6 +25,7 @@ uint32_t filter_window_of(const std::string& name) {
 }
 
 std::vector<std::string> parts_of(const std::string& list) {
+  if (list.empty()) throw CLI::ValidationError("it is empty");
   std::vector<std::string> parts = CLI::detail::split(list, ',');
   for (const std::string& part : parts)
     if (part.empty()) throw CLI::ValidationError("'" + list + "' has an empty part");

@@ -79,7 +79,7 @@ void add_pack_and_unpack(Grammar& grammar) {
     const auto [command, arguments] = grammar.add(name, help, run);
     text(command, "file", &arguments->path, "FILE", file)->required();
     text(command, "-o,--output", &arguments->output, "FILE", output)->required();
-    flag(command, "--force", &arguments->force, "Replace that file also when it is something else");
+    force(command, &arguments->force);
     return std::pair(command, arguments);
   };
   const auto [pack, packed] = add("pack", "Make a smaller copy of a cache, for sending or keeping away", run_pack, "A cache",
@@ -104,6 +104,7 @@ void add_tokenize_and_logits(Grammar& grammar) {
   add_model(logits, &measured->model);
   text(logits, "--tokens", &measured->tokens, "FILE", "A JSON array of token ids; - is standard input")->required();
   text(logits, "-o,--output", &measured->output, "FILE", "float32 [tokens][vocabulary], little endian")->required();
+  force(logits, &measured->force);
   choice(logits, "--kv", "f32|int8", "Precision of keys and values: %s [int8]", {"f32", "int8"}, [held = measured](const std::string& given) {
     if (given != "f32" && given != "int8") throw CLI::ValidationError("'" + given + "' is neither f32 nor int8");
     held->session.full_precision = given == "f32";

@@ -107,6 +107,7 @@ struct LibraryAddArguments {
   std::string name;      // empty: after the document's file
   bool replace = false;  // a document of that name
   bool verify = false;
+  bool force = false;
 };
 
 struct LibraryAskArguments {
@@ -179,6 +180,7 @@ struct EvalArguments {
   uint64_t seed = 1;
   std::string work = "kvasir-eval";
   std::string output;  // empty: results.json in the work folder
+  bool force = false;
 };
 
 struct RecallArguments {
@@ -202,6 +204,7 @@ struct CalibrateArguments {
   uint32_t filters = 0;    // how many layers filter; 0: as many as the library takes by itself
   uint64_t seed = 1;
   std::string output;      // empty: beside the model
+  bool force = false;
 };
 
 struct TokenizeArguments {
@@ -216,6 +219,7 @@ struct LogitsArguments {
   SessionFlags session;
   std::string tokens;
   std::string output;
+  bool force = false;
 };
 
 struct Invocation {

@@ -43,9 +43,8 @@ void add_eval(Grammar& grammar) {
   a->tasks = tasks_of("all");
   a->budgets = budgets_of("1%,2%,5%");
   add_model(command, &a->model);
-  command->add_option("-f,--file", a->texts, wrapped("What documents are cut from, plain text; several are put together"))
-      ->type_name("FILE")
-      ->allow_extra_args(false)
+  texts(command, "-f,--file", &a->texts, "FILE",
+        "What documents are cut from, plain text; several are put together")
       ->required();
   choice(command, "--task", "NAME,...", "Any of: %s [all]", task_choices(), [=](const std::string& given) { a->tasks = tasks_of(given); }, true);
   value(command, "--length", "N,N,...", "Tokens of a document; 8K is 8192 [8K]",
@@ -63,6 +62,8 @@ void add_eval(Grammar& grammar) {
   count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX, "The same seed gives the same documents and questions [1]");
   text(command, "--work", &a->work, "FOLDER", "Keeps what was read and answered [kvasir-eval]");
   text(command, "-o,--output", &a->output, "FILE", "Where all results go, as JSON [results.json in that folder]");
+  flag(command, "--force", &a->force,
+       "Replace that file also when it has other results than those in the folder");
   add_threads(command, &a->session);
   add_sparse_reading(command, &a->session);
   command->footer(
@@ -105,14 +106,14 @@ void add_calibrate(Grammar& grammar) {
   const auto [command, arguments] = grammar.add("calibrate", "Find a model's filter layers and keep them beside it", run_calibrate);
   CalibrateArguments* const a = arguments.get();
   add_model(command, &a->model);
-  command->add_option("-f,--file", a->texts, wrapped("Text to measure with, plain; without it sentences that mean little"))
-      ->type_name("FILE")
-      ->allow_extra_args(false);
+  texts(command, "-f,--file", &a->texts, "FILE",
+        "Text to measure with, plain; without it sentences that mean little");
   value(command, "--length", "N", "Tokens of it that are read; 8K is 8192 [8K]", [=](const std::string& given) { a->length = length_of(given); });
   count<uint32_t>(command, "--questions", &a->questions, 1, 100, "Questions of each kind [2]");
   count<uint32_t>(command, "--filters", &a->filters, 1, 64, "Layers that choose; without it as many as the strategy takes by itself");
   count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX, "The same seed gives the same questions [1]");
   text(command, "-o,--output", &a->output, "FILE", "Instead of MODEL.calibration.json");
+  force(command, &a->force);
   add_threads(command, &a->session);
   command->footer(
       "The strategy filter-layers lets a few layers choose what the layers after them read. Which ones serves a model best is\n"

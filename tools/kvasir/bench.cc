@@ -5,6 +5,7 @@
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "output.h"
 #include "words.h"
 
 namespace tool {
@@ -45,7 +46,9 @@ void print_speeds(Terminal& terminal, const std::vector<DepthResult>& results, c
                          budget_text(arguments.session.budget).c_str()));
   for (const DepthResult& result : results)
     for (const DecodeSpeed& speed : result.decode)
-      if (const std::string shared = speed.stats.value("co_execution_share", ""); !shared.empty())
+      if (const std::string shared =
+              speed.stats.is_object() ? speed.stats.value("co_execution_share", "") : "";
+          !shared.empty())
         terminal.print(printed("at %s tokens, %s: the GPU reads %s\n", grouped(result.depth).c_str(), speed.strategy.c_str(), shared.c_str()));
   if (arguments.synthetic) terminal.print(printed("synthetic documents: keys and values made up, seed %llu\n", static_cast<unsigned long long>(arguments.seed)));
 }
@@ -120,6 +123,10 @@ void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
   if (deepest > context || more > context - deepest)
     throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " + grouped(more) + " behind them are more than the context of " +
                                   grouped(context));
+  if (arguments.prompt == 0 && arguments.generate == 0 && !(arguments.mapped && deepest > 0))
+    throw Failure(exit_usage,
+                  "--prompt and --generate are 0, and no file is mapped: nothing to measure");
+  if (arguments.mapped) expect_writable_folder(arguments.folder);
   if (arguments.synthetic && !arguments.text.empty())
     throw Failure(exit_usage, "--synthetic makes up what is there before: --text would be read");
   if (arguments.synthetic && std::count(arguments.strategies.begin(), arguments.strategies.end(), "infllm"))
@@ -145,9 +152,9 @@ void run_bench(Context& context, const BenchArguments& given) {
   for (const DepthResult& result : results) context.result["depths"].push_back(depth_json(result, results.front()));
   if (context.json) return;
   const std::string threads = arguments.session.threads == 0 ? "all" : std::to_string(arguments.session.threads);
-  context.terminal.print_untrusted(std::string(model.info.name) + ", " + model.info.architecture + " " +
-                                   model.info.weights + ", " + grouped(model.info.parameters) +
-                                   " parameters, threads: " + threads + "\n");
+  context.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
+                         model.info.weights + ", " + grouped(model.info.parameters) +
+                         " parameters, threads: " + threads + "\n");
   print_speeds(context.terminal, results, arguments);
   if (arguments.mapped) print_mapped(context.terminal, results);
 }

@@ -11,6 +11,7 @@
 #include "failure.h"
 #include "files.h"
 #include "filter_choice.h"
+#include "output.h"
 #include "words.h"
 
 namespace tool {
@@ -157,6 +158,9 @@ void print_choice(Terminal& terminal, const Json& result) {
 }  // namespace
 
 void run_calibrate(Context& context, const CalibrateArguments& arguments) {
+  const std::string path =
+      arguments.output.empty() ? calibration_path(arguments.model.path) : arguments.output;
+  expect_unused(path, arguments.force);
   Calibration calibration(context, arguments);
   const auto [count, most_dense] = calibration.wanted();
   if (count > calibration.info.layers)
@@ -174,7 +178,6 @@ void run_calibrate(Context& context, const CalibrateArguments& arguments) {
                     {"questions", calibration.questions()},
                     {"steps", calibration.sums.covered_steps()},
                     {"covered", covered}};
-  const std::string path = arguments.output.empty() ? calibration_path(arguments.model.path) : arguments.output;
   write_file(path, json_text(context.result));
   if (!context.json) print_choice(context.terminal, context.result);
   context.terminal.note("Kept in " + path);

@@ -1,11 +1,14 @@
 // kvasir chat: a conversation in the terminal, or line by line from a pipe.
+#include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <string_view>
 
 #include "answering.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "output.h"
 #include "reading.h"
 #include "system.h"
 #include "words.h"
@@ -17,6 +20,8 @@ constexpr const char* help_text =
     "/reset      forget the conversation, keep the document\n"
     "/stats      facts about the session as JSON\n"
     "/save FILE  save document and conversation; go on later with: kvasir chat -m MODEL -c FILE\n"
+    "            /save --force FILE replaces FILE also when it is no beginning of this "
+    "conversation\n"
     "/help       this\n"
     "Ctrl-C      stop the answer\n";
 
@@ -57,8 +62,8 @@ class Lines {
 
 class Chat {
  public:
-  Chat(Context& context, Session start, const SamplingFlags& sampling)
-      : context_(context), start_(std::move(start)), sampling_(sampling) {
+  Chat(Context& context, kv_model* model, Session start, const SamplingFlags& sampling)
+      : context_(context), model_(model), start_(std::move(start)), sampling_(sampling) {
     reset();
   }
 
@@ -68,9 +73,11 @@ class Chat {
   void reset();
   void say(const std::string& line);
   void command(const std::string& line);
-  void save_as(const std::string& path);
+  void save_as(std::string path);
+  std::string lost_with(const std::string& path);
 
   Context& context_;
+  kv_model* model_;
   Session start_;  // as it was at the beginning; the conversation is a fork of it
   Session session_;
   SamplingFlags sampling_;
@@ -88,8 +95,27 @@ void Chat::say(const std::string& line) {
   context_.terminal.note("  " + facts_line(given));
 }
 
-void Chat::save_as(const std::string& path) {
+// What replacing this file would lose: nothing where the conversation begins with all of it, as
+// where it was saved earlier.
+std::string Chat::lost_with(const std::string& path) {
+  const kv_session_options options = session_options(context_, {});
+  kv_session* loaded = nullptr;
+  if (kv_load(model_, path.c_str(), &options, nullptr, &loaded, nullptr) != KV_OK)
+    return "is not a cache of this model";
+  const Session there(loaded);
+  const std::vector<int32_t> old = tokens_of(there.get()), now = tokens_of(session_.get());
+  const bool goes_on = old.size() <= now.size() && std::equal(old.begin(), old.end(), now.begin());
+  return goes_on ? "" : "holds another conversation or document";
+}
+
+void Chat::save_as(std::string path) {
+  constexpr std::string_view forced = "--force ";
+  const bool force = path.starts_with(forced);
+  if (force) path.erase(0, forced.size());
   if (path.empty()) return context_.terminal.error("/save needs a file name");
+  expect_writable(path);
+  if (!force && is_there(path))
+    if (const std::string lost = lost_with(path); !lost.empty()) expect_force(path, lost, force);
   save(context_, session_.get(), path);
   context_.terminal.note("Saved " + grouped(token_count(session_.get())) + " tokens in " + path);
 }
@@ -158,7 +184,7 @@ void run_chat(Context& context, const ChatArguments& arguments) {
     if (reading.save_failure) context.terminal.error(reading.save_failure->what());
     session = std::move(reading.session);
   }
-  Chat(context, std::move(session), arguments.sampling).run();
+  Chat(context, model.get(), std::move(session), arguments.sampling).run();
 }
 
 }  // namespace tool

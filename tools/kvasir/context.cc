@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "shown.h"
 #include "system.h"
 #include "words.h"
 
@@ -144,7 +145,10 @@ void save(Context& context, kv_session* session, const std::string& path) {
 static bool read_input(std::string* text) {
   std::vector<char> buffer(1 << 16);
   ptrdiff_t size = 0;
-  while ((size = system::read(buffer.data(), buffer.size())) > 0) text->append(buffer.data(), static_cast<size_t>(size));
+  while ((size = system::read(buffer.data(), buffer.size())) > 0 &&
+         text->size() <= system::most_text)
+    text->append(buffer.data(), static_cast<size_t>(size));
+  if (size > 0) errno = EFBIG;
   return size == 0;
 }
 
@@ -157,7 +161,7 @@ std::string read_file(const std::string& path) {
 }
 
 std::string json_text(const Json& value) {
-  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return with_escapes(value.dump(2, ' ', false, Json::error_handler_t::replace)) + "\n";
 }
 
 }  // namespace tool

@@ -45,7 +45,7 @@ void save(Context& context, kv_session* session, const std::string& path);
 // A whole file, "-" for standard input.
 std::string read_file(const std::string& path);
 
-// JSON text for standard output; bytes that are not UTF-8 are replaced.
+// JSON text for standard output; bytes that are not UTF-8 are replaced, control characters escaped.
 std::string json_text(const Json& value);
 
 }  // namespace tool

@@ -7,6 +7,7 @@
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "output.h"
 #include "system.h"
 #include "words.h"
 
@@ -84,11 +85,32 @@ Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
           {"separate_heads", arguments.session.separate_heads}};
 }
 
+// What replacing this file would lose: results of this folder are kept in it and come back.
+std::string lost_with(const Evaluation& evaluation, const std::string& path,
+                      const std::string& work) {
+  try {
+    const Json file = Json::parse(read_file(path));
+    for (const Json& result : file.at("results"))
+      if (!evaluation.keeps(result.at("key").get<std::string>()))
+        return "has results that are not in " + work;
+    return "";
+  } catch (const Json::exception&) {
+    return "is not a file of results";
+  }
+}
+
 }  // namespace
 
 void run_eval(Context& context, const EvalArguments& arguments) {
   make_folder(arguments.work);
+  expect_writable_folder(arguments.work);
+  const std::string output =
+      arguments.output.empty() ? arguments.work + "/results.json" : arguments.output;
+  expect_writable(output);
   Evaluation evaluation(context, arguments);
+  if (is_there(output))
+    if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
+      expect_force(output, lost, arguments.force);
   evaluation.run();
   const std::vector<const Result*> results = evaluation.results();
   const std::vector<Summary> summaries = summarise(results, arguments.depths);
@@ -99,7 +121,6 @@ void run_eval(Context& context, const EvalArguments& arguments) {
   context.result["rows"] = rows_json(summaries, kv_bytes);
   Json whole = context.result;
   for (const Result* result : results) whole["results"].push_back(to_json(*result));
-  const std::string output = arguments.output.empty() ? arguments.work + "/results.json" : arguments.output;
   write_file(output, json_text(whole));
   if (!context.json) print_tables(context.terminal, summaries);
   context.terminal.note("All of it is in " + output);

@@ -34,6 +34,9 @@ class Evaluation {
   const SessionFlags& flags() const { return flags_; }  // with calibrated filter layers
   // Of all documents, methods and tasks that were asked for, in their order.
   std::vector<const Result*> results() const;
+  bool keeps(const std::string& key) const {
+    return kept_.find(key) != nullptr;
+  }  // a result, in the work folder
 
  private:
   struct Job {

@@ -11,17 +11,43 @@
 
 namespace tool {
 
-void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".part";
-  std::ofstream file(system::path(temporary), std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
+NewFile::NewFile(const std::string& path)
+    : path_(path),
+      temporary_(path + "." + std::to_string(system::process_number()) + ".part"),
+      file_(system::path(temporary_), std::ios::binary | std::ios::trunc) {
+  expect(file_.good());
+  opened_ = true;
+}
+
+NewFile::~NewFile() {
+  if (done_ || !opened_) return;
+  file_.close();  // which Windows wants first
   std::error_code failed;
-  if (file) std::filesystem::rename(system::path(temporary), system::path(path), failed);
-  if (!file || failed) {
-    std::filesystem::remove(system::path(temporary), failed);
-    throw Failure(exit_file, "cannot write " + path);
-  }
+  std::filesystem::remove(system::path(temporary_), failed);
+}
+
+void NewFile::expect(bool good) const {
+  if (!good) throw Failure(exit_file, "cannot write " + path_);
+}
+
+void NewFile::write(const void* data, size_t bytes) {
+  file_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  expect(file_.good());
+}
+
+void NewFile::finish() {
+  file_.close();
+  expect(file_.good());
+  std::error_code failed;
+  std::filesystem::rename(system::path(temporary_), system::path(path_), failed);
+  expect(!failed);
+  done_ = true;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  NewFile file(path);
+  file.write(text.data(), text.size());
+  file.finish();
 }
 
 uint64_t sampled_hash(const std::string& path) {

@@ -29,7 +29,27 @@ void flag(CLI::App* app, const std::string& names, bool* target, const std::stri
 }
 
 CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, const char* kind, const std::string& help) {
-  return value(app, names, kind, help, [=](const std::string& given) { *target = given; });
+  return value(app, names, kind, help, [=](const std::string& given) {
+    if (given.empty()) throw CLI::ValidationError("it is empty");
+    *target = given;
+  });
+}
+
+CLI::Option* texts(CLI::App* app, const std::string& names, std::vector<std::string>* target,
+                   const char* kind, const std::string& help) {
+  return app->add_option(names, *target, wrapped(help))
+      ->type_name(kind)
+      ->allow_extra_args(false)
+      ->check(not_empty());
+}
+
+CLI::Validator not_empty() {
+  return {[](const std::string& given) { return std::string(given.empty() ? "it is empty" : ""); },
+          ""};
+}
+
+void force(CLI::App* app, bool* target) {
+  flag(app, "--force", target, "Replace the file that is there");
 }
 
 CLI::Option* described_choice(CLI::Option* option, const char* kind, const Choices& choices, bool several) {
@@ -162,7 +182,9 @@ void add_sampling(CLI::App* app, SamplingFlags* flags) {
 void add_document(CLI::App* app, SourceFlags* flags, const char* save_names, const char* save_help) {
   text(app, "-f,--file", &flags->document, "FILE", "The document, plain text; - is standard input");
   text(app, save_names, &flags->save, "CACHE", save_help);
-  flag(app, "--force", &flags->force, "Replace that file also when it is no cache, or holds a conversation");
+  flag(app, "--force", &flags->force,
+       "Replace a file that is there, also one that holds anything but this document or its "
+       "beginning");
 }
 
 void add_source(CLI::App* app, SourceFlags* flags) {

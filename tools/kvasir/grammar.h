@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "argument_values.h"
 
@@ -36,7 +37,15 @@ CLI::Option* count(CLI::App* app, const std::string& names, Number* target, Numb
                [=](const std::string& text) { *target = number<Number>(text, least, most); });
 }
 
+// Neither may be empty: a path, a name. The second one may be given several times.
 CLI::Option* text(CLI::App* app, const std::string& names, std::string* target, const char* kind, const std::string& help);
+CLI::Option* texts(CLI::App* app, const std::string& names, std::vector<std::string>* target,
+                   const char* kind, const std::string& help);
+
+CLI::Validator not_empty();
+
+// Of a command whose output replaces nothing without it.
+void force(CLI::App* app, bool* target);
 
 // Names that a value may have, as help lists them; what follows a space in one explains it: "linear (less from layer to layer)".
 using Choices = std::vector<std::string>;

@@ -13,6 +13,8 @@ namespace tool {
 namespace {
 
 bool is_model(const std::string& path) {
+  std::error_code unknown;  // what is no plain file the library refuses; a pipe would have no end
+  if (!std::filesystem::is_regular_file(system::path(path), unknown)) return false;
   std::array<char, 4> magic{};
   std::ifstream file(system::path(path), std::ios::binary);
   return file.read(magic.data(), magic.size()) && std::memcmp(magic.data(), "GGUF", 4) == 0;
@@ -21,7 +23,7 @@ bool is_model(const std::string& path) {
 const std::string neither = "it is neither a model (GGUF) nor a cache of Kvasir";
 
 void row(Context& context, const char* name, const std::string& value) {
-  if (!context.json) context.terminal.print_untrusted(printed("%-18s", name) + value + "\n");
+  if (!context.json) context.terminal.print(printed("%-18s", name) + value + "\n");
 }
 
 void inspect_model(Context& context, const std::string& path) {
@@ -72,6 +74,7 @@ void inspect_cache(Context& context, const std::string& path) {
   row(context, "cache of", info.model_name);
   row(context, "tokens", grouped(info.tokens) + ", " + grouped(info.sealed_tokens) + " of them in sealed pages");
   row(context, "keys and values", byte_count(info.kv_bytes) + (info.kv_type == KV_KV_F32 ? ", f32" : ", int8"));
+  if (info.chat_format[0] != '\0') row(context, "chat format", info.chat_format);
   row(context, "layers", std::to_string(info.layers));
   row(context, "heads", std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
   row(context, "file", byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
@@ -84,6 +87,7 @@ void inspect_cache(Context& context, const std::string& path) {
                     {"sealed_tokens", info.sealed_tokens},
                     {"kv_bytes", info.kv_bytes},
                     {"kv_type", info.kv_type == KV_KV_F32 ? "f32" : "int8"},
+                    {"chat_format", info.chat_format},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};
@@ -146,7 +150,7 @@ void run_verify(Context& context, const FileArguments& arguments) {
     verdict = "sound, every byte of " + byte_count(progress.total());
   }
   context.result["sound"] = true;
-  if (!context.json) context.terminal.print_untrusted(arguments.path + ": " + verdict + "\n");
+  if (!context.json) context.terminal.print(arguments.path + ": " + verdict + "\n");
 }
 
 }  // namespace tool

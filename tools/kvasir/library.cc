@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "failure.h"
 #include "grammar.h"
+#include "output.h"
 #include "system.h"
 #include "words.h"
 
@@ -49,8 +50,12 @@ void list_document(Context& context, const kv_library_document& d) {
   }
   context.result["documents"].push_back(std::move(entry));
   if (context.json) return;
-  context.terminal.print_untrusted(printed("%-32s ", d.name) + printed("%10s  ", byte_count(d.file_bytes).c_str()) + day_and_time(d.last_used) + "  " +
-                                   (usable ? grouped(d.tokens) + " tokens, " + d.model_name : std::string(kv_status_text(d.status))) + "\n");
+  context.terminal.print(printed("%-32s ", d.name) +
+                         printed("%10s  ", byte_count(d.file_bytes).c_str()) +
+                         day_and_time(d.last_used) + "  " +
+                         (usable ? grouped(d.tokens) + " tokens, " + d.model_name
+                                 : std::string(kv_status_text(d.status))) +
+                         "\n");
 }
 
 // What a file's name becomes where it cannot be a document's (kv_library_open): hidden, too long,
@@ -108,7 +113,8 @@ Session add(Context& context, kv_model* model, const LibraryAddArguments& argume
   kv_session* session = nullptr;
   const kv_status status = kv_library_session(library.get(), model, text.data(), text.size(), &options, &session, &result, &error);
   if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped; nothing was added");
-  check(status, error);
+  check(status, error,
+        status == KV_BAD_STATE ? "give this one another --name, or add --force to replace it" : "");
   Session owner(session);
   context.result["source"] = {{"library", arguments.library.folder}, {"name", result.name}, {"tokens", result.tokens},
                               {"found_tokens", result.tokens_found}, {"saved", result.saved != 0}, {"seconds", progress.seconds()}};
@@ -139,6 +145,7 @@ void run_library_list(Context& context, const LibraryListArguments& arguments) {
 }
 
 void run_library_add(Context& context, const LibraryAddArguments& arguments) {
+  if (is_there(arguments.library.folder)) expect_writable_folder(arguments.library.folder);
   const Model model = open_model(context, arguments.model);
   add(context, model.get(), arguments, with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.prefill}));
   const Json& source = context.result["source"];
@@ -219,7 +226,10 @@ void add_library(Grammar& grammar) {
   text(renaming, "to", &renamed->to, "NAME", "As it is called then")->required();
   const auto [removing, removed] = inner.add("remove", "Remove documents that no session has open", run_library_remove);
   add_folder(removing, &removed->library);
-  removing->add_option("names", removed->names, "Documents")->type_name("NAME")->required();
+  removing->add_option("names", removed->names, "Documents")
+      ->type_name("NAME")
+      ->required()
+      ->check(not_empty());
 }
 
 }  // namespace tool

@@ -3,6 +3,7 @@
 
 #include "commands.h"
 #include "failure.h"
+#include "output.h"
 #include "system.h"
 #include "words.h"
 
@@ -11,29 +12,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What is replaced without a question is a file of the kind that is written, or none.
-void may_replace(const PackArguments& arguments, const char* kind, kv_status (*inspect)(const char* path)) {
-  std::error_code ignored;
-  if (arguments.force || !fs::exists(system::path(arguments.output), ignored)) return;
-  if (inspect(arguments.output.c_str()) == KV_OK) return;
-  throw Failure(exit_file, arguments.output + " is no " + kind + "; name another file, or add --force to replace it");
-}
-
-kv_status is_packed(const char* path) {
-  kv_packed_information info{};
-  info.struct_size = sizeof info;
-  return kv_packed_inspect(path, &info, nullptr);
-}
-
-kv_status is_cache(const char* path) {
-  kv_file_information info{};
-  info.struct_size = sizeof info;
-  return kv_file_inspect(path, &info, nullptr);
-}
-
 std::string file_name(const std::string& path) { return system::text(system::path(path).filename()); }
 
 void run(Context& context, const PackArguments& arguments, const char* doing, decltype(kv_pack)* call) {
+  expect_unused(arguments.output, arguments.force);
   Progress progress(context.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
   kv_pack_options options;
   kv_pack_options_init(&options, sizeof options);
@@ -50,19 +32,19 @@ void run(Context& context, const PackArguments& arguments, const char* doing, de
   context.result = {{"path", arguments.path}, {"output", arguments.output}, {"bytes", from}, {"output_bytes", to}, {"seconds", seconds}};
   const double larger = static_cast<double>(std::max(from, to));
   if (!context.json)
-    context.terminal.print_untrusted(arguments.output + ": " + byte_count(to) + " from " + byte_count(from) + ", in " + duration(seconds) + ", " +
-                                     byte_count(static_cast<uint64_t>(larger / std::max(seconds, 1e-9))) + "/s\n");
+    context.terminal.print(arguments.output + ": " + byte_count(to) + " from " + byte_count(from) +
+                           ", in " + duration(seconds) + ", " +
+                           byte_count(static_cast<uint64_t>(larger / std::max(seconds, 1e-9))) +
+                           "/s\n");
 }
 
 }  // namespace
 
 void run_pack(Context& context, const PackArguments& arguments) {
-  may_replace(arguments, "packed cache", is_packed);
   run(context, arguments, "Packing", kv_pack);
 }
 
 void run_unpack(Context& context, const PackArguments& arguments) {
-  may_replace(arguments, "cache", is_cache);
   run(context, arguments, "Unpacking", kv_unpack);
 }
 

@@ -106,8 +106,8 @@ std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* sess
 void print_passages(Context& context, const std::vector<AttendedPassage>& passages) {
   if (context.json) return;
   for (const AttendedPassage& p : passages)
-    context.terminal.print_untrusted("  " + percent(static_cast<double>(p.span.share), 1) + " at " + percent(p.at, 1) + ": \"" + cut(p.text) +
-                                     "\"\n");
+    context.terminal.print("  " + percent(static_cast<double>(p.span.share), 1) + " at " +
+                           percent(p.at, 1) + ": \"" + cut(p.text) + "\"\n");
 }
 
 Json passages_json(const std::vector<AttendedPassage>& passages) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 
+#include "output.h"
 #include "system.h"
 #include "timeline_text.h"
 #include "words.h"
@@ -27,12 +27,11 @@ class Reader {
  private:
   kv_status load(const std::string& path, kv_error* error);
   void reuse_saved();
+  void expect_unchanged() const;
   void use_holdings(const Holdings& holdings);
   void read_rest();
   [[noreturn]] void stopped(const kv_error& error, uint64_t added, uint64_t expected);
   void say_mapped(const std::string& path, const char* also);
-  void refuse_to_overwrite(const std::string& why) const;
-  void expect_writable_folder() const;
   std::string document_name() const {
     return flags_.document == "-" ? "standard input" : system::text(system::path(flags_.document).filename());
   }
@@ -43,6 +42,7 @@ class Reader {
   const SessionFlags& session_flags_;
   Json& source_;
   std::string document_;
+  std::optional<Glimpse> saved_;  // the file that --save names, when it was looked at
   size_t bytes_read_ = 0;  // of the document, by the session
   double load_seconds_ = 0;
   Reading reading_;
@@ -76,39 +76,39 @@ Reading Reader::from_cache() {
   return std::move(reading_);
 }
 
-void Reader::refuse_to_overwrite(const std::string& why) const {
-  if (!flags_.force) throw Failure(exit_file, flags_.save + " " + why + "; name another file, or add --force to replace it");
-}
-
-// Minutes of reading should not end with a folder that cannot be written.
-void Reader::expect_writable_folder() const {
-  std::filesystem::path folder = system::path(flags_.save).parent_path();
-  if (folder.empty()) folder = ".";
-  if (std::filesystem::is_directory(system::path(flags_.save))) throw Failure(exit_file, flags_.save + " is a folder; name a file in it");
-  if (system::may_write_in(system::text(folder))) return;
-  throw Failure(exit_file, "cannot write in the folder " + system::text(folder) + ": " + std::strerror(errno));
-}
-
-// Decides what the file that --save names is good for.
+// Decides what the file that --save names is good for. What cannot be loaded cannot be told from
+// another document either.
 void Reader::reuse_saved() {
-  std::error_code unknown;
-  if (!std::filesystem::exists(system::path(flags_.save), unknown)) return;
-  Terminal& terminal = context_.terminal;
+  saved_.emplace(flags_.save);
+  if (!is_there(flags_.save)) return;
   kv_error error{};
   const kv_status status = load(flags_.save, &error);
+  const char* replaced = nullptr;
+  std::string what;
   if (status == KV_OK) {
-    use_holdings(compare(context_, model_, reading_.session.get(), document_));
+    return use_holdings(compare(context_, model_, reading_.session.get(), document_));
   } else if (kv_status_is_stale(status) != 0) {
-    terminal.note(flags_.save + ": stale (" + kv_status_text(status) + "); reading the document again");
-    source_["replaced"] = "stale";
+    replaced = "stale", what = std::string("is stale (") + error.message + ")";
   } else if (status == KV_CORRUPT) {
-    terminal.note(flags_.save + ": damaged (" + error.message + "); reading the document again");
-    source_["replaced"] = "damaged";
+    replaced = "damaged", what = std::string("is damaged (") + error.message + ")";
   } else if (status == KV_NOT_A_CACHE) {
-    refuse_to_overwrite("is not a Kvasir cache");
+    replaced = "no cache", what = "is not a Kvasir cache";
+  } else if (status == KV_NOT_FOUND) {
+    replaced = "a link", what = "is a link that leads nowhere";
   } else {
     check(status, error);
   }
+  expect_force(flags_.save, what, flags_.force);
+  context_.terminal.note(flags_.save + ": " + what + "; reading " + document_name() +
+                         " in its place");
+  source_["replaced"] = replaced;
+}
+
+// Before it is replaced: what was found out about it holds no longer where it was written
+// meanwhile.
+void Reader::expect_unchanged() const {
+  if (Glimpse(flags_.save) != *saved_)
+    expect_force(flags_.save, "was written by another program meanwhile", flags_.force);
 }
 
 void Reader::use_holdings(const Holdings& holdings) {
@@ -124,10 +124,12 @@ void Reader::use_holdings(const Holdings& holdings) {
       bytes_read_ = holdings.bytes;
       return;
     case Holdings::more:
-      refuse_to_overwrite("holds a conversation about this document, or a longer one");
+      expect_force(flags_.save, "holds a conversation about this document, or a longer one",
+                   flags_.force);
       terminal.note(flags_.save + ": holds more than " + document_name() + "; reading it again");
       break;
     case Holdings::other:
+      expect_force(flags_.save, "holds another document", flags_.force);
       terminal.note(flags_.save + ": holds another document; reading " + document_name() + " in its place");
       break;
   }
@@ -150,6 +152,7 @@ void Reader::stopped(const kv_error& error, uint64_t added, uint64_t expected) {
   source_["tokens"] = tokens;
   if (added > 0) {
     context_.terminal.note("Keeping what was read; Ctrl-C again gives it up");
+    expect_unchanged();
     kv_error save_error{};
     check(kv_save(reading_.session.get(), flags_.save.c_str(), nullptr, &save_error), save_error);
   }
@@ -181,11 +184,11 @@ void Reader::read_rest() {
 
 Reading Reader::from_document() {
   source_["document"] = flags_.document;
+  if (!flags_.save.empty()) expect_writable(flags_.save);
   document_ = read_file(flags_.document);
   if (document_.empty()) throw Failure(exit_file, document_name() + " is empty");
   if (!flags_.save.empty()) {
     source_["cache"] = flags_.save;
-    expect_writable_folder();
     reuse_saved();
   }
   if (reading_.session == nullptr) reading_.session = open_session(context_, model_, session_flags_);
@@ -193,6 +196,7 @@ Reading Reader::from_document() {
     read_rest();
     if (!flags_.save.empty()) {
       try {
+        expect_unchanged();
         save(context_, reading_.session.get(), flags_.save);
         context_.terminal.note("Saved " + grouped(reading_.tokens) + " tokens in " + flags_.save);
       } catch (const Failure& failure) {

@@ -10,6 +10,7 @@
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "output.h"
 #include "reading.h"
 #include "strategies.h"
 #include "words.h"
@@ -206,6 +207,7 @@ void run_recall(Context& context, const RecallArguments& arguments) {
   if (arguments.source.document.empty() && arguments.source.cache.empty())
     throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   if (arguments.steps == 0 && arguments.questions.empty()) throw Failure(exit_usage, "--steps is 0 and there is no question: nothing to compare");
+  expect_unused(arguments.output, arguments.source.force);
   Recall recall(context, arguments);
   const std::vector<Measured> measured = recall.run();
   Json& result = context.result;

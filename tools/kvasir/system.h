@@ -26,7 +26,10 @@ enum class Stream { input, output, error };
 bool is_terminal(Stream stream);
 bool write(Stream stream, std::string_view text);    // all of it; false with errno, EPIPE where nobody reads any more
 ptrdiff_t read(void* data, std::size_t size);        // of standard input; 0 at its end, -1 with errno, EINTR at a Ctrl-C
-bool read_file(const std::string& path, std::string* text);  // false with errno
+bool read_file(const std::string& path,
+               std::string* text);  // false with errno; EFBIG for more than most_text
+constexpr std::size_t most_text =
+    std::size_t{1} << 32;  // bytes: more than any context holds. A device may have no end
 ptrdiff_t append(const std::string& path, std::string_view text);  // by one write; bytes written, or -1 with errno
 bool is_disk_full(int error);
 bool may_write_in(const std::string& folder);        // false with errno

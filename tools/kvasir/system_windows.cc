@@ -124,8 +124,10 @@ bool read_file(const std::string& path, std::string* text) {
   if (file == INVALID_HANDLE_VALUE) return fail(GetLastError());
   std::vector<char> buffer(1 << 16);
   ptrdiff_t size = 0;
-  while ((size = read_from(file, buffer.data(), buffer.size())) > 0) text->append(buffer.data(), static_cast<std::size_t>(size));
+  while ((size = read_from(file, buffer.data(), buffer.size())) > 0 && text->size() <= most_text)
+    text->append(buffer.data(), static_cast<std::size_t>(size));
   CloseHandle(file);
+  if (size > 0) errno = EFBIG;
   return size == 0;
 }
 

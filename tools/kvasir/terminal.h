@@ -1,27 +1,32 @@
-// Where the tool speaks: answers and tables on standard output, one-line notes and a transient line on standard error.
+// Where the tool speaks: answers and tables on standard output, one-line notes and a transient line
+// on standard error.
 //
-// Control characters in names and in a model's text never reach a terminal.
+// No control character reaches a terminal but those of this file: not from a model's text, a
+// document, a name or a message.
 #pragma once
 
 #include <string>
 #include <string_view>
+
+#include "shown.h"
 
 namespace tool {
 
 class Terminal {
  public:
   Terminal(bool quiet, bool json);
-  ~Terminal() { erase(); }
+  ~Terminal();
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  // All of the text to standard output, now. Throws Failure: exit_pipe when nobody reads it any more.
+  // All of the text to standard output, now; but to a terminal the beginning of a character waits
+  // for its end. Throws Failure: exit_pipe when nobody reads it any more.
   void print(std::string_view text);
-  void print_untrusted(std::string_view text);  // a model's text or a document's
 
   void note(std::string_view line);   // unless quiet or json
   void error(std::string_view line);  // always, as "kvasir: LINE"
-  void prompt(std::string_view text);  // for a person at the keyboard; no newline is added
+  void prompt(std::string_view text);  // for a person at the keyboard; no newline is added. The
+                                       // tool's own words: nothing is replaced
   bool chatty() const { return chatty_; }
 
   // The transient line: drawn over itself, erased by whatever is said next. Not shown unless draws().
@@ -39,6 +44,8 @@ class Terminal {
   bool utf8_ = false;
   bool output_is_terminal_;
   bool drawn_ = false;
+  Shown shown_{
+      Shown::Newlines::keep};  // what standard output has been given, where it is a terminal
 };
 
 }  // namespace tool

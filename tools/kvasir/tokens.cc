@@ -1,11 +1,10 @@
 // kvasir tokenize and kvasir logits: to compare with other runtimes.
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "commands.h"
 #include "failure.h"
-#include "system.h"
+#include "files.h"
+#include "output.h"
 #include "words.h"
 
 namespace tool {
@@ -21,40 +20,6 @@ std::vector<int32_t> read_token_ids(const std::string& path) {
   }
 }
 
-// A half-written file would look like a shorter result, so it does not stay.
-class OutputFile {
- public:
-  explicit OutputFile(const std::string& path) : path_(path), file_(system::path(path), std::ios::binary | std::ios::trunc) { expect(); }
-  ~OutputFile() {
-    if (done_ || !opened_) return;
-    file_.close();  // which Windows wants first
-    std::error_code failed;
-    std::filesystem::remove(system::path(path_), failed);
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  void write(const std::vector<float>& values, size_t count) {
-    file_.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(count * sizeof(float)));
-    expect();
-  }
-  void close() {
-    file_.close();
-    expect();
-    done_ = true;
-  }
-
- private:
-  void expect() {
-    if (!file_) throw Failure(exit_file, "cannot write " + path_);
-    opened_ = true;
-  }
-
-  std::string path_;
-  std::ofstream file_;
-  bool opened_ = false, done_ = false;
-};
-
 }  // namespace
 
 void run_tokenize(Context& context, const TokenizeArguments& arguments) {
@@ -67,6 +32,7 @@ void run_tokenize(Context& context, const TokenizeArguments& arguments) {
 
 void run_logits(Context& context, const LogitsArguments& arguments) {
   constexpr size_t slice = 512;  // tokens whose logits are held at once
+  expect_unused(arguments.output, arguments.force);
   const std::vector<int32_t> tokens = read_token_ids(arguments.tokens);
   if (tokens.empty()) throw Failure(exit_file, arguments.tokens + " has no tokens");
   const Model model = open_model(context, arguments.model);
@@ -75,17 +41,17 @@ void run_logits(Context& context, const LogitsArguments& arguments) {
   info.struct_size = sizeof info;
   check(kv_model_info(model.get(), &info, &error), error);
   const Session session = open_session(context, model.get(), arguments.session);
-  OutputFile output(arguments.output);
+  NewFile output(arguments.output);
   std::vector<float> logits(std::min(slice, tokens.size()) * info.vocabulary);  // [slice][vocabulary]
   Progress progress(context.terminal, "Reading " + arguments.tokens, Unit::tokens);
   const kv_call_options options = call_options(context, nullptr);
   for (size_t at = 0; at < tokens.size(); at += slice) {
     const size_t count = std::min(slice, tokens.size() - at);
     check(kv_prefill_logits(session.get(), tokens.data() + at, count, logits.data(), &options, &error), error);
-    output.write(logits, count * info.vocabulary);
+    output.write(logits.data(), count * info.vocabulary * sizeof(float));
     Progress::callback(KV_PHASE_PREFILL, at + count, tokens.size(), &progress);
   }
-  output.close();
+  output.finish();
   context.result = {{"file", arguments.output}, {"tokens", tokens.size()}, {"vocabulary", info.vocabulary}};
   context.terminal.note(arguments.output + ": float32 [" + std::to_string(tokens.size()) + "][" +
                         std::to_string(info.vocabulary) + "], little endian");

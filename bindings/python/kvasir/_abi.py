@@ -75,7 +75,7 @@ class kv_answer(Structure):
 class kv_file_information(Structure):
     _fields_ = [("struct_size", c_uint32), ("format_version", c_uint32), ("file_bytes", c_uint64), ("tokens", c_uint64),
                 ("sealed_tokens", c_uint64), ("kv_bytes", c_uint64), ("layers", c_uint32), ("kv_heads", c_uint32), ("head_dim", c_uint32),
-                ("kv_type", c_uint32), ("model_name", c_char * 64)]
+                ("kv_type", c_uint32), ("model_name", c_char * 64), ("chat_format", c_char * 32)]
 
 
 class kv_pack_options(Structure):

@@ -24,6 +24,7 @@ class FileInformation(NamedTuple):
     head_dim: int
     kv_type: Union[KvType, int]
     model_name: str
+    chat_format: str  # of its turns; empty: it has none, or an older library wrote it
 
 
 class PackedInformation(NamedTuple):

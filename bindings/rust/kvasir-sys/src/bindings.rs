@@ -231,6 +231,7 @@ pub struct kv_file_information {
     pub head_dim: u32,
     pub kv_type: u32,
     pub model_name: [::std::os::raw::c_char; 64usize],
+    pub chat_format: [::std::os::raw::c_char; 32usize],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -63,7 +63,7 @@ fn layouts_are_those_of_the_header() {
         kv_generate_options { struct_size max_tokens temperature top_k top_p min_p repetition_penalty keep seed stop stop_count flags cancel
             progress progress_user trace reserved }
         kv_answer { struct_size stop_reason question_tokens answer_tokens first_token_ns total_ns tokens_read tokens_present }
-        kv_file_information { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers kv_heads head_dim kv_type model_name }
+        kv_file_information { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers kv_heads head_dim kv_type model_name chat_format }
         kv_pack_options { struct_size level cancel progress progress_user }
         kv_packed_information { struct_size packed_version file_bytes document_bytes tokens format_version level layers kv_heads head_dim
             reserved model_name }

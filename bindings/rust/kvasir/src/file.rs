@@ -22,6 +22,8 @@ pub struct FileInfo {
     /// `None`: one that this crate does not know.
     pub kv_type: Option<KvType>,
     pub model_name: String,
+    /// Of its turns; empty: it has none, or an older library wrote it.
+    pub chat_format: String,
 }
 
 /// What a packed document says of itself.
@@ -62,6 +64,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
             _ => None,
         },
         model_name: text(&info.model_name),
+        chat_format: text(&info.chat_format),
     })
 }
 

@@ -1,0 +1,75 @@
+// Fields from a file go into messages: names and the format are of few characters.
+#include "session/chat_record.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "base/little_endian.h"
+
+namespace kvasir {
+namespace {
+
+constexpr std::size_t head_bytes = 8;          // u32 of the name's size, u32 of the value's
+constexpr std::size_t most_name = 31;          // of a field and of a format
+constexpr std::string_view format_field = "format";
+
+bool is_name(std::string_view text) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  };
+  return !text.empty() && text.size() <= most_name && std::all_of(text.begin(), text.end(), good);
+}
+
+}  // namespace
+
+Array<std::byte> encode_chat_record(std::string_view format) {
+  std::array<uint8_t, head_bytes> head;
+  store32(head.data(), static_cast<uint32_t>(format_field.size()));
+  store32(head.data() + 4, static_cast<uint32_t>(format.size()));
+  Array<std::byte> record(head_bytes + format_field.size() + format.size());
+  std::memcpy(record.data(), head.data(), head_bytes);
+  std::memcpy(record.data() + head_bytes, format_field.data(), format_field.size());
+  std::memcpy(record.data() + head_bytes + format_field.size(), format.data(), format.size());
+  return record;
+}
+
+Status decode_chat_record(std::span<const std::byte> section, const char* path, ChatRecord* out) {
+  const auto corrupt = [&](const char* what) {
+    return Status::error(Code::corrupt, "%s: section 'chat': %s; nothing was loaded", path, what);
+  };
+  if (section.size() > max_chat_record) return corrupt("it is too large");
+  ChatRecord record;
+  std::vector<std::string_view> names;
+  std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
+  while (!rest.empty()) {
+    if (rest.size() < head_bytes) return corrupt("its last field is cut");
+    const auto* head = reinterpret_cast<const uint8_t*>(rest.data());
+    const uint64_t name_bytes = load32(head), value_bytes = load32(head + 4);
+    rest.remove_prefix(head_bytes);
+    if (name_bytes + value_bytes > rest.size()) return corrupt("its last field is cut");
+    const std::string_view name = rest.substr(0, name_bytes),
+                           value = rest.substr(name_bytes, value_bytes);
+    rest.remove_prefix(name_bytes + value_bytes);
+    if (!is_name(name))
+      return corrupt("a field's name has other characters than a-z, 0-9 and '-', or more than 31");
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      return corrupt("a field is there twice");
+    names.push_back(name);
+    if (name == format_field) {
+      if (!is_name(value))
+        return corrupt(
+            "the format's name has other characters than a-z, 0-9 and '-', or more than 31");
+      record.format = value;
+    } else if (record.unknown.empty()) {
+      record.unknown = name;
+    }
+  }
+  if (record.format.empty()) return corrupt("it names no format");
+  *out = std::move(record);
+  return {};
+}
+
+}  // namespace kvasir

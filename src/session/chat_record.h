@@ -1,0 +1,28 @@
+// What a saved timeline says of its turns: section `chat` of a cache file. Named fields, so that a
+// reader that does not know one says which.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/memory.h"
+#include "base/status.h"
+
+namespace kvasir {
+
+constexpr std::size_t max_chat_record = std::size_t{1} << 20;  // bytes: instructions are a text
+
+struct ChatRecord {
+  std::string format;   // a name as text/chat.h has them, perhaps one that a later library knows;
+                        // empty: there is no record
+  std::string unknown;  // the first field that this library does not know; empty: there is none
+};
+
+Array<std::byte> encode_chat_record(std::string_view format);
+
+// `path` is for messages. Code::corrupt.
+Status decode_chat_record(std::span<const std::byte> section, const char* path, ChatRecord* out);
+
+}  // namespace kvasir
