@@ -519,7 +519,8 @@ KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size
 /* Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
  * The index of the strategy is made or brought up to date first, as by kv_prepare; where the memory_budget has no room for it the timeline is saved
  * with the index that it has, or none, which the log says.
- * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED: the old file stays. options may be NULL. */
+ * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, and KV_CORRUPT where pages of a loaded file are damaged or made numbers that are not
+ * finite, so that the new file could not be loaded: the old file stays. options may be NULL. */
 KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_options *options, kv_error *error);
 
 #define KV_LOAD_VERIFY 1u /* check the whole file now, not each part when it is first used */
@@ -528,7 +529,7 @@ KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_op
  * window and kv_type are the file's: one in full precision is refused with a memory_budget (KV_BAD_ARGUMENT). options->flags: KV_LOAD_VERIFY. The
  * file may be replaced or removed by name afterwards, but not cut or written in place.
  * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION and KV_MODEL_MISMATCH (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_LIMIT (memory_budget), KV_IO,
- * KV_NO_MEMORY. */
+ * KV_CANCELLED, KV_NO_MEMORY. */
 KV_API kv_status kv_load(kv_model *model, const char *path, const kv_session_options *session_options,
                          const kv_call_options *options, kv_session **out, kv_error *error);
 
@@ -555,7 +556,7 @@ typedef struct kv_file_information {
   char model_name[64];      /* of the model that read it, cut where it is longer */
 } kv_file_information;
 
-/* What a cache file says of itself; checks header and tables only. A packed document is KV_NOT_A_CACHE: kv_packed_inspect. */
+/* What a cache file says of itself; checks the header and the timeline's facts only. A packed document is KV_NOT_A_CACHE: kv_packed_inspect. */
 KV_API kv_status kv_file_inspect(const char *path, kv_file_information *info, kv_error *error);
 
 /* Reads and checks every byte. KV_CORRUPT names section and offset. */
@@ -580,8 +581,9 @@ KV_API void kv_pack_options_init(kv_pack_options *options, size_t size);
  * tables; its sections are packed as they are: kv_file_verify checks them), KV_CANCELLED, KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_NO_MEMORY. */
 KV_API kv_status kv_pack(const char *path, const char *packed_path, const kv_pack_options *options, kv_error *error);
 
-/* Restores at path what kv_pack packed; errors likewise. KV_CORRUPT when anything in the file is not as it was written; never writes more than
- * the file's checked header says. */
+/* Restores at path what kv_pack packed; errors likewise. KV_CORRUPT when anything in the file is not as it was written, KV_NOT_A_CACHE and
+ * KV_VERSION also of the document inside, whose header is checked before a file is begun. Never writes more than 4 MiB and 64 times the packed
+ * file, and reserves no space on the disk. */
 KV_API kv_status kv_unpack(const char *packed_path, const char *path, const kv_pack_options *options, kv_error *error);
 
 /* What a packed document says of itself. */

@@ -19,7 +19,7 @@ type FileInfo struct {
 	ModelName     string
 }
 
-// InspectFile checks header and tables of a cache file only. A packed document is ErrNotACache: InspectPacked.
+// InspectFile checks a cache file's header and its timeline's facts only. A packed document is ErrNotACache: InspectPacked.
 func InspectFile(path string) (FileInfo, error) {
 	info := C.kv_file_information{struct_size: C.sizeof_kv_file_information}
 	err := short(path, func(file *C.char, e *C.kv_error) C.kv_status { return C.kv_file_inspect(file, &info, e) })

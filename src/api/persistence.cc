@@ -1,6 +1,6 @@
 // kv_save, kv_load, what is asked of a cache file, and packed copies of it.
 #include "api/handles.h"
-#include "store/cache_file.h"
+#include "store/cache_peek.h"
 #include "store/pack.h"
 
 using namespace kvasir;
@@ -49,22 +49,22 @@ kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens, con
 kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
-    std::shared_ptr<const CacheFile> file;
-    if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+    CachePeek file;
+    if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
     SavedTimeline saved;
-    if (Status s = read_saved(*file, &saved); !s.ok()) return s;
+    if (Status s = read_saved(file, &saved); !s.ok()) return s;
     kv_file_information i{};
-    i.format_version = file->version();
-    i.file_bytes = file->size();
-    i.tokens = file->identity().tokens;
+    i.format_version = file.header().version;
+    i.file_bytes = file.size();
+    i.tokens = file.identity().tokens;
     i.sealed_tokens = saved.sealed_tokens();
     for (format::SectionKind kind : PageStore::sections)
-      if (const CacheFile::Section* section = file->find(kind)) i.kv_bytes += section->bytes;
-    i.layers = file->identity().layers;
-    i.kv_heads = file->identity().kv_heads;
-    i.head_dim = file->identity().head_dim;
+      if (const CachePeek::Section* section = file.find(kind)) i.kv_bytes += section->bytes;
+    i.layers = file.identity().layers;
+    i.kv_heads = file.identity().kv_heads;
+    i.head_dim = file.identity().head_dim;
     i.kv_type = saved.full_precision ? KV_KV_F32 : KV_KV_INT8;
-    api::copy_text(i.model_name, file->identity().model_name);
+    api::copy_text(i.model_name, file.identity().model_name);
     return api::write_result(i, info, "info");
   });
 }
@@ -75,10 +75,10 @@ kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_er
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    std::shared_ptr<const CacheFile> file;
-    if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
+    CachePeek file;
+    if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
-    return file->verify_all(&progress, o.cancel ? &o.cancel->flag : nullptr);
+    return file.verify(&progress, o.cancel ? &o.cancel->flag : nullptr);
   });
 }
 

@@ -55,7 +55,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     uint64_t all = 0;
     Status s = CachePeek::open(path_of(file.name), &peek);
     if (s.ok() && peek.identity().model != fresh.model().fingerprint()) continue;
-    if (s.ok()) s = peek.read_chain(&chain, &all);
+    if (s.ok()) s = peek.read_chain(tokens.size(), &chain, &all);
     if (s.code() == Code::not_found) continue;  // gone meanwhile
     if (!s.ok()) {
       go_on_without(file.name, s);
@@ -89,9 +89,8 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       CachePeek peek;
       Array<Token> its;
       Status s = CachePeek::open(path_of(f.name), &peek);
-      if (s.ok()) s = peek.read_tokens(&its);
+      if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
       if (!s.ok()) unusable(f, s);
-      its.resize(std::min<std::size_t>(its.size(), f.all));
       f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
       if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     }

@@ -307,9 +307,9 @@ Status BareCache::save(const std::string& path, const Cancel* cancel, Progress::
 Status BareCache::load(const std::string& path, BareOptions options, bool verify, const Cancel* cancel, Progress::Report report,
                        std::unique_ptr<BareCache>* out) {
   if (Status s = resolve(&options); !s.ok()) return s;
-  std::shared_ptr<const CacheFile> file;
-  if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
-  const format::Identity& id = file->identity();
+  CachePeek peek;
+  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  const format::Identity& id = peek.identity();
   const auto mismatch = [&](const char* what) {
     return Status::error(Code::model_mismatch, "%s %s; nothing was loaded", path.c_str(), what);
   };
@@ -317,21 +317,23 @@ Status BareCache::load(const std::string& path, BareOptions options, bool verify
   if (id.layers != options.shape.layers || id.kv_heads != options.shape.kv_heads || id.head_dim != options.shape.head_dim)
     return mismatch("has another shape");
   if (id.model != options.identity) return mismatch("has another identity: other weights made it");
-  if (verify) {
-    Progress progress(std::move(report));
-    if (Status s = file->verify_all(&progress, cancel); !s.ok()) return s;
-  }
   const StoreShape shape = store_shape(options);
   SavedTimeline state;
-  if (Status s = read_saved(*file, &state); !s.ok()) return s;
-  if (Status s = check_saved(*file, shape, state); !s.ok()) return s;
+  if (Status s = read_saved(peek, &state); !s.ok()) return s;
+  if (Status s = check_saved(peek, shape, options.shape.group(), state); !s.ok()) return s;
   if (state.tokens > options.most_tokens)
     return Status::error(Code::context_full, "%s holds %" PRIu64 " tokens: the cache may hold %" PRIu64 "; nothing was loaded", path.c_str(),
                          state.tokens, options.most_tokens);
+  if (verify) {
+    Progress progress(std::move(report));
+    if (Status s = peek.verify(&progress, cancel); !s.ok()) return s;
+  }
+  std::shared_ptr<const CacheFile> file;
+  if (Status s = CacheFile::open(std::move(peek), &file, nullptr, cancel); !s.ok()) return s;
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(shape, options.window);
-  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens, nullptr, &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens, nullptr, cancel, &store); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(options, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "session/session.h"
 #include "store/cache_file.h"
+#include "store/format_fields.h"
 #include "store/section_floats.h"
 #include "store/token_chain.h"
 
@@ -16,7 +17,7 @@ using format::SectionKind;
 
 namespace {
 
-constexpr std::size_t observed_head = 16;
+constexpr std::size_t observed_head = format::observed_head_bytes;
 
 void put(std::byte* at, uint64_t value, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
@@ -76,7 +77,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
 namespace {
 
 // The queries in a section, behind `head` bytes, of a timeline that had so many tokens then; nothing where there is none.
-Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens, ThreadPool* pool, RecentQueries* out) {
+Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens, ThreadPool* pool, const Cancel* cancel,
+                    RecentQueries* out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes == 0) return {};
   const uint64_t token = out->token_floats() * sizeof(float), bytes = section->bytes - head;
@@ -86,61 +88,60 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
                          " tokens; nothing was loaded", file.path().c_str(), format::name_of(kind), section->bytes, most);
   if (Status s = expect(file, kind, section->bytes, &section); !s.ok()) return s;
   out->restore(static_cast<uint32_t>(bytes / token), tokens);
-  return copy_floats(file, *section, head, out->saved_rows(), out->width(), pool, [&](uint64_t row) { return out->saved_row(row); });
+  return copy_floats(file, *section, head, out->saved_rows(), out->width(), pool, cancel, [&](uint64_t row) { return out->saved_row(row); });
 }
 
 // A number of tokens, of a timeline of so many; *out stays where there is none.
-Status load_count(const CacheFile& file, SectionKind kind, uint64_t tokens, uint64_t* out) {
+Status load_count(const CacheFile& file, SectionKind kind, const SectionFacts& facts, uint64_t* out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes == 0) return {};
   const std::byte* at = nullptr;
-  if (Status s = take(file, kind, sizeof *out, nullptr, &at); !s.ok()) return s;
+  if (Status s = take(file, kind, sizeof *out, facts, nullptr, nullptr, &at); !s.ok()) return s;
   std::memcpy(out, at, sizeof *out);
-  if (*out <= tokens) return {};
-  return Status::error(Code::corrupt, "%s: section '%s' says %" PRIu64 " of %" PRIu64 " tokens; nothing was loaded", file.path().c_str(),
-                       format::name_of(kind), *out, tokens);
+  return {};
 }
 
 }  // namespace
 
-Status Session::load_observed(const CacheFile& file) {
+Status Session::load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel) {
   const CacheFile::Section* section = file.find(SectionKind::observed);
   if (!section || section->bytes == 0) return {};
   if (Status s = expect(file, SectionKind::observed, section->bytes, &section); !s.ok()) return s;
   std::array<std::byte, observed_head> head{};
   if (Status s = file.copy(*section, 0, std::min<uint64_t>(section->bytes, observed_head), head.data()); !s.ok()) return s;
   const uint64_t end = section->bytes < observed_head ? 0 : get(head.data(), 8), pages = section->bytes < observed_head ? 0 : get(head.data() + 8, 8);
-  if (end == 0 || end > tokens_.size() || pages > end / store_.shape().page.page_tokens)
-    return Status::error(Code::corrupt, "%s: section 'observed' is of another timeline; nothing was loaded", file.path().c_str());
+  if (const char* what = wrong_observed(end, pages, facts))
+    return Status::error(Code::corrupt, "%s: section 'observed' %s; nothing was loaded", file.path().c_str(), what);
   const ModelConfig& c = model_->config();
   observed_ = {RecentQueries(c.layers, c.heads, c.head_dim), static_cast<uint32_t>(pages)};
-  return load_queries(file, SectionKind::observed, observed_head, end, pool_.get(), &observed_.queries);
+  return load_queries(file, SectionKind::observed, observed_head, end, pool_.get(), cancel, &observed_.queries);
 }
 
 // The sections that a timeline can do without.
-Status Session::load_optional(const CacheFile& file, const SavedTimeline& state) {
+Status Session::load_optional(const CacheFile& file, const SavedTimeline& state, const Cancel* cancel) {
+  const SectionFacts facts = state.facts(model_->config().vocabulary);
   const std::byte* at = nullptr;
   if (const CacheFile::Section* logits = file.find(SectionKind::logits); logits && logits->bytes) {
-    if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), nullptr, &at); !s.ok()) return s;
-    const auto values = floats(at, logits->bytes);
-    if (Status s = check_finite(file, SectionKind::logits, values); !s.ok()) return s;
-    logits_.assign(values.begin(), values.end());
+    if (Status s = take(file, SectionKind::logits, model_->config().vocabulary * sizeof(float), facts, nullptr, cancel, &at); !s.ok())
+      return s;
+    const auto* values = reinterpret_cast<const float*>(at);
+    logits_.assign(values, values + logits->bytes / sizeof *values);
     logits_at_ = state.tokens;
   }
   if (const CacheFile::Section* errors = file.find(SectionKind::errors); errors && errors->bytes) {
-    if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), nullptr, &at); !s.ok()) return s;
-    const auto values = floats(at, errors->bytes);
-    if (Status s = check_finite(file, SectionKind::errors, values); !s.ok()) return s;
-    layer_errors_.assign(values.begin(), values.end());
+    if (Status s = take(file, SectionKind::errors, model_->config().layers * sizeof(float), facts, nullptr, cancel, &at); !s.ok())
+      return s;
+    const auto* values = reinterpret_cast<const float*>(at);
+    layer_errors_.assign(values, values + errors->bytes / sizeof *values);
     probed_at_ = uint64_t{state.probed_pages} * state.page_tokens;  // the next one comes when it would have come
   }
   if (!options_.full_precision) {
-    if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, pool_.get(), &queries_); !s.ok()) return s;
-    if (Status s = load_observed(file); !s.ok()) return s;
+    if (Status s = load_queries(file, SectionKind::queries, 0, state.tokens, pool_.get(), cancel, &queries_); !s.ok()) return s;
+    if (Status s = load_observed(file, facts, cancel); !s.ok()) return s;
   }
-  if (Status s = load_count(file, SectionKind::sparse, state.tokens, &sparse_tokens_); !s.ok()) return s;
+  if (Status s = load_count(file, SectionKind::sparse, facts, &sparse_tokens_); !s.ok()) return s;
   read_tokens_ = state.tokens;
-  return load_count(file, SectionKind::read, state.tokens, &read_tokens_);
+  return load_count(file, SectionKind::read, facts, &read_tokens_);
 }
 
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path, SessionOptions options, bool verify,
@@ -148,48 +149,53 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
                      uint64_t tokens_wanted, Progress::Report reading) {
   const uint64_t begin = os::now_ns();
   if (Status s = resolve(*model, &options); !s.ok()) return s;
-  std::unique_ptr<ThreadPool> pool;  // the session's: of a long text's file there is much to look at
-  if (Status s = ThreadPool::create(options.threads, &pool); !s.ok()) return s;
-  std::shared_ptr<const CacheFile> file;
-  if (Status s = CacheFile::open(path, &file, pool.get()); !s.ok()) return s;
-  if (file->identity().vocabulary == 0)
+  CachePeek peek;
+  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  const format::Identity& id = peek.identity();
+  const ModelConfig& config = model->config();
+  if (id.vocabulary == 0)
     return Status::error(Code::model_mismatch, "%s is a cache of no model: kv_cache_load loads it; nothing was loaded", path.c_str());
-  if (file->identity().model != model->fingerprint())
+  if (id.model != model->fingerprint())
     return Status::error(Code::model_mismatch, "%s was saved with another model ('%s'): read the document again; nothing was loaded",
-                         path.c_str(), file->identity().model_name);
-  if (verify) {
-    Progress progress(std::move(report));
-    if (Status s = file->verify_all(&progress, cancel); !s.ok()) return s;
-  }
-  SavedTimeline state;
-  if (Status s = read_saved(*file, &state); !s.ok()) return s;
-  if (file->identity().vocabulary != model->config().vocabulary)
+                         path.c_str(), id.model_name);
+  if (id.vocabulary != config.vocabulary)
     return Status::error(Code::corrupt, "%s: the header's shape is not the model's though the fingerprint is; nothing was loaded", path.c_str());
-  if (Status s = check_saved(*file, model->store_shape(), state); !s.ok()) return s;
+  SavedTimeline state;
+  if (Status s = read_saved(peek, &state); !s.ok()) return s;
+  if (Status s = check_saved(peek, model->store_shape(), config.group(), state); !s.ok()) return s;
+  if (state.tokens > config.context)
+    return Status::error(Code::corrupt, "%s holds %" PRIu64 " tokens: its model was trained for %" PRIu64 "; nothing was loaded", path.c_str(),
+                         state.tokens, config.context);
   if (tokens_wanted > state.tokens)
     return Status::error(Code::bad_argument, "%s holds %" PRIu64 " tokens: %" PRIu64 " were asked for; nothing was loaded", path.c_str(),
                          state.tokens, tokens_wanted);
   if (const uint64_t wanted = tokens_wanted ? tokens_wanted : state.tokens; wanted > options.context)
     return Status::error(Code::context_full, "%s: %" PRIu64 " tokens do not fit: the session's context is %" PRIu64 "; nothing was loaded",
                          path.c_str(), wanted, options.context);
+  if (verify) {
+    Progress progress(std::move(report));
+    if (Status s = peek.verify(&progress, cancel); !s.ok()) return s;
+  }
+  std::unique_ptr<ThreadPool> pool;  // the session's: of a long text's file there is much to look at
+  if (Status s = ThreadPool::create(options.threads, &pool); !s.ok()) return s;
+  std::shared_ptr<const CacheFile> file;
+  if (Status s = CacheFile::open(std::move(peek), &file, pool.get(), cancel); !s.ok()) return s;
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
-  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, pool.get(), &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel, &store); !s.ok()) return s;
   const std::byte* tokens = nullptr;
-  if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), pool.get(), &tokens); !s.ok()) return s;
+  if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), state.facts(config.vocabulary), pool.get(), cancel, &tokens); !s.ok())
+    return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));
   session->pool_ = std::move(pool);
   session->tokens_.resize(state.tokens);
   if (state.tokens) std::memcpy(session->tokens_.data(), tokens, state.tokens * sizeof(Token));
-  const auto vocabulary = static_cast<Token>(model->config().vocabulary);
-  if (std::any_of(session->tokens_.begin(), session->tokens_.end(), [&](Token t) { return t < 0 || t >= vocabulary; }))
-    return Status::error(Code::corrupt, "%s: section 'tokens' holds a token that the model does not have; nothing was loaded", path.c_str());
   session->turn_ = static_cast<Turn>(state.turn);
   session->document_tokens_ = state.document_tokens;
   session->document_turn_ = static_cast<Turn>(state.document_turn);
-  if (Status e = session->load_optional(*file, state); !e.ok()) return e;
+  if (Status e = session->load_optional(*file, state, cancel); !e.ok()) return e;
   for (const CacheFile::Section& section : file->sections())  // copied by now, and not to stay in memory twice
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits || section.kind == SectionKind::queries)
       file->advise(section, os::Mapping::Advice::dont_need);

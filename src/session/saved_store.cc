@@ -7,32 +7,80 @@
 #include <vector>
 
 #include "base/little_endian.h"
-#include "base/magnitude.h"
+#include "store/format_fields.h"
 #include "store/section_floats.h"
+#include "store/section_sizes.h"
 
 namespace kvasir {
 
-using format::SectionKind;
+using namespace format;
 
 namespace {
 
-constexpr std::size_t state_bytes = 48;
-
 std::array<uint8_t, state_bytes> encode(const SavedTimeline& s) {
   std::array<uint8_t, state_bytes> out{};
-  const uint32_t small[] = {s.turn, s.full_precision, s.window_tokens, s.window_count, s.pages, s.page_tokens};
-  for (std::size_t i = 0; i < 6; ++i) store32(out.data() + 4 * i, small[i]);
-  store64(out.data() + 24, s.tokens);
-  store64(out.data() + 32, s.document_tokens);
-  store32(out.data() + 40, s.document_turn);
-  store32(out.data() + 44, s.probed_pages);
+  store32(out.data() + state_turn, s.turn);
+  store32(out.data() + state_full_precision, s.full_precision);
+  store32(out.data() + state_window_tokens, s.window_tokens);
+  store32(out.data() + state_window_count, s.window_count);
+  store32(out.data() + state_pages, s.pages);
+  store32(out.data() + state_page_tokens, s.page_tokens);
+  store64(out.data() + state_tokens, s.tokens);
+  store64(out.data() + state_document_tokens, s.document_tokens);
+  store32(out.data() + state_document_turn, s.document_turn);
+  store32(out.data() + state_probed_pages, s.probed_pages);
   return out;
 }
 
 SavedTimeline decode(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
-  const auto small = [&](std::size_t i) { return load32(at + 4 * i); };
-  return {small(0), small(1), small(2), small(3), small(4), small(5), load64(at + 24), load64(at + 32), small(10), small(11)};
+  return {load32(at + state_turn),          load32(at + state_full_precision), load32(at + state_window_tokens),   load32(at + state_window_count),
+          load32(at + state_pages),         load32(at + state_page_tokens),    load64(at + state_tokens),          load64(at + state_document_tokens),
+          load32(at + state_document_turn), load32(at + state_probed_pages)};
+}
+
+// What is wrong with a timeline's facts, as a loader and a saver see them; null: nothing.
+const char* wrong_state(const SavedTimeline& s, const StoreShape& shape, const format::Identity& identity) {
+  if (s.turn > 3 || s.document_turn > 2) return "an unknown turn";
+  if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0)) return "a conversation that begins nowhere";
+  if (s.full_precision > 1) return "an unknown flag";
+  if (s.probed_pages > s.pages) return "a measurement of pages that are not there";
+  if (s.page_tokens != shape.page.page_tokens) return "another page size";
+  if (s.tokens != identity.tokens) return "not the header's number of tokens";
+  if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count) return "pages and window do not add up to its tokens";
+  if (s.full_precision && s.pages) return "sealed pages in a full-precision timeline";
+  if (s.window_tokens == 0 || s.window_tokens > (1u << 20)) return "a window out of range";
+  if ((s.turn == 0) != (s.tokens == 0)) return "a turn that does not fit its tokens";
+  if (s.pages && s.window_count == 0) return "an empty window";
+  return nullptr;
+}
+
+// What a loader would refuse is not written.
+Status check_savable(const std::string& path, const format::Identity& identity, const KvStore& store, const SavedTimeline& state,
+                     std::span<const SavedPart> parts, const Cancel* cancel) {
+  const auto refused = [&](SectionKind kind, const char* what) {
+    return Status::error(Code::corrupt, "section '%s' %s: the cache that was loaded, or the model's file, is damaged; %s was not written", format::name_of(kind),
+                         what, path.c_str());
+  };
+  const StoreShape& shape = store.shape();
+  if (const char* what = wrong_state(state, shape, identity))
+    return Status::error(Code::internal, "the timeline has %s; %s was not written", what, path.c_str());
+  for (const SavedPart& part : parts) {
+    constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
+    const std::span<const std::byte> all(static_cast<const std::byte*>(part.data), part.bytes);
+    const bool whole = part.kind == SectionKind::observed;  // of several arrays
+    for (std::size_t at = 0; at < all.size(); at += whole ? all.size() : piece) {
+      if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
+      const std::span<const std::byte> bytes = whole ? all : all.subspan(at, std::min(piece, all.size() - at));
+      if (const char* what = wrong_section(part.kind, bytes, state.facts(identity.vocabulary))) return refused(part.kind, what);
+    }
+  }
+  if (const char* what = store.sketch().wrong(state.pages)) return refused(SectionKind::sketch, what);
+  if (const char* what = store.representatives().wrong(state.tokens, state.window_count)) return refused(SectionKind::representatives, what);
+  for (const TokenIndexes::Entry& entry : store.indexes().entries)
+    if (entry.index)
+      if (const char* what = entry.index->wrong(entry.valid, state.sealed_tokens())) return refused(section_of(entry.index->kind()), what);
+  return {};
 }
 
 Status write_all(CacheWriter* writer, const void* data, std::size_t size, const Cancel* cancel, Progress* progress) {
@@ -47,9 +95,9 @@ Status write_all(CacheWriter* writer, const void* data, std::size_t size, const 
   return {};
 }
 
-Status check_version(const CacheFile& file, const CacheFile::Section& section) {
+Status check_version(const std::string& path, const CacheFile::Section& section) {
   if (section.version == section_version) return {};
-  return Status::error(Code::version, "%s: section '%s' has version %u, this library reads %u; nothing was loaded", file.path().c_str(),
+  return Status::error(Code::version, "%s: section '%s' has version %u, this library reads %u; nothing was loaded", path.c_str(),
                        format::name_of(section.kind), section.version, section_version);
 }
 
@@ -61,25 +109,31 @@ Status expect(const CacheFile& file, SectionKind kind, uint64_t bytes, const Cac
     return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
                          file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
   *out = section;
-  return check_version(file, *section);
+  return check_version(file.path(), *section);
 }
 
-Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out) {
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const Cancel* cancel, const std::byte** out) {
   const CacheFile::Section* section = nullptr;
   if (Status s = expect(file, kind, bytes, &section); !s.ok()) return s;
-  if (Status s = file.check_section(*section, pool); !s.ok()) return s;
+  if (Status s = file.check_section(*section, pool, cancel); !s.ok()) return s;
   *out = file.bytes(kind).data();
   return {};
 }
 
-Status check_finite(const CacheFile& file, SectionKind kind, std::span<const float> values) {
-  return all_finite(values) ? Status() : not_finite(file, *file.find(kind));
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const SectionFacts& facts, ThreadPool* pool, const Cancel* cancel,
+            const std::byte** out) {
+  if (Status s = take(file, kind, bytes, pool, cancel, out); !s.ok()) return s;
+  const char* what = wrong_section(kind, {*out, static_cast<std::size_t>(bytes)}, facts);
+  if (!what) return {};
+  return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded", file.path().c_str(), format::name_of(kind), what);
 }
 
-Status read_saved(const CacheFile& file, SavedTimeline* out) {
-  const std::byte* at = nullptr;
-  if (Status s = take(file, SectionKind::state, state_bytes, nullptr, &at); !s.ok()) return s;
-  *out = decode(at);
+Status read_saved(const CachePeek& file, SavedTimeline* out) {
+  if (Status s = file.expect(SectionKind::state, state_bytes); !s.ok()) return s;
+  if (Status s = check_version(file.path(), *file.find(SectionKind::state)); !s.ok()) return s;
+  Array<std::byte> bytes;
+  if (Status s = file.read(SectionKind::state, state_bytes, &bytes); !s.ok()) return s;
+  *out = decode(bytes.data());
   return {};
 }
 
@@ -103,6 +157,7 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
                                 {SectionKind::window, window.data(), window.size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
 
+  if (Status s = check_savable(path, identity, store, state, all, cancel); !s.ok()) return s;
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
   for (const SavedPart& part : all)
@@ -131,64 +186,53 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   return writer->finish(before_rename);
 }
 
-Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTimeline& s) {
-  const auto corrupt = [&](const char* what) {
-    return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded", file.path().c_str(), what);
-  };
+Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t group, const SavedTimeline& state) {
   const format::Identity& id = file.identity();
   if (id.layers != shape.layers || id.kv_heads != shape.kv_heads || id.head_dim != shape.page.head_dim)
     return Status::error(Code::corrupt, "%s: the header's shape is another one; nothing was loaded", file.path().c_str());
-  if (s.turn > 3 || s.document_turn > 2) return corrupt("an unknown turn");
-  if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0)) return corrupt("a conversation that begins nowhere");
-  if (s.full_precision > 1) return corrupt("an unknown flag");
-  if (s.probed_pages > s.pages) return corrupt("a measurement of pages that are not there");
-  if (s.page_tokens != shape.page.page_tokens) return corrupt("another page size");
-  if (s.tokens != id.tokens) return corrupt("not the header's number of tokens");
-  if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count) return corrupt("pages and window do not add up to its tokens");
-  if (s.full_precision && s.pages) return corrupt("sealed pages in a full-precision timeline");
-  if (s.window_tokens == 0 || s.window_tokens > (1u << 20)) return corrupt("a window out of range");
-  if ((s.turn == 0) != (s.tokens == 0)) return corrupt("a turn that does not fit its tokens");
-  if (s.pages && s.window_count == 0) return corrupt("an empty window");
-  return {};
+  if (const char* what = wrong_state(state, shape, id))
+    return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded", file.path().c_str(), what);
+  const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float);
+  const auto has = [&](SectionKind kind) { return state.pages > 0 || (file.find(kind) && file.find(kind)->bytes > 0); };
+  const struct {
+    SectionKind kind;
+    uint64_t bytes;
+  } exact[] = {{SectionKind::tokens, id.vocabulary ? state.tokens * sizeof(int32_t) : 0},
+               {SectionKind::centre, has(SectionKind::centre) ? row : 0},  // a rewound timeline keeps its centre
+               {SectionKind::sinks, has(SectionKind::sinks) ? row * 2 * shape.page.page_tokens : 0},
+               {SectionKind::window, row * 2 * state.window_count},
+               {SectionKind::pages, PageStore::file_bytes(shape, SectionKind::pages, state.pages)},
+               {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
+               {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
+  for (const auto& [kind, bytes] : exact) {
+    if (Status s = file.expect(kind, bytes); !s.ok()) return s;
+    if (Status s = check_version(file.path(), *file.find(kind)); !s.ok()) return s;
+  }
+  return check_section_sizes(file.header(), file.path().c_str(), group);
 }
 
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, ThreadPool* pool, KvStore* out) {
+                  uint64_t tokens, ThreadPool* pool, const Cancel* cancel, KvStore* out) {
   if (memory.bytes && state.full_precision)
     return Status::error(Code::bad_argument, "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was "
                          "loaded", file->path().c_str());
   const uint32_t window_tokens = state.full_precision ? KvStore::keep_all : state.window_tokens;
   const StoreShape shape = out->shape();
-  const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float);
-  const CacheFile::Section* centre_section = file->find(SectionKind::centre);
-  const CacheFile::Section* sinks_section = file->find(SectionKind::sinks);
-  const bool was_sealed = state.pages || (centre_section && centre_section->bytes);  // a rewound timeline keeps its centre
-  const bool has_sinks = state.pages || (sinks_section && sinks_section->bytes);
-  const CacheFile::Section* window_section = nullptr;
-  const uint64_t sizes[] = {was_sealed ? row : 0,
-                            has_sinks ? row * 2 * shape.page.page_tokens : 0, row * 2 * state.window_count};
-  if (Status s = expect(*file, SectionKind::centre, sizes[0], &centre_section); !s.ok()) return s;
-  if (Status s = expect(*file, SectionKind::sinks, sizes[1], &sinks_section); !s.ok()) return s;
-  if (Status s = expect(*file, SectionKind::window, sizes[2], &window_section); !s.ok()) return s;
-  for (SectionKind kind : PageStore::sections) {
-    const CacheFile::Section* section = file->find(kind);
-    if (!section || section->bytes != PageStore::file_bytes(shape, kind, state.pages))
-      return Status::error(Code::corrupt, "%s: section '%s' does not have the size of %u pages; nothing was loaded", file->path().c_str(),
-                           format::name_of(kind), state.pages);
-    if (Status s = check_version(*file, *section); !s.ok()) return s;
-    if (kind == SectionKind::pages) file->advise(*section, os::Mapping::Advice::random);
-  }
+  const CacheFile::Section *centre_section = file->find(SectionKind::centre), *sinks_section = file->find(SectionKind::sinks),
+                           *window_section = file->find(SectionKind::window);
+  const bool was_sealed = centre_section->bytes > 0, has_sinks = sinks_section->bytes > 0;
+  file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
 
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
   if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == KeySketch::section_version) {
-    if (Status s = KeySketch::map(shape, file, state.pages, pool, &sketch); !s.ok()) return s;
+    if (Status s = KeySketch::map(shape, file, state.pages, pool, cancel, &sketch); !s.ok()) return s;
   }
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
       section && section->bytes && section->version == section_version && !state.full_precision) {
-    if (Status s = Representatives::map(file, state.tokens, &representatives); !s.ok()) return s;
+    if (Status s = Representatives::map(file, state.tokens, state.window_count, &representatives); !s.ok()) return s;
   } else if (state.tokens > 0) {
     representatives.forget();  // read by an older library
   }
@@ -196,7 +240,8 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
                                    {state.window_count, was_sealed, has_sinks}, memory);
   const KvStore::Restored to = store.restored();
   const auto copy = [&](const CacheFile::Section& section, uint64_t rows, const std::function<float*(uint64_t)>& place) {
-    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, place);
+    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, cancel,
+                       place);
   };
   if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok()) return s;
   if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok()) return s;

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "store/cache_file.h"
 #include "store/kv_store.h"
+#include "store/section_rules.h"
 
 namespace kvasir {
 
@@ -30,8 +31,10 @@ struct SavedTimeline {
   uint32_t probed_pages = 0;
 
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
+  SectionFacts facts(uint32_t vocabulary) const { return {vocabulary, tokens, page_tokens}; }
 };
-Status read_saved(const CacheFile& file, SavedTimeline* out);
+// The first part of loading: reads the section's 48 bytes alone. Code::corrupt, Code::version, Code::io.
+Status read_saved(const CachePeek& file, SavedTimeline* out);
 
 // A section beside those of the store.
 struct SavedPart {
@@ -41,26 +44,26 @@ struct SavedPart {
 };
 
 // Writes `state`, whose facts about the store are filled in, the parts and the store. `identity` likewise needs no shape and no tokens.
+// Code::corrupt where a loader would refuse what would be written (section_rules.h): nothing has been written then.
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
                   const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename = {});
 
-// Whether a file's facts fit each other and a store of this shape.
-Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTimeline& state);
+// Whether a file's facts fit each other and a store of this shape, and every section is as large as they say, or as a store
+// for `group` query heads of a KV head can make it: before anything is allocated by a size that the file gives.
+Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t group, const SavedTimeline& state);
 // The store of a file whose state is checked, mapped; `out` has the shape. group: query heads of a KV head. memory: for the first `tokens` tokens, as
 // KvStore::set_budget(); Code::bad_argument where the file is in full precision.
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, ThreadPool* pool, KvStore* out);
+                  uint64_t tokens, ThreadPool* pool, const Cancel* cancel, KvStore* out);
 
 // For those who read further sections.
 constexpr uint32_t section_version = 1;  // of every section's own encoding but the sketch's, which has its own
 // A section that must be there with exactly this size. Nothing of it is read.
 Status expect(const CacheFile& file, format::SectionKind kind, uint64_t bytes, const CacheFile::Section** out);
 // The same, its checksums verified.
-Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, ThreadPool* pool, const std::byte** out);
-// Float sections hold what was computed: none of it is NaN or infinite.
-Status check_finite(const CacheFile& file, format::SectionKind kind, std::span<const float> values);
-inline std::span<const float> floats(const std::byte* at, uint64_t bytes) {
-  return {reinterpret_cast<const float*>(at), static_cast<std::size_t>(bytes / sizeof(float))};
-}
+Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, ThreadPool* pool, const Cancel* cancel, const std::byte** out);
+// The same, and that it is a section as section_rules.h has it.
+Status take(const CacheFile& file, format::SectionKind kind, uint64_t bytes, const SectionFacts& facts, ThreadPool* pool, const Cancel* cancel,
+            const std::byte** out);
 
 }  // namespace kvasir

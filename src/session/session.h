@@ -177,8 +177,8 @@ class Session {
   Status make_room(uint64_t question, uint64_t answer);
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
-  Status load_observed(const CacheFile& file);
-  Status load_optional(const CacheFile& file, const SavedTimeline& state);
+  Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
+  Status load_optional(const CacheFile& file, const SavedTimeline& state, const Cancel* cancel);
   void log(int level, const char* message) const;
 
   std::shared_ptr<const Model> model_;

@@ -12,6 +12,7 @@
 #include "base/checksum.h"
 #include "compute/first_failure.h"
 #include "compute/pieces.h"
+#include "store/cache_verify.h"
 
 namespace kvasir {
 
@@ -23,7 +24,6 @@ static_assert(std::endian::native == std::endian::little, "the sections' numbers
 namespace {
 
 constexpr uint64_t word_blocks = 64;                      // blocks a word of the bitmap
-constexpr uint64_t verify_step = uint64_t{1} << 20;       // bytes between two looks at the cancel flag: well under 1 ms
 constexpr std::size_t scan_step = std::size_t{64} << 10;  // bytes between reading and use: a core's second-level cache holds them
 constexpr uint32_t most_pieces = word_blocks;             // places that one read fills
 
@@ -38,37 +38,33 @@ bool is_read_whole(SectionKind kind) {
 
 constexpr int lock_tries = 20;
 
-bool is_zero(const std::byte* p, uint64_t size) {
-  return size == 0 || (p[0] == std::byte{0} && std::memcmp(p, p + 1, size - 1) == 0);
-}
-
 }  // namespace
 
-Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool) {
+Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool, const Cancel* cancel) {
+  CachePeek peek;
+  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  return open(std::move(peek), out, pool, cancel);
+}
+
+Status CacheFile::open(CachePeek peek, std::shared_ptr<const CacheFile>* out, ThreadPool* pool, const Cancel* cancel) {
   std::shared_ptr<CacheFile> cache(new CacheFile);
-  cache->path_ = path;
-  os::File file;
-  if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
-  uint64_t size = 0;
-  if (Status s = file.size(&size); !s.ok()) return s;
+  cache->path_ = peek.path();
+  cache->header_ = peek.header();
+  os::File file = std::move(peek).take_file();
+  const uint64_t size = cache->header_.file_size;
   // For others to see; what is mapped does not depend on it. Its writer lets go of it just after giving it its name.
   bool locked = false;
   for (int tries = 0; tries < lock_tries && file.lock(os::Lock::shared, &locked).ok() && !locked; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  std::array<uint8_t, header_bytes> begin;
-  const std::size_t readable = static_cast<std::size_t>(std::min(size, header_bytes));
-  if (Status s = file.read(0, begin.data(), readable); !s.ok()) return s;
-  if (Status s = CacheHeader::decode({begin.data(), readable}, size, path.c_str(), &cache->header_); !s.ok()) return s;
-
   if (Status s = os::Mapping::map(file, &cache->mapping_); !s.ok()) return s;
   if (cache->mapping_.size() != size) {
-    return Status::error(Code::corrupt, "%s changed its size while it was opened", path.c_str());
+    return Status::error(Code::corrupt, "%s changed its size while it was opened", cache->path_.c_str());
   }
   cache->file_ = std::move(file);
   for (uint32_t threads = handle_threads; pool && threads < pool->threads(); threads += handle_threads)  // fewer where the system has no more: only slower
     if (os::File more; cache->file_.reopen(&more).ok()) cache->more_files_.push_back(std::move(more));
   cache->place_sections();
-  if (Status s = cache->read_tables(cache->tables_.get(), pool); !s.ok()) return s;
+  if (Status s = cache->read_tables(pool, cancel); !s.ok()) return s;
   cache->seen_ = Array<std::atomic<uint64_t>>(ceil_div(size, block_bytes * word_blocks));
   *out = std::move(cache);
   return {};
@@ -100,21 +96,23 @@ void CacheFile::place_sections() {
   }
 }
 
-Status CacheFile::read_tables(uint64_t* to, ThreadPool* pool) const {
+Status CacheFile::read_tables(ThreadPool* pool, const Cancel* cancel) {
   FirstFailure failure;
   by_pieces(table_bytes(), pool, [&](std::size_t at, std::size_t size) {
-    if (Status s = file().read(header_.tables_offset() + at, reinterpret_cast<std::byte*>(to) + at, size); !s.ok()) failure.note(std::move(s));
+    if (is_cancelled(cancel)) return failure.note(stopped());
+    if (Status s = file().read(header_.tables_offset() + at, reinterpret_cast<std::byte*>(tables_.get()) + at, size); !s.ok())
+      failure.note(std::move(s));
   });
   if (Status s = std::move(failure).take(); !s.ok()) return s;
   for (const Section& section : sections()) {
-    const uint64_t* table = to + places_[index_of(section)].table;
-    if (checksum(table, section.table_bytes(), section.table_offset) == section.table_checksum) continue;
-    return Status::error(Code::corrupt, "%s is damaged: the checksum table of section %s at byte %llu", path_.c_str(),
-                         name_of(section.kind), static_cast<unsigned long long>(section.table_offset))
-        .with_offset(section.table_offset);
+    const uint64_t* table = tables_.get() + places_[index_of(section)].table;
+    if (is_cancelled(cancel)) return stopped();
+    if (checksum(table, section.table_bytes(), section.table_offset) != section.table_checksum) return table_damaged(file_, section);
   }
   return {};
 }
+
+Status CacheFile::stopped() const { return Status::error(Code::cancelled, "cancelled; nothing of %s was loaded", path_.c_str()); }
 
 const CacheFile::Section* CacheFile::find(SectionKind kind) const {
   for (const Section& section : sections()) {
@@ -169,12 +167,13 @@ Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size, s
   return {};
 }
 
-Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const {
+Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Cancel* cancel, const Take& f) const {
   if (!range_fits(offset, size, section.bytes)) return damaged(section, 0);
   if (size == 0) return {};
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
   FirstFailure failure;
   by_pieces(static_cast<std::size_t>(count * block_bytes), pool, [&](std::size_t at, std::size_t bytes) {
+    if (is_cancelled(cancel)) return failure.note(stopped());
     alignas(64) std::array<std::byte, scan_step> blocks;
     const uint64_t begin = first * block_bytes + at;  // in the section, of what is read
     if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.data()); !s.ok()) return failure.note(std::move(s));
@@ -243,10 +242,7 @@ bool CacheFile::check(const Section& section, uint64_t offset, uint64_t size) co
 }
 
 Status CacheFile::damaged(const Section& section, uint64_t block) const {
-  const uint64_t offset = section.offset + block * block_bytes;
-  return Status::error(Code::corrupt, "%s is damaged: section %s at byte %llu of the file", path_.c_str(),
-                       name_of(section.kind), static_cast<unsigned long long>(offset))
-      .with_offset(offset);
+  return section_damaged(file_, section, section.offset + block * block_bytes);
 }
 
 void CacheFile::note(const Status& failure) const {
@@ -259,62 +255,17 @@ Status CacheFile::failure() const {
   return failure_.copy();
 }
 
-bool CacheFile::check(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool) const {
-  if (!range_fits(offset, size, section.bytes)) return check(section, offset, size);
-  std::atomic<bool> intact{true};
-  by_pieces(static_cast<std::size_t>(size), pool, [&](std::size_t at, std::size_t its) {
-    if (!check(section, offset + at, its)) intact.store(false, std::memory_order_relaxed);
+Status CacheFile::check_section(const Section& section, ThreadPool* pool, const Cancel* cancel) const {
+  std::atomic<bool> intact{true}, stop{false};
+  by_pieces(static_cast<std::size_t>(section.bytes), pool, [&](std::size_t at, std::size_t size) {
+    if (is_cancelled(cancel)) return stop.store(true, std::memory_order_relaxed);
+    if (!check(section, at, size)) intact.store(false, std::memory_order_relaxed);
   });
-  return intact.load(std::memory_order_relaxed);
+  if (!intact.load(std::memory_order_relaxed)) return failure();
+  return stop.load(std::memory_order_relaxed) ? stopped() : Status();
 }
 
-Status CacheFile::check_section(const Section& section, ThreadPool* pool) const {
-  return check(section, 0, section.bytes, pool) ? Status() : failure();
-}
-
-Status CacheFile::require_zero(uint64_t begin, uint64_t end) const {
-  std::array<std::byte, section_align> bytes;  // what lies between two sections is shorter
-  while (begin < end) {
-    const auto size = static_cast<std::size_t>(std::min<uint64_t>(end - begin, bytes.size()));
-    if (Status s = file().read(begin, bytes.data(), size); !s.ok()) return s;
-    if (!is_zero(bytes.data(), size)) {
-      for (std::size_t i = 0; bytes[i] == std::byte{0}; ++i) ++begin;
-      return Status::error(Code::corrupt, "%s is damaged: byte %llu, between its sections, is not zero", path_.c_str(),
-                           static_cast<unsigned long long>(begin))
-          .with_offset(begin);
-    }
-    begin += size;
-  }
-  return {};
-}
-
-Status CacheFile::verify_section(const Section& section, std::byte* buffer, Progress* progress, const Cancel* cancel) const {
-  constexpr uint64_t step_blocks = verify_step / block_bytes;
-  for (uint64_t block = 0; block < section.blocks(); block += step_blocks) {
-    if (is_cancelled(cancel) || (progress && !progress->update(section.offset + block * block_bytes, size()))) {
-      return Status::error(Code::cancelled, "the check of %s was stopped", path_.c_str());
-    }
-    if (Status s = read(section, block, std::min(step_blocks, section.blocks() - block), buffer); !s.ok()) return s;
-  }
-  return {};
-}
-
-Status CacheFile::verify_all(Progress* progress, const Cancel* cancel) const {
-  const auto tables = make_buffer<uint64_t>(blocks_);
-  if (Status s = read_tables(tables.get(), nullptr); !s.ok()) return s;
-  const auto buffer = make_buffer<std::byte>(verify_step);
-  uint64_t end = header_bytes;  // of what has been verified
-  for (const Section& section : sections()) {
-    if (Status s = require_zero(end, section.offset); !s.ok()) return s;
-    if (Status s = verify_section(section, buffer.get(), progress, cancel); !s.ok()) return s;
-    end = section.offset + section.bytes;
-  }
-  if (Status s = require_zero(end, header_.tables_offset()); !s.ok()) return s;
-  if (is_cancelled(cancel) || (progress && !progress->update(size(), size()))) {
-    return Status::error(Code::cancelled, "the check of %s was stopped", path_.c_str());
-  }
-  return {};
-}
+Status CacheFile::verify_all(Progress* progress, const Cancel* cancel) const { return verify_cache(file_, header_, progress, cancel); }
 
 uint64_t CacheFile::private_bytes() const {
   return private_blocks_.load(std::memory_order_relaxed) * block_bytes + table_bytes();

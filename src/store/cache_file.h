@@ -27,6 +27,7 @@
 #include "os/os.h"
 #include "store/atomic_file.h"
 #include "store/cache_header.h"
+#include "store/cache_peek.h"
 #include "store/format.h"
 
 namespace kvasir {
@@ -74,8 +75,11 @@ class CacheFile {
  public:
   // Maps and validates. Tells apart: not_a_cache (wrong magic), version (needs a newer reader; stale), corrupt (with the offset).
   // On failure *out is unchanged. The mapping lives as long as the CacheFile. pool: who reads the tables, which a long file has much of; the caller
-  // alone where null, here and below.
-  static Status open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool = nullptr);
+  // alone where null, here and below. cancel: looked at after each MiB, here and below; null: none.
+  // The tables take memory, 0.2% of the sections' sizes. Who loads a file compares these sizes with what it knows before
+  // it opens what it has peeked at.
+  static Status open(const std::string& path, std::shared_ptr<const CacheFile>* out, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
+  static Status open(CachePeek peek, std::shared_ptr<const CacheFile>* out, ThreadPool* pool, const Cancel* cancel);
 
   const std::string& path() const { return path_; }
   const format::Identity& identity() const { return header_.identity; }
@@ -93,11 +97,10 @@ class CacheFile {
   // Verifies the blocks that hold [offset, offset + size) of a section, unless they were before. False: damaged, cannot be read, or
   // not within the section. Cheap (one load for up to 64 blocks) when they have been seen.
   bool check(const Section& section, uint64_t offset, uint64_t size) const;
-  bool check(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool) const;
   // Why a check was false, naming file, section and offset: of all threads' checks the last one.
   Status failure() const;
   // As check() over a whole section, with the failure.
-  Status check_section(const Section& section, ThreadPool* pool = nullptr) const;
+  Status check_section(const Section& section, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr) const;
   // Reads whole blocks of a section from the file, past the mapping, and verifies what was read: block first + i into to[i], or
   // `count` of them one after the other. On failure what was read is not to be used. Code::corrupt, Code::io.
   Status read(const Section& section, uint64_t first, std::span<std::byte* const> to) const;
@@ -107,7 +110,7 @@ class CacheFile {
   // The same by all threads, of what is used elsewhere than it lies: f(at, data, size) is given the bytes from offset + at on, pieces that a core's cache
   // holds, and may not throw. After a failure it has not been given all.
   using Take = std::function<void(uint64_t at, const std::byte* data, std::size_t size)>;
-  Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const;
+  Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Cancel* cancel, const Take& f) const;
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 
@@ -120,7 +123,8 @@ class CacheFile {
  private:
   CacheFile() = default;
   const os::File& file() const;  // to read by
-  Status read_tables(uint64_t* to, ThreadPool* pool) const;  // [blocks_]
+  Status read_tables(ThreadPool* pool, const Cancel* cancel);
+  Status stopped() const;
   void place_sections();
   std::size_t index_of(const Section& section) const { return static_cast<std::size_t>(&section - sections().data()); }
   bool is_private(const Section& section) const { return places_[index_of(section)].is_private; }
@@ -129,8 +133,6 @@ class CacheFile {
   bool read_missing(const Section& section, uint64_t word, uint64_t missing) const;
   Status damaged(const Section& section, uint64_t block) const;
   void note(const Status& failure) const;
-  Status verify_section(const Section& section, std::byte* buffer, Progress* progress, const Cancel* cancel) const;
-  Status require_zero(uint64_t begin, uint64_t end) const;
 
   std::string path_;
   os::File file_;

@@ -6,7 +6,9 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/little_endian.h"
+#include "store/format_fields.h"
 #include "store/packed_header.h"
+#include "store/section_sizes.h"
 
 namespace kvasir {
 
@@ -113,25 +115,25 @@ CacheHeader::Entry decode_entry(const uint8_t* e) {
   return entry;
 }
 
+bool is_reserved_zero(const uint8_t* begin, std::span<const Field> fields) {
+  return std::all_of(fields.begin(), fields.end(),
+                     [&](const Field& f) { return f.is != FieldIs::reserved || all_zero({begin + f.offset, f.bytes}); });
+}
+
 // A newer writer that this reader may still read is free to use what is reserved here; others must have left zeros.
 Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path) {
-  constexpr uint64_t name_end = place_model_name + sizeof(Identity::model_name);
-  if (!all_zero({h + name_end, place_sections - name_end})) {
-    return corrupt(path, name_end, "reserved bytes of the header are not zero");
-  }
+  for (const Field& f : header_fields)
+    if (f.is == FieldIs::reserved && !all_zero({h + f.offset, f.bytes}))
+      return corrupt(path, f.offset, "reserved bytes of the header are not zero");
   for (uint32_t i = 0; i < section_count; ++i) {
     const uint64_t place = place_sections + i * entry_bytes;
     if (load32(h + place + entry_flags) & ~optional_section) {
       return corrupt(path, place + entry_flags, "a section has unknown flags");
     }
-    constexpr uint64_t flags_end = entry_flags + 4, table_end = entry_table_checksum + 8;
-    if (!all_zero({h + place + flags_end, entry_offset - flags_end}) ||
-        !all_zero({h + place + table_end, entry_bytes - table_end})) {
-      return corrupt(path, place, "reserved bytes of the section table are not zero");
-    }
+    if (!is_reserved_zero(h + place, entry_fields)) return corrupt(path, place, "reserved bytes of the section table are not zero");
   }
-  const uint64_t end = place_sections + section_count * entry_bytes;
-  if (!all_zero({h + end, place_checksum - end})) {
+  const uint64_t end = place_sections + section_count * entry_bytes, table_end = place_sections + max_sections * entry_bytes;
+  if (!all_zero({h + end, table_end - end})) {
     return corrupt(path, end, "bytes after the section table are not zero");
   }
   return {};
@@ -263,6 +265,7 @@ Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, 
   }
   if (Status s = check_kinds(header, path); !s.ok()) return s;
   if (Status s = check_layout(header, actual_size, path); !s.ok()) return s;
+  if (Status s = check_section_sizes(header, path); !s.ok()) return s;
   *out = header;
   return {};
 }

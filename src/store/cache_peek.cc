@@ -7,6 +7,8 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/plausible.h"
+#include "store/cache_verify.h"
 
 namespace kvasir {
 
@@ -25,53 +27,74 @@ Status CachePeek::open(const std::string& path, CachePeek* out) {
   return {};
 }
 
-Status CachePeek::read(SectionKind kind, Array<std::byte>* out) const {
-  out->clear();
+const CachePeek::Section* CachePeek::find(SectionKind kind) const {
   const auto entries = header_.entries();
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const CacheHeader::Entry& e) { return e.kind == kind; });
-  if (found == entries.end()) return {};
-  const auto damaged = [&](uint64_t offset) {
-    return Status::error(Code::corrupt, "%s is damaged: section %s at byte %" PRIu64, file_.path().c_str(), name_of(kind), offset).with_offset(offset);
-  };
-  Array<uint64_t> table(found->blocks());
-  if (Status s = file_.read(found->table_offset, table.data(), found->table_bytes()); !s.ok()) return s;
-  if (checksum(table.data(), found->table_bytes(), found->table_offset) != found->table_checksum) return damaged(found->table_offset);
-  out->resize(found->bytes);
-  if (Status s = file_.read(found->offset, out->data(), out->size()); !s.ok()) return s;
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const Section& e) { return e.kind == kind; });
+  return found == entries.end() ? nullptr : &*found;
+}
+
+Status CachePeek::read(SectionKind kind, uint64_t most, Array<std::byte>* out) const {
+  out->clear();
+  const Section* section = find(kind);
+  if (!section) return {};
+  const uint64_t bytes = std::min(most, section->bytes), blocks = ceil_div(bytes, block_bytes);
+  Array<uint64_t> table(blocks);
+  if (Status s = check_table(file_, *section, nullptr, blocks, table.data()); !s.ok()) return s;
+  out->resize(std::min(blocks * block_bytes, section->bytes));
+  if (Status s = file_.read(section->offset, out->data(), out->size()); !s.ok()) return s;
   for (std::size_t b = 0; b < table.size(); ++b) {
     const std::size_t at = b * block_bytes, size = std::min<std::size_t>(block_bytes, out->size() - at);
-    if (checksum(out->data() + at, size, found->offset + at) != table[b]) return damaged(found->offset + at);
+    if (checksum(out->data() + at, size, section->offset + at) != table[b]) return section_damaged(file_, *section, section->offset + at);
   }
+  out->resize(bytes);
   return {};
 }
 
-Status CachePeek::read_chain(TokenChain* out, uint64_t* tokens) const {
-  Array<std::byte> bytes, read_tokens;
-  if (Status s = read(SectionKind::chain, &bytes); !s.ok()) return s;
-  if (Status s = read(SectionKind::read, &read_tokens); !s.ok()) return s;
+Status CachePeek::expect(SectionKind kind, uint64_t bytes) const {
+  const Section* section = find(kind);
+  if (section && section->bytes == bytes) return {};
+  return Status::error(Code::corrupt, "%s is damaged: section %s has %" PRIu64 " bytes where %" PRIu64 " belong", file_.path().c_str(),
+                       name_of(kind), section ? section->bytes : 0, bytes);
+}
+
+Status CachePeek::read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) const {
   uint64_t count = identity().tokens;
-  if (read_tokens.size() == sizeof count) std::memcpy(&count, read_tokens.data(), sizeof count);
-  const uint64_t hashes = ceil_div(count, TokenChain::block);
-  if (bytes.empty()) return Status::error(Code::version, "%s has no hashes of its tokens: an older library wrote it", file_.path().c_str());
-  if (count > identity().tokens || bytes.size() != (1 + hashes) * sizeof(uint64_t))
-    return Status::error(Code::corrupt, "%s is damaged: section chain has %zu bytes", file_.path().c_str(), bytes.size());
+  if (const Section* read_tokens = find(SectionKind::read); read_tokens && read_tokens->bytes > 0) {
+    Array<std::byte> bytes;
+    if (Status s = expect(SectionKind::read, sizeof count); !s.ok()) return s;
+    if (Status s = read(SectionKind::read, sizeof count, &bytes); !s.ok()) return s;
+    std::memcpy(&count, bytes.data(), sizeof count);
+  }
+  const Section* section = find(SectionKind::chain);
+  if (!section || section->bytes == 0)
+    return Status::error(Code::version, "%s has no hashes of its tokens: an older library wrote it", file_.path().c_str());
+  if (count > identity().tokens)
+    return Status::error(Code::corrupt, "%s is damaged: section read says %" PRIu64 " of %" PRIu64 " tokens", file_.path().c_str(), count,
+                         identity().tokens);
+  uint64_t hashes = ceil_div(count, TokenChain::block);
+  if (Status s = expect(SectionKind::chain, claim_product({claim_sum({hashes, 1}), sizeof(uint64_t)})); !s.ok()) return s;
+  hashes = std::min(hashes, text / TokenChain::block + 1);
+  Array<std::byte> bytes;
+  if (Status s = read(SectionKind::chain, (1 + hashes) * sizeof(uint64_t), &bytes); !s.ok()) return s;
   TokenChain chain;
   chain.hashes.resize(hashes);
   std::memcpy(&chain.key, bytes.data(), sizeof chain.key);
-  std::memcpy(chain.hashes.data(), bytes.data() + sizeof chain.key, hashes * sizeof(uint64_t));
+  if (hashes > 0) std::memcpy(chain.hashes.data(), bytes.data() + sizeof chain.key, hashes * sizeof(uint64_t));
   *out = std::move(chain);
   *tokens = count;
   return {};
 }
 
-Status CachePeek::read_tokens(Array<int32_t>* out) const {
+Status CachePeek::read_tokens(uint64_t most, Array<int32_t>* out) const {
+  if (Status s = expect(SectionKind::tokens, claim_product({identity().tokens, sizeof(int32_t)})); !s.ok()) return s;
+  const uint64_t count = std::min(most, identity().tokens);
   Array<std::byte> bytes;
-  if (Status s = read(SectionKind::tokens, &bytes); !s.ok()) return s;
-  if (bytes.size() != identity().tokens * sizeof(int32_t))
-    return Status::error(Code::corrupt, "%s is damaged: section tokens has %zu bytes", file_.path().c_str(), bytes.size());
-  out->resize(identity().tokens);
-  std::memcpy(out->data(), bytes.data(), bytes.size());
+  if (Status s = read(SectionKind::tokens, count * sizeof(int32_t), &bytes); !s.ok()) return s;
+  out->resize(count);
+  if (count > 0) std::memcpy(out->data(), bytes.data(), bytes.size());
   return {};
 }
+
+Status CachePeek::verify(Progress* progress, const Cancel* cancel) const { return verify_cache(file_, header_, progress, cancel); }
 
 }  // namespace kvasir

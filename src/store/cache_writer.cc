@@ -5,6 +5,7 @@
 
 #include "base/checksum.h"
 #include "store/cache_file.h"
+#include "store/section_sizes.h"
 
 namespace kvasir {
 
@@ -64,6 +65,7 @@ Status CacheWriter::add_section(SectionKind kind, uint32_t contents_version, uin
 Status CacheWriter::begin() {
   if (begun_) return misuse(path_, "begun twice");
   if (!header_.lay_out()) return Status::error(Code::internal, "%s has no layout", path_.c_str());
+  if (Status s = check_section_sizes(header_, path_.c_str()); !s.ok()) return misuse(path_, "a section is larger than a reader takes");
   checksums_.reserve((header_.file_size - header_.tables_offset()) / sizeof(uint64_t));
   begun_ = true;
   enter_section();

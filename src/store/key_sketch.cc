@@ -11,7 +11,9 @@
 #include "compute/second_moment.h"
 #include "os/os.h"
 #include "store/eigenvectors.h"
+#include "store/format_fields.h"
 #include "store/section_floats.h"
+#include "store/section_rules.h"
 
 namespace kvasir {
 
@@ -253,7 +255,7 @@ uint64_t KeySketch::private_bytes() const {
   return bytes;
 }
 
-uint64_t KeySketch::head_bytes() const { return round_up(basis_bytes() + 2 * sizeof(uint32_t), section_page); }
+uint64_t KeySketch::head_bytes() const { return round_up(basis_bytes() + format::sketch_counts_bytes, section_page); }
 
 uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + ceil_div(pages_, extent_pages) * extent_bytes() : 0; }
 
@@ -278,7 +280,14 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
   return {};
 }
 
-Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, KeySketch* out) {
+const char* KeySketch::wrong(uint32_t pages) const {
+  if (!built()) return nullptr;
+  if (const char* what = wrong_sketch(built_pages_, pages_, pages)) return what;
+  return wrong_floats({bases_->floats.get(), bases_->size});
+}
+
+Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, const Cancel* cancel,
+                      KeySketch* out) {
   KeySketch sketch(shape);
   const CacheFile::Section* section = file->find(SectionKind::sketch);
   if (!section || section->bytes == 0) return {};
@@ -290,10 +299,10 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const uint64_t bytes = sketch.basis_bytes();
   auto bases = std::make_shared<Bases>(static_cast<std::size_t>(bytes / sizeof(float)));
   os::prefer_huge_pages(bases->floats.get(), static_cast<std::size_t>(bytes));
-  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, [&](uint64_t) { return bases->floats.get(); }); !s.ok()) return s;
+  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, cancel, [&](uint64_t) { return bases->floats.get(); }); !s.ok()) return s;
   uint32_t counts[2];
   if (Status s = file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts)); !s.ok()) return s;
-  if (counts[1] != pages || counts[0] == 0 || counts[0] > pages) return corrupt("is of another number of pages");
+  if (const char* what = wrong_sketch(counts[0], counts[1], pages)) return corrupt(what);
   sketch.bases_ = std::move(bases);
   sketch.basis_stamp_ = new_stamp();
   sketch.built_pages_ = counts[0];

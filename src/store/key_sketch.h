@@ -71,7 +71,10 @@ class KeySketch {
   uint64_t file_bytes() const;
   Status write(const std::function<Status(const void* data, std::size_t size)>& write) const;
   // Over a section of this version in a mapped file, for a store of `pages` pages. Code::corrupt.
-  static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, KeySketch* out);
+  static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, const Cancel* cancel,
+                    KeySketch* out);
+  // What a loader would refuse of what write() writes, for a store of `pages` pages; null: nothing.
+  const char* wrong(uint32_t pages) const;
 
  private:
   struct Extent {

@@ -114,7 +114,8 @@ class KvStore {
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 
   // Back to the first `tokens` tokens (<= tokens()). Tokens whose window rows are gone come back from their pages, until the window holds
-  // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file: Code::corrupt, nothing changed.
+  // window_tokens again. Throws std::bad_alloc. Damaged pages of a mapped file, and pages that give numbers which are not
+  // finite: Code::corrupt, nothing changed.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
   // Pages that are sealed when so many tokens have been read, in steps of any size.

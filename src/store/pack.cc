@@ -26,6 +26,9 @@ namespace {
 constexpr std::size_t piece_bytes = PageShape::pages_bytes() / 2;
 static_assert(chunk_bytes % PageShape::pages_bytes() == 0 && format::section_align == PageShape::pages_bytes());
 
+constexpr std::size_t skippable_head = 8;  // u32 magic, u32 bytes that follow
+static_assert(2 * chunk_bytes / max_ratio + skippable_head < chunk_bytes, "a chunk that is made longer has room");
+
 struct FreeZstd {
   void operator()(ZSTD_CCtx* c) const { ZSTD_freeCCtx(c); }
   void operator()(ZSTD_DCtx* c) const { ZSTD_freeDCtx(c); }
@@ -86,6 +89,7 @@ class Packer {
       reorder(header_, at, size, plain_.get(), split_.get(), split_pages);
       std::size_t packed_size = 0;
       if (Status s = compress(at, size, &packed_size); !s.ok()) return s;
+      packed_size += pad(end + chunk_header_bytes + packed_size, least_packed_bytes(at + size), packed_size);
       if (Status s = write_chunk(packed_size, &end); !s.ok()) return s;
     }
     header_.packed_bytes = end;
@@ -162,6 +166,18 @@ class Packer {
     return {};
   }
 
+  // Zeros pack to less than a reader takes. A frame that zstd skips makes the chunk longer; returns its bytes. What is
+  // missing is at most what this chunk adds to the least.
+  std::size_t pad(uint64_t end, uint64_t least, std::size_t packed_size) {
+    if (end >= least) return 0;
+    const auto size = static_cast<std::size_t>(std::max<uint64_t>(least - end, skippable_head));
+    uint8_t* frame = packed_.get() + chunk_header_bytes + packed_size;
+    std::memset(frame, 0, size);
+    store32(frame, ZSTD_MAGIC_SKIPPABLE_START);
+    store32(frame + 4, static_cast<uint32_t>(size - skippable_head));
+    return size;
+  }
+
   Status write_chunk(std::size_t size, uint64_t* end) {
     uint8_t* chunk = packed_.get();
     store32(chunk, static_cast<uint32_t>(size));
@@ -202,8 +218,12 @@ class Unpacker {
       if (Status s = work_.advance(at, header_.document_bytes); !s.ok()) return s;
       const auto size = static_cast<std::size_t>(std::min(chunk_bytes, header_.document_bytes - at));
       if (Status s = read_chunk(size, &position); !s.ok()) return s;
+      if (position < least_packed_bytes(at + size)) return work_.damaged(position, "it unpacks to more than 64 times its size");
       reorder(header_, at, size, split_.get(), plain_.get(), join_pages);
       content = checksum(plain_.get(), size, content);
+      if (at == 0)
+        if (Status s = begin({plain_.get(), size}); !s.ok()) return s;
+      // Space is taken as chunks come, not reserved: a header's promise takes none.
       if (Status s = out_.file().write(at, plain_.get(), size); !s.ok()) return s;
     }
     if (position != header_.packed_bytes) return work_.damaged(position, "there is more than its document");
@@ -222,8 +242,16 @@ class Unpacker {
     packed_ = make_buffer<uint8_t>(room_);
     zstd_.reset(ZSTD_createDCtx());
     if (!zstd_) return no_memory(work_.to);
-    if (Status s = out_.create(work_.to); !s.ok()) return s;
-    return out_.file().preallocate(header_.document_bytes);
+    return {};
+  }
+
+  // The document's first bytes, before there is a file: nothing that is not a cache is written.
+  Status begin(std::span<const uint8_t> bytes) {
+    const std::string document = work_.from + " (its document)";
+    CacheHeader header;
+    if (Status s = CacheHeader::decode(bytes.first(format::header_bytes), header_.document_bytes, document.c_str(), &header); !s.ok()) return s;
+    if (Status s = header_.check_document(header, work_.from.c_str()); !s.ok()) return s;
+    return out_.create(work_.to);
   }
 
   // One chunk to split_. Nothing of it is believed before its checksum, and zstd gets room for no more than the chunk has.

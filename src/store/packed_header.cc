@@ -55,8 +55,9 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
     return Status::error(Code::version, "%s is packed in version %u, which was written before the first release: read the document again", path, written)
         .with_offset(place_version);
   }
-  if (written <= packed::version && (!all_zero(h + place_reserved, place_content - place_reserved) || load32(h + place_format_version + 4) != 0))
-    return corrupt(path, place_reserved, "reserved bytes of the header are not zero");
+  for (const format::Field& f : header_fields)
+    if (written <= packed::version && f.is == format::FieldIs::reserved && !all_zero(h + f.offset, f.bytes))
+      return corrupt(path, f.offset, "reserved bytes of the header are not zero");
   return {};
 }
 
@@ -67,6 +68,8 @@ Status check_sizes(const PackedHeader& header, uint64_t file_bytes, const char* 
   if (header.packed_bytes < header_bytes || header.packed_bytes > most_bytes ||
       header.chunks() > (header.packed_bytes - header_bytes) / (chunk_header_bytes + least_frame))
     return corrupt(path, place_packed_bytes, "the file's size contradicts the document's");
+  if (header.packed_bytes < least_packed_bytes(header.document_bytes))
+    return corrupt(path, place_document_bytes, "it promises a document that is too large for it");
   const bool whole = header.pages_offset % PageShape::pages_bytes() == 0 &&
                      range_fits(header.pages_offset, header.pages_bytes, header.document_bytes);
   const uint32_t tokens = header.page_tokens;
@@ -82,6 +85,15 @@ Status check_sizes(const PackedHeader& header, uint64_t file_bytes, const char* 
 
 bool is_packed(std::span<const uint8_t> begin) {
   return begin.size() >= magic.size() && std::equal(magic.begin(), magic.end(), begin.begin());
+}
+
+Status PackedHeader::check_document(const CacheHeader& document, const char* path) const {
+  const format::Identity& is = document.identity;
+  if (document.file_size != document_bytes || document.version != format_version || is.layers != identity.layers ||
+      is.kv_heads != identity.kv_heads || is.head_dim != identity.head_dim || is.tokens != identity.tokens ||
+      std::memcmp(is.model_name, identity.model_name, sizeof is.model_name) != 0)
+    return corrupt(path, place_document_bytes, "its header is of another document");
+  return {};
 }
 
 uint64_t PackedHeader::chunks() const { return ceil_div(document_bytes, chunk_bytes); }

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "store/format.h"
+#include "store/format_fields.h"
 
 namespace kvasir {
 
@@ -22,6 +23,11 @@ constexpr uint64_t header_seed = 0x726973'61764B5A;
 // A chunk: u32 bytes, u32 0, u64 checksum of these bytes (the seed is their offset), and the bytes: one zstd frame of so much of the document.
 constexpr uint64_t chunk_bytes = uint64_t{256} << 10;
 constexpr uint64_t chunk_header_bytes = 16;
+
+// No document is longer than max_ratio times its packed copy and packed_slack: what promises more is no cache. Sections are
+// padded by up to 64 KiB of zeros each, which take no bytes when they are packed; keys and values are noise.
+constexpr uint64_t max_ratio = 64;
+constexpr uint64_t packed_slack = uint64_t{4} << 20;
 
 // Byte offsets in the header.
 constexpr uint64_t place_version = 8;           // u32
@@ -43,10 +49,48 @@ constexpr uint64_t place_reserved = 152;        // u8 [88], and u32 at 84
 constexpr uint64_t place_content = 240;         // u64
 constexpr uint64_t place_checksum = 248;        // u64, of all bytes before it
 
+inline constexpr format::Field header_fields[] = {
+    {"magic", 0, 8, format::FieldIs::data},
+    {"version", place_version, 4, format::FieldIs::revision},
+    {"minimum reader", place_minimum_reader, 4, format::FieldIs::revision},
+    {"byte order", place_byte_order, 4, format::FieldIs::revision},
+    {"level", place_level, 4, format::FieldIs::choice},
+    {"packed bytes", place_packed_bytes, 8, format::FieldIs::size},
+    {"document bytes", place_document_bytes, 8, format::FieldIs::size},
+    {"pages offset", place_pages_offset, 8, format::FieldIs::size},
+    {"pages bytes", place_pages_bytes, 8, format::FieldIs::size},
+    {"page tokens", place_page_tokens, 4, format::FieldIs::size},
+    {"layers", place_layers, 4, format::FieldIs::size},
+    {"kv heads", place_kv_heads, 4, format::FieldIs::size},
+    {"head dim", place_head_dim, 4, format::FieldIs::size},
+    {"tokens", place_tokens, 8, format::FieldIs::size},
+    {"format version", place_format_version, 4, format::FieldIs::revision},
+    {"reserved", 84, 4, format::FieldIs::reserved},
+    {"model name", place_model_name, 64, format::FieldIs::data},
+    {"reserved", place_reserved, place_content - place_reserved, format::FieldIs::reserved},
+    {"content", place_content, 8, format::FieldIs::checksum},
+    {"checksum", place_checksum, 8, format::FieldIs::checksum},
+};
+static_assert(format::cover(header_fields, header_bytes));
+
+inline constexpr format::Field chunk_fields[] = {
+    {"bytes", 0, 4, format::FieldIs::size},
+    {"reserved", 4, 4, format::FieldIs::reserved},
+    {"checksum", 8, 8, format::FieldIs::checksum},
+};
+static_assert(format::cover(chunk_fields, chunk_header_bytes));
+
 }  // namespace packed
 
 // Whether a file with these first bytes is, or was meant to be, a packed document.
 bool is_packed(std::span<const uint8_t> begin);
+
+// Where at the earliest the chunk ends in the file that holds the document's bytes up to `end`.
+constexpr uint64_t least_packed_bytes(uint64_t end) {
+  return end <= packed::packed_slack ? 0 : (end - packed::packed_slack) / packed::max_ratio;
+}
+
+struct CacheHeader;
 
 struct PackedHeader {
   uint32_t version = packed::version;
@@ -61,6 +105,8 @@ struct PackedHeader {
   uint64_t content = 0;         // checksum of the document, chunk by chunk: the seed is the checksum of those before, at first 0
 
   uint64_t chunks() const;
+  // Code::corrupt where the document's header, its first bytes, says something else than this one; `path` is the packed file's.
+  Status check_document(const CacheHeader& document, const char* path) const;
   bool has_pages(uint64_t offset, uint64_t size) const;  // whether so many bytes of the document are pages, and nothing else
 
   void encode(std::span<uint8_t, packed::header_bytes> out) const;

@@ -344,6 +344,11 @@ Status PageStore::damaged() const {
   return Status::error(Code::internal, "a page was reported as damaged and is not");
 }
 
+Status PageStore::not_finite() const {
+  const bool mapped = !slabs_.empty() && slabs_[0]->file;
+  return Status::error(Code::corrupt, "%s: section 'scales' gives numbers that are not finite", mapped ? slabs_[0]->file->path().c_str() : "the timeline");
+}
+
 PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::summaries ? 0 : pages_bytes(), size = shape_.slab_bytes() - pages_bytes() + pages;
   auto slab = std::make_unique<Slab>();

@@ -108,6 +108,7 @@ class PageStore {
   // No store has what a Lasting's keep holds. It may be wrong about what others let go of meanwhile: nothing but time may depend on it.
   static bool is_last(const std::shared_ptr<const void>& keep);
   Status damaged() const;  // the error for a check that failed
+  Status not_finite() const;  // and for pages that give a NaN or an infinity behind sound checksums
 
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
   // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a

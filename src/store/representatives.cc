@@ -7,7 +7,8 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "base/magnitude.h"
+#include "store/format_fields.h"
+#include "store/section_rules.h"
 
 namespace kvasir {
 
@@ -15,7 +16,8 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint64_t head_bytes = 16;
+constexpr uint64_t head_bytes = format::representatives_head_bytes;
+constexpr double largest_score = 1e30;  // sums of as many as a window asks for stay finite
 
 uint16_t to_bf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
@@ -99,7 +101,8 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
     const float* key = k + std::size_t{row} * dim;
     double score = 0;
     for (uint32_t d = 0; d < head_dim; ++d) score += (to[d] - from[d]) * static_cast<double>(key[d] + (centre ? centre[d] : 0.0f));
-    added_[(std::size_t{row} + local_ - before) * heads + at] = static_cast<float>(score / local_);
+    score = std::clamp(score / local_, -largest_score, largest_score);
+    added_[(std::size_t{row} + local_ - before) * heads + at] = static_cast<float>(score);
   }
 }
 
@@ -205,7 +208,13 @@ Status Representatives::write(const std::function<Status(const void*, std::size_
   return undecided_.empty() ? Status() : write(undecided_.data(), undecided_.size() * sizeof(float));
 }
 
-Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t tokens, Representatives* out) {
+const char* Representatives::wrong(uint64_t tokens, uint32_t window_count) const {
+  if (file_bytes() == 0) return nullptr;
+  if (const char* what = wrong_representatives(blocks(), undecided_.size() / shape_.heads_total(), tokens, window_count)) return what;
+  return wrong_floats(undecided_);
+}
+
+Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t tokens, uint32_t window_count, Representatives* out) {
   const CacheFile::Section* section = file->find(SectionKind::representatives);
   const auto corrupt = [&](const char* what) {
     return Status::error(Code::corrupt, "%s: section 'representatives' %s; nothing was loaded", file->path().c_str(), what);
@@ -218,13 +227,14 @@ Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t toke
   uint32_t head[4];
   std::memcpy(head, at, sizeof head);
   const uint64_t blocks = head[0], undecided = head[1];
-  if (head[2] || head[3] || blocks * block_tokens + undecided != tokens) return corrupt("is of another number of tokens");
+  if (const char* what = wrong_representatives(blocks, undecided, tokens, window_count); what || head[2] || head[3])
+    return corrupt(what ? what : "has numbers that are reserved");
   const uint64_t scores_at = head_bytes + blocks * size * sizeof(uint16_t), scores_bytes = undecided * heads * sizeof(float);
   if (section->bytes != scores_at + scores_bytes) return corrupt("does not have the size of its tokens");
   if (!file->check(*section, scores_at, scores_bytes)) return file->failure();
   found.undecided_.resize(static_cast<std::size_t>(undecided) * heads);
   if (scores_bytes > 0) std::memcpy(found.undecided_.data(), at + scores_at, scores_bytes);
-  if (!all_finite(found.undecided_)) return corrupt("holds a number that is not finite");
+  if (const char* what = wrong_floats(found.undecided_)) return corrupt(what);
   const auto* keys = reinterpret_cast<const uint16_t*>(at + head_bytes);
   for (uint64_t b = 0; b < blocks; ++b) found.blocks_.push_back({keys + b * size, nullptr});
   found.mapped_ = std::make_shared<Mapped>();

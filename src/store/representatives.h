@@ -70,8 +70,10 @@ class Representatives {
   // tokens][layers][kv_heads] scores. 0 bytes when there is nothing to write.
   uint64_t file_bytes() const;
   Status write(const std::function<Status(const void* data, std::size_t size)>& write) const;
-  // Over a section of a mapped file, for a timeline of so many tokens. Code::corrupt.
-  static Status map(std::shared_ptr<const CacheFile> file, uint64_t tokens, Representatives* out);
+  // Over a section of a mapped file, for a timeline of so many tokens, the last `window_count` in the window. Code::corrupt.
+  static Status map(std::shared_ptr<const CacheFile> file, uint64_t tokens, uint32_t window_count, Representatives* out);
+  // What a loader would refuse of what write() writes; null: nothing.
+  const char* wrong(uint64_t tokens, uint32_t window_count) const;
 
  private:
   struct Block {

@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "store/format_fields.h"
+#include "store/section_rules.h"
 
 namespace kvasir {
 
@@ -15,7 +17,7 @@ using format::SectionKind;
 namespace {
 
 constexpr uint64_t section_page = 4096;
-constexpr std::size_t section_facts = 8;
+constexpr std::size_t section_facts = format::index_head_bytes / sizeof(uint32_t);
 constexpr uint32_t most_levels = 32;
 constexpr uint32_t index_version = 3;  // of the words' meaning
 
@@ -140,10 +142,8 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, 
   std::memcpy(facts, at, sizeof facts);
   if (facts[0] != index_version) return {};  // it is made again
   const uint32_t page_tokens = shape.page.page_tokens;
-  if (facts[1] != page_tokens || facts[1] >= facts[2] || facts[3] <= facts[1] || facts[3] > facts[2] || facts[3] > sealed || facts[3] % page_tokens != 0)
-    return corrupt("is of other tokens");
-  if (facts[4] <= facts[1] || facts[4] > facts[2] || (facts[5] != 1 && (facts[5] != group || kind != IndexKind::ood)))
-    return corrupt("is of other tokens or heads");
+  const IndexFacts its{facts[1], facts[2], facts[3], facts[4], facts[5]};
+  if (const char* what = wrong_index(its, section->kind, page_tokens, sealed, group)) return corrupt(what);
   index->extent_ = {facts[1], facts[2], facts[4], facts[5]};
   const uint64_t head = index->head_bytes();
   if (section->bytes < head) return corrupt("is too short");
@@ -163,6 +163,11 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, 
   *valid = facts[3];
   *out = std::move(index);
   return {};
+}
+
+const char* TokenIndex::wrong(uint32_t valid, uint64_t sealed) const {
+  const IndexFacts facts{extent_.first_token, extent_.tokens, valid, extent_.built, extent_.graphs};
+  return wrong_index(facts, section_of(kind_), shape_.page.page_tokens, sealed, extent_.graphs);
 }
 
 Status TokenIndex::check() {

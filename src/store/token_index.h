@@ -85,6 +85,8 @@ class TokenIndex {
   // check(). *out stays null when there is no section. Code::corrupt.
   static Status map(IndexKind kind, const StoreShape& shape, uint32_t group, std::shared_ptr<const CacheFile> file, uint32_t sealed,
                     std::shared_ptr<TokenIndex>* out, uint32_t* valid);
+  // What a loader would refuse of what write() writes of the index, for a store with `sealed` tokens; null: nothing.
+  const char* wrong(uint32_t valid, uint64_t sealed) const;
   // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt.
   Status check();
 

@@ -235,3 +235,22 @@ TEST_CASE("a callback stops every long call") {
   CHECK(timeline(session.get()) == tokens);
   CHECK(peek(session.get(), 10) == next);
 }
+
+TEST_CASE("loading that is cancelled loads nothing, whether it verifies or not") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  save(tiny_session(700).get(), path);
+  const Cancel cancel = make_cancel();
+  const kv_session_options o = small_options();
+  for (const uint32_t flags : {0u, uint32_t{KV_LOAD_VERIFY}}) {
+    kv_call_options call = with_cancel(cancel.get());
+    call.flags = flags;
+    kv_session* session = nullptr;
+    kv_cancel_fire(cancel.get());
+    CHECK(kv_load(tiny_model(), path.c_str(), &o, &call, &session, nullptr) == KV_CANCELLED);
+    CHECK(session == nullptr);
+    kv_cancel_reset(cancel.get());
+    REQUIRE_OK(kv_load(tiny_model(), path.c_str(), &o, &call, &session, error));
+    kv_session_close(session);
+  }
+}

@@ -123,6 +123,39 @@ TEST_CASE("numbers that are none among scales and bounds") {
   }
 }
 
+TEST_CASE("a good file is never replaced by one that cannot be loaded, whatever the pages that were loaded give") {
+  Scratch scratch;
+  TempFolder folder;
+  const std::string good = folder.file("good.kv");
+  for (const uint64_t scale : {0x7FC0u, 0x7F80u, 0xFF80u, 0x7F7Fu}) {  // of bf16: NaN, both infinities, the largest: 127 times it is infinite
+    for (const bool all : {true, false}) {
+      CAPTURE(scale);
+      File file = good_file();
+      uint64_t size = 0;
+      const uint64_t at = file.section(SectionKind::scales, &size);
+      for (uint64_t i = 0; i < size; i += all ? 2 : 256) samples::put(file.bytes, at + i, 2, scale);
+      count_faults("facts that lie behind sound checksums");
+      Session session;
+      REQUIRE(try_load(scratch.hold(std::move(file)), &session) == KV_OK);
+      write_file(good, good_file().bytes);
+      for (const uint64_t tokens : {650u, 400u, 100u, 0u}) {
+        CAPTURE(tokens);
+        const std::vector<int32_t> before = timeline(session.get());
+        kv_error error{};
+        const kv_status s = kv_rewind(session.get(), tokens, &error);
+        CHECK(s == (tokens == 0 || before.size() == tokens ? KV_OK : KV_CORRUPT));
+        if (s != KV_OK) CHECK(std::string(error.message).find("scales") != std::string::npos);
+        if (s != KV_OK) CHECK(timeline(session.get()) == before);
+        const kv_status saved = kv_save(session.get(), good.c_str(), nullptr, nullptr);
+        CHECK(allowed(saved));
+        if (saved != KV_OK) CHECK(read_file(good) == good_file().bytes);
+        CHECK(try_load(good) == KV_OK);
+        write_file(good, good_file().bytes);
+      }
+    }
+  }
+}
+
 TEST_CASE("numbers that are none in the full-precision parts are refused") {
   Scratch scratch;
   for (SectionKind kind : {SectionKind::centre, SectionKind::sinks, SectionKind::window, SectionKind::logits}) {

@@ -189,7 +189,9 @@ TEST_CASE("the totals of attention are the logarithms of its sums, before and af
     const auto floats = [&](format::SectionKind kind) { return reinterpret_cast<const float*>(file->bytes(kind).data()); };
     const PageShape page = model->store_shape().page;
     SavedTimeline saved;
-    REQUIRE(read_saved(*file, &saved).ok());
+    CachePeek peek;
+    REQUIRE(CachePeek::open(folder.file("a.kv"), &peek).ok());
+    REQUIRE(read_saved(peek, &saved).ok());
     PageStore pages(model->store_shape());
     REQUIRE(PageStore::map(model->store_shape(), file, saved.pages, &pages).ok());
     RecentQueries queries(c.layers, c.heads, c.head_dim);

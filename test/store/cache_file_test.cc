@@ -97,7 +97,7 @@ TEST_CASE("check() refuses ranges beyond the section and accepts empty ones") {
 TEST_CASE("threads that check the same blocks together agree") {
   TempFolder folder;
   const std::vector<Part> parts = {{samples::SectionKind::pages, 1, samples::noise(3 << 20, 5)}};
-  REQUIRE(samples::save(folder.file("a.kv"), parts, 1).ok());
+  REQUIRE(samples::save(folder.file("a.kv"), parts, 50'000).ok());
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(folder.file("a.kv"), &file).ok());
   const auto& pages = *file->find(samples::SectionKind::pages);
@@ -120,14 +120,18 @@ TEST_CASE("a pool checks all of a section, and names the block that is damaged w
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const std::vector<Part> parts = {{samples::SectionKind::pages, 1, samples::noise((3 << 20) + 5000, 5)}};
-  REQUIRE(samples::save(path, parts, 1).ok());
+  constexpr uint64_t tokens = 50'000;  // that take so many pages
+  REQUIRE(samples::save(path, parts, tokens).ok());
   std::unique_ptr<ThreadPool> pool;
   REQUIRE(ThreadPool::create(3, &pool).ok());
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(path, &file, pool.get()).ok());
   const CacheFile::Section pages = *file->find(samples::SectionKind::pages);
   CHECK(file->check_section(*file->find(samples::SectionKind::pages), pool.get()).ok());
-  CHECK_FALSE(file->check(*file->find(samples::SectionKind::pages), 1, pages.bytes, pool.get()));  // beyond it
+  CHECK_FALSE(file->check(*file->find(samples::SectionKind::pages), 1, pages.bytes));  // beyond it
+  Cancel cancel;
+  cancel.fire();
+  CHECK(file->check_section(*file->find(samples::SectionKind::pages), pool.get(), &cancel).code() == Code::cancelled);
   for (const uint64_t at : {uint64_t{0}, uint64_t{1} << 20, pages.bytes - 1}) {
     file.reset();
     std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(pages.offset + at)).put('\x5a').flush();
@@ -136,7 +140,7 @@ TEST_CASE("a pool checks all of a section, and names the block that is damaged w
     CHECK(s.code() == Code::corrupt);
     CHECK(s.offset() == (pages.offset + at) / 4096 * 4096);
     file.reset();
-    REQUIRE(samples::save(path, parts, 1).ok());
+    REQUIRE(samples::save(path, parts, tokens).ok());
   }
 }
 
@@ -158,7 +162,7 @@ TEST_CASE("floats come to where they are used, verified, whatever their rows") {
     REQUIRE(CacheFile::open(path, &file).ok());
     const std::size_t rows = (values.size() - skipped) / row;
     apart.assign(rows * (row + 3), -1.0f);
-    return copy_floats(*file, *file->find(samples::SectionKind::window), skipped * sizeof(float), rows, row, by,
+    return copy_floats(*file, *file->find(samples::SectionKind::window), skipped * sizeof(float), rows, row, by, nullptr,
                        [&](uint64_t i) { return apart.data() + (rows - 1 - i) * (row + 3); });
   };
   save();
@@ -177,7 +181,7 @@ TEST_CASE("floats come to where they are used, verified, whatever their rows") {
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(path, &file).ok());
   const CacheFile::Section window = *file->find(samples::SectionKind::window);
-  CHECK(file->scan(*file->find(samples::SectionKind::window), 8, window.bytes - 7, pool.get(), [](uint64_t, const std::byte*, std::size_t) {}).code() == Code::corrupt);
+  CHECK(file->scan(*file->find(samples::SectionKind::window), 8, window.bytes - 7, pool.get(), nullptr, [](uint64_t, const std::byte*, std::size_t) {}).code() == Code::corrupt);
   file.reset();
   for (const uint64_t at : {uint64_t{3}, uint64_t{150} << 10, window.bytes - 1}) {
     std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(window.offset + at)).put('\x5a').flush();
@@ -270,7 +274,7 @@ TEST_CASE("saving onto a folder or into a missing one is refused before any work
 TEST_CASE("verify_all reports its progress and stops when asked") {
   TempFolder folder;
   const std::vector<Part> parts = {{samples::SectionKind::pages, 1, samples::noise(3 << 20, 5)}};
-  REQUIRE(samples::save(folder.file("a.kv"), parts, 1).ok());
+  REQUIRE(samples::save(folder.file("a.kv"), parts, 50'000).ok());
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(folder.file("a.kv"), &file).ok());
   uint64_t done = 0;

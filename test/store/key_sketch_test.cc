@@ -112,7 +112,7 @@ Status map_section(const TempFolder& folder, const std::vector<uint8_t>& section
   if (Status s = samples::save(path, {{samples::SectionKind::sketch, KeySketch::section_version, section}}, pages * page_tokens); !s.ok()) return s;
   std::shared_ptr<const CacheFile> file;
   if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
-  return KeySketch::map(shape, std::move(file), pages, nullptr, out);
+  return KeySketch::map(shape, std::move(file), pages, nullptr, nullptr, out);
 }
 
 }  // namespace

@@ -52,7 +52,9 @@ const PageStore& in_memory() {
 struct Saved {
   Saved() {
     std::unique_ptr<CacheWriter> writer;
-    REQUIRE(CacheWriter::create(path, samples::identity(1), &writer).ok());
+    format::Identity identity = samples::identity(uint64_t{pages} * shape.page.page_tokens);
+    identity.layers = layers, identity.kv_heads = heads, identity.head_dim = shape.page.head_dim;
+    REQUIRE(CacheWriter::create(path, identity, &writer).ok());
     for (SectionKind kind : PageStore::sections) REQUIRE(writer->add_section(kind, 1, PageStore::file_bytes(shape, kind, pages)).ok());
     REQUIRE(writer->begin().ok());
     const auto write = [&](const void* data, std::size_t size) { return writer->write(data, size); };

@@ -67,8 +67,8 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
   const auto look = [&](TokenChain* hashes, Array<int32_t>* its) {
     CachePeek peek;
     if (Status s = CachePeek::open(path, &peek); !s.ok()) return s.code();
-    if (Status s = peek.read_tokens(its); !s.ok()) return s.code();
-    return peek.read_chain(hashes, &count).code();
+    if (Status s = peek.read_tokens(UINT64_MAX, its); !s.ok()) return s.code();
+    return peek.read_chain(tokens.size(), hashes, &count).code();
   };
   TokenChain found;
   Array<int32_t> its;
@@ -80,6 +80,17 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
   const auto whole = read_file(path);
   CachePeek peek;
   REQUIRE(CachePeek::open(path, &peek).ok());
+  for (const std::size_t text : {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{599}}) {  // no more than a text is compared with
+    TokenChain first;
+    REQUIRE(peek.read_chain(text, &first, &count).ok());
+    CHECK(count == tokens.size());
+    REQUIRE(first.hashes.size() == text / TokenChain::block + 1);
+    CHECK(std::equal(first.hashes.begin(), first.hashes.end(), chain.hashes.begin()));
+    Array<int32_t> begin;
+    REQUIRE(peek.read_tokens(text, &begin).ok());
+    REQUIRE(begin.size() == text);
+    CHECK(std::equal(begin.begin(), begin.end(), tokens.begin()));
+  }
   for (std::size_t at = 0; at < whole.size(); at += at < 4096 ? 61 : 1777) {
     auto damaged = whole;
     damaged[at] ^= 1;
