@@ -1,5 +1,6 @@
-// Bounds on what a file claims. A size, length or count that a file gives is a claim until it has been compared with
-// the most that is plausible for what is known already: nothing is allocated, read or repeated by a claim alone.
+// Bounds on what a file claims. A size, length or count that a file gives is a claim until it has
+// been compared with the most that is plausible for what is known already: nothing is allocated,
+// read or repeated by a claim alone.
 //
 //   uint32_t n;
 //   if (!take_claim(load64(p), claim_product({tokens, heads}), &n)) return corrupt(...);
@@ -12,7 +13,8 @@
 
 namespace kvasir {
 
-// Sums and products for bounds: UINT64_MAX where the exact result does not fit, so that a bound never wraps to a small one.
+// Sums and products for bounds: UINT64_MAX where the exact result does not fit, so that a bound
+// never wraps to a small one.
 [[nodiscard]] constexpr uint64_t claim_sum(std::initializer_list<uint64_t> terms) {
   uint64_t sum = 0;
   for (const uint64_t term : terms)
@@ -30,7 +32,8 @@ namespace kvasir {
   return fits ? product : std::numeric_limits<uint64_t>::max();
 }
 
-// *out = claimed where it is at most `most` and fits the type; otherwise false, and *out stays as it was.
+// *out = claimed where it is at most `most` and fits the type; otherwise false, and *out stays as
+// it was.
 template <class T>
 [[nodiscard]] constexpr bool take_claim(uint64_t claimed, uint64_t most, T* out) {
   static_assert(std::is_unsigned_v<T>);
@@ -39,6 +42,7 @@ template <class T>
   return true;
 }
 
-static_assert(claim_product({uint64_t{1} << 32, uint64_t{1} << 32}) == UINT64_MAX && claim_product({uint64_t{1} << 63, 4, 0}) == 0);
+static_assert(claim_product({uint64_t{1} << 32, uint64_t{1} << 32}) == UINT64_MAX &&
+              claim_product({uint64_t{1} << 63, 4, 0}) == 0);
 
 }  // namespace kvasir

@@ -1,6 +1,7 @@
-// Every field of a cache file's header, of an entry of its section table, and of the sections that begin with fields: the
-// format as tables, each of which covers its bytes without a gap. The reader checks what is reserved by them; tests lie
-// about every field of them, so that a new field is tested by being here.
+// Every field of a cache file's header, of an entry of its section table, and of the sections that
+// begin with fields: the format as tables, each of which covers its bytes without a gap. The reader
+// checks what is reserved by them; tests lie about every field of them, so that a new field is
+// tested by being here.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +53,7 @@ inline constexpr Field header_fields[] = {
     {"tokens", place_tokens, 8, FieldIs::size},
     {"model name", place_model_name, 64, FieldIs::data},
     {"reserved", 152, place_sections - 152, FieldIs::reserved},
-    {"sections", place_sections, max_sections * entry_bytes, FieldIs::data},  // entry_fields
+    {"sections", place_sections, max_sections* entry_bytes, FieldIs::data},  // entry_fields
     {"reserved", 2304, place_checksum - 2304, FieldIs::reserved},
     {"checksum", place_checksum, 8, FieldIs::checksum},
 };
@@ -72,16 +73,16 @@ inline constexpr Field entry_fields[] = {
 static_assert(cover(entry_fields, entry_bytes));
 
 // Section `state`.
-constexpr uint64_t state_turn = 0;             // u32
-constexpr uint64_t state_full_precision = 4;   // u32
-constexpr uint64_t state_window_tokens = 8;    // u32
-constexpr uint64_t state_window_count = 12;    // u32
-constexpr uint64_t state_pages = 16;           // u32
-constexpr uint64_t state_page_tokens = 20;     // u32
-constexpr uint64_t state_tokens = 24;          // u64
-constexpr uint64_t state_document_tokens = 32; // u64
-constexpr uint64_t state_document_turn = 40;   // u32
-constexpr uint64_t state_probed_pages = 44;    // u32
+constexpr uint64_t state_turn = 0;              // u32
+constexpr uint64_t state_full_precision = 4;    // u32
+constexpr uint64_t state_window_tokens = 8;     // u32
+constexpr uint64_t state_window_count = 12;     // u32
+constexpr uint64_t state_pages = 16;            // u32
+constexpr uint64_t state_page_tokens = 20;      // u32
+constexpr uint64_t state_tokens = 24;           // u64
+constexpr uint64_t state_document_tokens = 32;  // u64
+constexpr uint64_t state_document_turn = 40;    // u32
+constexpr uint64_t state_probed_pages = 44;     // u32
 constexpr uint64_t state_bytes = 48;
 
 inline constexpr Field state_fields[] = {
@@ -130,14 +131,10 @@ inline constexpr Field count_fields[] = {{"tokens", 0, 8, FieldIs::size}};
 // Sections of indexes, before the numbers of words, which are a size for each head.
 constexpr uint64_t index_head_bytes = 32;
 inline constexpr Field index_fields[] = {
-    {"version", 0, 4, FieldIs::revision},
-    {"first token", 4, 4, FieldIs::size},
-    {"tokens", 8, 4, FieldIs::size},
-    {"valid tokens", 12, 4, FieldIs::size},
-    {"built tokens", 16, 4, FieldIs::size},
-    {"graphs", 20, 4, FieldIs::size},
-    {"reserved", 24, 8, FieldIs::reserved},
-    {"words of the first head", 32, 8, FieldIs::size},
+    {"version", 0, 4, FieldIs::revision},   {"first token", 4, 4, FieldIs::size},
+    {"tokens", 8, 4, FieldIs::size},        {"valid tokens", 12, 4, FieldIs::size},
+    {"built tokens", 16, 4, FieldIs::size}, {"graphs", 20, 4, FieldIs::size},
+    {"reserved", 24, 8, FieldIs::reserved}, {"words of the first head", 32, 8, FieldIs::size},
 };
 static_assert(cover(index_fields, index_head_bytes + 8));
 
@@ -154,15 +151,21 @@ inline constexpr Field index_word_fields[] = {
 // What a section begins with, but for the sketch's counts; empty where that is no field.
 constexpr std::span<const Field> fields_of(SectionKind kind) {
   switch (kind) {
-    case SectionKind::state: return state_fields;
-    case SectionKind::representatives: return representatives_fields;
-    case SectionKind::observed: return observed_fields;
+    case SectionKind::state:
+      return state_fields;
+    case SectionKind::representatives:
+      return representatives_fields;
+    case SectionKind::observed:
+      return observed_fields;
     case SectionKind::sparse:
-    case SectionKind::read: return count_fields;
+    case SectionKind::read:
+      return count_fields;
     case SectionKind::hnsw:
     case SectionKind::ood:
-    case SectionKind::ivf: return index_fields;
-    default: return {};
+    case SectionKind::ivf:
+      return index_fields;
+    default:
+      return {};
   }
 }
 

@@ -1,5 +1,5 @@
-// How large a section can be, by the header's shape and tokens: before a reader allocates, maps or reads anything by the
-// size that the section table gives.
+// How large a section can be, by the header's shape and tokens: before a reader allocates, maps or
+// reads anything by the size that the section table gives.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,14 @@ constexpr uint32_t max_group = 256;
 // Of any section, whatever the header says: a small file does no harm.
 constexpr uint64_t small_section = uint64_t{1} << 20;
 
-// The most bytes that a section of this kind takes in a cache of this shape and so many tokens; small_section at least, and
-// exactly that where the shape or the tokens are past the limits above. group: query heads of a KV head.
-uint64_t max_section_bytes(format::SectionKind kind, const format::Identity& identity, uint32_t group = max_group);
+// The most bytes that a section of this kind takes in a cache of this shape and so many tokens;
+// small_section at least, and exactly that where the shape or the tokens are past the limits above.
+// group: query heads of a KV head.
+uint64_t max_section_bytes(format::SectionKind kind, const format::Identity& identity,
+                           uint32_t group = max_group);
 
-// Code::corrupt where a section is larger than that. All sections of kinds that this reader does not know together are at
-// most as large as `pages` may be.
+// Code::corrupt where a section is larger than that. All sections of kinds that this reader does
+// not know together are at most as large as `pages` may be.
 Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t group = max_group);
 
 }  // namespace kvasir

@@ -1,5 +1,6 @@
-// A saved timeline taken apart: its header and sections as values, which a test lies about, and puts together again as a
-// sparse file whose layout and checksums all match, so that the lie is what a reader meets.
+// A saved timeline taken apart: its header and sections as values, which a test lies about, and
+// puts together again as a sparse file whose layout and checksums all match, so that the lie is
+// what a reader meets.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +36,13 @@ struct CacheImage {
     uint64_t bytes = 0, value = 0;
   };
   kvasir::CacheHeader header;
-  std::vector<std::vector<uint8_t>> sections;  // their first bytes; what the header says beyond is zeros
-  std::vector<Patch> patches;                  // of the header's bytes, at last
+  std::vector<std::vector<uint8_t>>
+      sections;                // their first bytes; what the header says beyond is zeros
+  std::vector<Patch> patches;  // of the header's bytes, at last
 
   explicit CacheImage(const std::vector<uint8_t>& file) {
-    const std::span<const uint8_t> begin(file.data(), std::min<std::size_t>(file.size(), format::header_bytes));
+    const std::span<const uint8_t> begin(file.data(),
+                                         std::min<std::size_t>(file.size(), format::header_bytes));
     if (!kvasir::CacheHeader::decode(begin, file.size(), "honest", &header).ok()) return;
     for (const auto& section : header.entries()) {
       const auto at = file.begin() + static_cast<std::ptrdiff_t>(section.offset);
@@ -69,11 +72,15 @@ struct CacheImage {
     kvasir::CacheHeader h = header;
     if (!h.lay_out()) return false;
     std::vector<std::vector<uint8_t>> tables;
-    for (uint32_t i = 0; i < h.section_count; ++i) tables.push_back(table_of(&h.sections[i], sections[i]));
+    for (uint32_t i = 0; i < h.section_count; ++i)
+      tables.push_back(table_of(&h.sections[i], sections[i]));
     std::vector<uint8_t> begin(format::header_bytes);
     h.encode(std::span<uint8_t, format::header_bytes>(begin));
-    for (const Patch& p : patches) samples::put(begin, p.offset, static_cast<int>(p.bytes), p.value);
-    const bool seals = std::any_of(patches.begin(), patches.end(), [](const Patch& p) { return p.offset >= format::place_checksum; });
+    for (const Patch& p : patches)
+      samples::put(begin, p.offset, static_cast<int>(p.bytes), p.value);
+    const bool seals = std::any_of(patches.begin(), patches.end(), [](const Patch& p) {
+      return p.offset >= format::place_checksum;
+    });
     if (!seals) samples::repair_header(begin);
 
     std::ofstream(in_utf8(path), std::ios::binary | std::ios::trunc).close();
@@ -90,19 +97,25 @@ struct CacheImage {
   }
 
  private:
-  // Checksums of the blocks that hold something, and of a few MiB of zeros behind; of the others zeros, which do not match. The
-  // table's own checksum matches, but where computing it would take long.
-  static std::vector<uint8_t> table_of(kvasir::CacheHeader::Entry* entry, const std::vector<uint8_t>& bytes) {
+  // Checksums of the blocks that hold something, and of a few MiB of zeros behind; of the others
+  // zeros, which do not match. The table's own checksum matches, but where computing it would take
+  // long.
+  static std::vector<uint8_t> table_of(kvasir::CacheHeader::Entry* entry,
+                                       const std::vector<uint8_t>& bytes) {
     constexpr uint64_t summed_blocks = 2048, summed_table = uint64_t{8} << 20;
-    const uint64_t honest = std::min(entry->blocks(), kvasir::ceil_div(bytes.size(), format::block_bytes));
+    const uint64_t honest =
+        std::min(entry->blocks(), kvasir::ceil_div(bytes.size(), format::block_bytes));
     const uint64_t summed = std::min(entry->blocks(), honest + summed_blocks);
     std::vector<uint8_t> table(summed * sizeof(uint64_t)), block;
     for (uint64_t b = 0; b < summed; ++b) {
-      const uint64_t at = b * format::block_bytes, size = std::min(format::block_bytes, entry->bytes - at);
+      const uint64_t at = b * format::block_bytes,
+                     size = std::min(format::block_bytes, entry->bytes - at);
       const uint64_t there = at < bytes.size() ? std::min<uint64_t>(size, bytes.size() - at) : 0;
       block.assign(size, 0);
-      std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at < bytes.size() ? at : 0), there, block.begin());
-      samples::put(table, b * sizeof(uint64_t), 8, kvasir::checksum(block.data(), block.size(), entry->offset + at));
+      std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at < bytes.size() ? at : 0), there,
+                  block.begin());
+      samples::put(table, b * sizeof(uint64_t), 8,
+                   kvasir::checksum(block.data(), block.size(), entry->offset + at));
     }
     kvasir::RunningChecksum sum(entry->table_offset);
     sum.add(table.data(), table.size());

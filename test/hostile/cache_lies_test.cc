@@ -1,8 +1,10 @@
-// Sparse and lying caches, generated from the format's own tables (store/format_fields.h, store/section_sizes.h): every
-// length, count, offset, version and choice is replaced by each of the lies for it, layout and checksums repaired, and
-// every call that takes a cache refuses the file, or takes it, for 64 MB and 100 ms of CPU time.
+// Sparse and lying caches, generated from the format's own tables (store/format_fields.h,
+// store/section_sizes.h): every length, count, offset, version and choice is replaced by each of
+// the lies for it, layout and checksums repaired, and every call that takes a cache refuses the
+// file, or takes it, for 64 MB and 100 ms of CPU time.
 //
-// The environment variable KVASIR_HOSTILE_STRIDE says of how many cases one is tried; without it of 41.
+// The environment variable KVASIR_HOSTILE_STRIDE says of how many cases one is tried; without it
+// of 41.
 #include <cstdlib>
 #include <functional>
 
@@ -29,7 +31,9 @@ struct Case {
   std::function<void(CacheImage*)> lie;
 };
 
-bool is_lied_about(const format::Field& field) { return field.bytes <= 8 && field.is != FieldIs::data && field.is != FieldIs::checksum; }
+bool is_lied_about(const format::Field& field) {
+  return field.bytes <= 8 && field.is != FieldIs::data && field.is != FieldIs::checksum;
+}
 
 // All lies about an honest file.
 class Lies {
@@ -42,65 +46,86 @@ class Lies {
   const std::vector<Case>& cases() const { return cases_; }
 
  private:
-  void add(std::string what, std::function<void(CacheImage*)> lie) { cases_.push_back({std::move(what), std::move(lie)}); }
+  void add(std::string what, std::function<void(CacheImage*)> lie) {
+    cases_.push_back({std::move(what), std::move(lie)});
+  }
 
-  void patch(const std::string& what, const format::Field& field, uint64_t base, const std::vector<uint8_t>& begin, uint64_t plausible) {
+  void patch(const std::string& what, const format::Field& field, uint64_t base,
+             const std::vector<uint8_t>& begin, uint64_t plausible) {
     const uint64_t at = base + field.offset, bytes = field.bytes;
-    for (const uint64_t lie : lies(samples::get(begin, at, static_cast<int>(bytes)), plausible, static_cast<uint32_t>(bytes)))
-      add(what + " " + field.name + " " + std::to_string(lie), [=](CacheImage* image) { image->patches.push_back({at, bytes, lie}); });
+    for (const uint64_t lie : lies(samples::get(begin, at, static_cast<int>(bytes)), plausible,
+                                   static_cast<uint32_t>(bytes)))
+      add(what + " " + field.name + " " + std::to_string(lie), [=](CacheImage* image) {
+        image->patches.push_back({at, bytes, lie});
+      });
   }
 
   void about_header() {
     std::vector<uint8_t> begin(format::header_bytes);
     honest_.header.encode(std::span<uint8_t, format::header_bytes>(begin));
     for (const format::Field& field : format::header_fields)
-      if (is_lied_about(field)) patch("header", field, 0, begin, honest_.header.identity.tokens * 2);
+      if (is_lied_about(field))
+        patch("header", field, 0, begin, honest_.header.identity.tokens * 2);
     for (uint32_t i = 0; i < honest_.header.section_count; ++i)
       for (const format::Field& field : format::entry_fields)
         if (is_lied_about(field))
-          patch(std::string("entry ") + format::name_of(honest_.header.sections[i].kind), field, format::place_sections + i * format::entry_bytes, begin,
-                most(i));
+          patch(std::string("entry ") + format::name_of(honest_.header.sections[i].kind), field,
+                format::place_sections + i * format::entry_bytes, begin, most(i));
   }
 
-  uint64_t most(uint32_t i) const { return kvasir::max_section_bytes(honest_.header.sections[i].kind, honest_.header.identity); }
+  uint64_t most(uint32_t i) const {
+    return kvasir::max_section_bytes(honest_.header.sections[i].kind, honest_.header.identity);
+  }
 
   void fields(SectionKind kind, std::span<const format::Field> all, uint64_t base) {
     for (const format::Field& field : all) {
       const uint64_t at = base + field.offset, bytes = field.bytes;
-      if (!is_lied_about(field) || at + bytes > honest_.sections[honest_.index_of(kind)].size()) continue;
-      for (const uint64_t lie : lies(honest_.get(kind, at, bytes), honest_.header.identity.tokens, static_cast<uint32_t>(bytes)))
-        add(std::string(format::name_of(kind)) + " " + field.name + " " + std::to_string(lie), [=](CacheImage* image) { image->put(kind, at, bytes, lie); });
+      if (!is_lied_about(field) || at + bytes > honest_.sections[honest_.index_of(kind)].size())
+        continue;
+      for (const uint64_t lie : lies(honest_.get(kind, at, bytes), honest_.header.identity.tokens,
+                                     static_cast<uint32_t>(bytes)))
+        add(std::string(format::name_of(kind)) + " " + field.name + " " + std::to_string(lie),
+            [=](CacheImage* image) { image->put(kind, at, bytes, lie); });
     }
   }
 
   void about_section(uint32_t i) {
     const CacheHeader::Entry& entry = honest_.header.sections[i];
     for (const uint64_t lie : lies(entry.bytes, most(i), 8))
-      add(std::string(format::name_of(entry.kind)) + " of " + std::to_string(lie) + " bytes", [=](CacheImage* image) { image->resize(i, lie); });
+      add(std::string(format::name_of(entry.kind)) + " of " + std::to_string(lie) + " bytes",
+          [=](CacheImage* image) { image->resize(i, lie); });
     fields(entry.kind, format::fields_of(entry.kind), 0);
     const kvasir::PageShape page = kvasir::PageShape::of(honest_.header.identity.head_dim);
-    const uint64_t heads = uint64_t{honest_.header.identity.layers} * honest_.header.identity.kv_heads;
-    if (entry.kind == SectionKind::sketch) fields(entry.kind, format::sketch_fields, 2 * heads * page.dim * page.sketch_dim() * sizeof(float));
+    const uint64_t heads =
+        uint64_t{honest_.header.identity.layers} * honest_.header.identity.kv_heads;
+    if (entry.kind == SectionKind::sketch)
+      fields(entry.kind, format::sketch_fields,
+             2 * heads * page.dim * page.sketch_dim() * sizeof(float));
     if (format::fields_of(entry.kind).data() == format::index_fields && entry.bytes > 0) {
       const uint64_t graphs = honest_.get(entry.kind, 20, 4);
-      fields(entry.kind, format::index_word_fields, kvasir::round_up(format::index_head_bytes + heads * graphs * sizeof(uint64_t), 4096));
+      fields(entry.kind, format::index_word_fields,
+             kvasir::round_up(format::index_head_bytes + heads * graphs * sizeof(uint64_t), 4096));
     }
   }
 
   // Timelines of more tokens than there are, each number of which agrees with all others.
   void about_whole_timelines() {
     const uint64_t page_tokens = honest_.get(SectionKind::state, format::state_page_tokens, 4);
-    for (const uint64_t extents : {uint64_t{1}, uint64_t{64}, uint64_t{1} << 12, uint64_t{1} << 17, uint64_t{1} << 22, uint64_t{1} << 30})
+    for (const uint64_t extents : {uint64_t{1}, uint64_t{64}, uint64_t{1} << 12, uint64_t{1} << 17,
+                                   uint64_t{1} << 22, uint64_t{1} << 30})
       add("timeline of " + std::to_string(extents) + " more extents", [=](CacheImage* image) {
-        const uint64_t pages = image->get(SectionKind::state, format::state_pages, 4) + 16 * extents;
+        const uint64_t pages =
+            image->get(SectionKind::state, format::state_pages, 4) + 16 * extents;
         const uint64_t tokens = image->header.identity.tokens += 16 * extents * page_tokens;
         image->put(SectionKind::state, format::state_pages, 4, pages);
         image->put(SectionKind::state, format::state_tokens, 8, tokens);
         const kvasir::PageShape page = kvasir::PageShape::of(image->header.identity.head_dim);
-        const uint64_t heads = uint64_t{image->header.identity.layers} * image->header.identity.kv_heads;
+        const uint64_t heads =
+            uint64_t{image->header.identity.layers} * image->header.identity.kv_heads;
         const auto grow = [&](SectionKind kind, uint64_t bytes) {
           const std::size_t i = image->index_of(kind);
-          if (i < image->sections.size() && !image->sections[i].empty()) image->resize(i, image->header.sections[i].bytes + bytes);
+          if (i < image->sections.size() && !image->sections[i].empty())
+            image->resize(i, image->header.sections[i].bytes + bytes);
         };
         grow(SectionKind::tokens, 16 * extents * page_tokens * sizeof(int32_t));
         grow(SectionKind::pages, extents * heads * kvasir::PageShape::pages_bytes());
@@ -125,7 +150,8 @@ struct Stop {
 };
 
 bool is_answer(kv_status s) {
-  return s == KV_OK || s == KV_CORRUPT || s == KV_VERSION || s == KV_NOT_A_CACHE || s == KV_MODEL_MISMATCH || s == KV_CONTEXT_FULL;
+  return s == KV_OK || s == KV_CORRUPT || s == KV_VERSION || s == KV_NOT_A_CACHE ||
+         s == KV_MODEL_MISMATCH || s == KV_CONTEXT_FULL;
 }
 
 // What was taken is saved as a file that can be loaded, or not at all.
@@ -137,22 +163,26 @@ void use(kv_session* session, const std::string& folder) {
   const kv_session_options o = small_options();
   kv_session* loaded = nullptr;
   kv_error error{};
-  CHECK_MESSAGE(kv_load(tiny_model(), again.c_str(), &o, nullptr, &loaded, &error) == KV_OK, error.message);
+  CHECK_MESSAGE(kv_load(tiny_model(), again.c_str(), &o, nullptr, &loaded, &error) == KV_OK,
+                error.message);
   kv_session_close(loaded);
 }
 
 class Readers {
  public:
-  Readers(std::string folder, std::string path, bool has_model) : folder_(std::move(folder)), path_(std::move(path)), has_model_(has_model) {}
+  Readers(std::string folder, std::string path, bool has_model)
+      : folder_(std::move(folder)), path_(std::move(path)), has_model_(has_model) {}
 
   void run() {
     const bool is_large = std::filesystem::file_size(in_utf8(path_)) > (uint64_t{16} << 20);
     kv_status status = KV_OK;
     const auto cheap = [&](const char* call, const std::function<kv_status()>& f) {
       Cost cost = measure([&] { status = f(); });
-      if (!is_cheap(cost)) cost = measure([&] { status = f(); });  // another process may have taken the file's memory
+      if (!is_cheap(cost))
+        cost = measure([&] { status = f(); });  // another process may have taken the file's memory
       CHECK_MESSAGE(is_cheap(cost), call, ": ", to_text(cost));
-      CHECK_MESSAGE((is_answer(status) || (is_large && status == KV_CANCELLED)), call, ": ", status);
+      CHECK_MESSAGE((is_answer(status) || (is_large && status == KV_CANCELLED)), call, ": ",
+                    status);
     };
     cheap("kv_file_inspect", [&] {
       kv_file_information info{};
@@ -163,26 +193,32 @@ class Readers {
     Stop stop{cancel.get()};
     kv_call_options call;
     kv_call_options_init(&call, sizeof call);
-    if (is_large) call.cancel = cancel.get(), call.progress = Stop::report, call.progress_user = &stop;
+    if (is_large)
+      call.cancel = cancel.get(), call.progress = Stop::report, call.progress_user = &stop;
     cheap("kv_file_verify", [&] { return kv_file_verify(path_.c_str(), &call, nullptr); });
     kv_pack_options pack;
     kv_pack_options_init(&pack, sizeof pack);
-    pack.cancel = call.cancel, pack.progress = call.progress, pack.progress_user = call.progress_user;
-    if (is_large) cheap("kv_pack", [&] { return kv_pack(path_.c_str(), (folder_ + "/a.kvz").c_str(), &pack, nullptr); });
+    pack.cancel = call.cancel, pack.progress = call.progress,
+    pack.progress_user = call.progress_user;
+    if (is_large)
+      cheap("kv_pack",
+            [&] { return kv_pack(path_.c_str(), (folder_ + "/a.kvz").c_str(), &pack, nullptr); });
     cheap("peek", [&] {
       kvasir::CachePeek peek;
       kvasir::TokenChain chain;
       kvasir::Array<int32_t> tokens;
       uint64_t count = 0;
       if (!kvasir::CachePeek::open(path_, &peek).ok()) return KV_CORRUPT;
-      const bool both = peek.read_chain(1000, &chain, &count).ok() && peek.read_tokens(1000, &tokens).ok();
+      const bool both =
+          peek.read_chain(1000, &chain, &count).ok() && peek.read_tokens(1000, &tokens).ok();
       return both ? KV_OK : KV_CORRUPT;
     });
     kv_cancel_reset(cancel.get());
     for (const uint32_t flags : {uint32_t{KV_LOAD_VERIFY}, 0u}) {
       call.flags = flags;
       if (!flags) call.cancel = nullptr;
-      cheap(flags ? "load, verifying" : "load", [&] { return has_model_ ? load_session(&call) : load_cache(&call); });
+      cheap(flags ? "load, verifying" : "load",
+            [&] { return has_model_ ? load_session(&call) : load_cache(&call); });
       if (session_) use(session_.get(), folder_);
       session_.reset();
     }
@@ -251,9 +287,13 @@ std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t an
 
 }  // namespace
 
-TEST_CASE("every number of a saved timeline that lies is refused for little") { try_lies(saved(700, "bounded", 0), true); }
+TEST_CASE("every number of a saved timeline that lies is refused for little") {
+  try_lies(saved(700, "bounded", 0), true);
+}
 
-TEST_CASE("every number of a timeline in the middle of an answer that lies is refused for little") { try_lies(saved(900, "snapkv", 5), true); }
+TEST_CASE("every number of a timeline in the middle of an answer that lies is refused for little") {
+  try_lies(saved(900, "snapkv", 5), true);
+}
 
 TEST_CASE("every number of an index that lies is refused for little") {
   for (const char* strategy : {"hnsw", "ood", "ivf"}) try_lies(saved(2300, strategy, 0), true);
@@ -266,7 +306,8 @@ TEST_CASE("every number of a cache without a model that lies is refused for litt
   const Text text(small, 700);
   for (uint32_t at = 0; at < 700; at += 100)
     for (uint32_t l = 0; l < small.layers; ++l)
-      REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, text.key(l, at), text.value(l, at), text.query(l, at), 100, error));
+      REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, text.key(l, at), text.value(l, at),
+                                 text.query(l, at), 100, error));
   REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
   try_lies(read_file(path), false);
 }

@@ -1,4 +1,5 @@
-// What a call on a hostile file may cost: 64 MB of memory and 100 ms of CPU time, whatever the file claims.
+// What a call on a hostile file may cost: 64 MB of memory and 100 ms of CPU time, whatever the file
+// claims.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +18,13 @@ namespace hostile {
 constexpr uint64_t max_bytes = uint64_t{64} << 20;
 constexpr double max_cpu_ms = 100;
 
-// Sanitizers take memory and time of their own: there a case shows that nothing is touched that should not be.
+// Sanitizers take memory and time of their own: there a case shows that nothing is touched that
+// should not be.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool is_measured = false;
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 constexpr bool is_measured = false;
 #else
 constexpr bool is_measured = true;
@@ -31,7 +34,8 @@ constexpr bool is_measured = true;
 #endif
 
 struct Cost {
-  uint64_t peak_bytes = 0;          // resident memory at its peak, less what there was before; 0 where the system does not say
+  uint64_t peak_bytes = 0;  // resident memory at its peak, less what there was before; 0 where the
+                            // system does not say
   uint64_t largest_allocation = 0;  // that the library's allocator was asked for
   double cpu_ms = 0;                // of all threads; 0 where the system does not say
 };
@@ -39,7 +43,9 @@ struct Cost {
 inline std::atomic<std::size_t> largest_asked{0};
 
 inline bool note_allocation(std::size_t size) {
-  for (std::size_t before = largest_asked; size > before && !largest_asked.compare_exchange_weak(before, size);) {}
+  for (std::size_t before = largest_asked;
+       size > before && !largest_asked.compare_exchange_weak(before, size);) {
+  }
   return false;
 }
 
@@ -85,14 +91,17 @@ Cost measure(F&& call) {
   return cost;
 }
 
-// Whether a refusal was cheap enough. A call that took too long is tried again: another process may have evicted what it reads.
+// Whether a refusal was cheap enough. A call that took too long is tried again: another process may
+// have evicted what it reads.
 inline bool is_cheap(const Cost& cost) {
-  return !is_measured || (cost.peak_bytes < max_bytes && cost.largest_allocation < max_bytes && cost.cpu_ms < max_cpu_ms);
+  return !is_measured || (cost.peak_bytes < max_bytes && cost.largest_allocation < max_bytes &&
+                          cost.cpu_ms < max_cpu_ms);
 }
 
 inline std::string to_text(const Cost& cost) {
-  return std::to_string(cost.peak_bytes >> 10) + " KiB at its peak, " + std::to_string(cost.largest_allocation >> 10) +
-         " KiB asked for at once, " + std::to_string(cost.cpu_ms) + " ms of CPU time";
+  return std::to_string(cost.peak_bytes >> 10) + " KiB at its peak, " +
+         std::to_string(cost.largest_allocation >> 10) + " KiB asked for at once, " +
+         std::to_string(cost.cpu_ms) + " ms of CPU time";
 }
 
 }  // namespace hostile

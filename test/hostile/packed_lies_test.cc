@@ -1,4 +1,5 @@
-// Packed documents that lie or are bombs: what they promise is compared with what they hold before a byte is written.
+// Packed documents that lie or are bombs: what they promise is compared with what they hold before
+// a byte is written.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -21,7 +22,8 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// A frame of zstd by hand, as RFC 8878 has it: of bytes as they are, or of one byte that is repeated.
+// A frame of zstd by hand, as RFC 8878 has it: of bytes as they are, or of one byte that is
+// repeated.
 Bytes frame(std::size_t size, const uint8_t* bytes) {
   constexpr std::size_t most_block = std::size_t{128} << 10;
   Bytes out = {0x28, 0xB5, 0x2F, 0xFD, 0xA0, 0, 0, 0, 0};  // one segment, its size in 4 bytes
@@ -30,9 +32,13 @@ Bytes frame(std::size_t size, const uint8_t* bytes) {
     const std::size_t part = std::min(most_block, size - at);
     const std::size_t head = out.size();
     out.resize(head + 3);
-    samples::put(out, head, 3, (at + part == size ? 1u : 0u) | (bytes ? 0u : 2u) | static_cast<uint32_t>(part) << 3);
-    if (bytes) out.insert(out.end(), bytes + at, bytes + at + part);
-    else out.push_back(0);
+    samples::put(
+        out, head, 3,
+        (at + part == size ? 1u : 0u) | (bytes ? 0u : 2u) | static_cast<uint32_t>(part) << 3);
+    if (bytes)
+      out.insert(out.end(), bytes + at, bytes + at + part);
+    else
+      out.push_back(0);
   }
   return out;
 }
@@ -49,11 +55,16 @@ struct PackedImage {
     h.content = 0;
     Bytes zero_frame = frame(packed::chunk_bytes, nullptr);
     for (uint64_t at = 0; at < h.document_bytes; at += packed::chunk_bytes) {
-      const auto size = static_cast<std::size_t>(std::min(packed::chunk_bytes, h.document_bytes - at));
+      const auto size =
+          static_cast<std::size_t>(std::min(packed::chunk_bytes, h.document_bytes - at));
       Bytes plain(at < begin.size() ? size : 0);
-      if (at < begin.size()) std::memcpy(plain.data(), begin.data() + at, std::min<std::size_t>(size, begin.size() - at));
+      if (at < begin.size())
+        std::memcpy(plain.data(), begin.data() + at,
+                    std::min<std::size_t>(size, begin.size() - at));
       h.content = checksum(plain.empty() ? zeros.data() : plain.data(), size, h.content);
-      const Bytes packed = plain.empty() && size == packed::chunk_bytes ? zero_frame : frame(size, plain.empty() ? nullptr : plain.data());
+      const Bytes packed = plain.empty() && size == packed::chunk_bytes
+                               ? zero_frame
+                               : frame(size, plain.empty() ? nullptr : plain.data());
       const std::size_t chunk = file.size(), data = chunk + packed::chunk_header_bytes;
       file.resize(data);
       samples::put(file, chunk, 4, packed.size());
@@ -141,7 +152,8 @@ TEST_CASE("a bomb with a cache's header unpacks to no more than 64 times its siz
   Bytes begin = read_file(bomb.path);
   begin.resize(packed::header_bytes);
   samples::put(begin, packed::place_packed_bytes, 8, uint64_t{16} << 20);
-  samples::put(begin, packed::place_checksum, 8, checksum(begin.data(), packed::place_checksum, packed::header_seed));
+  samples::put(begin, packed::place_checksum, 8,
+               checksum(begin.data(), packed::place_checksum, packed::header_seed));
   REQUIRE(overwrite(bomb.path, 0, begin.data(), begin.size()));
   Status s;
   const Cost cost = measure([&] { s = unpack(bomb.path, bomb.back, nullptr, nullptr); });
@@ -151,7 +163,9 @@ TEST_CASE("a bomb with a cache's header unpacks to no more than 64 times its siz
   CHECK(bomb.folder.entries() == 1);
 }
 
-TEST_CASE("every number of a packed document's header, chunks and document that lies is refused for little") {
+TEST_CASE(
+    "every number of a packed document's header, chunks and document that lies is refused for "
+    "little") {
   TempFolder folder;
   const std::string path = folder.file("a.kvz"), back = folder.file("b.kv");
   const PackedImage honest = packed_of(document_of(uint64_t{1} << 20, 4096));
@@ -164,28 +178,37 @@ TEST_CASE("every number of a packed document's header, chunks and document that 
     Status s;
     const Cost cost = measure([&] { s = unpack(path, back, nullptr, nullptr); });
     CHECK_MESSAGE(is_cheap(cost), what, ": ", to_text(cost));
-    CHECK_MESSAGE((s.ok() || s.code() == Code::corrupt || s.code() == Code::version || s.code() == Code::not_a_cache), what, ": ", s.message());
+    CHECK_MESSAGE((s.ok() || s.code() == Code::corrupt || s.code() == Code::version ||
+                   s.code() == Code::not_a_cache),
+                  what, ": ", s.message());
     CHECK(folder.entries() == (s.ok() ? 2 : 1));
     PackedHeader header;
     (void)read_packed_header(path, &header);
   };
   for (const bool in_chunk : {false, true})
-    for (const format::Field& field : in_chunk ? std::span<const format::Field>(packed::chunk_fields) : std::span<const format::Field>(packed::header_fields)) {
+    for (const format::Field& field : in_chunk
+                                          ? std::span<const format::Field>(packed::chunk_fields)
+                                          : std::span<const format::Field>(packed::header_fields)) {
       if (field.bytes > 8 || field.is == format::FieldIs::checksum) continue;
       const uint64_t at = (in_chunk ? packed::header_bytes : 0) + field.offset;
-      for (const uint64_t lie : lies(samples::get(file, at, static_cast<int>(field.bytes)), file.size() * packed::max_ratio + packed::packed_slack,
+      for (const uint64_t lie : lies(samples::get(file, at, static_cast<int>(field.bytes)),
+                                     file.size() * packed::max_ratio + packed::packed_slack,
                                      static_cast<uint32_t>(field.bytes))) {
         Bytes lying = file;
         samples::put(lying, at, static_cast<int>(field.bytes), lie);
-        samples::put(lying, packed::place_checksum, 8, checksum(lying.data(), packed::place_checksum, packed::header_seed));
+        samples::put(lying, packed::place_checksum, 8,
+                     checksum(lying.data(), packed::place_checksum, packed::header_seed));
         write_file(path, lying);
         try_lie(std::string(field.name) + " " + std::to_string(lie));
       }
     }
   const auto in_document = [&](const format::Field& field, uint64_t base) {
-    if (field.bytes > 8 || field.is == format::FieldIs::data || field.is == format::FieldIs::checksum) return;
+    if (field.bytes > 8 || field.is == format::FieldIs::data ||
+        field.is == format::FieldIs::checksum)
+      return;
     const uint64_t at = base + field.offset;
-    for (const uint64_t lie : lies(samples::get(honest.begin, at, static_cast<int>(field.bytes)), uint64_t{1} << 20, static_cast<uint32_t>(field.bytes))) {
+    for (const uint64_t lie : lies(samples::get(honest.begin, at, static_cast<int>(field.bytes)),
+                                   uint64_t{1} << 20, static_cast<uint32_t>(field.bytes))) {
       PackedImage image = honest;
       samples::put(image.begin, at, static_cast<int>(field.bytes), lie);
       samples::repair_header(image.begin);
@@ -194,16 +217,19 @@ TEST_CASE("every number of a packed document's header, chunks and document that 
     }
   };
   for (const format::Field& field : format::header_fields) in_document(field, 0);
-  for (const format::Field& field : format::entry_fields) in_document(field, format::place_sections);
+  for (const format::Field& field : format::entry_fields)
+    in_document(field, format::place_sections);
 }
 
 TEST_CASE("a document of zeros is packed so that it comes back") {
   TempFolder folder;
-  const std::string path = folder.file("a.kv"), packed_path = folder.file("a.kvz"), back = folder.file("b.kv");
+  const std::string path = folder.file("a.kv"), packed_path = folder.file("a.kvz"),
+                    back = folder.file("b.kv");
   const uint64_t bytes = uint64_t{32} << 20;
   REQUIRE(samples::save(path, {{SectionKind::pages, 1, Bytes(bytes)}}, bytes / 1024).ok());
   REQUIRE(pack(path, packed_path, 1, nullptr, nullptr).ok());
-  CHECK(std::filesystem::file_size(packed_path) * packed::max_ratio + packed::packed_slack >= std::filesystem::file_size(path));
+  CHECK(std::filesystem::file_size(packed_path) * packed::max_ratio + packed::packed_slack >=
+        std::filesystem::file_size(path));
   CHECK(std::filesystem::file_size(packed_path) < bytes / 32);
   REQUIRE(unpack(packed_path, back, nullptr, nullptr).ok());
   CHECK(read_file(back) == read_file(path));

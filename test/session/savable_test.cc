@@ -1,4 +1,5 @@
-// What a loader would refuse is not saved: of every kind of section, and the file that is there stays.
+// What a loader would refuse is not saved: of every kind of section, and the file that is there
+// stays.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -61,7 +62,8 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   format::Identity identity;
   identity.vocabulary = 100;
   const KvStore good = store_of(1, pool.get());
-  const auto save = [&](const KvStore& store, const SavedTimeline& state, SectionKind kind, const std::vector<std::byte>& bytes) {
+  const auto save = [&](const KvStore& store, const SavedTimeline& state, SectionKind kind,
+                        const std::vector<std::byte>& bytes) {
     const SavedPart part{kind, bytes.data(), bytes.size()};
     return save_store(path, identity, store, state, {&part, 1}, nullptr, {});
   };
@@ -76,16 +78,24 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   };
   const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
   for (const float wrong : {nan, infinity, -infinity}) {
-    refused(save(store_of(wrong, pool.get()), state_of(), SectionKind::tokens, some_tokens), Code::corrupt, "window");
+    refused(save(store_of(wrong, pool.get()), state_of(), SectionKind::tokens, some_tokens),
+            Code::corrupt, "window");
     for (const SectionKind kind : {SectionKind::logits, SectionKind::errors, SectionKind::queries})
-      refused(save(good, state_of(), kind, bytes_of<float>({1, wrong, 2})), Code::corrupt, format::name_of(kind));
-    refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 0, wrong)), Code::corrupt, "observed");
+      refused(save(good, state_of(), kind, bytes_of<float>({1, wrong, 2})), Code::corrupt,
+              format::name_of(kind));
+    refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 0, wrong)),
+            Code::corrupt, "observed");
   }
-  for (const int32_t wrong : {-1, 100, INT32_MAX}) refused(save(good, state_of(), SectionKind::tokens, bytes_of<int32_t>({1, wrong})), Code::corrupt, "tokens");
+  for (const int32_t wrong : {-1, 100, INT32_MAX})
+    refused(save(good, state_of(), SectionKind::tokens, bytes_of<int32_t>({1, wrong})),
+            Code::corrupt, "tokens");
   for (const SectionKind kind : {SectionKind::sparse, SectionKind::read})
-    refused(save(good, state_of(), kind, bytes_of<uint64_t>({tokens + 1})), Code::corrupt, format::name_of(kind));
-  refused(save(good, state_of(), SectionKind::observed, observed_of(tokens + 1, 0, 1)), Code::corrupt, "observed");
-  refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 1, 1)), Code::corrupt, "observed");
+    refused(save(good, state_of(), kind, bytes_of<uint64_t>({tokens + 1})), Code::corrupt,
+            format::name_of(kind));
+  refused(save(good, state_of(), SectionKind::observed, observed_of(tokens + 1, 0, 1)),
+          Code::corrupt, "observed");
+  refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 1, 1)), Code::corrupt,
+          "observed");
 
   SavedTimeline state = state_of();
   state.turn = 4;
