@@ -47,7 +47,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const bool may_read = on_device && !step.selector && !step.trace && !step.memory && n > 1;
   const bool many = n > 1 && store->budget().bytes == 0;
   const KvStore::Together together = may_attend ? KvStore::Together::lists : may_read || many ? KvStore::Together::heads : KvStore::Together::nothing;
-  if (Status s = store->prepare_rows(n, together, pool_); !s.ok()) return s;
+  if (Status s = store->prepare_rows(n, together, pool_, step.cancel); !s.ok()) return s;
   bool has_pages = false;
   const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_); };
   if (!may_read)

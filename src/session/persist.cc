@@ -33,6 +33,8 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report, Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
   Progress preparing(std::move(prepare_report));
+  if (!store_.sketch().built() && sketch_is_due())  // a cancel kept it from being found
+    if (Status s = build_sketch(cancel); !s.ok()) return s;
   if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {  // a document is saved with what it has
     log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());
   } else if (!s.ok()) {

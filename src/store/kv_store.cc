@@ -104,15 +104,16 @@ Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) cons
                        "the pages of a step alone take %" PRIu64, budget_.bytes, tokens, step, least);
 }
 
-Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
+Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel) {
   budget_ = budget;
   let_go_ = budget_.bytes != 0;
-  return keep_within_budget(tokens);
+  return keep_within_budget(tokens, 0, 0, cancel);
 }
 
 // What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
 // nothing is in a file all of it is for slabs.
-Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step) {
+Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step,
+                                   const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
   if (Status s = check_budget(tokens, more, step); !s.ok()) return s;
   const uint64_t room = budget_.bytes - least_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
@@ -121,8 +122,9 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   const uint64_t coming = uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
   const uint64_t full = pages_.full_private_bytes();
   const bool spills = full > 0 && full + coming > for_slabs;
+  const uint64_t kept = std::min(room / 8, for_slabs - std::min(for_slabs, coming));
   if (spills)
-    if (Status s = pages_.spill(budget_.spill_folder, std::min(room / 8, for_slabs - std::min(for_slabs, coming))); !s.ok()) return s;
+    if (Status s = pages_.spill(budget_.spill_folder, kept, cancel); !s.ok()) return s;
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ || limit / 2 > cache_limit_) {
     cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
@@ -133,9 +135,9 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   return {};
 }
 
-Status KvStore::shrink() {
+Status KvStore::shrink(const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
-  if (Status s = pages_.spill(budget_.spill_folder, 0); !s.ok()) return s;
+  if (Status s = pages_.spill(budget_.spill_folder, 0, cancel); !s.ok()) return s;
   cache_limit_ = PageCache::by_itself;
   pages_.set_cache_limit(0);
   return {};
@@ -146,8 +148,9 @@ Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
   return prepare_pages(n, pool);
 }
 
-Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool) {
-  if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
+Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
+                             const Cancel* cancel) {
+  if (Status s = keep_within_budget(tokens() + n, 0, n, cancel); !s.ok()) return s;
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
   const uint32_t sealed = pages_after(window_count_ + n);
@@ -170,6 +173,22 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
   centre_.reserve(shape().heads_total() * dim);
   if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
+}
+
+Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
+                             ThreadPool* pool, const Cancel* cancel, uint32_t open) {
+  Status s = sketch_.build(pages_, queries, kernels, pool, cancel);
+  let_go();
+  const uint32_t sealed = pages_after(window_count_ + open);
+  if (!s.ok() || sealed == 0) return s;
+  try {
+    s = sketch_.reserve(pages_.pages() + sealed);
+  } catch (...) {
+    sketch_.clear();  // commit() may not find it without room
+    throw;
+  }
+  if (!s.ok()) sketch_.clear();
+  return s;
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {
@@ -373,12 +392,11 @@ std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
 }
 
-Array<float> KvStore::window_copy() const {
-  Array<float> out(window_size());
-  const std::size_t size = std::size_t{window_count_} * shape().page.dim;
+Status KvStore::write_window(const std::function<Status(const void*, std::size_t)>& write) const {
+  const std::size_t size = std::size_t{window_count_} * shape().page.dim * sizeof(float);
   for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-    std::copy_n(plane(i), size, out.data() + i * size);
-  return out;
+    if (Status s = write(plane(i), size); !s.ok()) return s;
+  return {};
 }
 
 KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, const SavedRows& saved,

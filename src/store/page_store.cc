@@ -261,7 +261,7 @@ PageCache::Counts PageStore::cache_counts() const {
   return {all.found + spilled.found, all.read + spilled.read, all.kept + spilled.kept, all.bytes + spilled.bytes};
 }
 
-Status PageStore::spill(const std::string& folder, uint64_t keep) {
+Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* cancel) {
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
@@ -271,6 +271,8 @@ Status PageStore::spill(const std::string& folder, uint64_t keep) {
   }
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
     if (!slabs_[e].is_private()) continue;
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; what was spilled stays spilled");
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
     for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
