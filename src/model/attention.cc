@@ -174,11 +174,13 @@ Status Attention::exact(uint32_t layer, uint32_t first_token, uint32_t n, const 
 }
 
 Status Attention::probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
-                        const Plan& plan, const float* exact, double* difference, double* norm) {
+                        const Plan& plan, const float* exact, const CancelLatch& cancel,
+                        double* difference, double* norm) {
   const uint32_t stride = probe_span(n, count) / count, width = config_.q_width();
   probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
-  if (Status s = selective(layer, 0, count, stride, q, store, selector, plan, nullptr, CancelLatch(nullptr), probed_.data(), nullptr); !s.ok()) return s;
+  if (Status s = selective(layer, 0, count, stride, q, store, selector, plan, nullptr, cancel, probed_.data(), nullptr); !s.ok()) return s;
+  if (cancel.fired()) return {};
   for (std::size_t t = 0; t < count; ++t) {
     for (std::size_t i = 0; i < width; ++i) {
       const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;

@@ -96,7 +96,8 @@ class Attention {
   // difference and of the exact output (as run() gave it), added to *difference and *norm. Reads are not counted. (By a step's first ones, which have fewer of its
   // own beside, layers that retrieve are told from others less well.)
   Status probe(uint32_t layer, uint32_t n, uint32_t count, const float* q, const KvStore& store, const Selector& selector,
-               const Plan& plan, const float* exact, double* difference, double* norm);
+               const Plan& plan, const float* exact, const CancelLatch& cancel, double* difference,
+               double* norm);
   // The step's tokens that `count` are taken of.
   static uint32_t probe_span(uint32_t n, uint32_t count) {
     count = std::min(n, count);

@@ -65,6 +65,7 @@ void Attention::choose_for_block(uint32_t layer, uint32_t head, uint32_t first_t
   attend_near(layer, head, from, tokens, asking_stride, rows, store, 0, cancel, near, w);
   SelectorQuery query{kernels_, store.pages(), store.sketch(), layer, head, rows, near.m, near.l, 1, budget, true};
   query.draw = static_cast<uint32_t>(store.tokens() + first_token);
+  query.cancel = &cancel;
   selector.select_together(query, summed_rows, &w->selector, &w->selection);
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
@@ -85,6 +86,7 @@ Status Attention::by_blocks(uint32_t layer, uint32_t n, const float* q, const Kv
       choose_for_block(layer, h, first, count, q, store, selector, plan.budget(layer), cancel, &w);
     else
       w.selection = block_choices_[block];
+    if (cancel.fired()) return;
     const QueryRows rows = gather(&w, q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
     attend_near(layer, h, first, count, 1, rows, store, 0, cancel, state, &w);
@@ -117,6 +119,7 @@ Status Attention::filter_blocks(uint32_t layer, uint32_t n, const float* q, cons
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = task / heads, first = block * block_tokens, count = std::min(block_tokens, n - first);
     choose_for_block(layer, h, first, count, q, store, selector, ceil_div(plan.budget_tokens, heads), cancel, &w);
+    if (cancel.fired()) return;
     if (!w.selection.intact) return failure.note(store.pages().damaged());
     std::swap(of_heads[std::size_t{block} * heads + h], w.selection);
   });

@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -175,7 +176,7 @@ Status Forward::read(const ForwardStep& step, const Stage::Attending& of, const 
     store->seal(layer, n, kernels_, pool_);
     if (step.queries) step.queries->write(layer, n, read.q, read.totals, pool_);
     if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, read.q);
-    return step.probe ? probe(step, layer, read.q, read.a, *store) : Status();
+    return step.probe ? probe(step, layer, read.q, read.a, cancel, *store) : Status();
   };
   const uint32_t outputs = step.probe ? Attention::probe_span(n, step.probe_tokens) : 0;
   if (Status s = stage->read(of, outputs, meanwhile, take); !s.ok()) return s;
@@ -237,16 +238,17 @@ Status Forward::attend(const ForwardStep& step, uint32_t layer, uint32_t first, 
   if (step.queries) step.queries->write(layer, n, of.q, totals_.get(), pool_);
   if (step.asked) step.asked->write(kernels_, layer, step.asked_at, n, of.q);
   if (step.probe)
-    if (Status s = probe(step, layer, of.q, of.a, *store); !s.ok()) return s;
+    if (Status s = probe(step, layer, of.q, of.a, cancel, *store); !s.ok()) return s;
   if (!selector || step.plan.strategy->has(StrategyInfo::reads_keys)) store->let_go(layer);
   return {};
 }
 
-Status Forward::probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact, const KvStore& store) {
+Status Forward::probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact,
+                      const CancelLatch& cancel, const KvStore& store) {
   const auto n = static_cast<uint32_t>(step.tokens.size());
   double difference = 0, norm = 0;
   if (Status s = attention_.probe(layer, n, std::min(n, step.probe_tokens), q, store, *step.probe, step.plan, exact,
-                                  &difference, &norm);
+                                  cancel, &difference, &norm);
       !s.ok())
     return s;
   // Where nearly nothing comes out of a layer, nearly anything is a large error: it has to stay a number.
@@ -258,8 +260,12 @@ Status Forward::write_logits(const ForwardStep& step, uint32_t n, const CancelLa
   if (step.want == ForwardStep::Logits::none) return {};
   const uint32_t first = step.want == ForwardStep::Logits::last ? n - 1 : 0;
   if (Status s = stages_.back()->logits(first, step.logits); !s.ok()) return s;
-  if (cancel.fired() || all_finite({step.logits, std::size_t{n - first} * model_->config().vocabulary})) return {};
-  return not_a_number("the output");
+  const std::size_t rows = n - first, vocabulary = model_->config().vocabulary;
+  std::atomic<bool> finite{true};
+  pool_->run(static_cast<uint32_t>(rows), [&](uint32_t row, uint32_t) {
+    if (!cancel.fired() && !all_finite({step.logits + row * vocabulary, vocabulary})) finite = false;
+  });
+  return cancel.fired() || finite ? Status() : not_a_number("the output");
 }
 
 void Forward::resize(uint32_t n) {

@@ -80,7 +80,8 @@ class Forward {
   void keep(const ForwardStep& step, uint32_t layer, const Stage::Attended& of, KvStore* store);
   Status read(const ForwardStep& step, const Stage::Attending& of, const CancelLatch& cancel, Stage* stage, KvStore* store,
               const std::function<Status()>& meanwhile);
-  Status probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact, const KvStore& store);
+  Status probe(const ForwardStep& step, uint32_t layer, const float* q, const float* exact, const CancelLatch& cancel,
+               const KvStore& store);
   Status write_logits(const ForwardStep& step, uint32_t n, const CancelLatch& cancel);
 
   std::shared_ptr<const Model> model_;

@@ -335,7 +335,7 @@ Status BareCache::load(const std::string& path, BareOptions options, bool verify
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(shape, options.window);
-  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens, nullptr, &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens, nullptr, cancel, &store); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(options, std::move(store)));
   if (Status s = cache->start(); !s.ok()) return s;
   *out = std::move(cache);

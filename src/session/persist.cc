@@ -178,7 +178,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
-  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, pool.get(), &store); !s.ok()) return s;
+  if (Status s = load_store(file, state, model->config().group(), options.memory, kept, pool.get(), cancel, &store); !s.ok()) return s;
   const std::byte* tokens = nullptr;
   if (Status s = take(*file, SectionKind::tokens, state.tokens * sizeof(Token), pool.get(), &tokens); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(model, options, std::move(store)));

@@ -154,7 +154,7 @@ Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTi
 }
 
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, ThreadPool* pool, KvStore* out) {
+                  uint64_t tokens, ThreadPool* pool, const Cancel* cancel, KvStore* out) {
   if (memory.bytes && state.full_precision)
     return Status::error(Code::bad_argument, "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was "
                          "loaded", file->path().c_str());
@@ -197,7 +197,8 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
                                    {state.window_count, was_sealed, has_sinks}, memory);
   const KvStore::Restored to = store.restored();
   const auto copy = [&](const CacheFile::Section& section, uint64_t rows, const std::function<float*(uint64_t)>& place) {
-    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, place);
+    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, place,
+                       cancel);
   };
   if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok()) return s;
   if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok()) return s;
@@ -210,7 +211,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
       return s;
     if (index) store.set_index(std::move(index), valid);
   }
-  if (Status s = store.set_budget(memory, tokens); !s.ok()) return s;
+  if (Status s = store.set_budget(memory, tokens, cancel); !s.ok()) return s;
   *out = std::move(store);
   return {};
 }

@@ -49,7 +49,7 @@ Status check_saved(const CacheFile& file, const StoreShape& shape, const SavedTi
 // The store of a file whose state is checked, mapped; `out` has the shape. group: query heads of a KV head. memory: for the first `tokens` tokens, as
 // KvStore::set_budget(); Code::bad_argument where the file is in full precision.
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, ThreadPool* pool, KvStore* out);
+                  uint64_t tokens, ThreadPool* pool, const Cancel* cancel, KvStore* out);
 
 // For those who read further sections.
 constexpr uint32_t section_version = 1;  // of every section's own encoding but the sketch's, which has its own

@@ -169,19 +169,23 @@ Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size, s
   return {};
 }
 
-Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const {
+Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f,
+                       const Cancel* cancel) const {
   if (!range_fits(offset, size, section.bytes)) return damaged(section, 0);
   if (size == 0) return {};
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
   FirstFailure failure;
+  const CancelLatch latch(cancel);
   by_pieces(static_cast<std::size_t>(count * block_bytes), pool, [&](std::size_t at, std::size_t bytes) {
+    if (latch.fired()) return;
     alignas(64) std::array<std::byte, scan_step> blocks;
     const uint64_t begin = first * block_bytes + at;  // in the section, of what is read
     if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.data()); !s.ok()) return failure.note(std::move(s));
     const uint64_t from = std::max(begin, offset), end = std::min(begin + bytes, offset + size);
     f(from - offset, blocks.data() + (from - begin), static_cast<std::size_t>(end - from));
   }, scan_step);
-  return std::move(failure).take();
+  if (Status s = std::move(failure).take(); !s.ok() || !latch.fired()) return s;
+  return Status::error(Code::cancelled, "the reading of %s was stopped", path_.c_str());
 }
 
 // Two threads may verify the same block: both read what does not change, and set the same bit.

@@ -107,7 +107,8 @@ class CacheFile {
   // The same by all threads, of what is used elsewhere than it lies: f(at, data, size) is given the bytes from offset + at on, pieces that a core's cache
   // holds, and may not throw. After a failure it has not been given all.
   using Take = std::function<void(uint64_t at, const std::byte* data, std::size_t size)>;
-  Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f) const;
+  Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool, const Take& f,
+              const Cancel* cancel = nullptr) const;
   // Reads every byte of the file again, those between the sections too. Code::cancelled when asked to stop.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 

@@ -59,24 +59,30 @@ static std::shared_ptr<float[]> make_rows(std::size_t floats) {
 
 // So many rows that may be written to behind those that are committed, and these too where the step alters them. They are moved to the buffer's beginning, to
 // a larger one, or to one that no copy of the timeline has; the old one stays until the new one is complete.
-void KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool) {
+// In full precision it may have gigabytes: a cancel is seen between two planes of a copy.
+Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel) {
   const bool sole = is_sole(window_);
   appends_.here = sole || (appends_.here && !alters);
-  if (appends_.here && first_row_ + rows <= capacity_) return;
+  if (appends_.here && first_row_ + rows <= capacity_) return {};
   const std::size_t dim = shape().page.dim, size = window_count_ * dim;
   const uint32_t planes = 2 * shape().heads_total(), tasks = window_count_ > 0 ? planes : 0;
   if (sole && rows <= capacity_) {
     run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float)); });
     first_row_ = 0;
-    return;
+    return {};
   }
   const uint32_t capacity = capacity_for(rows);
   std::shared_ptr<float[]> own = make_rows(std::size_t{planes} * capacity * dim);
-  run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim); });
+  const CancelLatch latch(cancel);
+  run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
+    if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
+  });
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
   window_ = std::move(own);
   capacity_ = capacity;
   first_row_ = 0;
   appends_.here = true;
+  return {};
 }
 
 Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
@@ -154,8 +160,9 @@ Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
   const uint32_t sealed = pages_after(window_count_ + n);
-  own_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n,
-             sealed > 0 && centre_.empty(), pool);
+  const uint32_t kept = text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
+  const bool alters = sealed > 0 && centre_.empty();
+  if (Status s = own_window(std::max(window_count_, kept) + n, alters, pool, cancel); !s.ok()) return s;
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
@@ -329,7 +336,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   KvStore shorter(shape(), window_tokens_);
   shorter.centre_ = centre_;
   shorter.sinks_ = sinks_;
-  shorter.own_window(reopened + kept);
+  if (Status s = shorter.own_window(reopened + kept); !s.ok()) return s;
   for (uint32_t l = 0; l < shape().layers; ++l) {
     for (uint32_t h = 0; h < shape().kv_heads; ++h) {
       for (uint32_t p = first; p < end; ++p) {

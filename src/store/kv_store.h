@@ -184,7 +184,8 @@ class KvStore {
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   float* plane(uint64_t i) const { return window_.get() + (i * capacity_ + first_row_) * shape().page.dim; }
   uint32_t capacity_for(uint32_t rows) const;
-  void own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr);
+  Status own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr,
+                    const Cancel* cancel = nullptr);
   void lowered() { appends_.here = is_sole(window_); }  // window_count_ was: what is behind it may be another store's
   void fix_centre(uint32_t rows, ThreadPool* pool);
 

@@ -14,7 +14,7 @@ Status not_finite(const CacheFile& file, const CacheFile::Section& section) {
 }
 
 Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset, uint64_t rows, std::size_t row, ThreadPool* pool,
-                   const std::function<float*(uint64_t)>& place) {
+                   const std::function<float*(uint64_t)>& place, const Cancel* cancel) {
   std::atomic<bool> finite{true};
   Status s = file.scan(section, offset, rows * row * sizeof(float), pool, [&](uint64_t at, const std::byte* data, std::size_t size) {
     std::span<const float> values(reinterpret_cast<const float*>(data), size / sizeof(float));
@@ -25,7 +25,7 @@ Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uin
       values = values.subspan(n);
       i += n;
     }
-  });
+  }, cancel);
   if (s.ok() && !finite.load(std::memory_order_relaxed)) return not_finite(file, section);
   return s;
 }

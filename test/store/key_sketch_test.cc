@@ -294,3 +294,25 @@ TEST_CASE("nothing of pages that were taken back is written") {
   CHECK(second.size() == sketch.file_bytes());
   CHECK(first == second);
 }
+
+TEST_CASE("a sketch that is cancelled while it is found is as it was, and no other head is begun") {
+  PageStore pages(shape);
+  seal_pages(&pages, 40, 1);
+  KeySketch sketch(shape);
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(1), nullptr).ok());
+  const uint64_t bases = sketch.basis_stamp(), first_extent = sketch.stamp(0);
+  for (const uint32_t at : {0u, 2u}) {
+    Cancel cancel;
+    uint32_t heads_begun = 0;
+    const KeySketch::QueryMoment fires = [&](uint32_t, uint32_t, double*) {
+      if (heads_begun++ == at) cancel.fire();
+    };
+    CHECK(sketch.build(pages, fires, cpu_kernels(), &pool(1), &cancel).code() == Code::cancelled);
+    CHECK(heads_begun == at + 1);
+    CHECK(sketch.basis_stamp() == bases);
+    CHECK(sketch.stamp(0) == first_extent);
+    CHECK(sketch.pages() == 40);
+  }
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(1), nullptr).ok());
+  CHECK(sketch.basis_stamp() != bases);
+}

@@ -309,3 +309,20 @@ TEST_CASE("a full-precision store never seals") {
   const Tokens last = random_tokens(77, 190);
   CHECK(store.window(0, 0).k[(19 * 77) * 64] == last.k[0]);
 }
+
+TEST_CASE("spilling that is cancelled goes on with the next call, and nothing is lost") {
+  KvStore store(shape, 64), plain(shape, 64);
+  append(&store, 6000, 1);
+  append(&plain, 6000, 1);
+  MemoryBudget budget;
+  budget.bytes = store.least_bytes(6000) + 3 * shape.slab_bytes();
+  Cancel cancel;
+  cancel.fire();
+  CHECK(store.set_budget(budget, 6000, &cancel).code() == Code::cancelled);
+  CHECK(store.pages().spilled_bytes() == 0);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+  cancel.reset();
+  REQUIRE(store.set_budget(budget, 6000, &cancel).ok());
+  CHECK(store.pages().spilled_bytes() > 0);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+}
