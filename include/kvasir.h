@@ -492,8 +492,8 @@ KV_API kv_status kv_session_tokens(const kv_session *session, int32_t *tokens, s
 
 /* Goes back to the first `tokens` tokens. Tokens that had left the window come back with the precision of their pages. What comes next is computed anew from
  * the last token, which rounds otherwise than where many were read together: a near tie may end the other way.
- * No cancel: for an 8B model it takes about 10 ms with the default window, in proportion more with a
- * larger one.
+ * No cancel: for an 8B model it takes about 10 ms with the default window, and in proportion more
+ * with a larger one.
  * KV_BAD_ARGUMENT when there are fewer. */
 KV_API kv_status kv_rewind(kv_session *session, uint64_t tokens, kv_error *error);
 
@@ -533,8 +533,8 @@ KV_API kv_status kv_stats(kv_session *session, char *json, size_t capacity, size
 
 /* Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
  * A sketch that a cancel kept kv_prefill from finding is found first. The index of the strategy is
- * made or brought up to date first, as by kv_prepare; where the memory_budget has no room for it the
- * timeline is saved with the index that it has, or none, which the log says.
+ * made or brought up to date first, as by kv_prepare; where the memory_budget has no room for it
+ * the timeline is saved with the index that it has, or none, which the log says.
  * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED: the old file stays. Not cancelled is the last
  * part, which waits until the disk has the file and gives it its name. options may be NULL. */
 KV_API kv_status kv_save(kv_session *session, const char *path, const kv_call_options *options, kv_error *error);
@@ -821,8 +821,7 @@ KV_API kv_status kv_cache_attention(kv_cache *cache, uint32_t layer, uint32_t ty
 KV_API kv_status kv_cache_truncate(kv_cache *cache, uint64_t tokens, kv_error *error);
 
 /* A second cache that begins as an exact copy, pages shared, with the same options; a memory_budget
- * is for each. cancel: for a sketch that has to be found first (kv_cache_attention); NULL: cannot be
- * cancelled.
+ * is for each. cancel: for a sketch that has to be found first (kv_cache_attention); NULL: none.
  * KV_BAD_STATE while a step is not complete; KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page
  * of a mapped file, where a sketch has to be found), KV_BUSY. */
 KV_API kv_status kv_cache_fork(kv_cache *cache, kv_cancel *cancel, kv_cache **out, kv_error *error);

@@ -50,7 +50,7 @@ Status Forward::run(const ForwardStep& step, KvStore* store) {
   const KvStore::Together together = may_attend ? KvStore::Together::lists : may_read || many ? KvStore::Together::heads : KvStore::Together::nothing;
   if (Status s = store->prepare_rows(n, together, pool_, step.cancel); !s.ok()) return s;
   bool has_pages = false;
-  const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_); };
+  const auto prepare_pages = [&] { return std::exchange(has_pages, true) ? Status() : store->prepare_pages(n, pool_, step.cancel); };
   if (!may_read)
     if (Status s = prepare_pages(); !s.ok()) return s;
   if (step.queries) step.queries->prepare(n);

@@ -168,7 +168,7 @@ Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
 }
 
-Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
+Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel) {
   const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
@@ -178,7 +178,7 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
     sinks_ = std::move(clear);
   }
   centre_.reserve(shape().heads_total() * dim);
-  if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
+  if (Status s = pages_.reserve(pages_.pages() + sealed, pool, cancel); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
 }
 

@@ -100,7 +100,7 @@ class KvStore {
   // The same in two parts: what write() and observe() need, then what seal() and commit() do.
   Status prepare_rows(uint32_t n, Together together, ThreadPool* pool,
                       const Cancel* cancel = nullptr);
-  Status prepare_pages(uint32_t n, ThreadPool* pool);
+  Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
   // pool: whose threads write, the caller alone where null.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool = nullptr);

@@ -377,7 +377,7 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) con
   return std::move(failure).take();
 }
 
-Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
+Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
@@ -389,6 +389,8 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
     SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
     by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });

@@ -113,8 +113,9 @@ class PageStore {
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
   // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a
   // mapped file is damaged: the copy would pass for intact.
-  // pool: who clears and copies slabs, the caller alone where null.
-  Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
+  // pool: who clears and copies slabs, the caller alone where null. Code::cancelled, between two
+  // slabs: room made so far is kept.
+  Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
   void commit(uint32_t pages);

@@ -12,14 +12,17 @@ using namespace kvasir;
 
 namespace {
 
-// Fires a token when the first extent of a sketch is allocated: when finding it begins.
+// Fires a token when an extent of a sketch is allocated, but for the first `skipped` ones: the first
+// when finding a sketch begins.
 class FireAtSketch {
  public:
-  explicit FireAtSketch(const StoreShape& shape) {
+  explicit FireAtSketch(const StoreShape& shape, uint32_t skipped = 0) {
     token.reset();
     size = shape.page.sketch_bytes() * shape.heads_total();
+    left = skipped;
+    allocated = 0;
     allocation_fault = [](std::size_t n) {
-      if (n == size) token.fire();
+      if (n == size && allocated++ == left) token.fire();
       return false;
     };
   }
@@ -28,9 +31,11 @@ class FireAtSketch {
   FireAtSketch& operator=(const FireAtSketch&) = delete;
 
   inline static Cancel token;
+  inline static std::atomic<uint32_t> allocated;
 
  private:
   inline static std::atomic<std::size_t> size;
+  inline static std::atomic<uint32_t> left;
 };
 
 SessionOptions bounded() {
@@ -70,7 +75,15 @@ TEST_CASE("a cancel while the sketch of a text is found keeps all of the text, a
   const auto cancelled = [&](std::span<const Token> first) {
     auto session = test::open_session(model, bounded());
     test::read(session.get(), first);
-    const FireAtSketch fire(model->store_shape());
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    uint32_t before = 0;  // for the sketch of the first part, which follows the pages
+    {
+      const FireAtSketch counts(model->store_shape(), UINT32_MAX);
+      test::read(fork.get(), text.subspan(first.size()));
+      before = counts.allocated - fork->store().pages().extents();
+    }
+    const FireAtSketch fire(model->store_shape(), before);
     uint64_t done = 0;
     const Status s = session->prefill_tokens(text.subspan(first.size()), nullptr, &fire.token, {}, &done);
     CHECK_MESSAGE(s.ok(), std::string(s.message()));
