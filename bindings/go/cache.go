@@ -236,7 +236,7 @@ func (c *Cache) Fork() (*Cache, error) {
 	defer c.leave()
 	fork := &Cache{shape: c.shape}
 	var e C.kv_error
-	return fork.adopt(newError(C.kv_cache_fork(c.ptr, &fork.ptr, &e), &e))
+	return fork.adopt(newError(C.kv_cache_fork(c.ptr, nil, &fork.ptr, &e), &e))
 }
 
 // Save writes the cache to a file, atomically, as Session.Save does. progress may be nil. ErrBadState while a step is not complete.

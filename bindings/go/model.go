@@ -156,7 +156,7 @@ func (m *Model) Tokenize(text string, flags TokenizeFlags) ([]int32, error) {
 	bytes, size := bytesOf(text)
 	var e C.kv_error
 	tokens, status := all(len(text)/2+16, func(to *int32, capacity C.size_t, count *C.size_t) C.kv_status {
-		return C.kv_tokenize(m.ptr, bytes, size, C.uint32_t(flags), (*C.int32_t)(to), capacity, count, &e)
+		return C.kv_tokenize(m.ptr, bytes, size, C.uint32_t(flags), nil, (*C.int32_t)(to), capacity, count, &e)
 	})
 	return tokens, m.result(status, &e)
 }

@@ -57,7 +57,6 @@ Status check_type(uint32_t type) {
   return Status::error(Code::bad_argument, "type is %u: use KV_F32, KV_F16 or KV_BF16", type);
 }
 
-const Cancel* flag_of(const kv_cancel* cancel) { return cancel ? &cancel->flag : nullptr; }
 
 }  // namespace
 
@@ -107,7 +106,7 @@ kv_status kv_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type, con
     kv_cache_attention_options o;
     if (Status s = api::read_options(options, kv_cache_attention_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.attention({layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap, flag_of(o.cancel)});
+    return c.attention({layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap, api::flag_of(o.cancel)});
   });
 }
 
@@ -115,11 +114,11 @@ kv_status kv_cache_truncate(kv_cache* cache, uint64_t tokens, kv_error* error) {
   return api::exclusive(cache, error, [&](BareCache& c) { return c.truncate(tokens); });
 }
 
-kv_status kv_cache_fork(kv_cache* cache, kv_cache** out, kv_error* error) {
+kv_status kv_cache_fork(kv_cache* cache, kv_cancel* cancel, kv_cache** out, kv_error* error) {
   return api::exclusive(cache, error, [&](BareCache& c) -> Status {
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = c.fork(&handle->cache); !s.ok()) return s;
+    if (Status s = c.fork(api::flag_of(cancel), &handle->cache); !s.ok()) return s;
     *out = handle.release();
     return {};
   });
@@ -131,7 +130,7 @@ kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_call_options
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.save(path, flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
+    return c.save(path, api::flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
   });
 }
 
@@ -147,7 +146,7 @@ kv_status kv_cache_load(const kv_cache_shape* shape, const char* path, const kv_
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = BareCache::load(path, b, o.flags & KV_LOAD_VERIFY, flag_of(o.cancel),
+    if (Status s = BareCache::load(path, b, o.flags & KV_LOAD_VERIFY, api::flag_of(o.cancel),
                                    api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->cache);
         !s.ok())
       return s;
@@ -169,7 +168,7 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
     if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED); !s.ok()) return s;
     auto handle = std::make_unique<kv_session>();
     const Session::Adopted how{.document = (o.flags & KV_TOKENIZE_DOCUMENT) != 0, .compared = (o.flags & KV_CACHE_UNCHECKED) == 0};
-    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, how, flag_of(o.cancel),
+    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, how, api::flag_of(o.cancel),
                                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
         !s.ok())
       return s;

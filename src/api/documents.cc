@@ -52,7 +52,7 @@ Status request_of(const kv_library_session_options& o, std::string_view text, Li
     out->name = o.name;
     if (Status s = Library::check_name(out->name); !s.ok()) return s;
   }
-  out->cancel = o.cancel ? &o.cancel->flag : nullptr;
+  out->cancel = api::flag_of(o.cancel);
   const auto report = [&](kv_phase phase) { return api::progress_report(o.progress, o.progress_user, phase); };
   out->verifying = report(KV_PHASE_VERIFY);
   out->reading = report(KV_PHASE_PREFILL);

@@ -145,6 +145,7 @@ Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, st
   return {};
 }
 
+inline const Cancel* flag_of(const kv_cancel* cancel) { return cancel ? &cancel->flag : nullptr; }
 std::string hexadecimal(std::span<const uint8_t> bytes);
 LogFn log_function(kv_log_fn fn, void* user);
 Status check_text(const char* text, std::size_t size, const char* name);

@@ -62,7 +62,8 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     if (o.device) device.name = o.device;
     device.budget = o.device_memory;
     if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
-    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device); !s.ok()) return s;
+    const char* chat = o.chat_format ? o.chat_format : "";
+    if (Status s = Model::open(path, chat, &handle->model, device, api::flag_of(o.cancel)); !s.ok()) return s;
     const LogFn log = api::log_function(o.log, o.log_user);
     if (log) tell_devices(*handle->model, log);
     if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
@@ -97,8 +98,8 @@ kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_erro
   });
 }
 
-kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags, int32_t* tokens, size_t capacity,
-                      size_t* count, kv_error* error) {
+kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags, kv_cancel* cancel, int32_t* tokens,
+                      size_t capacity, size_t* count, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (Status s = api::check_text(text, size, "text"); !s.ok()) return s;
@@ -107,12 +108,14 @@ kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint
     Array<Token> ids;
     if (flags & KV_TOKENIZE_DOCUMENT) {
       if (Status s = Session::encode_first(*model->model, model->model->chat(), {text, size},
-                                           flags & KV_TOKENIZE_SPECIAL, nullptr, &ids, nullptr);
+                                           flags & KV_TOKENIZE_SPECIAL, api::flag_of(cancel), &ids,
+                                           nullptr);
           !s.ok())
         return s;
     } else {
       if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
-      if (Status s = tokenizer.encode({text, size}, flags & KV_TOKENIZE_SPECIAL, true, &ids); !s.ok()) return s;
+      const Tokenizer::Part part = {{text, size}, (flags & KV_TOKENIZE_SPECIAL) != 0};
+      if (Status s = tokenizer.encode({&part, 1}, true, &ids, {nullptr, api::flag_of(cancel)}); !s.ok()) return s;
     }
     return api::write_array(ids.data(), ids.size(), tokens, capacity, count);
   });

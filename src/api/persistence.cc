@@ -13,7 +13,7 @@ kv_status kv_save(kv_session* session, const char* path, const kv_call_options* 
     kv_call_options o;
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
-    return s.save(path, o.cancel ? &o.cancel->flag : nullptr, api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
+    return s.save(path, api::flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
   });
 }
@@ -34,7 +34,7 @@ kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens, con
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
-    const Cancel* cancel = o.cancel ? &o.cancel->flag : nullptr;
+    const Cancel* cancel = api::flag_of(o.cancel);
     auto handle = std::make_unique<kv_session>();
     if (Status s = Session::load(model->model, path, so, o.flags & KV_LOAD_VERIFY, cancel,
                                  api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session, tokens,
@@ -81,7 +81,7 @@ kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_er
     CachePeek file;
     if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
-    return file.verify(&progress, o.cancel ? &o.cancel->flag : nullptr);
+    return file.verify(&progress, api::flag_of(o.cancel));
   });
 }
 
@@ -99,7 +99,7 @@ kv_status kv_pack(const char* path, const char* packed_path, const kv_pack_optio
     if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
     if (o.level > most_level) return Status::error(Code::bad_argument, "level is %u: write 1 to %u, or 0", o.level, most_level);
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_PACK));
-    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress, o.cancel ? &o.cancel->flag : nullptr);
+    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress, api::flag_of(o.cancel));
   });
 }
 
@@ -109,7 +109,7 @@ kv_status kv_unpack(const char* packed_path, const char* path, const kv_pack_opt
     if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
     if (o.level != 0) return Status::error(Code::bad_argument, "level is %u: it is for packing", o.level);
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_UNPACK));
-    return unpack(packed_path, path, &progress, o.cancel ? &o.cancel->flag : nullptr);
+    return unpack(packed_path, path, &progress, api::flag_of(o.cancel));
   });
 }
 

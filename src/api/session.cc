@@ -18,7 +18,6 @@ SamplingOptions sampling_of(const kv_generate_options& o) {
   return {o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.seed};
 }
 
-const Cancel* flag_of(const kv_cancel* cancel) { return cancel ? &cancel->flag : nullptr; }
 
 kv_answer to_public(const Answer& a) {
   kv_answer out{};
@@ -165,8 +164,8 @@ kv_status kv_prepare(kv_session* session, const kv_call_options* options, kv_err
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
     const auto report = [&] { return api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE); };
-    if (Status e = s.prepare(flag_of(o.cancel), report()); !e.ok()) return e;
-    return s.prepare_devices(flag_of(o.cancel), report());
+    if (Status e = s.prepare(api::flag_of(o.cancel), report()); !e.ok()) return e;
+    return s.prepare_devices(api::flag_of(o.cancel), report());
   });
 }
 
@@ -178,7 +177,7 @@ kv_status kv_prefill(kv_session* session, const char* text, size_t size, const k
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL); !e.ok()) return e;
     if (Status e = api::check_text(text, size, "text"); !e.ok()) return e;
-    return s.prefill({text, size}, o.flags & KV_TOKENIZE_SPECIAL, flag_of(o.cancel),
+    return s.prefill({text, size}, o.flags & KV_TOKENIZE_SPECIAL, api::flag_of(o.cancel),
                      api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &tokens, &bytes);
   });
   if (tokens_done) *tokens_done = tokens;
@@ -194,7 +193,7 @@ static kv_status prefill_ids(kv_session* session, const int32_t* tokens, size_t 
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
     if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
-    return s.prefill_tokens({tokens, count}, logits, flag_of(o.cancel),
+    return s.prefill_tokens({tokens, count}, logits, api::flag_of(o.cancel),
                             api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &done);
   });
   if (tokens_done) *tokens_done = done;
@@ -236,7 +235,7 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size, co
       if (!o.stop[i] || !*o.stop[i]) return Status::error(Code::bad_argument, "stop string %u is NULL or empty", i);
       g.stop.emplace_back(o.stop[i]);
     }
-    g.cancel = flag_of(o.cancel);
+    g.cancel = api::flag_of(o.cancel);
     g.progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL);
     g.prepare_progress = api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE);
     TextFn text;
@@ -259,7 +258,7 @@ kv_status kv_next(kv_session* session, const kv_generate_options* options, int32
     if (Status e = api::check_flags(o.flags, KV_TOKENIZE_SPECIAL); !e.ok()) return e;
     if (!token) return Status::error(Code::bad_argument, "token is NULL");
     bool ends = false;
-    if (Status e = s.next(sampling_of(o), flag_of(o.cancel), token, &ends); !e.ok()) return e;
+    if (Status e = s.next(sampling_of(o), api::flag_of(o.cancel), token, &ends); !e.ok()) return e;
     if (end) *end = ends;
     return {};
   });
@@ -273,7 +272,7 @@ kv_status kv_score(kv_session* session, const int32_t* tokens, size_t count, flo
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
     if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
     if (!log_probabilities && count) return Status::error(Code::bad_argument, "log_probabilities is NULL");
-    return s.score({tokens, count}, log_probabilities, flag_of(o.cancel),
+    return s.score({tokens, count}, log_probabilities, api::flag_of(o.cancel),
                    api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL),
                    api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
   });

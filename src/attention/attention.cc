@@ -179,6 +179,7 @@ Status Attention::probe(const AttentionRequest& req, uint32_t count, const float
   probed_.resize(std::size_t{count} * width);
   for (Worker& w : workers_) w.counts = {};
   RETURN_IF_ERROR(selective(req, count, stride, probed_.data(), nullptr));
+  if (req.cancel.fired()) return {};
   for (std::size_t t = 0; t < count; ++t) {
     for (std::size_t i = 0; i < width; ++i) {
       const double e = static_cast<double>(exact[t * stride * width + i]), d = static_cast<double>(probed_[t * width + i]) - e;

@@ -65,6 +65,7 @@ void Attention::choose_for_block(const AttentionRequest& req, const NearRows& bl
   attend_near(req, {block.head, from, tokens, asking_stride}, rows, 0, near, w);
   SelectorQuery query{.kernels = kernels_, .pages = req.store.pages(), .sketch = req.store.sketch(), .layer = req.layer, .kv_head = block.head, .rows = rows, .near_m = near.m, .near_l = near.l, .first_page = 1, .budget_tokens = budget, .share = true};
   query.draw = static_cast<uint32_t>(req.store.tokens() + block.first);
+  query.cancel = &req.cancel;
   req.selector->select_together(query, summed_rows, &w->selector, &w->selection);
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
@@ -84,6 +85,7 @@ Status Attention::by_blocks(const AttentionRequest& req, float* out, float* lse)
       choose_for_block(req, {h, first, count}, req.plan.budget(req.layer), &w);
     else
       w.selection = block_choices_[block];
+    if (req.cancel.fired()) return;
     const QueryRows rows = gather(&w, req.q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
     attend_near(req, {h, first, count, 1}, rows, 0, state, &w);
@@ -115,6 +117,7 @@ Status Attention::filter_blocks(const AttentionRequest& req) {
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = task / heads, first = block * block_tokens, count = std::min(block_tokens, req.tokens - first);
     choose_for_block(req, {h, first, count}, ceil_div(req.plan.budget_tokens, heads), &w);
+    if (req.cancel.fired()) return;
     if (!w.selection.intact) return failure.note(req.store.pages().damaged());
     std::swap(of_heads[std::size_t{block} * heads + h], w.selection);
   });

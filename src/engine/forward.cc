@@ -1,6 +1,7 @@
 #include "engine/forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "base/magnitude.h"
@@ -141,9 +142,13 @@ Status Forward::write_logits(const StepContext& c) {
   const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
   if (wanted == 0) return {};
   RETURN_IF_ERROR(executors_.back()->logits(first, c.step.logits));
-  const std::size_t floats = std::size_t{wanted} * model_->config().vocabulary;
-  if (c.cancel.fired() || all_finite({c.step.logits, floats})) return {};
-  return not_a_number("the output");
+  const std::size_t vocabulary = model_->config().vocabulary;
+  std::atomic<bool> finite{true};
+  pool_->run(wanted, [&](uint32_t row, uint32_t) {
+    if (!c.cancel.fired() && !all_finite({c.step.logits + row * vocabulary, vocabulary}))
+      finite = false;
+  });
+  return c.cancel.fired() || finite ? Status() : not_a_number("the output");
 }
 
 void Forward::commit(const StepContext& c) {

@@ -22,7 +22,7 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   const auto together = gpu == GpuWork::decode ? KvStore::Together::lists
                         : by_heads             ? KvStore::Together::heads
                                                : KvStore::Together::nothing;
-  RETURN_IF_ERROR(c.store.prepare_rows(c.tokens(), together, pool_));
+  RETURN_IF_ERROR(c.store.prepare_rows(c.tokens(), together, pool_, c.step.cancel));
   has_pages_ = false;
   if (gpu != GpuWork::prefill) RETURN_IF_ERROR(reserve_pages(c));
   if (c.step.queries) c.step.queries->prepare(c.tokens());
@@ -30,7 +30,7 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
 }
 
 Status HostAttention::reserve_pages(const StepContext& c) {
-  return std::exchange(has_pages_, true) ? Status() : c.store.prepare_pages(c.tokens(), pool_);
+  return std::exchange(has_pages_, true) ? Status() : c.store.prepare_pages(c.tokens(), pool_, c.step.cancel);
 }
 
 void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows& rows) {
@@ -150,9 +150,9 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
 Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q,
                             const float* exact) {
   const ForwardStep& step = c.step;
-  const CancelLatch never(nullptr);
   const AttentionRequest request{.layer = layer, .tokens = c.tokens(), .q = q, .store = c.store,
-                                 .selector = step.probe, .plan = step.plan, .cancel = never};
+                                 .selector = step.probe, .plan = step.plan,
+                                 .cancel = c.cancel};
   double difference = 0, norm = 0;
   RETURN_IF_ERROR(attention_.probe(request, step.probe_tokens, exact, &difference, &norm));
   // Where nearly nothing comes out of a layer, nearly anything is a large error: keep it finite.

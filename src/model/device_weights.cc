@@ -24,7 +24,8 @@ static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linea
 // Copies weights to the device, piece by piece, through memory from which it reads at its full rate.
 class DeviceWeights::Loader {
  public:
-  explicit Loader(const std::shared_ptr<Device>& device) : device_(device), ops_(device->kernels()) {}
+  Loader(const std::shared_ptr<Device>& device, const Cancel* cancel)
+      : device_(device), ops_(device->kernels()), cancel_(cancel) {}
   ~Loader() {
     if (stream_) (void)ops_.close_stream(stream_);
   }
@@ -70,6 +71,8 @@ class DeviceWeights::Loader {
     to->w = {w.type, w.rows, w.cols, at};
     const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
     for (uint32_t row = 0, n; row < w.rows; row += n) {
+      if (is_cancelled(cancel_))
+        return Status::error(Code::cancelled, "cancelled; the model was not opened");
       n = std::min(rows, w.rows - row);
       std::memcpy(host_.get(), w.data + row * w.row_bytes, n * w.row_bytes);
       if (const int error = ops_.upload(stream_, staging_.get(), host_.get(), n * w.row_bytes)) return failed(error);
@@ -95,6 +98,7 @@ class DeviceWeights::Loader {
 
   std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
+  const Cancel* cancel_;
   std::size_t piece_ = 0;
   PinnedBuffer<std::byte> host_;
   DeviceBuffer<std::byte> staging_;
@@ -157,8 +161,9 @@ LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output, std::s
 }
 
 // Where others have taken some of what was free, fewer layers: one of them makes room for the workspace.
-Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece) {
-  Loader loader(device_);
+Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece,
+                           const Cancel* cancel) {
+  Loader loader(device_, cancel);
   if (Status s = loader.open(piece); !s.ok()) return s;
   first_ = first;
   layers_.resize(count);
@@ -186,7 +191,7 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
 }
 
 Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
-                             std::vector<DeviceWeights>* out) {
+                             const Cancel* cancel, std::vector<DeviceWeights>* out) {
   std::vector<int> indexes;
   if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
   const Sizes sizes(weights, config, rope_dim, *cuda_kernels());
@@ -221,7 +226,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
     if (split.layers[0] == 0) continue;
     DeviceWeights part;
     part.device_ = devices[d];
-    Status s = part.load(weights, next, split.layers[0], split.output && next + split.layers[0] == config.layers, sizes.piece);
+    Status s = part.load(weights, next, split.layers[0], split.output && next + split.layers[0] == config.layers, sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
       continue;

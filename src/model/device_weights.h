@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/status.h"
 #include "compute/device.h"
 #include "model/device_sketches.h"
@@ -36,9 +37,10 @@ class DeviceWeights {
   };
 
   // As many layers as fit beside the workspace of a session, then the output, over the devices as split_layers() has it; a device for which none is left is
-  // not used. Code::no_memory: not one fits, and the message says what would. Other codes as Device::find() and Device::open(), Code::device. Throws
-  // std::bad_alloc.
-  static Status upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options, std::vector<DeviceWeights>* out);
+  // not used. Code::no_memory: not one fits, and the message says what would. Other codes as Device::find() and Device::open(), Code::device,
+  // Code::cancelled. Throws std::bad_alloc.
+  static Status upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
+                       const Cancel* cancel, std::vector<DeviceWeights>* out);
 
   const std::shared_ptr<Device>& device() const { return device_; }
   uint32_t first_layer() const { return first_; }
@@ -52,7 +54,8 @@ class DeviceWeights {
 
  private:
   class Loader;
-  Status load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece);
+  Status load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece,
+              const Cancel* cancel);
 
   std::shared_ptr<Device> device_;
   uint32_t first_ = 0;

@@ -25,6 +25,8 @@ Fingerprint fingerprint_of(const Gguf& gguf, const std::byte* file, uint64_t siz
   return out;
 }
 
+Status open_cancelled() { return Status::error(Code::cancelled, "cancelled; the model was not opened"); }
+
 Status with_path(const std::string& path, const Status& s) {
   return Status::error(s.code(), "%s: %s", path.c_str(), s.message()).with_errno(s.sys_errno()).with_offset(s.offset());
 }
@@ -41,11 +43,13 @@ std::string Model::device_names() const {
   return names.empty() ? "cpu" : names;
 }
 
-Status Model::read(const std::string& chat_format) {
+Status Model::read(const std::string& chat_format, const Cancel* cancel) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   if (Status s = Gguf::parse(bytes, &gguf_); !s.ok()) return s;
   if (Status s = ModelConfig::read(gguf_, &config_); !s.ok()) return s;
+  if (is_cancelled(cancel)) return open_cancelled();
   if (Status s = Tokenizer::load(gguf_, &tokenizer_); !s.ok()) return s;
+  if (is_cancelled(cancel)) return open_cancelled();
   const GgufTensor* embedding = gguf_.find_tensor("token_embd.weight");
   if (!embedding) return Status::error(Code::corrupt, "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
@@ -64,16 +68,18 @@ Status Model::read(const std::string& chat_format) {
   return {};
 }
 
-Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device) {
+Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out,
+                   const DeviceOptions& device, const Cancel* cancel) {
   auto model = std::make_shared<Model>();
   model->path_ = path;
   os::File file;
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
   if (Status s = os::Mapping::map(file, &model->mapping_); !s.ok()) return s;
-  if (Status s = model->read(chat_format); !s.ok()) return with_path(path, s);
+  if (Status s = model->read(chat_format, cancel); !s.ok()) return with_path(path, s);
   if (device.name != "cpu") {
-    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, &model->device_weights_);
-    if (!s.ok() && device.name != "auto") return with_path(path, s);
+    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, cancel,
+                                           &model->device_weights_);
+    if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled)) return with_path(path, s);
     model->why_no_device_ = s.message();
   }
   *out = std::move(model);

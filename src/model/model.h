@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "compute/kernels.h"
@@ -52,7 +53,8 @@ using Fingerprint = std::array<uint8_t, 32>;
 class Model {
  public:
   // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device = {});
+  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out,
+                     const DeviceOptions& device = {}, const Cancel* cancel = nullptr);
 
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
@@ -69,7 +71,7 @@ class Model {
   const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
 
  private:
-  Status read(const std::string& chat_format);
+  Status read(const std::string& chat_format, const Cancel* cancel);
 
   std::string path_;
   os::Mapping mapping_;

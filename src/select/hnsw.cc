@@ -67,7 +67,7 @@ TokenIndex::Words graph_of(const KeyRows& keys, const CancelLatch& cancel) {
 
 // hnswlib throws what it likes where memory is short; nothing else makes it throw here.
 TokenIndex::Words build_hnsw(const IndexInput& input) {
-  const KeyRows keys(input.pages, input.kernels, input.layer, input.kv_head, input.first_token);
+  const KeyRows keys(input.pages, input.kernels, input.layer, input.kv_head, input.first_token, input.cancel);
   try {
     return graph_of(keys, input.cancel);
   } catch (const std::exception&) {

@@ -13,7 +13,8 @@ constexpr uint32_t query_tokens = 4096;  // measured in select/ood.cc
 constexpr float largest_scale = 1e9f;   // of a key: a damaged one's distances stay numbers, by any metric that a file may have
 constexpr uint64_t ood_words = 26, hnsw_words = 9;  // an item takes as many or more: its links, and where they begin
 
-KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token)
+KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head,
+                 uint32_t first_token, const CancelLatch& cancel)
     : kernels_(kernels), dim_(pages.shape().page.dim) {
   const PageShape& shape = pages.shape().page;
   const uint32_t page_tokens = shape.page_tokens;
@@ -22,6 +23,7 @@ KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer,
   scales_.resize(items_);
   squares_.resize(items_);
   for (uint32_t i = 0; i < items_; ++i) {
+    if (i % 1024 == 0 && cancel.fired()) return;
     const uint32_t token = first_token + i, t = token % page_tokens;
     const PageRef page = pages.page(layer, kv_head, token / page_tokens);
     int8_t* to = rows_.data() + std::size_t{i} * dim_;
@@ -65,10 +67,11 @@ void KeyRows::measure_by(std::span<const float> metric, const CancelLatch& cance
   }
 }
 
-Array<float> query_metric(const QueryRows& queries) {
+Array<float> query_metric(const QueryRows& queries, const CancelLatch& cancel) {
   const uint32_t n = queries.dim;
   std::vector<double> l(std::size_t{n} * n);
   for (uint32_t r = 0; r < queries.rows; ++r) {
+    if (r % 64 == 0 && cancel.fired()) return {};
     const int8_t* q = queries.q + std::size_t{r} * n;
     const double square = static_cast<double>(queries.scale[r]) * static_cast<double>(queries.scale[r]);
     for (uint32_t i = 0; i < n; ++i)
@@ -89,7 +92,7 @@ Array<float> query_metric(const QueryRows& queries) {
 IndexQueries::IndexQueries(const StoreShape& shape, uint32_t heads, uint32_t tokens)
     : shape_(shape), group_(heads / shape.kv_heads), tokens_(tokens) {
   const std::size_t rows = std::size_t{shape.layers} * heads * tokens;
-  q8_.resize(rows * shape.page.dim);
+  q8_ = make_buffer<int8_t>(rows * shape.page.dim);
   scale_.resize(rows);
   padded_.resize(shape.page.dim);
 }
@@ -101,13 +104,13 @@ void IndexQueries::write(const Kernels& kernels, uint32_t layer, uint32_t first,
     for (uint32_t h = 0; h < shape_.kv_heads * group_; ++h, q += head_dim) {
       for (uint32_t d = 0; d < head_dim; ++d) padded_[d] = q[d] * scale;
       const std::size_t at = (std::size_t{layer} * shape_.kv_heads * group_ + h) * tokens_ + first + i;
-      kernels.quantize_queries(padded_.data(), 1, dim, q8_.data() + at * dim, nullptr, scale_.data() + at);
+      kernels.quantize_queries(padded_.data(), 1, dim, q8_.get() + at * dim, nullptr, scale_.data() + at);
     }
 }
 
 QueryRows IndexQueries::rows_of(uint32_t layer, uint32_t kv_head, uint32_t first, uint32_t n) const {
   const std::size_t at = (std::size_t{layer} * shape_.kv_heads + kv_head) * rows() + first;
-  return {n, shape_.page.dim, nullptr, q8_.data() + at * shape_.page.dim, nullptr, scale_.data() + at};
+  return {n, shape_.page.dim, nullptr, q8_.get() + at * shape_.page.dim, nullptr, scale_.data() + at};
 }
 
 uint64_t index_steps(const StoreShape& shape) { return uint64_t{shape.heads_total()} * head_steps; }
@@ -189,7 +192,11 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
   }
   if (order.nearest_by) *order.nearest_by = who_did(order, searches, heads);
   const uint32_t built = known.index ? std::min(known.index->built(), known.valid) : tokens;
-  *out = TokenIndex::make(order.kind, shape, {first, tokens, built, graphs}, std::move(words));
+  *out = TokenIndex::make(order.kind, shape, {first, tokens, built, graphs}, std::move(words), &latch);
+  if (latch.fired()) {
+    out->reset();
+    return Status::error(Code::cancelled, "cancelled; no index was made");
+  }
   if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");
   return {};
 }

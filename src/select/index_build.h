@@ -22,8 +22,10 @@ namespace kvasir {
 // gather from. Gone when the index is there.
 class KeyRows {
  public:
-  // Items: the tokens from first_token to the last sealed one. Throws std::bad_alloc. The pages have been verified.
-  KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t first_token);
+  // Items: the tokens from first_token to the last sealed one. Throws std::bad_alloc. The pages have
+  // been verified. Meaningless when cancelled.
+  KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head,
+          uint32_t first_token, const CancelLatch& cancel);
 
   // The same rows with L^T key in the place of each key, L as query_metric() makes it; as they are where it is empty.
   void measure_by(std::span<const float> metric, const CancelLatch& cancel);
@@ -64,15 +66,16 @@ class IndexQueries {
  private:
   StoreShape shape_;
   uint32_t group_ = 0, tokens_ = 0;
-  Array<int8_t> q8_;     // [layers][kv_heads][group][tokens][dim]
+  // [layers][kv_heads][group][tokens][dim]. Not cleared: half a gigabyte for an 8B model.
+  Buffer<int8_t> q8_;
   Array<float> scale_;   // [layers][kv_heads][group][tokens]
   Array<float> padded_;  // [dim]
 };
 
 // How near two keys are to each other for these queries: half by how alike they are, half by how alike their scores are. L [dim][dim], lower triangular,
 // of L L^T = I + C dim / trace C, C the second moment of the queries: |L^T (a - b)|^2 = |a - b|^2 + the mean of (q . a - q . b)^2 in the unit of the
-// queries' mean square. Empty where there are no queries but zeros.
-Array<float> query_metric(const QueryRows& queries);
+// queries' mean square. Empty where there are no queries but zeros, and when cancelled.
+Array<float> query_metric(const QueryRows& queries, const CancelLatch& cancel);
 
 struct IndexInput {
   const Kernels& kernels;

@@ -22,7 +22,7 @@ constexpr uint32_t tokens_per_chosen = 8;  // read for each token of the budget:
 class Clusters {
  public:
   explicit Clusters(const IndexInput& input)
-      : input_(input), keys_(input.pages, input.kernels, input.layer, input.kv_head, input.first_token), dim_(keys_.dim()),
+      : input_(input), keys_(input.pages, input.kernels, input.layer, input.kv_head, input.first_token, input.cancel), dim_(keys_.dim()),
         count_(static_cast<uint32_t>(std::ceil(std::sqrt(keys_.items())))), centroids_(std::size_t{count_} * dim_), q8_(centroids_.size()),
         scale_(count_), half_square_(count_), dots_(std::size_t{count_} * batch_keys) {}
 

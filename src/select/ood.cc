@@ -57,25 +57,26 @@ constexpr std::size_t compared = 8;        // neighbours that a candidate is com
 class RoarGraph {
  public:
   RoarGraph(const IndexInput& input)
-      : input_(input), keys_(input.pages, input.kernels, input.layer, input.kv_head, input.first_token), links_(keys_.items()),
+      : input_(input), keys_(input.pages, input.kernels, input.layer, input.kv_head, input.first_token, input.cancel), links_(keys_.items()),
         projected_(keys_.items()), met_(keys_.items()) {
     if (input.known) {
       metric_.assign(input.known->floats.begin(), input.known->floats.end());
     } else {
       const QueryRows queries = input.queries.rows_of(input.layer, input.kv_head, input.first_query, input.query_count);
       by_device_ = input.search && input.search->find(keys_.view(), queries, nearest_keys, input.cancel, &found_);
-      metric_ = query_metric(queries);
+      metric_ = query_metric(queries, input.cancel);
     }
     keys_.measure_by(metric_, input.cancel);
   }
 
   TokenIndex::Words build() {
-    if (device_failed()) return {};
+    if (device_failed() || input_.cancel.fired()) return {};
     if (input_.known) {
       adopt(*input_.known, input_.known_items);
       connect(input_.known_items);
     } else {
       project();
+      if (input_.cancel.fired()) return {};
       find_entry(keys_.items());
       open_entry();
       connect(0);

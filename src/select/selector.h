@@ -61,6 +61,7 @@ struct SelectorQuery {
   // Where a scan begins, which goes round and finds the same from anywhere. What a mapped file has is verified, and given to the process by the system,
   // where it is first read: threads that begin apart do that each for some of it, others all of them for all.
   uint32_t first_extent = 0;
+  const CancelLatch* cancel = nullptr;  // of select_together(); once it has fired, what is chosen is meaningless
 };
 
 struct Selection {

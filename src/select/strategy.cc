@@ -43,6 +43,7 @@ void Selector::select_together(const SelectorQuery& query, uint32_t rows, Select
   Scanned all;
   SelectorQuery part = query;
   for (uint32_t first = 0; first < query.rows.rows; first += rows) {
+    if (query.cancel && query.cancel->fired()) return;
     part.rows = row_of(query.rows, first, std::min(rows, query.rows.rows - first));
     part.near_m = query.near_m + first, part.near_l = query.near_l + first;
     const Scanned scanned = scan(part, scratch);

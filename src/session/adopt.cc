@@ -62,7 +62,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
   options.full_precision = store.window_tokens() == KvStore::keep_all;
   if (!options.full_precision) options.window = store.window_tokens();
   if (Status s = check_memory_budget(options.memory, options.full_precision); !s.ok()) return s;
-  if (Status s = store.set_budget(options.memory, tokens.size()); !s.ok()) return s;
+  if (Status s = store.set_budget(options.memory, tokens.size(), cancel); !s.ok()) return s;
   store.forget_sketch();  // one that knows what is asked follows
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(store)));
   if (Status s = session->check_tokens(tokens); !s.ok()) return s;

@@ -119,8 +119,8 @@ Status BareCache::open(const BareOptions& options, std::unique_ptr<BareCache>* o
   return {};
 }
 
-Status BareCache::fork(std::unique_ptr<BareCache>* out) {
-  if (Status s = settle("copied"); !s.ok()) return s;
+Status BareCache::fork(const Cancel* cancel, std::unique_ptr<BareCache>* out) {
+  if (Status s = settle("copied", cancel); !s.ok()) return s;
   std::unique_ptr<BareCache> cache(new BareCache(options_, KvStore(store_)));
   cache->pool_ = pool_;
   if (Status s = cache->start(); !s.ok()) return s;
@@ -144,9 +144,10 @@ Status BareCache::finish(const KvStore** out) {
 }
 
 // The same, and it goes on with the sketch that its next token would ask for.
-Status BareCache::settle(const char* what) {
+Status BareCache::settle(const char* what, const Cancel* cancel) {
   if (Status s = commit_complete(what); !s.ok()) return s;
-  return prepare_sketch(make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {}));
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  return prepare_sketch(plan, cancel);
 }
 
 void BareCache::commit() {
@@ -156,20 +157,21 @@ void BareCache::commit() {
 }
 
 // The sketch of the keys, where the plan wants one and there is none that serves it.
-Status BareCache::prepare_sketch(const Plan& plan) {
+Status BareCache::prepare_sketch(const Plan& plan, const Cancel* cancel) {
   if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 || store_.sketch().is_current()) return {};
-  return store_.build_sketch(nullptr, cpu_kernels(), pool_.get());  // what will be asked is not known
+  // What will be asked is not known.
+  return store_.build_sketch(nullptr, cpu_kernels(), pool_.get(), cancel, step_tokens_);
 }
 
-// How the next step attends, what its strategy needs included.
-Status BareCache::plan_step(uint32_t tokens) {
+// How the next step attends. The sketch that its strategy needs is found by the first attention,
+// which can be cancelled.
+void BareCache::plan_step(uint32_t tokens) {
   step_selector_ = nullptr;
   if (tokens > 1) {
     plan_ = {};
-    return {};
+    return;
   }
   Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
-  if (Status s = prepare_sketch(plan); !s.ok()) return s;
   if (plan.strategy != planned_) {
     planned_ = nullptr;
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
@@ -178,7 +180,6 @@ Status BareCache::plan_step(uint32_t tokens) {
   }
   plan_ = std::move(plan);
   step_selector_ = selector_.get();
-  return {};
 }
 
 // What can be known before is refused before the last step is committed.
@@ -192,7 +193,7 @@ Status BareCache::begin_step(uint32_t tokens) {
   if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) && store_.pages_after(held) >= 2 && !store_.representatives().known())
     return Status::error(Code::bad_state, "%s chooses by queries, which not every update has brought", asked->name.data());
   if (complete()) commit();
-  if (Status s = plan_step(tokens); !s.ok()) return s;
+  plan_step(tokens);
   if (Status s = store_.prepare(tokens, KvStore::Together::nothing, pool_.get()); !s.ok()) return s;
   committed_ = false;
   chosen_by_ = no_layer;
@@ -227,6 +228,7 @@ Status BareCache::update(uint32_t layer, Numbers type, const void* k, const void
   } else {
     store_.forget_representatives();
   }
+  store_.seal(layer, tokens, cpu_kernels(), pool_.get());  // not of all layers when the next step begins
   layer_updated_[layer] = true;
   ++updated_;
   return {};
@@ -257,6 +259,9 @@ Status BareCache::attention(const BareQuery& query) {
     return Status::error(Code::bad_state, "layer %u has no step: update it with the tokens' keys and values first", layer);
   if (n != step_tokens_) return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
   if (Status e = check_choice(layer); !e.ok()) return e;
+  const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
+  if (selector)
+    if (Status e = prepare_sketch(plan_, query.cancel); !e.ok()) return e;
   const std::size_t count = std::size_t{n} * s.q_width();
   if (Status e = read_numbers("q", query.type, query.q, count, pool_.get(), &q_); !e.ok()) return e;
   const float factor = query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));  // attention has 1 / sqrt(head_dim) in it
@@ -266,7 +271,6 @@ Status BareCache::attention(const BareQuery& query) {
   const bool chooses = plan_.is_filter(layer);
   if (chooses) totals_.resize(std::size_t{n} * s.heads);
   const CancelLatch cancel(query.cancel);
-  const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
   float* totals = chooses ? totals_.data() : nullptr;
   attention_->set_softcap(query.softcap);
   AttentionRequest request{.layer = layer, .tokens = n, .q = q_.data(), .store = store_, .selector = selector, .plan = plan_,
@@ -302,7 +306,7 @@ Status BareCache::truncate(uint64_t tokens) {
 }
 
 Status BareCache::save(const std::string& path, const Cancel* cancel, Progress::Report report) {
-  if (Status s = settle("saved"); !s.ok()) return s;
+  if (Status s = settle("saved", cancel); !s.ok()) return s;
   format::Identity identity;
   identity.model = options_.identity;
   std::memcpy(identity.model_name, no_model, sizeof no_model);

@@ -58,7 +58,7 @@ class BareCache {
   // Window and precision are the file's.
   static Status load(const std::string& path, BareOptions options, bool verify, const Cancel* cancel, Progress::Report progress,
                      std::unique_ptr<BareCache>* out);
-  Status fork(std::unique_ptr<BareCache>* out);
+  Status fork(const Cancel* cancel, std::unique_ptr<BareCache>* out);
 
   // k, v: [tokens][kv_heads][head_dim], K after RoPE. q: [tokens][heads][head_dim] likewise or null.
   Status update(uint32_t layer, Numbers type, const void* k, const void* v, const void* q, uint32_t tokens);
@@ -78,11 +78,11 @@ class BareCache {
   Status start();
   bool complete() const { return step_tokens_ > 0 && updated_ == options_.shape.layers; }
   Status begin_step(uint32_t tokens);
-  Status settle(const char* what);
+  Status settle(const char* what, const Cancel* cancel);
   Status commit_complete(const char* what);
   void commit();
-  Status prepare_sketch(const Plan& plan);
-  Status plan_step(uint32_t tokens);
+  Status prepare_sketch(const Plan& plan, const Cancel* cancel);
+  void plan_step(uint32_t tokens);
   Status check_choice(uint32_t layer) const;
 
   BareOptions options_;

@@ -109,9 +109,9 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
 
 // Spills now what the question and its answer, of up to so many tokens, would have to. Meanwhile the timeline is held as it was, with all that is
 // in memory of it, and what is spilled would be there again afterwards. The question has to fit into the budget, the answer may be shorter.
-Status Session::make_room(uint64_t question, uint64_t answer) {
+Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = tokens_.size() + question, most = now + std::min(answer, options_.context - now);
-  return store_.keep_within_budget(store_.check_budget(most).ok() ? most : now);
+  return store_.keep_within_budget(store_.check_budget(most).ok() ? most : now, 0, 0, cancel);
 }
 
 Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text, Answer* answer) {
@@ -131,7 +131,10 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
     return s;
   }
-  if (Status s = make_room(tokens.size(), o.max_tokens); !s.ok()) return s;
+  if (Status s = make_room(tokens.size(), o.max_tokens, o.cancel); !s.ok()) {
+    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+    return s;
+  }
   Restore restore(this);
   forward_->attention().reset_counts();
   const Tracing tracing(this, o.trace);
@@ -183,7 +186,7 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
     const bool last = answer->reason != StopReason::none || !go_on;
     if (!last || (o.keep && tokens_.size() < options_.context)) {
       uint64_t done = 0;
-      if (Status s = append({&token, 1}, Reading::answer, nullptr, o.keep ? nullptr : o.cancel, nullptr, &done); !s.ok()) return s;
+      if (Status s = append({&token, 1}, Reading::answer, nullptr, o.cancel, nullptr, &done); !s.ok()) return s;
     }
     if (!go_on) return stopped();
   }
@@ -216,7 +219,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   const uint64_t begin = os::now_ns();
   Progress progress(std::move(report));
   if (Status s = prepare(cancel, std::move(prepare_report)); !s.ok()) return s;
-  if (Status s = make_room(tokens.size(), 0); !s.ok()) return s;
+  if (Status s = make_room(tokens.size(), 0, cancel); !s.ok()) return s;
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();

@@ -39,6 +39,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
           .strategy->index)
     if (Status s = AtomicFile::check(path); !s.ok()) return s;
   Progress preparing(std::move(prepare_report));
+  if (!store_.sketch().built() && sketch_is_due())  // a cancel kept it from being found
+    if (Status s = build_sketch(cancel); !s.ok()) return s;
   if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {  // a document is saved with what it has
     log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());
   } else if (!s.ok()) {

@@ -157,11 +157,10 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   state.page_tokens = shape.page.page_tokens;
   state.tokens = store.tokens();
   const auto state_data = encode(state);
-  const Array<float> window = store.window_copy();
   std::vector<SavedPart> all = {{SectionKind::state, state_data.data(), state_data.size()},
                                 {SectionKind::centre, store.centre().data(), store.centre().size_bytes()},
                                 {SectionKind::sinks, store.sink_floats().data(), store.sink_floats().size_bytes()},
-                                {SectionKind::window, window.data(), window.size() * sizeof(float)}};
+                                {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
 
   if (Status s = check_savable(path, identity, store, state, all, cancel); !s.ok()) return s;
@@ -179,9 +178,11 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
-  for (const SavedPart& part : all)
-    if (Status s = write_all(writer.get(), part.data, part.bytes, cancel, &progress); !s.ok()) return s;
   const auto write = [&](const void* data, std::size_t size) { return write_all(writer.get(), data, size, cancel, &progress); };
+  for (const SavedPart& part : all) {
+    Status s = part.kind == SectionKind::window ? store.write_window(write) : write(part.data, part.bytes);
+    if (!s.ok()) return s;
+  }
   for (SectionKind kind : PageStore::sections)
     if (Status s = store.pages().write(kind, write); !s.ok()) return s;
   if (Status s = store.sketch().write(write); !s.ok()) return s;
@@ -261,7 +262,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
       return s;
     if (index) store.set_index(std::move(index), valid);
   }
-  if (Status s = store.set_budget(memory, tokens); !s.ok()) return s;
+  if (Status s = store.set_budget(memory, tokens, cancel); !s.ok()) return s;
   *out = std::move(store);
   return {};
 }

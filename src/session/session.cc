@@ -153,7 +153,7 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     Array<float> errors;
     if (probes) plan_probe(&step, &errors);
     if (document && !probes)
-      if (Status s = plan_read(&step, tokens.size() - *done - n); !s.ok()) return s;
+      if (Status s = plan_read(&step, tokens.size() - *done - n, cancel); !s.ok()) return s;
     const bool last = *done + n == tokens.size();
     step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
@@ -164,10 +164,10 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     *done += n;
     if (reading != Reading::answer) forget_choice();
     if (!errors.empty()) note_probe(errors);
-    if (document && last && sketch_is_due())
-      if (Status s = build_sketch(); !s.ok()) return s;
     if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
+    if (document && last && sketch_is_due())
+      if (Status s = finish_sketch(cancel); !s.ok()) return s;
     if (progress && !progress->update(*done, tokens.size()) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }
@@ -206,12 +206,12 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
 }
 
 // A step of a document after which `left` tokens of it follow, where it is to be read sparsely. Steps in which layers are measured are exact.
-Status Session::plan_read(ForwardStep* step, uint64_t left) {
+Status Session::plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel) {
   if (options_.full_precision || left < options_.read.exact_tokens) return {};
   Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(), model_->config().layers);
   if (!plan.strategy) return {};
   if (plan.strategy->has(StrategyInfo::wants_sketch) && !store_.sketch().is_current())  // found again at the end
-    if (Status s = build_sketch(); !s.ok()) return s;
+    if (Status s = build_sketch(cancel); !s.ok()) return s;
   if (!read_selector_) read_selector_ = plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
   step->plan = std::move(plan);
   step->selector = read_selector_.get();
@@ -224,12 +224,22 @@ void Session::note_probe(const Array<float>& errors) {
   probed_at_ = store_.sealed_tokens();
 }
 
-Status Session::build_sketch() {
+Status Session::build_sketch(const Cancel* cancel) {
   const ModelConfig& c = model_->config();
   const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
     queries_.add_moment(cpu_kernels(), layer, head, c.kv_heads, store_.shape().page.dim, moment);
   };
-  return store_.build_sketch(asked, cpu_kernels(), pool_.get());
+  return store_.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
+}
+
+// At the end of a document, of which every token is in the timeline by now. A cancel loses nothing
+// that was asked for: whoever needs the sketch next finds it, by the same queries. An older one is
+// dropped, so that the same one is found as without the cancel.
+Status Session::finish_sketch(const Cancel* cancel) {
+  Status s = build_sketch(cancel);
+  if (s.code() != Code::cancelled) return s;
+  store_.forget_sketch();
+  return {};
 }
 
 // When a text has been read to its end: at first, and when it has grown by a twentieth since.
@@ -248,7 +258,7 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
     return read_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
-  if (Status s = build_sketch(); !s.ok()) return s;
+  if (Status s = build_sketch(cancel); !s.ok()) return s;
   if (progress) (void)progress->update(1, 1);
   return {};
 }
@@ -260,10 +270,10 @@ Status Session::read_again(const Cancel* cancel, Progress* progress) {
   MemoryBudget rest = options_.memory;
   if (rest.bytes) {  // it is for both, and the second one takes as much again
     if (store_.private_bytes() > rest.bytes / 2)
-      if (Status s = store_.shrink(); !s.ok()) return s;
+      if (Status s = store_.shrink(cancel); !s.ok()) return s;
     rest.bytes -= std::min(rest.bytes - 1, store_.private_bytes());
   }
-  if (Status s = store.set_budget(rest, tokens_.size()); s.code() == Code::limit) {
+  if (Status s = store.set_budget(rest, tokens_.size(), cancel); s.code() == Code::limit) {
     return Status::error(Code::limit, "the text cannot be read again beside itself, for its representative tokens: what is left of %s", s.message());
   } else if (!s.ok()) {
     return s;
@@ -332,7 +342,7 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   const uint32_t graphs = options_.select.head_graphs ? config.heads / config.kv_heads : 1;
   TokenIndexes::Entry known = store_.indexes().of(kind);
   if (known.index)
-    if (Status s = known.index->check(); !s.ok()) return s;
+    if (Status s = known.index->check(cancel); !s.ok()) return s;
   if (!make) {
     if (known.index && known.index->graphs() != graphs && !std::exchange(told_graphs_, true))
       log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is until one without head_graphs is made"
@@ -347,12 +357,13 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
     known = {};
   }
   if (sealed < index_context) return {};
-  Status room = make_room_for_index(kind, known.index ? known.index->bytes() / known.index->items() * sealed
-                                                      : index_bytes(kind, store_.shape(), graphs, sealed));
+  const uint64_t bytes = known.index ? known.index->bytes() / known.index->items() * sealed
+                                     : index_bytes(kind, store_.shape(), graphs, sealed);
+  Status room = make_room_for_index(kind, bytes, cancel);
   std::shared_ptr<TokenIndex> index;
   if (room.ok()) {
     if (Status s = make_index(kind, graphs, known, cancel, progress, &index); !s.ok()) return s;
-    room = make_room_for_index(kind, index->private_bytes());
+    room = make_room_for_index(kind, index->private_bytes(), cancel);
   }
   if (room.code() == Code::limit && known.index) {
     log(1, "memory_budget has no room for more in the index: what is not in it is scored token by token");
@@ -364,9 +375,10 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
 }
 
 // One of so many bytes takes the place of that of its kind.
-Status Session::make_room_for_index(IndexKind kind, uint64_t bytes) {
+Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
   const std::shared_ptr<TokenIndex>& old = store_.indexes().of(kind).index;
-  return store_.keep_within_budget(tokens_.size(), bytes - std::min(bytes, old ? old->private_bytes() : 0));
+  const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
+  return store_.keep_within_budget(tokens_.size(), more, 0, cancel);
 }
 
 Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,

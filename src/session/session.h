@@ -159,9 +159,10 @@ class Session {
   static bool asks_together(const ForwardStep& step);
   bool probe_is_due() const;
   void plan_probe(ForwardStep* step, Array<float>* errors);
-  Status plan_read(ForwardStep* step, uint64_t left);
+  Status plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void note_probe(const Array<float>& errors);
-  Status build_sketch();
+  Status build_sketch(const Cancel* cancel);
+  Status finish_sketch(const Cancel* cancel);
   bool sketch_is_due() const;
   Status prepare_strategy(const Cancel* cancel, Progress* progress);
   Status read_again(const Cancel* cancel, Progress* progress);
@@ -169,7 +170,7 @@ class Session {
   Status choose_once(const Cancel* cancel);
   void forget_choice() { observed_ = {}, chosen_ = false; }
   Status prepare_index(bool make, const Cancel* cancel, Progress* progress);
-  Status make_room_for_index(IndexKind kind, uint64_t bytes);
+  Status make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel);
   Status make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,
                     std::shared_ptr<TokenIndex>* out);
   Status read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out);
@@ -177,7 +178,7 @@ class Session {
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns, Answer* answer);
   RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
   Status check_room(uint64_t more) const;
-  Status make_room(uint64_t question, uint64_t answer);
+  Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
   Status use_chat(const ChatRecord& record, const char* path);

@@ -127,7 +127,8 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool) {
+Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
+                        ThreadPool* pool, const Cancel* cancel) {
   const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(), count = pages.pages();
   if (count == 0) return {};
   auto bases = std::make_shared<Bases>(2 * heads * basis_floats());
@@ -144,6 +145,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   std::vector<std::unique_ptr<Scratch>> scratch(pool->threads());
   for (std::unique_ptr<Scratch>& s : scratch)
     s = std::make_unique<Scratch>(Scratch{Workspace(dim, n), Array<float>(std::size_t{summed_tokens} * dim), Array<float>(std::size_t{page_tokens} * dim)});
+  const CancelLatch latch(cancel);
   std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
     const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
@@ -152,6 +154,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
     std::fill(w.keys.begin(), w.keys.end(), 0.0);
     uint32_t rows = 0;
     for (uint32_t p = 0; p < count; ++p) {
+      if (latch.fired()) return;
       if (!pages.intact_page(layer, head, p)) {
         intact = false;
         return;
@@ -168,9 +171,12 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
     std::fill(w.queries.begin(), w.queries.end(), 0.0);
     if (queries) queries(layer, head, w.queries.data());
     find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(), bases->floats.get() + (heads + at) * basis_floats());
-    for (uint32_t p = 0; p < count; ++p) seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
+    for (uint32_t p = 0; p < count && !latch.fired(); ++p)
+      seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
   });
   if (!intact) return pages.damaged();
+  if (latch.fired())
+    return Status::error(Code::cancelled, "cancelled; the sketch of the keys is as it was");
   bases_ = std::move(bases);
   basis_stamp_ = new_stamp();
   extents_ = std::move(extents);

@@ -23,6 +23,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "compute/kernels.h"
@@ -43,9 +44,11 @@ class KeySketch {
 
   // Adds q q^T of all known queries to a KV head, in the keys' coordinates, to moment: [dim][dim]. From any thread.
   using QueryMoment = std::function<void(uint32_t layer, uint32_t head, double* moment)>;
-  // Finds the bases of each head and covers all sealed pages. queries null: none are known. The old sketch stays when this fails: Code::corrupt (a
-  // damaged page of a mapped file); throws std::bad_alloc.
-  Status build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool);
+  // Finds the bases of each head and covers all sealed pages. queries null: none are known. The old
+  // sketch stays when this fails: Code::cancelled (seen between two pages of a head), Code::corrupt
+  // (a damaged page of a mapped file); throws std::bad_alloc.
+  Status build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
+               ThreadPool* pool, const Cancel* cancel);
   // Makes room for pages up to `pages` in all, so that append() cannot fail. Code::corrupt; throws std::bad_alloc.
   Status reserve(uint32_t pages);
   // Covers the pages that were sealed since. Nothing happens before it is built.

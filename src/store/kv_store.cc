@@ -60,24 +60,30 @@ static std::shared_ptr<float[]> make_rows(std::size_t floats) {
 
 // So many rows that may be written to behind those that are committed, and these too where the step alters them. They are moved to the buffer's beginning, to
 // a larger one, or to one that no copy of the timeline has; the old one stays until the new one is complete.
-void KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool) {
+// In full precision it may have gigabytes: a cancel is seen between two planes of a copy.
+Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel) {
   const bool sole = is_sole(window_);
   appends_.here = sole || (appends_.here && !alters);
-  if (appends_.here && first_row_ + rows <= capacity_) return;
+  if (appends_.here && first_row_ + rows <= capacity_) return {};
   const std::size_t dim = shape().page.dim, size = window_count_ * dim;
   const uint32_t planes = 2 * shape().heads_total(), tasks = window_count_ > 0 ? planes : 0;
   if (sole && rows <= capacity_) {
     run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float)); });
     first_row_ = 0;
-    return;
+    return {};
   }
   const uint32_t capacity = capacity_for(rows);
   std::shared_ptr<float[]> own = make_rows(std::size_t{planes} * capacity * dim);
-  run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim); });
+  const CancelLatch latch(cancel);
+  run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
+    if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
+  });
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
   window_ = std::move(own);
   capacity_ = capacity;
   first_row_ = 0;
   appends_.here = true;
+  return {};
 }
 
 Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
@@ -105,15 +111,16 @@ Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) cons
                        "the pages of a step alone take %" PRIu64, budget_.bytes, tokens, step, least);
 }
 
-Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens) {
+Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel) {
   budget_ = budget;
   let_go_ = budget_.bytes != 0;
-  return keep_within_budget(tokens);
+  return keep_within_budget(tokens, 0, 0, cancel);
 }
 
 // What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
 // nothing is in a file all of it is for slabs.
-Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step) {
+Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step,
+                                   const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
   if (Status s = check_budget(tokens, more, step); !s.ok()) return s;
   const uint64_t room = budget_.bytes - least_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
@@ -122,8 +129,9 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   const uint64_t coming = uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
   const uint64_t full = pages_.full_private_bytes();
   const bool spills = full > 0 && full + coming > for_slabs;
+  const uint64_t kept = std::min(room / 8, for_slabs - std::min(for_slabs, coming));
   if (spills)
-    if (Status s = pages_.spill(budget_.spill_folder, std::min(room / 8, for_slabs - std::min(for_slabs, coming))); !s.ok()) return s;
+    if (Status s = pages_.spill(budget_.spill_folder, kept, cancel); !s.ok()) return s;
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ || limit / 2 > cache_limit_) {
     cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
@@ -134,9 +142,9 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   return {};
 }
 
-Status KvStore::shrink() {
+Status KvStore::shrink(const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
-  if (Status s = pages_.spill(budget_.spill_folder, 0); !s.ok()) return s;
+  if (Status s = pages_.spill(budget_.spill_folder, 0, cancel); !s.ok()) return s;
   cache_limit_ = PageCache::by_itself;
   pages_.set_cache_limit(0);
   return {};
@@ -147,19 +155,21 @@ Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
   return prepare_pages(n, pool);
 }
 
-Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool) {
-  if (Status s = keep_within_budget(tokens() + n, 0, n); !s.ok()) return s;
+Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
+                             const Cancel* cancel) {
+  if (Status s = keep_within_budget(tokens() + n, 0, n, cancel); !s.ok()) return s;
   // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
   const uint32_t sealed = pages_after(window_count_ + n);
-  own_window(std::max(window_count_, text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0) + n,
-             sealed > 0 && centre_.empty(), pool);
+  const uint32_t kept = text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
+  const bool alters = sealed > 0 && centre_.empty();
+  if (Status s = own_window(std::max(window_count_, kept) + n, alters, pool, cancel); !s.ok()) return s;
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
 }
 
-Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
+Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel) {
   const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
@@ -169,8 +179,24 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool) {
     sinks_ = std::move(clear);
   }
   centre_.reserve(shape().heads_total() * dim);
-  if (Status s = pages_.reserve(pages_.pages() + sealed, pool); !s.ok()) return s;
+  if (Status s = pages_.reserve(pages_.pages() + sealed, pool, cancel); !s.ok()) return s;
   return sketch_.reserve(pages_.pages() + sealed);
+}
+
+Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
+                             ThreadPool* pool, const Cancel* cancel, uint32_t open) {
+  Status s = sketch_.build(pages_, queries, kernels, pool, cancel);
+  let_go();
+  const uint32_t sealed = pages_after(window_count_ + open);
+  if (!s.ok() || sealed == 0) return s;
+  try {
+    s = sketch_.reserve(pages_.pages() + sealed);
+  } catch (...) {
+    sketch_.clear();  // commit() may not find it without room
+    throw;
+  }
+  if (!s.ok()) sketch_.clear();
+  return s;
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {
@@ -311,7 +337,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   KvStore shorter(shape(), window_tokens_);
   shorter.centre_ = centre_;
   shorter.sinks_ = sinks_;
-  shorter.own_window(reopened + kept);
+  if (Status s = shorter.own_window(reopened + kept); !s.ok()) return s;
   for (uint32_t l = 0; l < shape().layers; ++l) {
     for (uint32_t h = 0; h < shape().kv_heads; ++h) {
       for (uint32_t p = first; p < end; ++p) {
@@ -377,12 +403,11 @@ std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
 }
 
-Array<float> KvStore::window_copy() const {
-  Array<float> out(window_size());
-  const std::size_t size = std::size_t{window_count_} * shape().page.dim;
+Status KvStore::write_window(const std::function<Status(const void*, std::size_t)>& write) const {
+  const std::size_t size = std::size_t{window_count_} * shape().page.dim * sizeof(float);
   for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-    std::copy_n(plane(i), size, out.data() + i * size);
-  return out;
+    if (Status s = write(plane(i), size); !s.ok()) return s;
+  return {};
 }
 
 KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, const SavedRows& saved,

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -69,8 +70,9 @@ class KvStore {
   Rows window(uint32_t layer, uint32_t head) const;
 
   // Code::limit when a timeline of so many tokens cannot keep within it. Code::no_space, Code::io, ... where nothing can be spilled. Afterwards
-  // prepare() keeps within it. Throws std::bad_alloc.
-  Status set_budget(const MemoryBudget& budget, uint64_t tokens);
+  // prepare() keeps within it. Throws std::bad_alloc. Code::cancelled, here and below, is seen
+  // between two slabs: those that are spilled by then stay spilled.
+  Status set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel = nullptr);
   const MemoryBudget& budget() const { return budget_; }
   // What cannot be spilled of a timeline of so many tokens, and what is on its way.
   uint64_t least_bytes(uint64_t tokens) const { return least_bytes(tokens, budget_.step_tokens); }
@@ -78,9 +80,10 @@ class KvStore {
   Status check_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0) const;
   // Spills now what growing to so many tokens would, and what so many bytes besides take the room of. Before a timeline is copied that will grow
   // and be dropped: what it spills the copy still has in memory. Errors as set_budget().
-  Status keep_within_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0);
+  Status keep_within_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0,
+                            const Cancel* cancel = nullptr);
   // Where there is a budget: spills what can be, and keeps no chosen pages, until the next step.
-  Status shrink();
+  Status shrink(const Cancel* cancel);
   // Where a budget has no room for all pages: what was read through a mapping of this layer's pages, or all layers', is let go of.
   void let_go(uint32_t layer) const {
     if (let_go_) pages_.let_go(layer);
@@ -95,8 +98,9 @@ class KvStore {
   using Together = Representatives::Together;
   Status prepare(uint32_t n, Together together = Together::nothing, ThreadPool* pool = nullptr);
   // The same in two parts: what write() and observe() need, then what seal() and commit() do.
-  Status prepare_rows(uint32_t n, Together together, ThreadPool* pool);
-  Status prepare_pages(uint32_t n, ThreadPool* pool);
+  Status prepare_rows(uint32_t n, Together together, ThreadPool* pool,
+                      const Cancel* cancel = nullptr);
+  Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // The step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim], K after RoPE. Of different ones they may run together.
   // pool: whose threads write, the caller alone where null.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool = nullptr);
@@ -124,12 +128,11 @@ class KvStore {
   // belongs to them stay where they are. Throws std::bad_alloc and leaves the store as it was.
   void cut(uint32_t pages);
 
-  // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it follows the pages.
-  Status build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels, ThreadPool* pool) {
-    Status s = sketch_.build(pages_, queries, kernels, pool);
-    let_go();
-    return s;
-  }
+  // Finds the sketch of the sealed keys, or finds it again; see KeySketch::build. From then on it
+  // follows the pages, and covers those that commit() of a step of `open` tokens, which prepare()
+  // made room for, will seal.
+  Status build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
+                      ThreadPool* pool, const Cancel* cancel, uint32_t open = 0);
 
   // Some queries were not there to find representatives by; from now on there are none.
   void forget_representatives() { representatives_.forget(); }
@@ -159,7 +162,7 @@ class KvStore {
   std::size_t centre_size() const { return centre_.size(); }  // [layers][kv_heads][dim], 0 when nothing is sealed
   std::span<const float> centre() const { return centre_; }
   std::span<const float> sink_floats() const { return {sinks_.get(), sinks_size()}; }
-  Array<float> window_copy() const;
+  Status write_window(const std::function<Status(const void* data, std::size_t size)>& write) const;
   // A store from saved parts; sizes have been checked by the caller, who fills the arrays that there are before anything else is done. The window has room
   // for a first question and an answer, within the budget that the store is to have. Throws std::bad_alloc.
   struct SavedRows {
@@ -184,7 +187,8 @@ class KvStore {
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
   float* plane(uint64_t i) const { return window_.get() + (i * capacity_ + first_row_) * shape().page.dim; }
   uint32_t capacity_for(uint32_t rows) const;
-  void own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr);
+  Status own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr,
+                    const Cancel* cancel = nullptr);
   void lowered() { appends_.here = is_sole(window_); }  // window_count_ was: what is behind it may be another store's
   void fix_centre(uint32_t rows, ThreadPool* pool);
 

@@ -261,7 +261,7 @@ PageCache::Counts PageStore::cache_counts() const {
   return {all.found + spilled.found, all.read + spilled.read, all.kept + spilled.kept, all.bytes + spilled.bytes};
 }
 
-Status PageStore::spill(const std::string& folder, uint64_t keep) {
+Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* cancel) {
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
@@ -271,6 +271,8 @@ Status PageStore::spill(const std::string& folder, uint64_t keep) {
   }
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
     if (!slabs_[e].is_private()) continue;
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; what was spilled stays spilled");
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
     for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
@@ -380,7 +382,7 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) con
   return std::move(failure).take();
 }
 
-Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
+Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
   if (last < slabs_.size() && !slabs_[last].writable()) {
@@ -392,6 +394,8 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool) {
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
     SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
     by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });

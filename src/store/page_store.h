@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "compute/kernels.h"
@@ -85,7 +86,7 @@ class PageStore {
 
   // Writes the pages of private slabs that are full to a file in the folder, oldest first, until such slabs have at most `keep` bytes. A failure
   // leaves those that were written; every page is still there. Throws std::bad_alloc likewise.
-  Status spill(const std::string& folder, uint64_t keep);
+  Status spill(const std::string& folder, uint64_t keep, const Cancel* cancel = nullptr);
   uint64_t full_private_bytes() const;  // of the slabs that spill() looks at
   uint64_t spilled_bytes() const;       // of pages that are in a file without a name
   // Lets go of what has been read through mappings of a layer's pages, which the process need not have in memory. They must not be in use.
@@ -113,8 +114,9 @@ class PageStore {
   // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab. Afterwards seal() and commit() cannot fail.
   // Throws std::bad_alloc and leaves the store as it was (room made so far is kept). Code::corrupt when what would be copied from a
   // mapped file is damaged: the copy would pass for intact.
-  // pool: who clears and copies slabs, the caller alone where null.
-  Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
+  // pool: who clears and copies slabs, the caller alone where null. Code::cancelled, between two
+  // slabs: room made so far is kept.
+  Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim]. Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v);
   void commit(uint32_t pages);

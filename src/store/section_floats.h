@@ -12,7 +12,7 @@
 namespace kvasir {
 
 // From `offset` bytes on: `rows` rows of `row` floats, row i to place(i), by all threads. Code::corrupt, Code::io; also where one of them is NaN or infinite:
-// they were computed.
+// they were computed. Code::cancelled: some rows are in place.
 Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset, uint64_t rows, std::size_t row, ThreadPool* pool,
                    const Cancel* cancel, const std::function<float*(uint64_t)>& place);
 

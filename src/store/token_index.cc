@@ -88,12 +88,13 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   return std::all_of(out->floats.begin(), out->floats.end(), [=](float x) { return std::fabs(x) <= most; });
 }
 
-std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, const Extent& extent, std::vector<Words> heads) {
+std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, const Extent& extent,
+                                             std::vector<Words> heads, const CancelLatch* cancel) {
   std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, extent));
   index->words_ = std::move(heads);
   index->views_.resize(index->words_.size());
   for (std::size_t i = 0; i < index->words_.size(); ++i)
-    if (!index->view(index->words_[i], &index->views_[i])) return nullptr;
+    if ((cancel && cancel->fired()) || !index->view(index->words_[i], &index->views_[i])) return nullptr;
   return index;
 }
 
@@ -109,8 +110,6 @@ uint64_t TokenIndex::head_bytes() const { return round_up(section_facts * sizeof
 uint64_t TokenIndex::file_bytes() const { return head_bytes() + bytes(); }
 
 Status TokenIndex::write(uint32_t valid, const std::function<Status(const void*, std::size_t)>& write) const {
-  if (file_)  // damage must not be written as intact
-    if (Status s = file_->check_section(*file_->find(section_of(kind_))); !s.ok()) return s;
   Array<std::byte> head(head_bytes());
   const uint32_t facts[section_facts] = {index_version, extent_.first_token, extent_.tokens, valid, extent_.built, extent_.graphs};
   std::memcpy(head.data(), facts, sizeof facts);
@@ -120,6 +119,7 @@ Status TokenIndex::write(uint32_t valid, const std::function<Status(const void*,
   }
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   for (std::size_t i = 0; i < heads_total(); ++i) {
+    if (file_ && !intact(i)) return file_->failure();  // damage must not be written as intact
     const std::span<const uint32_t> words = file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
     if (Status s = write(words.data(), words.size_bytes()); !s.ok()) return s;
   }
@@ -170,14 +170,29 @@ const char* TokenIndex::wrong(uint32_t valid, uint64_t sealed) const {
   return wrong_index(facts, section_of(kind_), shape_.page.page_tokens, sealed, extent_.graphs);
 }
 
-Status TokenIndex::check() {
-  const std::lock_guard lock(checking_);
+// Whether a head's words in the file are what was written.
+bool TokenIndex::intact(std::size_t head) const {
+  const CacheFile::Section& section = *file_->find(section_of(kind_));
+  const auto* begin = file_->bytes(section.kind).data();
+  const auto* at = reinterpret_cast<const std::byte*>(mapped_[head].data());
+  return file_->check(section, static_cast<uint64_t>(at - begin), mapped_[head].size_bytes());
+}
+
+// Of a long text's index, which may have gigabytes, a head at a time. Forks share it: one of them may
+// have to wait for another.
+Status TokenIndex::check(const Cancel* cancel) {
+  const auto stopped = [] { return Status::error(Code::cancelled, "cancelled; the index is as it was"); };
+  std::unique_lock lock(checking_, std::defer_lock);
+  while (!lock.try_lock_for(std::chrono::milliseconds(10)))
+    if (is_cancelled(cancel)) return stopped();
   if (!views_.empty()) return {};
-  if (Status s = file_->check_section(*file_->find(section_of(kind_))); !s.ok()) return s;
   std::vector<Head> views(mapped_.size());
-  for (std::size_t i = 0; i < mapped_.size(); ++i)
+  for (std::size_t i = 0; i < mapped_.size(); ++i) {
+    if (is_cancelled(cancel)) return stopped();
+    if (!intact(i)) return file_->failure();
     if (!view(mapped_[i], &views[i]))
       return Status::error(Code::corrupt, "%s: section '%s' names what is not there", file_->path().c_str(), name_of(kind_));
+  }
   views_ = std::move(views);
   return {};
 }

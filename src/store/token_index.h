@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "store/cache_file.h"
@@ -54,7 +56,9 @@ class TokenIndex {
     uint32_t built = 0;   // of the tokens: those behind were inserted since
     uint32_t graphs = 1;  // of a KV head: one for all query heads of the group, or one for each
   };
-  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, const Extent& extent, std::vector<Words> heads);
+  // Null where a head names what is not there, and when cancelled.
+  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, const Extent& extent,
+                                          std::vector<Words> heads, const CancelLatch* cancel = nullptr);
   // One head's words from its lists. `items` of level 0 is empty.
   struct Lists {
     std::vector<uint32_t> items;
@@ -87,13 +91,15 @@ class TokenIndex {
                     std::shared_ptr<TokenIndex>* out, uint32_t* valid);
   // What a loader would refuse of what write() writes of the index, for a store with `sealed` tokens; null: nothing.
   const char* wrong(uint32_t valid, uint64_t sealed) const;
-  // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt.
-  Status check();
+  // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt; Code::cancelled: it is
+  // verified by the next call.
+  Status check(const Cancel* cancel);
 
  private:
   TokenIndex(IndexKind kind, const StoreShape& shape, const Extent& extent) : kind_(kind), shape_(shape), extent_(extent) {}
   std::size_t heads_total() const { return std::size_t{shape_.heads_total()} * extent_.graphs; }
   uint64_t head_bytes() const;  // of the section, before the words
+  bool intact(std::size_t head) const;
   bool view(std::span<const uint32_t> words, Head* out) const;
 
   IndexKind kind_;
@@ -102,7 +108,7 @@ class TokenIndex {
   std::vector<Words> words_;                      // [layers][kv_heads][graphs], where they are private
   std::vector<std::span<const uint32_t>> mapped_;  // or where they are in the file
   std::vector<Head> views_;  // [layers][kv_heads][graphs], empty before check()
-  std::mutex checking_;
+  std::timed_mutex checking_;
   std::shared_ptr<const CacheFile> file_;
 };
 

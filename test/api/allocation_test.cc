@@ -94,7 +94,7 @@ TEST_CASE("tokens and text without memory") {
   std::size_t count = 0;
   sweep([&](long n, bool once) {
     return run(n, once, [&](kv_error* e) {
-      return kv_tokenize(tiny_model(), text.data(), text.size(), 0, tokens.data(), tokens.size(), &count, e);
+      return kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, tokens.data(), tokens.size(), &count, e);
     });
   });
   std::string back(2000, 0);

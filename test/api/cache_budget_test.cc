@@ -59,7 +59,7 @@ Cache load(const std::string& path, const kv_cache_options& options) {
 
 Cache fork(kv_cache* from) {
   kv_cache* cache = nullptr;
-  REQUIRE_OK(kv_cache_fork(from, &cache, error));
+  REQUIRE_OK(kv_cache_fork(from, nullptr, &cache, error));
   return Cache(cache);
 }
 

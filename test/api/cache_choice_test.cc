@@ -216,7 +216,7 @@ TEST_CASE("a cache that will choose by a sketch is saved and copied with it") {
     read(cache.get(), text, 100, 500);
     const uint64_t before = stat_of(cache.get(), "private_bytes");
     kv_cache* copy = nullptr;
-    REQUIRE_OK(kv_cache_fork(cache.get(), &copy, error));
+    REQUIRE_OK(kv_cache_fork(cache.get(), nullptr, &copy, error));
     const Cache forked(copy);
     CHECK((stat_of(cache.get(), "private_bytes") > before) == wants);
     REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));

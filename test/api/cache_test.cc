@@ -212,7 +212,7 @@ TEST_CASE("a cache that is saved and loaded, packed in between or forked goes on
       verify.flags = KV_LOAD_VERIFY;
       REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, &verify, &loaded, error));
       const Cache there(loaded);
-      REQUIRE_OK(kv_cache_fork(cache.get(), &forked, error));
+      REQUIRE_OK(kv_cache_fork(cache.get(), nullptr, &forked, error));
       const Cache other(forked);
       for (std::size_t at : {tokens, tokens + 1}) {
         const auto out = step(cache.get(), text, at, 1);
@@ -236,7 +236,7 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
   REQUIRE_OK(kv_cache_update(cache.get(), 0, KV_F32, text.key(0, 5), text.value(0, 5), nullptr, 3, error));  // the wrong tokens
   CHECK(says(cache.get(), "\"tokens\":301,"));
   kv_cache* fork = nullptr;
-  CHECK(kv_cache_fork(cache.get(), &fork, nullptr) == KV_BAD_STATE);
+  CHECK(kv_cache_fork(cache.get(), nullptr, &fork, nullptr) == KV_BAD_STATE);
   REQUIRE_OK(kv_cache_truncate(cache.get(), 301, error));
   REQUIRE_OK(kv_cache_truncate(cache.get(), 300, error));
   CHECK(step(cache.get(), text, 300, 1) == out);
@@ -281,7 +281,7 @@ TEST_CASE("a complete step is attended until something ends it, and what is refu
   CHECK(attend(60) == KV_OK);
   kv_cache* copy = nullptr;
   const std::function<kv_status()> ends[] = {[&] { return kv_cache_save(c, path.c_str(), nullptr, nullptr); },
-                                             [&] { return kv_cache_fork(c, &copy, nullptr); }, [&] { return kv_cache_truncate(c, 60, nullptr); },
+                                             [&] { return kv_cache_fork(c, nullptr, &copy, nullptr); }, [&] { return kv_cache_truncate(c, 60, nullptr); },
                                              [&] { return kv_cache_truncate(c, 59, nullptr); }};
   for (const auto& end : ends) {
     REQUIRE_OK(kv_cache_truncate(c, 0, error));
@@ -484,7 +484,7 @@ TEST_CASE("a cache without memory stays as it was") {
   };
   kv_cache* out = nullptr;
   for (const auto& make : std::vector<std::function<kv_status()>>{
-           [&] { return kv_cache_open(&small, &o, &out, nullptr); }, [&] { return kv_cache_fork(base.get(), &out, nullptr); },
+           [&] { return kv_cache_open(&small, &o, &out, nullptr); }, [&] { return kv_cache_fork(base.get(), nullptr, &out, nullptr); },
            [&] { return kv_cache_load(&small, path.c_str(), &o, nullptr, &out, nullptr); }}) {
     sweep([&](long n, bool once, bool* reached) {
       const kv_status status = failing(n, once, reached, make);

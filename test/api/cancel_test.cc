@@ -145,6 +145,16 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   call.flags = KV_LOAD_VERIFY;
   CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) == KV_CANCELLED);
   CHECK(loaded == nullptr);
+  kv_model_options opening;
+  kv_model_options_init(&opening, sizeof opening);
+  opening.cancel = cancel.get();
+  kv_model* model = nullptr;
+  CHECK(kv_open(tiny_path, &opening, &model, nullptr) == KV_CANCELLED);
+  CHECK(model == nullptr);
+  std::size_t count = 99;
+  for (const uint32_t flags : {0u, KV_TOKENIZE_DOCUMENT})
+    CHECK(kv_tokenize(tiny_model(), "text", 4, flags, cancel.get(), &token, 1, &count, nullptr) == KV_CANCELLED);
+  CHECK(count == 99);
   CHECK(token == -1);
   CHECK(folder.entries() == 1);
   CHECK(timeline(session.get()) == tokens);

@@ -159,11 +159,11 @@ void Misuses::add_model() {
 }
 
 void Misuses::add_tokens() {
-  add("kv_tokenize", "model", [&](kv_error* e) { return kv_tokenize(nullptr, "a", 1, 0, out_.tokens, 4, &out_.count, e); });
-  add("kv_tokenize", "text", [&](kv_error* e) { return kv_tokenize(tiny_model(), nullptr, 1, 0, out_.tokens, 4, &out_.count, e); });
-  add("kv_tokenize", "tokens", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, nullptr, 4, &out_.count, e); });
-  add("kv_tokenize", "count", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, out_.tokens, 4, nullptr, e); });
-  add("kv_tokenize", "flags", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 8, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "model", [&](kv_error* e) { return kv_tokenize(nullptr, "a", 1, 0, nullptr, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "text", [&](kv_error* e) { return kv_tokenize(tiny_model(), nullptr, 1, 0, nullptr, out_.tokens, 4, &out_.count, e); });
+  add("kv_tokenize", "tokens", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, nullptr, nullptr, 4, &out_.count, e); });
+  add("kv_tokenize", "count", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 0, nullptr, out_.tokens, 4, nullptr, e); });
+  add("kv_tokenize", "flags", [&](kv_error* e) { return kv_tokenize(tiny_model(), "a", 1, 8, nullptr, out_.tokens, 4, &out_.count, e); });
   static const int32_t ids[] = {5, 6};
   add("kv_detokenize", "model", [&](kv_error* e) { return kv_detokenize(nullptr, ids, 2, 0, out_.text, 64, &out_.count, e); });
   add("kv_detokenize", "tokens", [&](kv_error* e) { return kv_detokenize(tiny_model(), nullptr, 2, 0, out_.text, 64, &out_.count, e); });
@@ -557,9 +557,9 @@ void Misuses::add_caches() {
       [&, made](kv_error* e) { return kv_cache_attention(made, 1, KV_F32, rows, out_.logits, 1, nullptr, e); }, KV_BAD_STATE);
   add("kv_cache_truncate", "cache", [](kv_error* e) { return kv_cache_truncate(nullptr, 0, e); });
   add("kv_cache_truncate", "beyond the end", [made](kv_error* e) { return kv_cache_truncate(made, 1, e); });
-  add("kv_cache_fork", "cache", [&](kv_error* e) { return kv_cache_fork(nullptr, &out_.cache, e); });
-  add("kv_cache_fork", "out", [made](kv_error* e) { return kv_cache_fork(made, nullptr, e); });
-  add("kv_cache_fork", "amid a step", [&, made](kv_error* e) { return kv_cache_fork(made, &out_.cache, e); }, KV_BAD_STATE);
+  add("kv_cache_fork", "cache", [&](kv_error* e) { return kv_cache_fork(nullptr, nullptr, &out_.cache, e); });
+  add("kv_cache_fork", "out", [made](kv_error* e) { return kv_cache_fork(made, nullptr, nullptr, e); });
+  add("kv_cache_fork", "amid a step", [&, made](kv_error* e) { return kv_cache_fork(made, nullptr, &out_.cache, e); }, KV_BAD_STATE);
   add("kv_cache_save", "cache", [&](kv_error* e) { return kv_cache_save(nullptr, path_.c_str(), nullptr, e); });
   add("kv_cache_save", "path", [made](kv_error* e) { return kv_cache_save(made, nullptr, nullptr, e); });
   add("kv_cache_save", "amid a step", [&, made](kv_error* e) { return kv_cache_save(made, path_.c_str(), nullptr, e); }, KV_BAD_STATE);

@@ -145,13 +145,13 @@ TEST_CASE("result structs are filled as far as their size goes") {
 TEST_CASE("outputs that are too small say how much is needed") {
   const std::string text = "Some text of no great length, and again some text.";
   std::size_t count = 0;
-  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, 0, &count, nullptr) == KV_LIMIT);
+  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, nullptr, 0, &count, nullptr) == KV_LIMIT);
   REQUIRE(count > 4);
   std::vector<int32_t> all(count), part(count, -7);
   std::size_t again = 0;
-  REQUIRE_OK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, all.data(), count, &again, error));
+  REQUIRE_OK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, all.data(), count, &again, error));
   CHECK(again == count);
-  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, part.data(), count - 2, &again, nullptr) == KV_LIMIT);
+  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, part.data(), count - 2, &again, nullptr) == KV_LIMIT);
   CHECK(again == count);
   CHECK(std::equal(part.begin(), part.end() - 2, all.begin()));
   CHECK(part[count - 2] == -7);
@@ -173,7 +173,7 @@ TEST_CASE("outputs that are too small say how much is needed") {
   CHECK(count == size);
 
   count = 99;
-  REQUIRE_OK(kv_tokenize(tiny_model(), nullptr, 0, 0, nullptr, 0, &count, error));
+  REQUIRE_OK(kv_tokenize(tiny_model(), nullptr, 0, 0, nullptr, nullptr, 0, &count, error));
   CHECK(count == 0);
   REQUIRE_OK(kv_detokenize(tiny_model(), nullptr, 0, 0, nullptr, 0, &count, error));
   CHECK(count == 0);

@@ -186,7 +186,7 @@ TEST_CASE("a document read on after loading is measured when it would have been,
   const std::string text = book(16'000);
   std::vector<int32_t> tokens(4000);
   std::size_t count = 0;
-  kv_tokenize(mini_model(), text.data(), text.size(), 0, tokens.data(), tokens.size(), &count, nullptr);
+  kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, tokens.data(), tokens.size(), &count, nullptr);
   REQUIRE(count > 3200);
   kv_session_options o = small_options();
   o.dense_layers = 2;

@@ -138,7 +138,7 @@ TEST_CASE("sessions of one model in several threads answer as they do alone") {
     if (kv_prefill(session.get(), text.data(), text.size(), nullptr, nullptr, nullptr, nullptr) == KV_OK)
       out = ask(session.get(), "What is this about?", 24).text;
     std::size_t count = 0;
-    kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, 0, &count, nullptr);
+    kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, nullptr, 0, &count, nullptr);
     return out + std::to_string(count);
   };
   const std::string alone = work();

@@ -132,3 +132,27 @@ TEST_CASE("a session that waits for what another one takes to their device can b
   const auto alone = load(model, read_file(), bounded_options(200));
   CHECK(continue_with(session.get(), 8) == continue_with(alone.get(), 8));
 }
+
+TEST_CASE("a model whose weights are on their way to a device is not opened once that is cancelled") {
+  const uint64_t held = emulated::machine().held, begin = emulated::machine().calls;
+  (void)model_on_device();
+  const uint64_t calls = emulated::machine().calls - begin;
+  uint32_t stopped = 0;
+  for (uint64_t at = 2; at < calls; at += 5) {
+    CAPTURE(at);
+    Cancel cancel;
+    std::shared_ptr<const Model> model;
+    const emulated::Changed fires(emulated::machine().fires, &cancel);
+    const emulated::Changed when(emulated::machine().fails_at, emulated::machine().calls + at);
+    const uint64_t from = emulated::machine().calls;
+    const char* const device = at % 2 ? "cuda" : "auto";  // which goes on without a device for other reasons
+    const Status s = Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}, &cancel);
+    if (s.ok()) continue;  // fired behind the last weights
+    CHECK(s.code() == Code::cancelled);
+    CHECK(model == nullptr);
+    CHECK(emulated::machine().calls - from < at + 30);
+    CHECK(emulated::machine().held == held);
+    ++stopped;
+  }
+  CHECK(stopped > 3);
+}

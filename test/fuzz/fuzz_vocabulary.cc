@@ -144,7 +144,7 @@ void check_text(const kv_model* loaded, const Changed& c, const std::string& tex
   for (uint32_t flags = 0; flags < 4; ++flags) {
     kv_error error{};
     std::size_t count = 7;
-    const kv_status sizing = kv_tokenize(loaded, text.data(), text.size(), flags, nullptr, 0, &count, &error);
+    const kv_status sizing = kv_tokenize(loaded, text.data(), text.size(), flags, nullptr, nullptr, 0, &count, &error);
     if (check_status("kv_tokenize", sizing, error, {KV_LIMIT, KV_UNSUPPORTED}) == KV_UNSUPPORTED) {  // a byte that nothing spells
       require(count == 7, "a failed call changes no output");
       require(!gives_back(c), "every byte has a token");
@@ -152,7 +152,7 @@ void check_text(const kv_model* loaded, const Changed& c, const std::string& tex
     }
     require(count <= 3 * text.size() + 4, "no text has many more tokens than bytes");
     std::vector<int32_t> ids(count);
-    require(kv_tokenize(loaded, text.data(), text.size(), flags, ids.data(), count, &count, &error) == KV_OK && count == ids.size(),
+    require(kv_tokenize(loaded, text.data(), text.size(), flags, nullptr, ids.data(), count, &count, &error) == KV_OK && count == ids.size(),
             "the same tokens again");
     for (const int32_t id : ids) require(id >= 0 && static_cast<std::size_t>(id) < c.words.tokens.size(), "ids are tokens");
     std::size_t size = 0;

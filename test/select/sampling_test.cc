@@ -178,7 +178,7 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
   constexpr uint32_t rows = 60, alone = 17, wanted = 703, budget = 288;  // of 1152 tokens behind the sinks; the sketch tells it from its like
   const PageStore store = random_store(64, 37, 1, 8);
   KeySketch sketch(store.shape());
-  REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2)).ok());
+  REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2), nullptr).ok());
   Asked asked(store, 0, rows, 3);
   const PageShape& shape = store.shape().page;
   Array<float> k(std::size_t{shape.page_tokens} * shape.dim), v(k.size());

@@ -47,7 +47,7 @@ struct Reading {
       n = std::min<uint32_t>(n, static_cast<uint32_t>(sealed + window - store.tokens()));
     }
     REQUIRE(store.sealed_tokens() == sealed);
-    REQUIRE(store.build_sketch(nullptr, cpu_kernels(), &pool(1)).ok());
+    REQUIRE(store.build_sketch(nullptr, cpu_kernels(), &pool(1), nullptr).ok());
     k = numbers(asked * shape.kv_width()), v = numbers(asked * shape.kv_width()), q = numbers(asked * shape.q_width());
   }
 

@@ -122,7 +122,7 @@ TEST_CASE("a sketch's estimates go with the exact scores") {
   seal_pages(&pages, 40, 1);
   KeySketch sketch(shape);
   CHECK_FALSE(sketch.built());
-  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(), nullptr).ok());
   CHECK(sketch.pages() == 40);
   CHECK(sketch.built_pages() == 40);
   for (uint32_t l = 0; l < layers; ++l)
@@ -139,8 +139,8 @@ TEST_CASE("known queries turn the sketch to the directions that they look at") {
     for (uint32_t i = 0; i < looked_at; ++i) moment[direction(head, i) * (dim + 1)] += 3;
   };
   KeySketch plain(shape), turned(shape);
-  REQUIRE(plain.build(pages, nullptr, cpu_kernels(), &pool()).ok());
-  REQUIRE(turned.build(pages, asked, cpu_kernels(), &pool()).ok());
+  REQUIRE(plain.build(pages, nullptr, cpu_kernels(), &pool(), nullptr).ok());
+  REQUIRE(turned.build(pages, asked, cpu_kernels(), &pool(), nullptr).ok());
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h) {
       std::vector<float> weights(dim);
@@ -154,7 +154,7 @@ TEST_CASE("the first coordinates of a sketch say most") {
   PageStore pages(shape);
   seal_pages(&pages, 64, 1);
   KeySketch sketch(shape);
-  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(), nullptr).ok());
   const uint32_t dim = shape.page.dim, n = shape.page.sketch_dim();
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h)
@@ -176,8 +176,8 @@ TEST_CASE("a sketch is the same on any number of threads") {
   PageStore pages(shape);
   seal_pages(&pages, 20, 2);
   KeySketch one(shape), two(shape);
-  REQUIRE(one.build(pages, nullptr, cpu_kernels(), &pool(1)).ok());
-  REQUIRE(two.build(pages, nullptr, cpu_kernels(), &pool(2)).ok());
+  REQUIRE(one.build(pages, nullptr, cpu_kernels(), &pool(1), nullptr).ok());
+  REQUIRE(two.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
   CHECK(contents(one) == contents(two));
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("appended pages get what building them with the same bases gives, and 
   PageStore pages(shape);
   seal_pages(&pages, 21, 4);
   KeySketch sketch(shape);
-  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(), nullptr).ok());
   const KeySketch fork(sketch);
   const std::vector<int8_t> before = contents(fork);
   REQUIRE(sketch.reserve(50).ok());
@@ -278,7 +278,7 @@ TEST_CASE("nothing of pages that were taken back is written") {
   seal_pages(&pages, 21, 4);
   seal_pages(&shorter, 18, 4);
   KeySketch sketch(shape);
-  REQUIRE(sketch.build(shorter, nullptr, cpu_kernels(), &pool()).ok());
+  REQUIRE(sketch.build(shorter, nullptr, cpu_kernels(), &pool(), nullptr).ok());
   std::vector<uint8_t> first, second;
   REQUIRE(sketch.write(into(&first)).ok());
   CHECK(first.size() == sketch.file_bytes());
@@ -293,4 +293,26 @@ TEST_CASE("nothing of pages that were taken back is written") {
   REQUIRE(sketch.write(into(&second)).ok());
   CHECK(second.size() == sketch.file_bytes());
   CHECK(first == second);
+}
+
+TEST_CASE("a sketch that is cancelled while it is found is as it was, and no other head is begun") {
+  PageStore pages(shape);
+  seal_pages(&pages, 40, 1);
+  KeySketch sketch(shape);
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(1), nullptr).ok());
+  const uint64_t bases = sketch.basis_stamp(), first_extent = sketch.stamp(0);
+  for (const uint32_t at : {0u, 2u}) {
+    Cancel cancel;
+    uint32_t heads_begun = 0;
+    const KeySketch::QueryMoment fires = [&](uint32_t, uint32_t, double*) {
+      if (heads_begun++ == at) cancel.fire();
+    };
+    CHECK(sketch.build(pages, fires, cpu_kernels(), &pool(1), &cancel).code() == Code::cancelled);
+    CHECK(heads_begun == at + 1);
+    CHECK(sketch.basis_stamp() == bases);
+    CHECK(sketch.stamp(0) == first_extent);
+    CHECK(sketch.pages() == 40);
+  }
+  REQUIRE(sketch.build(pages, nullptr, cpu_kernels(), &pool(1), nullptr).ok());
+  CHECK(sketch.basis_stamp() != bases);
 }

@@ -309,3 +309,36 @@ TEST_CASE("a full-precision store never seals") {
   const Tokens last = random_tokens(77, 190);
   CHECK(store.window(0, 0).k[(19 * 77) * 64] == last.k[0]);
 }
+
+TEST_CASE("spilling that is cancelled goes on with the next call, and nothing is lost") {
+  KvStore store(shape, 64), plain(shape, 64);
+  for (uint32_t step = 0; step < 12; ++step) append(&store, 1000, step), append(&plain, 1000, step);
+  const uint64_t tokens = store.tokens();
+  MemoryBudget budget;
+  budget.step_tokens = store.budget().step_tokens;
+  budget.bytes = store.least_bytes(tokens) + shape.slab_bytes();
+  Cancel cancel;
+  cancel.fire();
+  CHECK(store.set_budget(budget, tokens, &cancel).code() == Code::cancelled);
+  CHECK(store.pages().spilled_bytes() == 0);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+  cancel.reset();
+  REQUIRE(store.set_budget(budget, tokens, &cancel).ok());
+  CHECK(store.pages().spilled_bytes() > 0);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+}
+
+TEST_CASE("room for pages that is cancelled is made by the next step") {
+  KvStore store(shape, 64), plain(shape, 64);
+  append(&store, 300, 1);
+  append(&plain, 300, 1);
+  Cancel cancel;
+  cancel.fire();
+  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool(), &cancel).code() == Code::cancelled);
+  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool()).ok());
+  CHECK(store.prepare_pages(5000, &pool(), &cancel).code() == Code::cancelled);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+  append(&store, 5000, 2);
+  append(&plain, 5000, 2);
+  CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+}

@@ -31,7 +31,7 @@ size_t count_tokens(std::string_view text) {
     return opened;
   }();
   size_t count = 0;
-  kv_tokenize(model, text.data(), text.size(), 0, nullptr, 0, &count, nullptr);
+  kv_tokenize(model, text.data(), text.size(), 0, nullptr, nullptr, 0, &count, nullptr);
   return count;
 }
 

@@ -91,7 +91,7 @@ kv_call_options call_options(Context& context, Progress* progress) {
 size_t count_tokens(const kv_model* model, std::string_view text) {
   kv_error error{};
   size_t count = 0;
-  const kv_status status = kv_tokenize(model, text.data(), text.size(), 0, nullptr, 0, &count, &error);
+  const kv_status status = kv_tokenize(model, text.data(), text.size(), 0, nullptr, nullptr, 0, &count, &error);
   if (status != KV_LIMIT) check(status, error);
   return count;
 }
@@ -117,7 +117,7 @@ std::vector<int32_t> tokenize(const kv_model* model, const std::string& text, ui
   // Never more tokens than bytes, but for a begin-of-text token and a space that some tokenizers put in front.
   std::vector<int32_t> tokens(text.size() + 4);
   size_t count = 0;
-  check(kv_tokenize(model, text.data(), text.size(), flags, tokens.data(), tokens.size(), &count, &error), error);
+  check(kv_tokenize(model, text.data(), text.size(), flags, nullptr, tokens.data(), tokens.size(), &count, &error), error);
   tokens.resize(count);
   return tokens;
 }

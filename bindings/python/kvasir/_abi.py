@@ -25,7 +25,7 @@ class kv_error(Structure):
 
 class kv_model_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("log", LOG_FN), ("log_user", c_void_p), ("chat_format", c_char_p),
-                ("device", c_char_p), ("device_memory", c_uint64)]
+                ("device", c_char_p), ("device_memory", c_uint64), ("cancel", c_void_p)]
 
 
 class kv_model_information(Structure):
@@ -134,7 +134,7 @@ _CALLS: Dict[str, List[Any]] = {
     "kv_open": [_S, POINTER(kv_model_options), _OUT],
     "kv_model_info": [_P, POINTER(kv_model_information)],
     "kv_model_inspect": [_S, POINTER(kv_model_information)],
-    "kv_tokenize": [_P, _S, _Z, c_uint32, _P, _Z, POINTER(_Z)],
+    "kv_tokenize": [_P, _S, _Z, c_uint32, _P, _P, _Z, POINTER(_Z)],
     "kv_detokenize": [_P, _P, _Z, c_uint32, _P, _Z, POINTER(_Z)],
     "kv_strategy_info": [c_uint32, POINTER(kv_strategy_information)],
     "kv_session_open": [_P, POINTER(kv_session_options), _OUT],
@@ -168,7 +168,7 @@ _CALLS: Dict[str, List[Any]] = {
     "kv_cache_update": [_P, c_uint32, c_uint32, _P, _P, _P, c_uint32],
     "kv_cache_attention": [_P, c_uint32, c_uint32, _P, _P, c_uint32, POINTER(kv_cache_attention_options)],
     "kv_cache_truncate": [_P, c_uint64],
-    "kv_cache_fork": [_P, _OUT],
+    "kv_cache_fork": [_P, _P, _OUT],
     "kv_cache_save": [_P, _S, _CALL],
     "kv_cache_load": [POINTER(kv_cache_shape), _S, POINTER(kv_cache_options), _CALL, _OUT],
     "kv_session_from_cache": [_P, _P, _P, _Z, POINTER(kv_session_options), _CALL, _OUT],

@@ -89,11 +89,12 @@ class Cache(Handle):
         """Goes back to the first `tokens` tokens, and drops a step that is not complete. BadArgument where there are fewer."""
         call(lib.kv_cache_truncate, self._live(), as_uint("tokens", tokens, 64))
 
-    def fork(self) -> Cache:
-        """A second cache that begins as an exact copy, pages shared, with the same options. BadState while a step is not complete."""
-        owner, cache = self._live(), Cache._empty()
+    def fork(self, cancel: Optional[Cancel] = None) -> Cache:
+        """A second cache that begins as an exact copy, pages shared, with the same options. `cancel`: of a sketch of the keys
+        that has to be found first. BadState while a step is not complete, Cancelled."""
+        owner, cache, token = self._live(), Cache._empty(), None if cancel is None else cancel._live()
         cache.shape = self.shape
-        call(lib.kv_cache_fork, owner, cache._new())
+        call(lib.kv_cache_fork, owner, token, cache._new())
         return cache
 
     def save(self, path: Path, **options: Unpack[CallOptions]) -> None:

@@ -72,17 +72,18 @@ class Model(Handle):
         call(lib.kv_model_info, self._live(), byref(info))
         return ModelInformation(**values(info))
 
-    def tokenize(self, text: Text, *, special: bool = False, bos: bool = False, document: bool = False) -> npt.NDArray[np.int32]:
+    def tokenize(self, text: Text, *, special: bool = False, bos: bool = False, document: bool = False,
+                 cancel: Optional[Cancel] = None) -> npt.NDArray[np.int32]:
         """Ids, int32 [count]. `special`: text that spells a control token becomes that token. `bos`: begin as the model wants it. `document`: as a new
-        session's prefill reads the text, with the opening of the chat format's turn."""
-        owner, encoded = self._live(), as_bytes(text)
+        session's prefill reads the text, with the opening of the chat format's turn. Cancelled."""
+        owner, encoded, token = self._live(), as_bytes(text), None if cancel is None else cancel._live()
         flags = (_abi.TOKENIZE_SPECIAL if special else 0) | (_abi.TOKENIZE_BOS if bos else 0)
         flags |= _abi.TOKENIZE_DOCUMENT if document else 0
         count = c_size_t(len(encoded) // 3 + 16)
         while True:
             tokens = np.empty(count.value, np.int32)
             try:
-                call(lib.kv_tokenize, owner, encoded, len(encoded), flags, address(tokens), tokens.size, byref(count))
+                call(lib.kv_tokenize, owner, encoded, len(encoded), flags, token, address(tokens), tokens.size, byref(count))
                 return tokens[: count.value]
             except Error as error:
                 if error.status != Status.LIMIT or count.value <= tokens.size:

@@ -74,6 +74,7 @@ pub struct kv_model_options {
     pub chat_format: *const ::std::os::raw::c_char,
     pub device: *const ::std::os::raw::c_char,
     pub device_memory: u64,
+    pub cancel: *mut kv_cancel,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -380,6 +381,7 @@ extern "C" {
         text: *const ::std::os::raw::c_char,
         size: usize,
         flags: u32,
+        cancel: *mut kv_cancel,
         tokens: *mut i32,
         capacity: usize,
         count: *mut usize,
@@ -577,7 +579,12 @@ extern "C" {
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_cache_truncate(cache: *mut kv_cache, tokens: u64, error: *mut kv_error) -> kv_status;
-    pub fn kv_cache_fork(cache: *mut kv_cache, out: *mut *mut kv_cache, error: *mut kv_error) -> kv_status;
+    pub fn kv_cache_fork(
+        cache: *mut kv_cache,
+        cancel: *mut kv_cancel,
+        out: *mut *mut kv_cache,
+        error: *mut kv_error,
+    ) -> kv_status;
     pub fn kv_cache_save(
         cache: *mut kv_cache,
         path: *const ::std::os::raw::c_char,

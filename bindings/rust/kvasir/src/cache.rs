@@ -133,7 +133,7 @@ impl Cache {
     /// A second cache that begins as an exact copy, pages shared, with the same options. `Error::BadState` while a step is not complete.
     pub fn fork(&mut self) -> Result<Cache> {
         // SAFETY: the cache is open.
-        let raw = Owned::open(|out, error| unsafe { sys::kv_cache_fork(self.raw(), out, error) })?;
+        let raw = Owned::open(|out, error| unsafe { sys::kv_cache_fork(self.raw(), std::ptr::null_mut(), out, error) })?;
         Ok(Cache { raw, shape: self.shape })
     }
 

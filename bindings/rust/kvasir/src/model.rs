@@ -96,7 +96,7 @@ impl Model {
             set(how.special, sys::KV_TOKENIZE_SPECIAL) | set(how.bos, sys::KV_TOKENIZE_BOS) | set(how.document, sys::KV_TOKENIZE_DOCUMENT);
         // SAFETY: the model is open, text and output are as long as they are said to be.
         fill(text.len() / 3 + 16, |out, capacity, count, error| unsafe {
-            sys::kv_tokenize(self.raw(), text.as_ptr().cast(), text.len(), flags, out, capacity, count, error)
+            sys::kv_tokenize(self.raw(), text.as_ptr().cast(), text.len(), flags, std::ptr::null_mut(), out, capacity, count, error)
         })
     }
 

@@ -1,0 +1,270 @@
+// What test/api/cancel_latency.cc measures with: a document of made-up keys, and a call whose token is
+// fired some time after it began.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kvasir.h"
+#include "temp_folder.h"
+
+namespace cancel_latency {
+
+constexpr double longest_wait = 3;        // seconds from a call's beginning to firing, at most
+constexpr std::size_t more_tokens = 700;  // that the text has behind the document
+constexpr uint32_t step_tokens = 512;     // of the cache
+
+inline void require(bool holds, const char* what, const kv_error& error) {
+  if (holds) return;
+  std::fprintf(stderr, "broken: %s: %s\n", what, error.message);
+  std::exit(1);
+}
+#define OK(call)                                    \
+  do {                                              \
+    kv_error error{};                               \
+    const kv_status status_of_call = (call);        \
+    require(status_of_call == KV_OK, #call, error); \
+  } while (false)
+
+struct Close {
+  void operator()(kv_model* m) const { kv_close(m); }
+  void operator()(kv_session* s) const { kv_session_close(s); }
+  void operator()(kv_cache* c) const { kv_cache_close(c); }
+  void operator()(kv_library* l) const { kv_library_close(l); }
+  void operator()(kv_cancel* c) const { kv_cancel_release(c); }
+};
+template <class T>
+using Handle = std::unique_ptr<T, Close>;
+
+inline double cpu_ms() {
+  return static_cast<double>(std::clock()) * 1e3 / CLOCKS_PER_SEC;
+}  // of the process
+
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Fires the token after some time, unless it is destroyed before.
+class FireLater {
+ public:
+  FireLater(kv_cancel* cancel, double seconds)
+      : thread_([=, this] {
+          std::unique_lock lock(mutex_);
+          if (over_.wait_for(lock, std::chrono::duration<double>(seconds),
+                             [&] { return returned_; }))
+            return;
+          fired_at_ = cpu_ms();
+          kv_cancel_fire(cancel);
+        }) {}
+  ~FireLater() { (void)fired_at(); }
+  // Less than 0: the call returned first.
+  double fired_at() {
+    {
+      const std::lock_guard lock(mutex_);
+      returned_ = true;
+    }
+    over_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    return fired_at_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool returned_ = false;
+  double fired_at_ = -1;
+  std::thread thread_;
+};
+
+template <class Options>
+Options defaults(void (*init)(Options*, std::size_t)) {
+  Options o;
+  init(&o, sizeof o);
+  return o;
+}
+
+inline kv_call_options with(kv_cancel* cancel, uint32_t flags = 0) {
+  kv_call_options o = defaults(kv_call_options_init);
+  o.cancel = cancel;
+  o.flags = flags;
+  return o;
+}
+
+// What all calls are made on.
+struct Document {
+  TempFolder folder;
+  std::string model_path;
+  Handle<kv_model> model;
+  kv_model_information info{};
+  std::size_t count = 0;
+  std::string text;             // of which the document is the first tokens
+  std::vector<int32_t> tokens;  // of all of the text
+  std::vector<float> numbers;   // any
+  Handle<kv_cache> cache;
+  Handle<kv_session> session;
+  std::string saved, packed, cache_saved, library;
+
+  kv_cache_shape shape() const {
+    kv_cache_shape s{};
+    s.struct_size = sizeof s;
+    s.layers = info.layers, s.heads = info.heads, s.kv_heads = info.kv_heads,
+    s.head_dim = info.head_dim;
+    s.max_tokens = uint64_t{1} << 24;
+    return s;
+  }
+  const float* some(std::size_t at) const { return numbers.data() + at * 7919 % 65521; }
+
+  Document(const char* path, std::size_t n) : model_path(path), count(n) {
+    kv_model* opened = nullptr;
+    OK(kv_open(path, nullptr, &opened, &error));
+    model.reset(opened);
+    info.struct_size = sizeof info;
+    OK(kv_model_info(opened, &info, &error));
+    make_text();
+    numbers.resize(std::size_t{step_tokens} * std::max(info.heads, info.kv_heads) * info.head_dim +
+                   65536);
+    std::mt19937 random(3);
+    for (float& x : numbers) x = static_cast<float>(random()) * 0x1p-31f - 1;
+    make_cache();
+    const kv_call_options how = with(nullptr, KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT);
+    kv_session* made = nullptr;
+    OK(kv_session_from_cache(opened, cache.get(), tokens.data(), count, nullptr, &how, &made,
+                             &error));
+    session.reset(made);
+    library = folder.file("library");
+    std::filesystem::create_directory(library);
+    saved = library + "/document.kv", packed = folder.file("a.packed"),
+    cache_saved = folder.file("c.kv");
+    OK(kv_save(made, saved.c_str(), nullptr, &error));
+    OK(kv_pack(saved.c_str(), packed.c_str(), nullptr, &error));
+    OK(kv_cache_save(cache.get(), cache_saved.c_str(), nullptr, &error));
+  }
+
+ private:
+  void make_text() {
+    std::mt19937 random(1);
+    while (tokens.size() < count + more_tokens) {
+      const std::size_t words =
+          std::max<std::size_t>(1000, (count + more_tokens - tokens.size()) / 3);
+      for (std::size_t w = 0; w < words; ++w) {
+        for (auto letters = 2 + random() % 6; letters > 0; --letters)
+          text += static_cast<char>('a' + random() % 26);
+        text += ' ';
+      }
+      std::size_t size = 0;
+      (void)kv_tokenize(model.get(), text.data(), text.size(), KV_TOKENIZE_DOCUMENT, nullptr,
+                        nullptr, 0, &size, nullptr);
+      tokens.resize(size);
+      OK(kv_tokenize(model.get(), text.data(), text.size(), KV_TOKENIZE_DOCUMENT, nullptr,
+                     tokens.data(), size, &size, &error));
+    }
+  }
+  void make_cache() {
+    const kv_cache_shape s = shape();
+    kv_cache_options o = defaults(kv_cache_options_init);
+    o.strategy = "full";  // finds no sketch
+    kv_cache* made = nullptr;
+    OK(kv_cache_open(&s, &o, &made, &error));
+    cache.reset(made);
+    for (std::size_t at = 0; at < count; at += step_tokens)
+      for (uint32_t l = 0; l < info.layers; ++l)
+        OK(kv_cache_update(made, l, KV_F32, some(at + l), some(at + l + 1), nullptr,
+                           static_cast<uint32_t>(std::min<std::size_t>(step_tokens, count - at)),
+                           &error));
+  }
+};
+
+struct Case {
+  std::string name;
+  std::function<void()> before;
+  std::function<kv_status(kv_cancel*)> call;
+  std::function<void()> after;
+  bool takes_token = true;
+};
+
+class Bench {
+ public:
+  Bench(Document& document, int repetitions, double most)
+      : d_(document), repetitions_(repetitions), most_(most) {
+    kv_cancel* made = nullptr;
+    OK(kv_cancel_create(&made, &error));
+    cancel_.reset(made);
+    std::printf("%-46s %6s %9s %10s %12s\n", "call", "times", "cancelled", "median ms",
+                "greatest ms");
+  }
+
+  void run(const Case& c) {
+    double longest = longest_wait;
+    if (c.takes_token) longest = once(c, longest_wait).seconds;
+    std::vector<double> ms;
+    int cancelled = 0;
+    const int times = c.takes_token ? repetitions_ : std::max(1, repetitions_ / 10);
+    for (int i = 0; i < times; ++i) {
+      const Once one =
+          once(c, c.takes_token ? std::uniform_real_distribution<double>(0, longest)(random_) : 0);
+      if (one.ms >= 0) ms.push_back(one.ms);
+      cancelled += one.status == KV_CANCELLED;
+    }
+    std::sort(ms.begin(), ms.end());
+    const double greatest = ms.empty() ? 0 : ms.back(), median = ms.empty() ? 0 : ms[ms.size() / 2];
+    const bool slow = greatest > most_;
+    failed_ |= slow;
+    std::printf("%-46s %6zu %9d %10.1f %12.1f%s%s\n", c.name.c_str(), ms.size(), cancelled, median,
+                greatest, c.takes_token ? "" : "  (all of it: no token)", slow ? "  TOO SLOW" : "");
+    std::fflush(stdout);
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  struct Once {
+    kv_status status;
+    double
+        ms;  // CPU time from firing to return, or of the whole call; less than 0: it returned first
+    double seconds;
+  };
+  Once once(const Case& c, double wait) {
+    kv_cancel_reset(cancel_.get());
+    if (c.before) c.before();
+    Once out{};
+    const auto begin = std::chrono::steady_clock::now();
+    if (c.takes_token) {
+      FireLater fire(cancel_.get(), wait);
+      out.status = c.call(cancel_.get());
+      const double now = cpu_ms(), fired = fire.fired_at();
+      out.ms = fired < 0 ? -1 : std::max(0.0, now - fired);
+    } else {
+      const double from = cpu_ms();
+      out.status = c.call(nullptr);
+      out.ms = cpu_ms() - from;
+    }
+    out.seconds = std::min(seconds_since(begin), longest_wait);
+    if (c.after) c.after();
+    kv_error error{};
+    std::snprintf(error.message, sizeof error.message, "status %d", out.status);
+    require(out.status == KV_OK || (c.takes_token && out.status == KV_CANCELLED), c.name.c_str(),
+            error);
+    return out;
+  }
+
+  Document& d_;
+  int repetitions_;
+  double most_;
+  bool failed_ = false;
+  Handle<kv_cancel> cancel_;
+  std::mt19937 random_{1};
+};
+
+}  // namespace cancel_latency
