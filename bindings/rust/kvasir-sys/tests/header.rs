@@ -77,8 +77,12 @@ fn layouts_are_those_of_the_header() {
             alpha coverage select_tokens reserved memory_budget spill_folder }
         kv_cache_attention_options { struct_size flags scale softcap cancel }
     };
-    for (name, value) in [("KV_VERSION_NUMBER", KV_VERSION_NUMBER), ("KV_DEVICE", KV_DEVICE), ("KV_LIBRARY_VERIFY", KV_LIBRARY_VERIFY),
-        ("KV_LIBRARY_NO_REPLACE", KV_LIBRARY_NO_REPLACE)] {
+    for (name, value) in [
+        ("KV_VERSION_NUMBER", KV_VERSION_NUMBER),
+        ("KV_DEVICE", KV_DEVICE),
+        ("KV_LIBRARY_VERIFY", KV_LIBRARY_VERIFY),
+        ("KV_LIBRARY_NO_REPLACE", KV_LIBRARY_NO_REPLACE),
+    ] {
         c += &format!("_Static_assert({name} == {value}, \"{name}\");\n");
     }
     let source = env::temp_dir().join(format!("kvasir-layouts-{}.c", std::process::id()));
