@@ -133,6 +133,7 @@ class Calibrating(tool.InFolder):
         self.expect_error(self.calibrate("--filters", 11), 2, "--filters", "10 layers")
         self.expect_error(self.calibrate("--length", "128K"), 2, "--length")
         self.expect_error(self.calibrate("-f", self.folder / "missing"), 3, "missing")
+        self.expect_error(run("calibrate", "-m", self.model, "--length", 1), 2, "too few")
         self.assertFalse(self.kept.exists())
 
 

@@ -67,7 +67,7 @@ void use_model(const char* path) {
     const char* const text = "Some words, 1,234 of them - and a \xF0\x9F\x8C\x8D. \xFF";
     std::size_t count = 0;
     int32_t tokens[64];
-    (void)kv_tokenize(model, text, std::strlen(text), 0, tokens, 64, &count, &error);
+    (void)kv_tokenize(model, text, std::strlen(text), 0, nullptr, tokens, 64, &count, &error);
     char back[64];
     (void)kv_detokenize(model, tokens, count < 64 ? count : 64, 0, back, sizeof back, &count, &error);
   });
@@ -201,7 +201,7 @@ void use_cache(uint32_t head_dim, const char* strategy, const std::string& path)
     });
   }
   kv_cache* other = nullptr;
-  call("kv_cache_fork", [&] { check(kv_cache_fork(cache, &other, &error), "kv_cache_fork"); });
+  call("kv_cache_fork", [&] { check(kv_cache_fork(cache, nullptr, &other, &error), "kv_cache_fork"); });
   call("kv_cache_truncate", [&] { check(kv_cache_truncate(other, 100, &error), "kv_cache_truncate"); });
   kv_cache_close(other);
   call("kv_cache_save", [&] { check(kv_cache_save(cache, path.c_str(), nullptr, &error), "kv_cache_save"); });

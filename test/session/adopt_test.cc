@@ -21,7 +21,9 @@ std::string document() {
 
 std::vector<Token> document_tokens() {
   Array<Token> tokens;
-  REQUIRE(Session::encode_first(*mini_model(), document(), false, nullptr, &tokens, nullptr).ok());
+  REQUIRE(Session::encode_first(*mini_model(), mini_model()->chat(), document(), false, nullptr,
+                                &tokens, nullptr)
+              .ok());
   return {tokens.begin(), tokens.end()};
 }
 

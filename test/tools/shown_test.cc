@@ -1,6 +1,7 @@
 // What a terminal is shown of a text from elsewhere.
 #include "shown.h"
 
+#include <cstdint>
 #include <doctest/doctest.h>
 
 using namespace tool;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr uint32_t answer_tokens = 48;
 constexpr size_t scored_tokens = 96;  // of the text that follows
+constexpr uint64_t question_room = 1024;  // tokens behind the document
 
 // Sentences of known words, where no text is given: more than `tokens` tokens of them.
 std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) {
@@ -48,10 +49,14 @@ class Calibration {
     kv_error error{};
     info.struct_size = sizeof info;
     check(kv_model_info(model_.get(), &info, &error), error);
-    if (arguments.length + 1024 > info.context)
+    if (arguments.length + question_room > info.context)
       throw Failure(exit_usage, "--length: the model was trained for " + grouped(info.context) + " tokens, of which questions need 1,024");
     const CountTokens count = [model = model_.get()](std::string_view text) { return count_tokens(model, text); };
-    const Haystack haystack(arguments.texts.empty() ? made_text(arguments.length, arguments.seed, count) : joined_texts(arguments.texts), count);
+    const Haystack haystack(
+        arguments.texts.empty()
+            ? made_text(std::max(arguments.length, question_room), arguments.seed, count)
+            : joined_texts(arguments.texts),
+        count);
     document_ = make_story(haystack, {arguments.length, 0, arguments.questions, 1, arguments.seed});
     std::erase_if(document_.questions, [](const Question& q) { return q.turns.size() != 1; });
   }
