@@ -66,14 +66,21 @@ Status check_savable(const std::string& path, const format::Identity& identity, 
   if (const char* what = wrong_state(state, shape, identity))
     return Status::error(Code::internal, "the timeline has %s; %s was not written", what, path.c_str());
   for (const SavedPart& part : parts) {
-    constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
-    const std::span<const std::byte> all(static_cast<const std::byte*>(part.data), part.bytes);
-    const bool whole = part.kind == SectionKind::observed;  // of several arrays
-    for (std::size_t at = 0; at < all.size(); at += whole ? all.size() : piece) {
-      if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
-      const std::span<const std::byte> bytes = whole ? all : all.subspan(at, std::min(piece, all.size() - at));
-      if (const char* what = wrong_section(part.kind, bytes, state.facts(identity.vocabulary))) return refused(part.kind, what);
-    }
+    const auto check = [&](const void* data, std::size_t size) -> Status {
+      constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
+      const std::span<const std::byte> all(static_cast<const std::byte*>(data), size);
+      const bool whole = part.kind == SectionKind::observed;  // of several arrays
+      for (std::size_t at = 0; at < size; at += whole ? size : piece) {
+        if (is_cancelled(cancel))
+          return Status::error(Code::cancelled, "cancelled; no file was changed");
+        const auto bytes = whole ? all : all.subspan(at, std::min(piece, size - at));
+        if (const char* what = wrong_section(part.kind, bytes, state.facts(identity.vocabulary)))
+          return refused(part.kind, what);
+      }
+      return {};
+    };
+    RETURN_IF_ERROR(part.kind == SectionKind::window ? store.write_window(check)
+                                                     : check(part.data, part.bytes));
   }
   if (const char* what = store.sketch().wrong(state.pages)) return refused(SectionKind::sketch, what);
   if (const char* what = store.representatives().wrong(state.tokens, state.window_count)) return refused(SectionKind::representatives, what);
