@@ -39,7 +39,9 @@ Status read_layers(const char* text, std::vector<uint32_t>* out) {
     uint32_t layer = 0;
     const auto [stop, failed] = std::from_chars(at, end, layer);
     if (failed != std::errc() || (stop != end && *stop != ','))
-      return Status::error(Code::bad_argument, "filter_layers is '%.40s': write numbers with commas, as \"2,8,18\"", text);
+      return Status::error(Code::bad_argument,
+                           "filter_layers is '%s': write numbers with commas, as \"2,8,18\"",
+                           Quoted(text).text());
     out->push_back(layer);
     if (stop == end) return {};
     at = stop + 1;
@@ -52,7 +54,11 @@ namespace kvasir::api {
 
 LogFn log_function(kv_log_fn fn, void* user) {
   if (!fn) return {};
-  return [=](int level, const char* message) { fn(level, message, user); };
+  return [=](int level, const char* message) {
+    char line[1024];
+    quote(message, line, sizeof line);  // names of files and documents are in it
+    fn(level, line, user);
+  };
 }
 
 Status session_options(const kv_session_options* in, SessionOptions* out) {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/quoted.h"
 #include "session/session.h"
 #include "store/cache_file.h"
 #include "store/section_floats.h"
@@ -41,7 +42,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   format::Identity identity;
   identity.model = model_->fingerprint();
   identity.vocabulary = model_->config().vocabulary;
-  std::snprintf(identity.model_name, sizeof identity.model_name, "%s", model_->config().name.c_str());
+  quote_head(model_->config().name, "", identity.model_name, sizeof identity.model_name);
 
   SavedTimeline state;
   state.turn = static_cast<uint32_t>(turn_);

@@ -4,6 +4,7 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "base/quoted.h"
 #include "session/session.h"
 
 namespace kvasir {
@@ -86,15 +87,11 @@ std::string compared_json(const Comparison& comparison) {
   return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
 }
 
-std::string quoted(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == '"' || c == '\\'; }, '\'');
-  return "\"" + text + "\"";
-}
-
 // Where the model is computed: sums over its devices, then each of them.
 void add_devices(const Model& model, const Forward& forward, Json* json) {
-  json->raw("device", quoted(model.device_names()));
-  if (!model.why_no_device().empty()) json->raw("device_because", quoted(model.why_no_device()));
+  json->raw("device", json_string(model.device_names()));
+  if (!model.why_no_device().empty())
+    json->raw("device_because", json_string(model.why_no_device()));
   const std::vector<DeviceWeights>& devices = model.device_weights();
   if (devices.empty()) return;
   uint64_t weight_bytes = 0, bytes = 0, memory = 0;
@@ -105,7 +102,7 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
     const std::string &name = d.device()->name(), why = forward.left_to_processor(i) ? forward.left_to_processor(i) : "";
     const std::string why_handed = forward.handed(i) ? forward.handed(i) : "";
     Json its;
-    its.raw("device", quoted(name));
+    its.raw("device", json_string(name));
     its.count("first_layer", d.first_layer());
     its.count("layers", d.layers().size());
     its.count("weight_bytes", d.bytes());
@@ -130,11 +127,12 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->count("device_bytes", bytes);
   json->count("device_memory", memory);
   json->add("device_attends", left.empty() ? "true" : "false");
-  json->raw("device_attends_because", quoted(left.empty() ? "it attends in the layers that it has" : left));
+  json->raw("device_attends_because",
+            json_string(left.empty() ? "it attends in the layers that it has" : left));
   json->add("device_attends_beside", beside.empty() ? "false" : "true");
-  if (!beside.empty()) json->raw("device_attends_beside_by", quoted(beside));
+  if (!beside.empty()) json->raw("device_attends_beside_by", json_string(beside));
   json->add("device_reads_pages", reads ? "true" : "false");
-  if (!handed.empty()) json->raw("device_reads_pages_because", quoted(handed));
+  if (!handed.empty()) json->raw("device_reads_pages_because", json_string(handed));
   json->raw("devices", "[" + list + "]");
 }
 
@@ -160,7 +158,7 @@ std::string Session::stats_json() const {
   json.count("mapped_bytes", store_.pages().mapped_bytes());
   json.count("spilled_bytes", store_.pages().spilled_bytes());
   json.count("memory_budget", store_.budget().bytes);
-  json.add("strategy_asked", "\"%.40s\"", options_.select.strategy.c_str());
+  json.raw("strategy_asked", json_string(options_.select.strategy));
   json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
   json.add("planned_because", "\"%s\"", plan.why);
   std::string dense, errors;
@@ -196,8 +194,9 @@ std::string Session::stats_json() const {
     json.count("index_inserted", entry.index && entry.valid > entry.index->built() ? entry.valid - entry.index->built() : 0);
     json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
     json.real("index_ms", index_ms_);
-    if (!nearest_by_.names.empty()) json.raw("index_nearest_by", quoted(nearest_by_.names));
-    if (!nearest_by_.because.empty()) json.raw("index_nearest_because", quoted(nearest_by_.because));
+    if (!nearest_by_.names.empty()) json.raw("index_nearest_by", json_string(nearest_by_.names));
+    if (!nearest_by_.because.empty())
+      json.raw("index_nearest_because", json_string(nearest_by_.because));
     json.count("search_breadth", plan.search_breadth);
   }
   json.add("share_heads", plan.share_heads ? "true" : "false");
