@@ -72,7 +72,9 @@ enum {
   KV_DEVICE = 18          /* a GPU failed or was lost: close the sessions and the model that use it. From every call that runs such a model */
 };
 
-/* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */
+/* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged.
+ * It is printable UTF-8: other bytes and characters of a file or a path are spelled out, as "\x0A" and
+ * "\u{202E}". */
 typedef struct kv_error {
   kv_status status;     /* what the call returned */
   int32_t sys_errno;    /* 0 when none */
@@ -181,7 +183,8 @@ KV_API void kv_model_options_init(kv_model_options *options, size_t size);
  * while the model is open. *out is closed with kv_close.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory); KV_UNSUPPORTED (not a GGUF; an architecture,
  * weight type, tokenizer or feature that is not supported, named in the message); KV_LIMIT (open files; keys, tensors or
- * tokens that are too many or too long, named too); KV_NO_MEMORY; KV_DEVICE. */
+ * tokens that are too many or too long, named too: at most 1,048,576 tokens, 2,097,152 merges, 1,024
+ * layers, 1,024 heads, a width of 65,536 and a hidden layer of 262,144); KV_NO_MEMORY; KV_DEVICE. */
 KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
 
 /* One more reference, to be closed as well. Returns the same pointer. */
@@ -204,7 +207,7 @@ typedef struct kv_model_information {
   uint64_t weight_bytes;       /* in the file */
   uint64_t kv_bytes_per_token; /* in the store, scales and summaries included */
   char architecture[32];       /* of the GGUF: "llama", "qwen3" */
-  char name[64];               /* the model's own, cut where it is longer */
+  char name[64];               /* the model's own, printable as a message is, cut where it is longer */
   char weights[96];            /* number formats, most used first: "Q4_K Q6_K F32" */
   char tokenizer[32];          /* of the GGUF: "gpt2", "llama" */
   char chat_format[16];        /* one of kv_model_options.chat_format */

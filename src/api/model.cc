@@ -22,8 +22,8 @@ kv_model_information describe(const Model& model) {
   i.parameters = model.weights().parameters;
   i.weight_bytes = model.weights().bytes;
   i.kv_bytes_per_token = model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
-  api::copy_text(i.architecture, c.architecture_name);
-  api::copy_text(i.name, c.name);
+  api::copy_shown(i.architecture, c.architecture_name);
+  api::copy_shown(i.name, c.name);
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());
   api::copy_text(i.chat_format, chat_format_name(model.chat()));
@@ -31,16 +31,16 @@ kv_model_information describe(const Model& model) {
   return i;
 }
 
-void tell_devices(const Model& model, const kv_model_options& options) {
+void tell_devices(const Model& model, const LogFn& log) {
   char text[512];
   if (!model.why_no_device().empty()) {
     std::snprintf(text, sizeof text, "the processor computes the model: %s", model.why_no_device().c_str());
-    options.log(KV_LOG_INFO, text, options.log_user);
+    log(KV_LOG_INFO, text);
   }
   for (const DeviceWeights& d : model.device_weights()) {
     std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes", d.device()->name().c_str(), d.device()->info().name,
                   d.layers().size(), model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
-    options.log(KV_LOG_INFO, text, options.log_user);
+    log(KV_LOG_INFO, text);
   }
 }
 
@@ -63,9 +63,12 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     device.budget = o.device_memory;
     if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
     if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device); !s.ok()) return s;
-    if (o.log) tell_devices(*handle->model, o);
-    if (o.log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
-      o.log(KV_LOG_WARNING, "the model's chat format was not recognised: documents and questions are put as raw text", o.log_user);
+    const LogFn log = api::log_function(o.log, o.log_user);
+    if (log) tell_devices(*handle->model, log);
+    if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
+      log(KV_LOG_WARNING,
+          "the model's chat format was not recognised: documents and questions are put as raw "
+          "text");
     *out = handle.release();
     return {};
   });
@@ -91,7 +94,7 @@ kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_erro
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     std::shared_ptr<const Model> model;
-    if (Status s = Model::open(path, "", &model); !s.ok()) return s;
+    if (Status s = Model::inspect(path, &model); !s.ok()) return s;
     return api::write_result(describe(*model), info, "info");
   });
 }

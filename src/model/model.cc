@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "base/quoted.h"
 
 namespace kvasir {
 namespace {
@@ -41,7 +42,7 @@ std::string Model::device_names() const {
   return names.empty() ? "cpu" : names;
 }
 
-Status Model::read(const std::string& chat_format) {
+Status Model::read(const std::string& chat_format, ModelUse use) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   if (Status s = Gguf::parse(bytes, &gguf_); !s.ok()) return s;
   if (Status s = ModelConfig::read(gguf_, &config_); !s.ok()) return s;
@@ -50,26 +51,41 @@ Status Model::read(const std::string& chat_format) {
   if (!embedding) return Status::error(Code::corrupt, "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
   Array<float> divisors;
-  if (Status s = bind_weights(gguf_, mapping_.data(), config_, &weights_, &divisors); !s.ok()) return s;
+  if (Status s = bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors); !s.ok())
+    return s;
   rope_ = Rope(config_.rope, divisors);
   if (chat_format.empty()) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
   } else if (const auto chosen = chat_format_by_name(chat_format)) {
     chat_ = *chosen;
   } else {
-    return Status::error(Code::bad_argument, "chat format '%.40s' is not known", chat_format.c_str());
+    return Status::error(Code::bad_argument, "chat format '%s' is not known",
+                         Quoted(chat_format).text());
   }
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
   return {};
 }
 
-Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device) {
-  auto model = std::make_shared<Model>();
-  model->path_ = path;
+Status Model::map(const std::string& path, const std::string& chat_format, ModelUse use) {
+  path_ = path;
   os::File file;
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
-  if (Status s = os::Mapping::map(file, &model->mapping_); !s.ok()) return s;
-  if (Status s = model->read(chat_format); !s.ok()) return with_path(path, s);
+  if (Status s = os::Mapping::map(file, &mapping_); !s.ok()) return s;
+  if (Status s = read(chat_format, use); !s.ok()) return with_path(path, s);
+  return {};
+}
+
+Status Model::inspect(const std::string& path, std::shared_ptr<const Model>* out) {
+  auto model = std::make_shared<Model>();
+  if (Status s = model->map(path, "", ModelUse::inspect); !s.ok()) return s;
+  *out = std::move(model);
+  return {};
+}
+
+Status Model::open(const std::string& path, const std::string& chat_format,
+                   std::shared_ptr<const Model>* out, const DeviceOptions& device) {
+  auto model = std::make_shared<Model>();
+  if (Status s = model->map(path, chat_format, ModelUse::run); !s.ok()) return s;
   if (device.name != "cpu") {
     const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, &model->device_weights_);
     if (!s.ok() && device.name != "auto") return with_path(path, s);

@@ -49,10 +49,17 @@ struct Weights {
 
 using Fingerprint = std::array<uint8_t, 32>;
 
+// Whether a model is opened to run, or to say what it is: then none of its weights is copied, nor a
+// device opened.
+enum class ModelUse { run, inspect };
+
 class Model {
  public:
   // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out, const DeviceOptions& device = {});
+  static Status open(const std::string& path, const std::string& chat_format,
+                     std::shared_ptr<const Model>* out, const DeviceOptions& device = {});
+  // To say what it is: reads the metadata and the fingerprint's samples.
+  static Status inspect(const std::string& path, std::shared_ptr<const Model>* out);
 
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
@@ -68,7 +75,8 @@ class Model {
   const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
 
  private:
-  Status read(const std::string& chat_format);
+  Status map(const std::string& path, const std::string& chat_format, ModelUse use);
+  Status read(const std::string& chat_format, ModelUse use);
 
   std::string path_;
   os::Mapping mapping_;
@@ -83,7 +91,10 @@ class Model {
   std::string why_no_device_;
 };
 
-// Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error that names it.
-Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config, Weights* out, Array<float>* rope_divisors);
+// Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error
+// that names it. Nothing is copied before all of them fit. ModelUse::inspect leaves the copied
+// vectors empty.
+Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config,
+                    ModelUse use, Weights* out, Array<float>* rope_divisors);
 
 }  // namespace kvasir
