@@ -54,7 +54,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     TokenChain chain;
     uint64_t all = 0;
     Status s = CachePeek::open(path_of(file.name), &peek);
-    if (s.ok() && peek.identity().model != fresh.model().fingerprint()) continue;
+    if (s.ok() && !fresh.model().is_of(peek.identity())) continue;
     if (s.ok()) s = peek.read_chain(&chain, &all);
     if (s.code() == Code::not_found) continue;  // gone meanwhile
     if (!s.ok()) {

@@ -15,8 +15,10 @@
 #include "gguf/gguf.h"
 #include "model/config.h"
 #include "model/device_weights.h"
+#include "model/full_hash.h"
 #include "model/rope.h"
 #include "os/os.h"
+#include "store/format.h"
 #include "store/page_store.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
@@ -56,8 +58,10 @@ enum class ModelUse { run, inspect };
 class Model {
  public:
   // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
+  // hash_folder: where the hash of the whole file is kept; when it is not "", a thread computes it.
   static Status open(const std::string& path, const std::string& chat_format,
-                     std::shared_ptr<const Model>* out, const DeviceOptions& device = {});
+                     std::shared_ptr<const Model>* out, const DeviceOptions& device = {},
+                     const std::string& hash_folder = "");
   // To say what it is: reads the metadata and the fingerprint's samples.
   static Status inspect(const std::string& path, std::shared_ptr<const Model>* out);
 
@@ -69,13 +73,20 @@ class Model {
   ChatFormat chat() const { return chat_; }
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
+  FullHash* full_hash() const { return full_hash_.get(); }  // null of an inspected model
+  void identify(format::Identity* out) const;  // fills in what says which weights these are
+  // Whether a cache is of these weights: by the hash of the whole file where both have one, and by
+  // the fingerprint.
+  bool is_of(const format::Identity& identity) const;
   StoreShape store_shape() const;
   const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }  // of each device; empty: the processor computes everything
   std::string device_names() const;  // theirs, with commas between them, or "cpu"
   const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
 
  private:
-  Status map(const std::string& path, const std::string& chat_format, ModelUse use);
+  Status map(const std::string& path, const std::string& chat_format, ModelUse use,
+             const std::string& hash_folder);
+  Status refuse_holes() const;
   Status read(const std::string& chat_format, ModelUse use);
 
   std::string path_;
@@ -87,6 +98,7 @@ class Model {
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
   Fingerprint fingerprint_{};
+  std::unique_ptr<FullHash> full_hash_;
   std::vector<DeviceWeights> device_weights_;
   std::string why_no_device_;
 };

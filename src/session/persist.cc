@@ -40,7 +40,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     return s;
   }
   format::Identity identity;
-  identity.model = model_->fingerprint();
+  model_->identify(&identity);
   identity.vocabulary = model_->config().vocabulary;
   quote_head(model_->config().name, "", identity.model_name, sizeof identity.model_name);
 
@@ -155,7 +155,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (Status s = CacheFile::open(path, &file, pool.get()); !s.ok()) return s;
   if (file->identity().vocabulary == 0)
     return Status::error(Code::model_mismatch, "%s is a cache of no model: kv_cache_load loads it; nothing was loaded", path.c_str());
-  if (file->identity().model != model->fingerprint())
+  if (!model->is_of(file->identity()))
     return Status::error(Code::model_mismatch, "%s was saved with another model ('%s'): read the document again; nothing was loaded",
                          path.c_str(), file->identity().model_name);
   if (verify) {

@@ -93,6 +93,7 @@ Status decode_identity(const uint8_t* h, const char* path, Identity* out) {
   out->vocabulary = load32(h + place_vocabulary);
   out->tokens = load64(h + place_tokens);
   std::memcpy(out->model_name, h + place_model_name, sizeof out->model_name);
+  std::copy_n(h + place_model_hash, out->model_hash.size(), out->model_hash.begin());
   const std::size_t length = name_length(*out);
   if (!all_zero({h + place_model_name + length, sizeof out->model_name - length}) ||
       length == sizeof out->model_name) {
@@ -115,9 +116,9 @@ CacheHeader::Entry decode_entry(const uint8_t* e) {
 
 // A newer writer that this reader may still read is free to use what is reserved here; others must have left zeros.
 Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path) {
-  constexpr uint64_t name_end = place_model_name + sizeof(Identity::model_name);
-  if (!all_zero({h + name_end, place_sections - name_end})) {
-    return corrupt(path, name_end, "reserved bytes of the header are not zero");
+  constexpr uint64_t hash_end = place_model_hash + sizeof(Identity::model_hash);
+  if (!all_zero({h + hash_end, place_sections - hash_end})) {
+    return corrupt(path, hash_end, "reserved bytes of the header are not zero");
   }
   for (uint32_t i = 0; i < section_count; ++i) {
     const uint64_t place = place_sections + i * entry_bytes;
@@ -229,6 +230,7 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
   store32(h + place_head_dim, identity.head_dim);
   store32(h + place_vocabulary, identity.vocabulary);
   store64(h + place_tokens, identity.tokens);
+  std::copy(identity.model_hash.begin(), identity.model_hash.end(), h + place_model_hash);
   std::memcpy(h + place_model_name, identity.model_name, std::min(name_length(identity), sizeof identity.model_name - 1));
   for (uint32_t i = 0; i < section_count; ++i) {
     const Entry& entry = sections[i];

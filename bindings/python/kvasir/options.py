@@ -31,6 +31,7 @@ class ModelOptions(TypedDict, total=False):
     chat_format: str  # "raw" "chatml" "llama3" ...; left out: recognised from the file
     device: str  # "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1", "cuda:all"
     device_memory: int  # bytes of each GPU's memory; 0: what is free
+    hash_folder: Path  # of the hashes of whole model files, which a thread computes; left out: none
 
 
 class StoreOptions(TypedDict, total=False):

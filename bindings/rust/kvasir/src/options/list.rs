@@ -17,7 +17,7 @@ options! {
             /// for that, `Error::NotFound` without such a GPU or a driver, `Error::Unsupported` where the library was built without CUDA.
             device,
         }
-        callbacks { log }
+        callbacks { log hash_folder }
     }
 }
 
