@@ -89,7 +89,9 @@ enum {
   KV_DEVICE = 18          /* a GPU failed or was lost: close the sessions and the model that use it. From every call that runs such a model */
 };
 
-/* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged. */
+/* Filled by a failing call. `message` is one line that names the subject and says what stayed unchanged.
+ * It is printable UTF-8: other bytes and characters of a file or a path are spelled out, as "\x0A" and
+ * "\u{202E}". */
 typedef struct kv_error {
   kv_status status;     /* what the call returned */
   int32_t sys_errno;    /* 0 when none */
@@ -197,6 +199,13 @@ typedef struct kv_model_options {
    * would. A session for whose attention there is no room left, or a text of whose pages, is attended by the processor. */
   uint64_t device_memory;
   kv_cancel *cancel;       /* of kv_open, until it returns; NULL: cannot be cancelled */
+  /* A folder for the hashes of whole model files. It is created if it is missing, its parents are not.
+   * NULL: nothing is hashed, read or written. Otherwise a thread of low priority reads the file once,
+   * takes at most a quarter of a core, and ends with the model. It keeps the hash in the folder's file
+   * "model-hashes" with the model file's size, times and inode. Later openings of the unchanged file find
+   * it there. A folder that cannot be written is no error: each opening then computes the hash. Several
+   * models and processes may use one folder. */
+  const char *hash_folder;
 } kv_model_options;
 
 /* All defaults; size is sizeof *options. */
@@ -204,9 +213,11 @@ KV_API void kv_model_options_init(kv_model_options *options, size_t size);
 
 /* Maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be changed
  * while the model is open. *out is closed with kv_close.
- * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory); KV_UNSUPPORTED (not a GGUF; an architecture,
+ * KV_NOT_FOUND, KV_PERMISSION, KV_IO; KV_CORRUPT (damaged, contradictory, or a hole in place of weights); KV_UNSUPPORTED (not a GGUF; an architecture,
  * weight type, tokenizer or feature that is not supported, named in the message); KV_LIMIT (open files; keys, tensors or
- * tokens that are too many or too long, named too); KV_NO_MEMORY; KV_DEVICE; KV_CANCELLED. */
+ * tokens that are too many or too long, named too: at most 1,048,576 tokens, 2,097,152 merges, 1,024
+ * layers, 1,024 heads, a width of 65,536 and a hidden layer of 262,144); KV_NO_MEMORY; KV_DEVICE;
+ * KV_CANCELLED. */
 KV_API kv_status kv_open(const char *path, const kv_model_options *options, kv_model **out, kv_error *error);
 
 /* One more reference, to be closed as well. Returns the same pointer. */
@@ -229,11 +240,15 @@ typedef struct kv_model_information {
   uint64_t weight_bytes;       /* in the file */
   uint64_t kv_bytes_per_token; /* in the store, scales and summaries included */
   char architecture[32];       /* of the GGUF: "llama", "qwen3" */
-  char name[64];               /* the model's own, cut where it is longer */
+  char name[64];               /* the model's own, printable as a message is, cut where it is longer */
   char weights[96];            /* number formats, most used first: "Q4_K Q6_K F32" */
   char tokenizer[32];          /* of the GGUF: "gpt2", "llama" */
   char chat_format[16];        /* one of kv_model_options.chat_format */
-  char fingerprint[72];        /* of the weights: 64 hexadecimal digits; caches belong to it */
+  char fingerprint[72];        /* of metadata, tensor table and samples of the weights: 64
+                                * hexadecimal digits; caches belong to it */
+  char hash[40];               /* of the whole file: 32 hexadecimal digits; "" until it is known
+                                * (kv_model_options.hash_folder, kv_model_hash). A cache that was
+                                * saved while it was known is refused by a model with another one */
 } kv_model_information;
 
 /* Fills *info up to the struct_size it came with. Any thread. */
@@ -402,6 +417,14 @@ typedef struct kv_call_options {
 
 /* All defaults; size is sizeof *options. */
 KV_API void kv_call_options_init(kv_call_options *options, size_t size);
+
+/* Reads the model's whole file and hashes it on the calling thread, unless the hash is known.
+ * kv_model_info has it afterwards. kv_model_options.hash_folder keeps it where there is one, unless the
+ * file was written within the last two seconds.
+ * Reports KV_PHASE_VERIFY, in bytes. Any thread; a second call waits for the first.
+ * KV_CANCELLED, KV_IO, KV_CORRUPT (the file was changed while it was open), KV_NO_MEMORY: the hash
+ * stays unknown. */
+KV_API kv_status kv_model_hash(kv_model *model, const kv_call_options *options, kv_error *error);
 
 /* Makes now what the strategy needs beside keys and values, where the timeline does not have it: the index that it searches, the sketch of
  * "bounded", or the representatives of "infllm", for which all of a text that an older library saved is read again. Otherwise it is made

@@ -1,6 +1,7 @@
 package kvasir_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -290,9 +291,13 @@ func TestVersionsAndModels(t *testing.T) {
 		info.Vocabulary == 6144 && info.Context == 131072 && info.Parameters > 18e6 && info.WeightBytes > 18e6 && info.KVBytesPerToken > 2560 &&
 		info.Architecture == "llama" && info.Name != "" && strings.Contains(info.Weights, "Q8_0") && info.Tokenizer != "" &&
 		info.ChatFormat == "chatml" && len(info.Fingerprint) == 64, "%+v", info)
-	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu"})
+	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu", HashFolder: t.TempDir() + "/hashes"})
 	check(t, err)
 	defer raw.Close()
+	check(t, raw.Hash(context.Background(), nil))
+	hashed, err := raw.Info()
+	check(t, err)
+	expect(t, len(hashed.Hash) == 32, "%+v", hashed)
 	info, err = raw.Info()
 	check(t, err)
 	expect(t, info.ChatFormat == "raw", "%s", info.ChatFormat)

@@ -26,7 +26,10 @@ type ModelOptions struct {
 	Device string
 	// Bytes of each GPU's memory that the model and its sessions may take; 0: what is free.
 	DeviceMemory uint64
-	Log          LogFunc // nil: silent
+	// A folder for the hashes of whole model files, made where there is none; "": nothing is hashed, read or written. A thread of low
+	// priority computes the hash of a file that has none there.
+	HashFolder string
+	Log        LogFunc // nil: silent
 }
 
 // ModelInfo is what a model's file says of it.
@@ -48,6 +51,7 @@ type ModelInfo struct {
 	Tokenizer       string
 	ChatFormat      string
 	Fingerprint     string // of the weights: 64 hexadecimal digits; caches belong to it
+	Hash            string // of the whole file: 32 hexadecimal digits; "" until it is known (ModelOptions.HashFolder, Model.Hash)
 }
 
 // Open maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be
@@ -67,6 +71,7 @@ func Open(path string, options *ModelOptions) (m *Model, err error) {
 	o.chat_format = memory.option("chat format", options.ChatFormat)
 	o.device = memory.option("device", options.Device)
 	o.device_memory = C.uint64_t(options.DeviceMemory)
+	o.hash_folder = memory.option("hash folder", options.HashFolder)
 	file := memory.path("path", path)
 	if memory.err != nil {
 		return nil, memory.err
@@ -99,6 +104,12 @@ func (m *Model) Info() (ModelInfo, error) {
 	var e C.kv_error
 	err := m.result(C.kv_model_info(m.ptr, &info, &e), &e)
 	return newModelInfo(&info), err
+}
+
+// Hash reads the whole file and computes its hash, unless it is known; Info then has it. progress may be nil.
+// ErrCancelled, ErrIO, ErrCorrupt (the file was changed while it was open), ErrNoMemory: it stays unknown.
+func (m *Model) Hash(ctx context.Context, progress ProgressFunc) error {
+	return m.long(ctx, progress, func(c *call) C.kv_status { return C.kv_model_hash(m.ptr, c.options(0), &c.e) })
 }
 
 // InspectModel tells the same of a file, without opening it for use: it reads metadata and no weights. Errors as Open.
@@ -134,6 +145,7 @@ func newModelInfo(info *C.kv_model_information) ModelInfo {
 		Tokenizer:       text(info.tokenizer[:]),
 		ChatFormat:      text(info.chat_format[:]),
 		Fingerprint:     text(info.fingerprint[:]),
+		Hash:            text(info.hash[:]),
 	}
 }
 

@@ -23,7 +23,7 @@ kv_library_document to_public(const LibraryDocument& d) {
   out.last_used = d.used_ns;
   api::copy_text(out.name, d.name);
   if (!d.damage.ok()) return out;
-  api::copy_text(out.model_name, d.identity.model_name);
+  api::copy_shown(out.model_name, d.identity.model_name);
   api::copy_text(out.fingerprint, api::hexadecimal(d.identity.model));
   return out;
 }

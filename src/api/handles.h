@@ -10,6 +10,7 @@
 
 #include "api/call.h"
 #include "base/cancel.h"
+#include "base/quoted.h"
 #include "base/status.h"
 #include "kvasir.h"
 #include "model/model.h"
@@ -152,12 +153,20 @@ Status check_text(const char* text, std::size_t size, const char* name);
 Status check_flags(uint32_t flags, uint32_t known);
 Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase);
 
+// Into a field of a struct. Names stay as they are: they are used to ask for what they name.
 template <std::size_t N>
 void copy_text(char (&to)[N], std::string_view from) {
   std::size_t n = std::min(from.size(), N - 1);
   while (n > 0 && n < from.size() && (static_cast<unsigned char>(from[n]) & 0xC0) == 0x80) --n;  // whole characters
   std::memcpy(to, from.data(), n);
   std::memset(to + n, 0, N - n);
+}
+
+// The same of text from a file for people to read: printable, whatever the file has.
+template <std::size_t N>
+void copy_shown(char (&to)[N], std::string_view from) {
+  std::memset(to, 0, N);
+  quote_head(from, "", to, N);
 }
 
 }  // namespace kvasir::api

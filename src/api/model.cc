@@ -22,8 +22,11 @@ kv_model_information describe(const Model& model) {
   i.parameters = model.weights().parameters;
   i.weight_bytes = model.weights().bytes;
   i.kv_bytes_per_token = model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
-  api::copy_text(i.architecture, c.architecture_name);
-  api::copy_text(i.name, c.name);
+  HashBytes hash;
+  if (model.full_hash() && model.full_hash()->get(&hash))
+    api::copy_text(i.hash, api::hexadecimal(hash));
+  api::copy_shown(i.architecture, c.architecture_name);
+  api::copy_shown(i.name, c.name);
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());
   api::copy_text(i.chat_format, chat_format_name(model.chat()));
@@ -62,12 +65,18 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     if (o.device) device.name = o.device;
     device.budget = o.device_memory;
     if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
-    const char* chat = o.chat_format ? o.chat_format : "";
-    if (Status s = Model::open(path, chat, &handle->model, device, api::flag_of(o.cancel)); !s.ok()) return s;
+    if (o.hash_folder && !*o.hash_folder)
+      return Status::error(Code::bad_argument, "hash_folder is empty: name a folder, or NULL");
+    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device,
+                               o.hash_folder ? o.hash_folder : "", api::flag_of(o.cancel));
+        !s.ok())
+      return s;
     const LogFn log = api::log_function(o.log, o.log_user);
     if (log) tell_devices(*handle->model, log);
     if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
-      log(KV_LOG_WARNING, "the model's chat format was not recognised: documents and questions are put as raw text");
+      log(KV_LOG_WARNING,
+          "the model's chat format was not recognised: documents and questions are put as raw "
+          "text");
     *out = handle.release();
     return {};
   });
@@ -93,8 +102,19 @@ kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_erro
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     std::shared_ptr<const Model> model;
-    if (Status s = Model::open(path, "", &model); !s.ok()) return s;
+    if (Status s = Model::inspect(path, &model); !s.ok()) return s;
     return api::write_result(describe(*model), info, "info");
+  });
+}
+
+kv_status kv_model_hash(kv_model* model, const kv_call_options* options, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    kv_call_options o;
+    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
+    return model->model->full_hash()->compute(api::flag_of(o.cancel), &progress);
   });
 }
 

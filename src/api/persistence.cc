@@ -66,7 +66,7 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     i.kv_heads = file.identity().kv_heads;
     i.head_dim = file.identity().head_dim;
     i.kv_type = saved.full_precision ? KV_KV_F32 : KV_KV_INT8;
-    api::copy_text(i.model_name, file.identity().model_name);
+    api::copy_shown(i.model_name, file.identity().model_name);
     api::copy_text(i.chat_format, chat.format);
     return api::write_result(i, info, "info");
   });
@@ -128,7 +128,7 @@ kv_status kv_packed_inspect(const char* path, kv_packed_information* info, kv_er
     i.layers = header.identity.layers;
     i.kv_heads = header.identity.kv_heads;
     i.head_dim = header.identity.head_dim;
-    api::copy_text(i.model_name, header.identity.model_name);
+    api::copy_shown(i.model_name, header.identity.model_name);
     return api::write_result(i, info, "info");
   });
 }

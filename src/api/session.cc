@@ -38,7 +38,9 @@ Status read_layers(const char* text, std::vector<uint32_t>* out) {
     uint32_t layer = 0;
     const auto [stop, failed] = std::from_chars(at, end, layer);
     if (failed != std::errc() || (stop != end && *stop != ','))
-      return Status::error(Code::bad_argument, "filter_layers is '%.40s': write numbers with commas, as \"2,8,18\"", text);
+      return Status::error(Code::bad_argument,
+                           "filter_layers is '%s': write numbers with commas, as \"2,8,18\"",
+                           Quoted(text).text());
     out->push_back(layer);
     if (stop == end) return {};
     at = stop + 1;
@@ -52,7 +54,9 @@ namespace kvasir::api {
 LogFn log_function(kv_log_fn fn, void* user) {
   if (!fn) return {};
   return [=](int level, const char* message) {
-    (void)Call::run_callback(nullptr, [&] { return fn(level, message, user), 0; });
+    char line[1024];
+    quote(message, line, sizeof line);  // names of files and documents are in it
+    (void)Call::run_callback(nullptr, [&] { return fn(level, line, user), 0; });
   };
 }
 

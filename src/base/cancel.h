@@ -48,7 +48,7 @@ class CancelPoll {
   bool stopped() const noexcept { return stopped_; }  // what the last stop() said
 
  private:
-  static constexpr std::size_t between = 1 << 14;  // of a few nanoseconds each
+  static constexpr std::size_t between = 1 << 10;  // of a few nanoseconds each: a few microseconds
   const Cancel* cancel_;
   std::size_t steps_ = between;  // the first step looks
   bool stopped_ = false;

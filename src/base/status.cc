@@ -4,17 +4,24 @@
 #include <cstdio>
 #include <new>
 
+#include "base/quoted.h"
+
 namespace kvasir {
+
+// A path stands whole in the text that a message is cut from, so that the reason after it survives.
+static constexpr std::size_t longest_path = 4096;
 
 Status Status::error(Code code, const char* format, ...) noexcept {
   Status s;
   s.code_ = code;
   s.detail_.reset(new (std::nothrow) Detail);
   if (s.detail_) {
+    char text[longest_path + sizeof s.detail_->message];
     va_list args;
     va_start(args, format);
-    std::vsnprintf(s.detail_->message, sizeof s.detail_->message, format, args);
+    if (std::vsnprintf(text, sizeof text, format, args) < 0) text[0] = 0;
     va_end(args);
+    quote(text, s.detail_->message, sizeof s.detail_->message);
   }
   return s;
 }

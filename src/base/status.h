@@ -40,7 +40,8 @@ class [[nodiscard]] Status {
   Status(Status&&) noexcept = default;
   Status& operator=(Status&&) noexcept = default;
 
-  // printf-style. The message is cut at 383 bytes.
+  // printf-style. The message is one line of printable UTF-8, whatever the arguments are
+  // (base/quoted.h). One of more than 383 bytes loses its middle.
   [[gnu::format(printf, 2, 3)]] static Status error(Code code, const char* format, ...) noexcept;
 
   // Adds the errno or the file offset (bytes) that the error belongs to.

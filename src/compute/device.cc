@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/quoted.h"
 
 namespace kvasir {
 
@@ -69,30 +70,42 @@ Device::~Device() {
 }
 
 Status Device::find(const std::string& name, std::vector<int>* out) {
+  const Quoted quoted(name);
+  const char* const text = quoted.text();
   std::vector<int> asked;
   if (!parse(name, &asked))
     return Status::error(Code::bad_argument,
-                         "device '%.40s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a list as \"cuda:0,cuda:1\", or \"cuda:all\"", name.c_str());
+                         "device '%s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a "
+                         "list as \"cuda:0,cuda:1\", or \"cuda:all\"",
+                         text);
   const DeviceKernels* kernels = cuda_kernels();
-  const char* text = name.c_str();
-  if (!kernels) return Status::error(Code::unsupported, "device '%.40s': this build of Kvasir has no CUDA", text);
+  if (!kernels)
+    return Status::error(Code::unsupported, "device '%s': this build of Kvasir has no CUDA", text);
   int count = 0;
-  if (const int error = kernels->count(&count)) return Status::error(Code::not_found, "device '%.40s': %s", text, kernels->error_text(error));
+  if (const int error = kernels->count(&count))
+    return Status::error(Code::not_found, "device '%s': %s", text, kernels->error_text(error));
   const bool every = asked.empty();
   for (int i = 0; every && i < count; ++i) asked.push_back(i);
-  if (asked.empty()) return Status::error(Code::not_found, "device '%.40s': this machine has none", text);
+  if (asked.empty())
+    return Status::error(Code::not_found, "device '%s': this machine has none", text);
   std::vector<int> found;
   Status too_old;
   for (const int index : asked) {
-    if (index >= count) return Status::error(Code::not_found, "device '%.40s': cuda:%d is not there: this machine has %d", text, index, count);
+    if (index >= count)
+      return Status::error(Code::not_found,
+                           "device '%s': cuda:%d is not there: this machine has %d", text, index,
+                           count);
     int major = 0, minor = 0;
     if (const int error = kernels->capability(index, &major, &minor))
-      return Status::error(Code::device, "device '%.40s': cuda:%d: %s", text, index, kernels->error_text(error));
+      return Status::error(Code::device, "device '%s': cuda:%d: %s", text, index,
+                           kernels->error_text(error));
     if (major >= oldest_capability)
       found.push_back(index);
     else
-      too_old = Status::error(Code::not_found, "device '%.40s': cuda:%d has compute capability %d.%d; %d.0 or newer is needed", text, index, major, minor,
-                              oldest_capability);
+      too_old = Status::error(
+          Code::not_found,
+          "device '%s': cuda:%d has compute capability %d.%d; %d.0 or newer is needed", text, index,
+          major, minor, oldest_capability);
   }
   if (!too_old.ok() && (!every || found.empty())) return too_old;
   *out = std::move(found);

@@ -51,19 +51,20 @@ std::optional<std::string_view> Gguf::get_string(std::string_view key) const {
   return as_text(value->bytes.data(), value->bytes.size());
 }
 
-std::optional<std::vector<std::string_view>> Gguf::get_strings(std::string_view key) const {
+// parse() walked these lengths: they stay within the value's bytes.
+std::string_view GgufStrings::Iterator::operator*() const {
+  return as_text(at_ + 8, load<uint64_t>(at_));
+}
+
+GgufStrings::Iterator& GgufStrings::Iterator::operator++() {
+  at_ += 8 + load<uint64_t>(at_);
+  return *this;
+}
+
+std::optional<GgufStrings> Gguf::get_strings(std::string_view key) const {
   const GgufValue* value = find(key);
   if (!value || value->type != GgufType::array || value->element_type != GgufType::string) return std::nullopt;
-  std::vector<std::string_view> strings;
-  strings.reserve(value->count);
-  // parse() walked these lengths: they stay within the value's bytes.
-  const std::byte* p = value->bytes.data();
-  for (uint64_t i = 0; i < value->count; ++i) {
-    const auto size = load<uint64_t>(p);
-    strings.push_back(as_text(p + 8, size));
-    p += 8 + size;
-  }
-  return strings;
+  return GgufStrings(value->bytes, value->count);
 }
 
 std::optional<std::vector<float>> Gguf::get_floats(std::string_view key) const {

@@ -1,13 +1,16 @@
-// GGUF v2 and v3: bytes to metadata and a list of tensors. No I/O, no copies of weights, no recursion.
+// GGUF v2 and v3: bytes to metadata and a list of tensors. No I/O, no copies of weights, no
+// recursion.
 //
-// parse() accepts any bytes. Counts are capped by the bytes that remain before anything is allocated; every tensor that is
-// returned lies wholly within the file at a valid alignment and shares no byte with another; names are unique; no dimension
-// is zero; every value's bytes are as long as its type and count say. A file without tensors (a bare vocabulary) is valid.
+// parse() accepts any bytes. Counts are capped by gguf_limits and by the bytes that remain before
+// anything is allocated; every tensor that is returned lies wholly within the file at a valid
+// alignment and shares no byte with another; names are unique; no dimension is zero; every value's
+// bytes are as long as its type and count say. A file without tensors (a bare vocabulary) is valid.
 // Strings and arrays are views into the caller's bytes, which must outlive the Gguf.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,11 +43,42 @@ struct GgufTensor {
   uint64_t bytes;
 };
 
+// The strings of an array, in order, as they stand in the file. Nothing is copied.
+class GgufStrings {
+ public:
+  class Iterator {
+   public:
+    using value_type = std::string_view;
+    using difference_type = std::ptrdiff_t;
+    using reference = std::string_view;
+    using pointer = const std::string_view*;
+    using iterator_category = std::input_iterator_tag;
+    explicit Iterator(const std::byte* at) : at_(at) {}
+    std::string_view operator*() const;
+    Iterator& operator++();
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    const std::byte* at_;
+  };
+  GgufStrings(std::span<const std::byte> bytes, uint64_t count) : bytes_(bytes), count_(count) {}
+  uint64_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  // The array's bytes in the file, 8 for the length of each string included.
+  uint64_t bytes() const { return bytes_.size(); }
+  Iterator begin() const { return Iterator(bytes_.data()); }
+  Iterator end() const { return Iterator(bytes_.data() + bytes_.size()); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  uint64_t count_;
+};
+
 class Gguf {
  public:
   // On failure *out is unchanged. The message names the key or tensor; offset() is where it stands.
-  // Code::unsupported: not GGUF at all, another version, big-endian, a tensor type the library cannot compute with.
-  // Code::limit: more than 65536 keys or tensors. Code::corrupt: everything else.
+  // Code::unsupported: not GGUF at all, another version, big-endian, a tensor type the library
+  // cannot compute with. Code::limit: more than gguf_limits allows. Code::corrupt: everything else.
   static Status parse(std::span<const std::byte> file, Gguf* out);
 
   using Entry = std::pair<std::string_view, GgufValue>;
@@ -64,7 +98,7 @@ class Gguf {
   std::optional<bool> get_bool(std::string_view key) const;
   std::optional<std::string_view> get_string(std::string_view key) const;
   // Arrays; nothing when absent or of another element type.
-  std::optional<std::vector<std::string_view>> get_strings(std::string_view key) const;
+  std::optional<GgufStrings> get_strings(std::string_view key) const;
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
   std::optional<std::vector<int32_t>> get_ints(std::string_view key) const;
 

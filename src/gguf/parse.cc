@@ -7,14 +7,15 @@
 //   data      each tensor at a multiple of the alignment
 //
 // Numbers are little-endian and stand unaligned. v2 and v3 share this layout (v3 only added big-endian files).
-#include "gguf/gguf.h"
-
 #include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/quoted.h"
+#include "gguf/gguf.h"
+#include "gguf/limits.h"
 #include "gguf/wire.h"
 
 namespace kvasir {
@@ -22,7 +23,6 @@ namespace {
 
 using ull = unsigned long long;  // what %llu wants
 
-constexpr uint64_t kMaxEntries = 65536;     // keys, and tensors: a hundred times what real models have
 constexpr uint64_t kMaxKeyBytes = 65535;    // the format's own limit
 constexpr uint64_t kMaxTensorNameBytes = 64;  // the format's own limit
 constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;             // a name of one byte, a value of one byte
@@ -30,23 +30,6 @@ constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;  // a name of one by
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMinAlignment = 8;
 constexpr uint64_t kMaxAlignment = 65536;
-
-// A name from the file made fit for a message: cut short, without control or non-ASCII bytes.
-struct Printable {
-  explicit Printable(std::string_view name) {
-    std::size_t n = std::min(name.size(), sizeof text - 4);
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto c = static_cast<unsigned char>(name[i]);
-      text[i] = c >= ' ' && c < 127 ? name[i] : '?';
-    }
-    if (n < name.size()) {
-      std::memcpy(text + n, "...", 3);
-      n += 3;
-    }
-    text[n] = 0;
-  }
-  char text[100];
-};
 
 // Positions of `items` sorted by name, equal names in file order.
 template <class T>
@@ -85,8 +68,9 @@ Status refuse_tensor_type(std::string_view tensor, uint32_t type, uint64_t at) {
     std::snprintf(number, sizeof number, "type %u", type);
     name = number;
   }
-  return Status::error(Code::unsupported, "tensor '%s' is %s, which Kvasir cannot compute with: use one of%s",
-                       Printable(tensor).text, name, known)
+  return Status::error(Code::unsupported,
+                       "tensor '%s' is %s, which Kvasir cannot compute with: use one of%s",
+                       Quoted(tensor).text(), name, known)
       .with_offset(at);
 }
 
@@ -144,12 +128,14 @@ class GgufParser {
   Status measure_tensor(uint64_t at, GgufTensor* tensor) const;
   Status place_tensors();
   Status refuse_overlap() const;
+  Status check_metadata_size() const;
 
   std::span<const std::byte> file_;
   uint64_t at_ = 0;
   uint64_t key_count_ = 0;
   uint64_t tensor_count_ = 0;
   uint64_t alignment_ = kDefaultAlignment;
+  uint64_t key_bytes_ = 0;           // of the names read so far
   std::vector<uint64_t> tensor_at_;  // where each tensor's entry stands, for messages
   Gguf result_;
 };
@@ -176,12 +162,24 @@ Status GgufParser::read_header() {
                          ull(key_count_), ull(tensor_count_))
         .with_offset(8);
   }
-  if (key_count_ > kMaxEntries || tensor_count_ > kMaxEntries) {
-    return Status::error(Code::limit, "the header counts %llu keys and %llu tensors: at most %llu of each can be read",
-                         ull(key_count_), ull(tensor_count_), ull(kMaxEntries))
+  if (key_count_ > gguf_limits::keys || tensor_count_ > gguf_limits::tensors) {
+    return Status::error(
+               Code::limit,
+               "the header counts %llu keys and %llu tensors: at most %llu and %llu can be read",
+               ull(key_count_), ull(tensor_count_), ull(gguf_limits::keys),
+               ull(gguf_limits::tensors))
         .with_offset(8);
   }
   return {};
+}
+
+// What is read stands within the file. This bounds how much of the file is walked, and hashed for
+// the fingerprint.
+Status GgufParser::check_metadata_size() const {
+  if (at_ <= gguf_limits::metadata_bytes) return {};
+  return Status::error(Code::limit, "the metadata take more than %llu bytes",
+                       ull(gguf_limits::metadata_bytes))
+      .with_offset(at_);
 }
 
 Status GgufParser::read_keys() {
@@ -192,7 +190,7 @@ Status GgufParser::read_keys() {
   }
   result_.key_order_ = order_by_name(result_.entries_);
   if (const Gguf::Entry* twice = find_duplicate(result_.entries_, result_.key_order_)) {
-    return Status::error(Code::corrupt, "key '%s' stands twice", Printable(twice->first).text)
+    return Status::error(Code::corrupt, "key '%s' stands twice", Quoted(twice->first).text())
         .with_offset(static_cast<uint64_t>(twice->second.bytes.data() - file_.data()));
   }
   return {};
@@ -213,7 +211,14 @@ Status GgufParser::read_key() {
         .with_offset(start);
   }
   GgufValue value{};
+  key_bytes_ += key.size();
+  if (key_bytes_ > gguf_limits::key_bytes) {
+    return Status::error(Code::limit, "the names of the keys take more than %llu bytes",
+                         ull(gguf_limits::key_bytes))
+        .with_offset(start);
+  }
   Status status = read_value(key, static_cast<GgufType>(type), &value);
+  if (status.ok()) status = check_metadata_size();
   if (status.ok()) result_.entries_.emplace_back(key, value);
   return status;
 }
@@ -221,7 +226,8 @@ Status GgufParser::read_key() {
 Status GgufParser::read_value(std::string_view key, GgufType type, GgufValue* out) {
   const uint64_t start = at_;
   const auto cut = [&] {
-    return Status::error(Code::corrupt, "the file ends within the value of key '%s'", Printable(key).text)
+    return Status::error(Code::corrupt, "the file ends within the value of key '%s'",
+                         Quoted(key).text())
         .with_offset(start);
   };
   out->type = out->element_type = type;
@@ -235,14 +241,14 @@ Status GgufParser::read_value(std::string_view key, GgufType type, GgufValue* ou
   }
   const uint64_t size = scalar_bytes(type);
   if (size == 0) {
-    return Status::error(Code::corrupt, "key '%s' has the unknown type %u", Printable(key).text,
+    return Status::error(Code::corrupt, "key '%s' has the unknown type %u", Quoted(key).text(),
                          static_cast<unsigned>(type))
         .with_offset(start);
   }
   const std::byte* p = take(size);
   if (!p) return cut();
   if (type == GgufType::boolean && load<uint8_t>(p) > 1) {
-    return Status::error(Code::corrupt, "key '%s' is a boolean of value %u", Printable(key).text,
+    return Status::error(Code::corrupt, "key '%s' is a boolean of value %u", Quoted(key).text(),
                          static_cast<unsigned>(load<uint8_t>(p)))
         .with_offset(start);
   }
@@ -253,7 +259,7 @@ Status GgufParser::read_value(std::string_view key, GgufType type, GgufValue* ou
 Status GgufParser::read_array(std::string_view key, GgufValue* out) {
   const uint64_t start = at_;
   const auto refuse = [&](const char* why) {
-    return Status::error(Code::corrupt, "key '%s': %s", Printable(key).text, why).with_offset(start);
+    return Status::error(Code::corrupt, "key '%s': %s", Quoted(key).text(), why).with_offset(start);
   };
   uint32_t element;
   if (!read(&element) || !read(&out->count)) return refuse("the file ends within the head of an array");
@@ -264,12 +270,18 @@ Status GgufParser::read_array(std::string_view key, GgufValue* out) {
   const uint64_t size = strings ? 8 : scalar_bytes(out->element_type);
   if (size == 0) return refuse("an array of an unknown element type");
   if (out->count > remaining() / size) return refuse("the array is longer than the file");
+  if (out->count > gguf_limits::array_elements) {
+    return Status::error(Code::limit, "key '%s' is an array of %llu: at most %llu can be read",
+                         Quoted(key).text(), ull(out->count), ull(gguf_limits::array_elements))
+        .with_offset(start);
+  }
 
   const uint64_t begin = at_;
   if (strings) {
     std::string_view text;
     for (uint64_t i = 0; i < out->count; ++i) {
       if (!read_text(&text)) return refuse("a string of the array is longer than the file");
+      if (Status status = check_metadata_size(); !status.ok()) return status;
     }
   } else {
     at_ += size * out->count;  // fits: checked against the remaining bytes above
@@ -310,7 +322,7 @@ Status GgufParser::read_tensors() {
   }
   result_.tensor_order_ = order_by_name(result_.tensors_);
   if (const GgufTensor* twice = find_duplicate(result_.tensors_, result_.tensor_order_)) {
-    return Status::error(Code::corrupt, "tensor '%s' stands twice", Printable(twice->name).text)
+    return Status::error(Code::corrupt, "tensor '%s' stands twice", Quoted(twice->name).text())
         .with_offset(tensor_at_[static_cast<std::size_t>(twice - result_.tensors_.data())]);
   }
   return {};
@@ -332,7 +344,7 @@ Status GgufParser::read_tensor() {
   }
   if (tensor.n_dims < 1 || tensor.n_dims > 4) {
     return Status::error(Code::corrupt, "tensor '%s' has %u dimensions: 1 to 4 are allowed",
-                         Printable(tensor.name).text, tensor.n_dims)
+                         Quoted(tensor.name).text(), tensor.n_dims)
         .with_offset(start);
   }
   for (uint32_t d = 0; d < 4; ++d) {
@@ -343,6 +355,7 @@ Status GgufParser::read_tensor() {
   if (!read(&type) || !read(&tensor.offset)) return cut();
   tensor.type = static_cast<TensorType>(type);
   Status status = measure_tensor(start, &tensor);
+  if (status.ok()) status = check_metadata_size();
   if (!status.ok()) return status;
   result_.tensors_.push_back(tensor);
   tensor_at_.push_back(start);
@@ -357,18 +370,21 @@ Status GgufParser::measure_tensor(uint64_t at, GgufTensor* tensor) const {
   bool fits = true;
   for (uint64_t dim : tensor->dims) {
     if (dim == 0) {
-      return Status::error(Code::corrupt, "tensor '%s' has a dimension of 0", Printable(tensor->name).text)
+      return Status::error(Code::corrupt, "tensor '%s' has a dimension of 0",
+                           Quoted(tensor->name).text())
           .with_offset(at);
     }
     fits = fits && checked_mul(elements, dim, &elements);
   }
   if (tensor->dims[0] % info->block_elements != 0) {
-    return Status::error(Code::corrupt, "tensor '%s' has rows of %llu elements, not whole %s blocks of %u",
-                         Printable(tensor->name).text, ull(tensor->dims[0]), info->name, info->block_elements)
+    return Status::error(
+               Code::corrupt, "tensor '%s' has rows of %llu elements, not whole %s blocks of %u",
+               Quoted(tensor->name).text(), ull(tensor->dims[0]), info->name, info->block_elements)
         .with_offset(at);
   }
   if (!fits || !checked_mul(elements / info->block_elements, info->block_bytes, &tensor->bytes)) {
-    return Status::error(Code::corrupt, "tensor '%s' is larger than any file", Printable(tensor->name).text)
+    return Status::error(Code::corrupt, "tensor '%s' is larger than any file",
+                         Quoted(tensor->name).text())
         .with_offset(at);
   }
   return {};
@@ -383,14 +399,16 @@ Status GgufParser::place_tensors() {
   for (std::size_t i = 0; i < result_.tensors_.size(); ++i) {
     GgufTensor& tensor = result_.tensors_[i];
     if (tensor.offset % alignment_ != 0) {
-      return Status::error(Code::corrupt, "tensor '%s' is not aligned to %llu bytes", Printable(tensor.name).text,
-                           ull(alignment_))
+      return Status::error(Code::corrupt, "tensor '%s' is not aligned to %llu bytes",
+                           Quoted(tensor.name).text(), ull(alignment_))
           .with_offset(tensor_at_[i]);
     }
     uint64_t offset;
     if (!checked_add(tensor.offset, data, &offset) || !range_fits(offset, tensor.bytes, file_.size())) {
-      return Status::error(Code::corrupt, "tensor '%s' reaches past the end of the file: the file may be cut short",
-                           Printable(tensor.name).text)
+      return Status::error(
+                 Code::corrupt,
+                 "tensor '%s' reaches past the end of the file: the file may be cut short",
+                 Quoted(tensor.name).text())
           .with_offset(tensor_at_[i]);
     }
     tensor.offset = offset;
@@ -407,8 +425,8 @@ Status GgufParser::refuse_overlap() const {
     const GgufTensor& before = tensors[order[i - 1]];
     const GgufTensor& after = tensors[order[i]];
     if (after.offset - before.offset < before.bytes) {
-      return Status::error(Code::corrupt, "tensors '%s' and '%s' overlap", Printable(before.name).text,
-                           Printable(after.name).text)
+      return Status::error(Code::corrupt, "tensors '%s' and '%s' overlap",
+                           Quoted(before.name).text(), Quoted(after.name).text())
           .with_offset(tensor_at_[order[i]]);
     }
   }

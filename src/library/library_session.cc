@@ -75,7 +75,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     TokenChain chain;
     uint64_t all = 0;
-    if (s.ok() && peek.identity().model != fresh.model().fingerprint()) return Status();
+    if (s.ok() && !fresh.model().is_of(peek.identity())) return Status();
     if (s.ok()) s = peek.read_chain(tokens.size(), &chain, &all);
     if (!s.ok()) {
       go_on_without(file.name, s);

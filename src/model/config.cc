@@ -4,10 +4,15 @@
 #include <cmath>
 
 #include "base/number_text.h"
+#include "base/plausible.h"
+#include "base/quoted.h"
 #include "compute/page.h"
+#include "gguf/limits.h"
 
 namespace kvasir {
 namespace {
+
+constexpr std::size_t max_name = 255;  // bytes kept of a model's name
 
 struct ArchitectureInfo {
   const char* name;
@@ -30,6 +35,17 @@ class Schema {
     const auto value = gguf_.get_uint(prefix_ + key);
     if (!value) return fail(Status::error(Code::corrupt, "the model has no whole number '%s%s'", prefix_.c_str(), key)), low;
     return checked(key, *value, low, high);
+  }
+
+  // At least 1, and no more than any model has.
+  uint32_t size(const char* key, uint64_t most) {
+    const uint64_t value = required(key, 1, UINT64_MAX);
+    uint32_t size = 1;
+    if (!take_claim(value, most, &size))
+      fail(Status::error(Code::limit, "the model's '%s%s' is %llu: at most %llu can be read",
+                         prefix_.c_str(), key, static_cast<unsigned long long>(value),
+                         static_cast<unsigned long long>(most)));
+    return size;
   }
 
   uint64_t optional(const char* key, uint64_t otherwise, uint64_t low, uint64_t high) {
@@ -87,11 +103,12 @@ void read_rope(const Gguf& gguf, Schema* schema, ModelConfig* c) {
 
   const std::string type_key = schema->prefix() + "rope.scaling.type";
   if (!gguf.find(type_key)) return;
-  const std::string type(gguf.get_string(type_key).value_or("?"));
+  const std::string_view type = gguf.get_string(type_key).value_or("?");
   if (type == "none") return;
   if (type != "linear" && type != "yarn") {
-    schema->fail(Status::error(Code::unsupported, "the model's RoPE scaling is '%.32s': Kvasir knows none, linear and yarn",
-                               type.c_str()));
+    schema->fail(Status::error(
+        Code::unsupported, "the model's RoPE scaling is '%s': Kvasir knows none, linear and yarn",
+        Quoted(type).text()));
     return;
   }
   rope.scaling = type == "yarn" ? RopeScaling::yarn : RopeScaling::linear;
@@ -134,23 +151,29 @@ void refuse_unsupported(Schema* schema, const ModelConfig& c, const Gguf& gguf) 
 
 Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   ModelConfig c;
-  c.architecture_name = gguf.get_string("general.architecture").value_or("");
-  c.name = gguf.get_string("general.name").value_or("");
-  const auto* info = std::find_if(std::begin(architectures), std::end(architectures),
-                                  [&](const ArchitectureInfo& a) { return c.architecture_name == a.name; });
-  if (c.architecture_name.empty()) return Status::error(Code::corrupt, "the file does not say its architecture: it is no model");
+  const std::string_view architecture = gguf.get_string("general.architecture").value_or("");
+  const auto* info =
+      std::find_if(std::begin(architectures), std::end(architectures),
+                   [&](const ArchitectureInfo& a) { return architecture == a.name; });
+  if (architecture.empty())
+    return Status::error(Code::corrupt, "the file does not say its architecture: it is no model");
   if (info == std::end(architectures))
-    return Status::error(Code::unsupported, "the model's architecture is '%.40s': Kvasir runs llama, qwen2 and qwen3",
-                         c.architecture_name.c_str());
+    return Status::error(Code::unsupported,
+                         "the model's architecture is '%s': Kvasir runs llama, qwen2 and qwen3",
+                         Quoted(architecture).text());
+  c.architecture_name = architecture;
+  c.name = gguf.get_string("general.name").value_or("").substr(0, max_name);
   c.architecture = info->architecture;
   c.rope.neox = info->neox;
 
   Schema schema(gguf, c.architecture_name);
-  c.layers = static_cast<uint32_t>(schema.required("block_count", 1, 4096));
-  c.width = static_cast<uint32_t>(schema.required("embedding_length", 1, 1 << 20));
-  c.feed_forward = static_cast<uint32_t>(schema.required("feed_forward_length", 1, 1 << 22));
-  c.heads = static_cast<uint32_t>(schema.required("attention.head_count", 1, 4096));
-  c.kv_heads = static_cast<uint32_t>(schema.optional("attention.head_count_kv", c.heads, 1, 4096));
+  c.layers = schema.size("block_count", gguf_limits::layers);
+  c.width = schema.size("embedding_length", gguf_limits::width);
+  c.feed_forward = schema.size("feed_forward_length", gguf_limits::feed_forward);
+  c.heads = schema.size("attention.head_count", gguf_limits::heads);
+  c.kv_heads = gguf.find(schema.prefix() + "attention.head_count_kv")
+                   ? schema.size("attention.head_count_kv", gguf_limits::heads)
+                   : c.heads;
   c.context = schema.required("context_length", 1, uint64_t{1} << 31);
   c.rms_epsilon = static_cast<float>(schema.optional_float("attention.layer_norm_rms_epsilon", 1e-5, 1e-12, 1));
   if (c.heads % c.kv_heads)

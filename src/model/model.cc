@@ -4,22 +4,28 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "base/quoted.h"
 
 namespace kvasir {
 namespace {
 
+// Calls f(offset in the file, bytes) for the blocks of a tensor that are looked at when it is
+// opened.
+template <class F>
+void for_samples(const GgufTensor& t, F f) {
+  const uint64_t n = std::min<uint64_t>(4096, t.bytes);
+  for (uint64_t at : {uint64_t{0}, (t.bytes - n) / 2, t.bytes - n}) f(t.offset + at, n);
+}
+
 // Four 64-bit hashes chained over the metadata, the tensor table, the size and three 4 KiB blocks of every tensor: other
 // weights of the same shapes differ in almost every block, so a few of each tell them apart without reading gigabytes.
 Fingerprint fingerprint_of(const Gguf& gguf, const std::byte* file, uint64_t size) {
-  constexpr uint64_t sample = 4096;
   Fingerprint out;
   for (uint64_t part = 0; part < 4; ++part) {
     uint64_t hash = checksum(file, gguf.data_offset(), part);
     hash = checksum(&size, sizeof size, hash);
-    for (const GgufTensor& t : gguf.tensors()) {
-      const uint64_t n = std::min(sample, t.bytes);
-      for (uint64_t at : {uint64_t{0}, (t.bytes - n) / 2, t.bytes - n}) hash = checksum(file + t.offset + at, n, hash);
-    }
+    for (const GgufTensor& t : gguf.tensors())
+      for_samples(t, [&](uint64_t at, uint64_t n) { hash = checksum(file + at, n, hash); });
     std::memcpy(out.data() + part * 8, &hash, 8);
   }
   return out;
@@ -43,7 +49,41 @@ std::string Model::device_names() const {
   return names.empty() ? "cpu" : names;
 }
 
-Status Model::read(const std::string& chat_format, const Cancel* cancel) {
+void Model::identify(format::Identity* out) const {
+  out->model = fingerprint_;
+  if (!full_hash_ || !full_hash_->get(&out->model_hash)) out->model_hash = {};
+}
+
+bool Model::is_of(const format::Identity& identity) const {
+  HashBytes whole;
+  const bool both = identity.model_hash != HashBytes{} && full_hash_ && full_hash_->get(&whole);
+  return identity.model == fingerprint_ && (!both || identity.model_hash == whole);
+}
+
+// A download that reserved its file's size leaves zeros where nothing has come. No trained matrix
+// of this size is zeros wherever it is sampled.
+Status Model::refuse_holes() const {
+  constexpr uint64_t large =
+      uint64_t{1} << 18;  // smaller ones tell little of a download, and may be zeros by intent
+  for (const GgufTensor& t : gguf_.tensors()) {
+    if (t.bytes < large || t.n_dims < 2) continue;
+    bool zero = true;
+    for_samples(t, [&](uint64_t at, uint64_t size) {
+      const std::byte* const begin = mapping_.data() + at;
+      zero =
+          zero && std::all_of(begin, begin + size, [](std::byte b) { return b == std::byte{0}; });
+    });
+    if (zero)
+      return Status::error(Code::corrupt,
+                           "tensor '%s' is all zeros where it was sampled: the file may not be "
+                           "downloaded to its end",
+                           Quoted(t.name).text())
+          .with_offset(t.offset);
+  }
+  return {};
+}
+
+Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* cancel) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   if (Status s = Gguf::parse(bytes, &gguf_); !s.ok()) return s;
   if (Status s = ModelConfig::read(gguf_, &config_); !s.ok()) return s;
@@ -54,7 +94,8 @@ Status Model::read(const std::string& chat_format, const Cancel* cancel) {
   if (!embedding) return Status::error(Code::corrupt, "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
   Array<float> divisors;
-  if (Status s = bind_weights(gguf_, mapping_.data(), config_, &weights_, &divisors); !s.ok()) return s;
+  if (Status s = bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors); !s.ok())
+    return s;
   rope_ = Rope(config_.rope, divisors);
   if (chat_format.empty()) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
@@ -62,26 +103,44 @@ Status Model::read(const std::string& chat_format, const Cancel* cancel) {
     chat_ = *chosen;
     chat_is_chosen_ = true;
   } else {
-    return Status::error(Code::bad_argument, "chat format '%.40s' is not known", chat_format.c_str());
+    return Status::error(Code::bad_argument, "chat format '%s' is not known",
+                         Quoted(chat_format).text());
   }
+  if (Status s = refuse_holes(); !s.ok()) return s;
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
   return {};
 }
 
-Status Model::open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out,
-                   const DeviceOptions& device, const Cancel* cancel) {
-  auto model = std::make_shared<Model>();
-  model->path_ = path;
+Status Model::map(const std::string& path, const std::string& chat_format, ModelUse use,
+                  const std::string& hash_folder, const Cancel* cancel) {
+  path_ = path;
   os::File file;
   if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
-  if (Status s = os::Mapping::map(file, &model->mapping_); !s.ok()) return s;
-  if (Status s = model->read(chat_format, cancel); !s.ok()) return with_path(path, s);
+  if (Status s = os::Mapping::map(file, &mapping_); !s.ok()) return s;
+  if (Status s = read(chat_format, use, cancel); !s.ok()) return with_path(path, s);
+  return use == ModelUse::run ? FullHash::open(std::move(file), hash_folder, &full_hash_)
+                              : Status();
+}
+
+Status Model::inspect(const std::string& path, std::shared_ptr<const Model>* out) {
+  auto model = std::make_shared<Model>();
+  if (Status s = model->map(path, "", ModelUse::inspect, "", nullptr); !s.ok()) return s;
+  *out = std::move(model);
+  return {};
+}
+
+Status Model::open(const std::string& path, const std::string& chat_format,
+                   std::shared_ptr<const Model>* out, const DeviceOptions& device,
+                   const std::string& hash_folder, const Cancel* cancel) {
+  auto model = std::make_shared<Model>();
+  if (Status s = model->map(path, chat_format, ModelUse::run, hash_folder, cancel); !s.ok()) return s;
   if (device.name != "cpu") {
     const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, cancel,
                                            &model->device_weights_);
     if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled)) return with_path(path, s);
     model->why_no_device_ = s.message();
   }
+  if (!hash_folder.empty()) model->full_hash_->begin();
   *out = std::move(model);
   return {};
 }

@@ -16,8 +16,10 @@
 #include "gguf/gguf.h"
 #include "model/config.h"
 #include "model/device_weights.h"
+#include "model/full_hash.h"
 #include "model/rope.h"
 #include "os/os.h"
+#include "store/format.h"
 #include "store/page_store.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
@@ -50,11 +52,19 @@ struct Weights {
 
 using Fingerprint = std::array<uint8_t, 32>;
 
+// Whether a model is opened to run, or to say what it is: then none of its weights is copied, nor a
+// device opened.
+enum class ModelUse { run, inspect };
+
 class Model {
  public:
   // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  static Status open(const std::string& path, const std::string& chat_format, std::shared_ptr<const Model>* out,
-                     const DeviceOptions& device = {}, const Cancel* cancel = nullptr);
+  // hash_folder: where the hash of the whole file is kept; when it is not "", a thread computes it.
+  static Status open(const std::string& path, const std::string& chat_format,
+                     std::shared_ptr<const Model>* out, const DeviceOptions& device = {},
+                     const std::string& hash_folder = "", const Cancel* cancel = nullptr);
+  // To say what it is: reads the metadata and the fingerprint's samples.
+  static Status inspect(const std::string& path, std::shared_ptr<const Model>* out);
 
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
@@ -65,13 +75,21 @@ class Model {
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
+  FullHash* full_hash() const { return full_hash_.get(); }  // null of an inspected model
+  void identify(format::Identity* out) const;  // fills in what says which weights these are
+  // Whether a cache is of these weights: by the hash of the whole file where both have one, and by
+  // the fingerprint.
+  bool is_of(const format::Identity& identity) const;
   StoreShape store_shape() const;
   const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }  // of each device; empty: the processor computes everything
   std::string device_names() const;  // theirs, with commas between them, or "cpu"
   const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
 
  private:
-  Status read(const std::string& chat_format, const Cancel* cancel);
+  Status map(const std::string& path, const std::string& chat_format, ModelUse use,
+             const std::string& hash_folder, const Cancel* cancel);
+  Status refuse_holes() const;
+  Status read(const std::string& chat_format, ModelUse use, const Cancel* cancel);
 
   std::string path_;
   os::Mapping mapping_;
@@ -83,11 +101,15 @@ class Model {
   ChatFormat chat_ = ChatFormat::raw;
   bool chat_is_chosen_ = false;
   Fingerprint fingerprint_{};
+  std::unique_ptr<FullHash> full_hash_;
   std::vector<DeviceWeights> device_weights_;
   std::string why_no_device_;
 };
 
-// Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error that names it.
-Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config, Weights* out, Array<float>* rope_divisors);
+// Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error
+// that names it. Nothing is copied before all of them fit. ModelUse::inspect leaves the copied
+// vectors empty.
+Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config,
+                    ModelUse use, Weights* out, Array<float>* rope_divisors);
 
 }  // namespace kvasir

@@ -21,6 +21,17 @@ namespace kvasir::os {
 // process however it ends.
 enum class Lock { shared, exclusive };
 
+// Which file a handle leads to, and whether it has been written since: a file of the same identity
+// has the same contents, unless it was written within the resolution of its times or by who sets
+// them.
+struct FileIdentity {
+  uint64_t device = 0, number = 0;  // number: the inode
+  uint64_t bytes = 0;
+  uint64_t modified_ns = 0,
+           changed_ns = 0;  // since 1970; changed also when its name, owner or times are set
+  bool operator==(const FileIdentity&) const = default;
+};
+
 // A file handle. Closed by the destructor; move-only.
 class File {
  public:
@@ -61,6 +72,7 @@ class File {
   bool is_at(const std::string& path) const;  // whether a path leads to this very file, however it is written
 
   Status size(uint64_t* out) const;
+  Status identity(FileIdentity* out) const;
   Status read(uint64_t offset, void* data, std::size_t size) const;  // all of it, or Code::corrupt at the file's end
   // The same into several places, one after the other from `offset` on; as few system calls as the system allows.
   struct Piece {
@@ -163,6 +175,12 @@ inline uint32_t thread_number() {
 
 // A thread's name as debuggers and `top` show it.
 void name_this_thread(const char* name);
+
+// The calling thread gives way to others, also in its reads where the system can do that; advice.
+void lower_this_thread();
+
+// Another one in the child of a fork(), which has no thread but the one that forked.
+uint64_t process_id();
 
 // Tests set this to fail chosen operations: gets the operation's name ("open", "read", "write",
 // "preallocate", "sync", "rename", "sync_folder", "map", "close", "remove", "lock", "list",

@@ -1,4 +1,4 @@
-// What is asked of folders.
+// What is asked of folders, and of a file as its folder has it.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,16 +10,27 @@ namespace kvasir::os {
 
 namespace {
 
-uint64_t modified(const struct stat& info) {
+// The member of a stat is named otherwise on macOS.
 #ifdef __APPLE__
-  const struct timespec& t = info.st_mtimespec;
+#define KVASIR_TIME(which) st_##which##timespec
 #else
-  const struct timespec& t = info.st_mtim;
+#define KVASIR_TIME(which) st_##which##tim
 #endif
+
+uint64_t nanoseconds(const struct timespec& t) {
   return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
 }  // namespace
+
+Status File::identity(FileIdentity* out) const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return failed("ask the size of", path_, errno);
+  *out = {static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino),
+          static_cast<uint64_t>(info.st_size), nanoseconds(info.KVASIR_TIME(m)),
+          nanoseconds(info.KVASIR_TIME(c))};
+  return {};
+}
 
 bool can_name_file(const std::string&) { return true; }
 
@@ -41,7 +52,8 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
     if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISREG(info.st_mode))
       continue;  // gone meanwhile, or no file
-    found.push_back({entry->d_name, static_cast<uint64_t>(info.st_size), modified(info)});
+    found.push_back({entry->d_name, static_cast<uint64_t>(info.st_size),
+                     nanoseconds(info.KVASIR_TIME(m))});
   }
   *out = std::move(found);
   return {};

@@ -1,4 +1,6 @@
 // Threads, their signals and their cancellation.
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -83,5 +85,20 @@ void CallingThread::leave() {
   int ours;
   pthread_setcancelstate(host_cancellation_, &ours);
 }
+
+void lower_this_thread() {
+#ifdef __APPLE__
+  pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
+#else
+  // Of the thread alone, as Linux has it. SCHED_IDLE could keep whoever joins it waiting.
+  (void)setpriority(PRIO_PROCESS, 0, 19);
+#ifdef SYS_ioprio_set
+  constexpr int of_thread = 1, best_effort = 2, lowest = 7;
+  (void)syscall(SYS_ioprio_set, of_thread, 0, best_effort << 13 | lowest);
+#endif
+#endif
+}
+
+uint64_t process_id() { return static_cast<uint64_t>(getpid()); }
 
 }  // namespace kvasir::os

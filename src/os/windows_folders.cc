@@ -154,6 +154,24 @@ bool exists(const std::string& path) {
          (failing() != 0 && errno != ENOENT && errno != ENOTDIR);
 }
 
+Status File::identity(FileIdentity* out) const {
+  const HANDLE handle = reinterpret_cast<HANDLE>(fd_);
+  BY_HANDLE_FILE_INFORMATION info;
+  FILE_BASIC_INFO times;
+  if ((!GetFileInformationByHandle(handle, &info) ||
+       !GetFileInformationByHandleEx(handle, FileBasicInfo, &times, sizeof times)) &&
+      failing() != 0)
+    return failed("ask the size of", path_, errno);
+  const auto both = [](DWORD high, DWORD low) { return uint64_t{high} << 32 | low; };
+  const auto time = [](LARGE_INTEGER t) {
+    return since_1970({t.LowPart, static_cast<DWORD>(t.HighPart)});
+  };
+  *out = {info.dwVolumeSerialNumber, both(info.nFileIndexHigh, info.nFileIndexLow),
+          both(info.nFileSizeHigh, info.nFileSizeLow), time(times.LastWriteTime),
+          time(times.ChangeTime)};
+  return {};
+}
+
 // The names of devices are theirs with any ending.
 bool can_name_file(const std::string& name) {
   if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' || name.back() == ' ' || !WidePath(name).good()) return false;

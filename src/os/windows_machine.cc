@@ -52,6 +52,10 @@ uint64_t now_ns() {
   return count / rate * 1'000'000'000u + count % rate * 1'000'000'000u / rate;
 }
 
+void lower_this_thread() { (void)SetThreadPriority(GetCurrentThread(), THREAD_PRIORITY_LOWEST); }
+
+uint64_t process_id() { return GetCurrentProcessId(); }
+
 void name_this_thread(const char* name) {
   wchar_t text[32] = {};
   MultiByteToWideChar(CP_UTF8, 0, name, -1, text, 31);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/number_text.h"
+#include "base/quoted.h"
 
 namespace kvasir {
 
@@ -33,8 +34,8 @@ static bool takes_schedule(const std::string& strategy) {
 
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
   if (options.strategy != "auto" && !strategy_info(options.strategy))
-    return Status::error(Code::bad_argument, "strategy '%.40s' is not known: use %s", options.strategy.c_str(),
-                         strategy_names().c_str());
+    return Status::error(Code::bad_argument, "strategy '%s' is not known: use %s",
+                         Quoted(options.strategy).text(), strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
     return Status::error(Code::bad_argument, "budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
   if (!(options.alpha >= 0 && options.alpha <= 1))
@@ -44,20 +45,27 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
   if (const uint32_t n = options.unit_tokens; n != 0) {
     const StrategyInfo* strategy = strategy_info(options.strategy);
     if (!strategy || !strategy->has(StrategyInfo::takes_unit))
-      return Status::error(Code::bad_argument, "select_tokens is %u: strategy '%.40s' chooses by units of its own", n, options.strategy.c_str());
+      return Status::error(Code::bad_argument,
+                           "select_tokens is %u: strategy '%s' chooses by units of its own", n,
+                           Quoted(options.strategy).text());
     if (n % block_tokens || n > most_unit)
       return Status::error(Code::bad_argument, "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens, most_unit);
   }
   if (!(options.coverage >= 0 && options.coverage < 1))
     return Status::error(Code::bad_argument, "coverage is %s: use 0, or more and less than 1", number_text(options.coverage).c_str());
   if (options.coverage > 0 && options.strategy != "auto" && !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
-    return Status::error(Code::bad_argument, "coverage is %s: strategy '%.40s' does not sample what it reads", number_text(options.coverage).c_str(),
-                         options.strategy.c_str());
+    return Status::error(Code::bad_argument,
+                         "coverage is %s: strategy '%s' does not sample what it reads",
+                         number_text(options.coverage).c_str(), Quoted(options.strategy).text());
   if (options.schedule != BudgetSchedule::uniform && !takes_schedule(options.strategy))
-    return Status::error(Code::bad_argument, "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself", name_of(options.schedule),
-                         options.strategy.c_str());
+    return Status::error(
+        Code::bad_argument,
+        "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself",
+        name_of(options.schedule), Quoted(options.strategy).text());
   if (options.head_graphs && (options.strategy == "auto" || strategy_info(options.strategy)->index != IndexKind::ood))
-    return Status::error(Code::bad_argument, "head_graphs is set: strategy '%s' has no graph that is made from queries", options.strategy.c_str());
+    return Status::error(Code::bad_argument,
+                         "head_graphs is set: strategy '%s' has no graph that is made from queries",
+                         Quoted(options.strategy).text());
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
     if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);
@@ -181,7 +189,8 @@ std::string read_strategy_names() {
 Status check_read_options(const ReadOptions& options) {
   const StrategyInfo* info = strategy_info(options.strategy);
   if (options.strategy != "full" && !(info && reads_by_blocks(*info)))
-    return Status::error(Code::bad_argument, "prefill_strategy is '%.40s': use one of %s", options.strategy.c_str(), read_strategy_names().c_str());
+    return Status::error(Code::bad_argument, "prefill_strategy is '%s': use one of %s",
+                         Quoted(options.strategy).text(), read_strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
     return Status::error(Code::bad_argument, "prefill_budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
   return {};

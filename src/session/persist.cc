@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/quoted.h"
 #include "session/session.h"
 #include "store/cache_file.h"
 #include "store/format_fields.h"
@@ -47,9 +48,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     return s;
   }
   format::Identity identity;
-  identity.model = model_->fingerprint();
+  model_->identify(&identity);
   identity.vocabulary = model_->config().vocabulary;
-  std::snprintf(identity.model_name, sizeof identity.model_name, "%s", model_->config().name.c_str());
+  quote_head(model_->config().name, "", identity.model_name, sizeof identity.model_name);
 
   SavedTimeline state;
   state.turn = static_cast<uint32_t>(turn_);
@@ -194,7 +195,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   const ModelConfig& config = model->config();
   if (id.vocabulary == 0)
     return Status::error(Code::model_mismatch, "%s is a cache of no model: kv_cache_load loads it; nothing was loaded", path.c_str());
-  if (id.model != model->fingerprint())
+  if (!model->is_of(id))
     return Status::error(Code::model_mismatch, "%s was saved with another model ('%s'): read the document again; nothing was loaded",
                          path.c_str(), id.model_name);
   if (id.vocabulary != config.vocabulary)

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/number_text.h"
+#include "base/quoted.h"
 #include "session/session.h"
 
 namespace kvasir {
@@ -85,17 +86,12 @@ std::string compared_json(const Comparison& comparison) {
   return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
 }
 
-std::string quoted(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == '"' || c == '\\'; }, '\'');
-  return "\"" + text + "\"";
-}
-
 // A list of the lines.
 std::string quoted_lines(const std::string& text) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
-    out += (out.empty() ? "" : ",") + quoted(text.substr(at, end - at));
+    out += (out.empty() ? "" : ",") + json_string(text.substr(at, end - at));
     at = end + 1;
   }
   return "[" + out + "]";
@@ -103,8 +99,9 @@ std::string quoted_lines(const std::string& text) {
 
 // Where the model is computed: sums over its GPUs, then each of them.
 void add_devices(const Model& model, const Forward& forward, Json* json) {
-  json->raw("device", quoted(model.device_names()));
-  if (!model.why_no_device().empty()) json->raw("device_because", quoted(model.why_no_device()));
+  json->raw("device", json_string(model.device_names()));
+  if (!model.why_no_device().empty())
+    json->raw("device_because", json_string(model.why_no_device()));
   const std::vector<DeviceWeights>& devices = model.device_weights();
   if (devices.empty()) return;
   uint64_t weight_bytes = 0, bytes = 0, memory = 0;
@@ -119,7 +116,7 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
     const bool attends = alone || run.attention == AttentionMode::co_execution;
     const bool reads_pages = attends && run.staging == Fallback::none;
     Json its;
-    its.raw("device", quoted(name));
+    its.raw("device", json_string(name));
     its.count("first_layer", d.first_layer());
     its.count("layers", d.layers().size());
     its.count("weight_bytes", d.bytes());
@@ -144,11 +141,11 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->count("device_bytes", bytes);
   json->count("device_memory", memory);
   json->add("device_attends", left.empty() ? "true" : "false");
-  json->raw("device_attends_because", quoted(left.empty() ? "it attends in the layers that it has" : left));
+  json->raw("device_attends_because", json_string(left.empty() ? "it attends in the layers that it has" : left));
   json->add("co_execution", shared.empty() ? "false" : "true");
-  if (!shared.empty()) json->raw("co_execution_share", quoted(shared));
+  if (!shared.empty()) json->raw("co_execution_share", json_string(shared));
   json->add("device_reads_pages", reads ? "true" : "false");
-  if (!staged.empty()) json->raw("device_reads_pages_because", quoted(staged));
+  if (!staged.empty()) json->raw("device_reads_pages_because", json_string(staged));
   json->raw("execution_plan", quoted_lines(forward.plan().text(names)));
   json->raw("devices", "[" + list + "]");
 }
@@ -176,7 +173,7 @@ std::string Session::stats_json() const {
   json.count("mapped_bytes", store_.pages().mapped_bytes());
   json.count("spilled_bytes", store_.pages().spilled_bytes());
   json.count("memory_budget", store_.budget().bytes);
-  json.add("strategy_asked", "\"%.40s\"", options_.select.strategy.c_str());
+  json.raw("strategy_asked", json_string(options_.select.strategy));
   json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
   json.add("planned_because", "\"%s\"", plan.why);
   std::string dense, errors;
@@ -208,8 +205,9 @@ std::string Session::stats_json() const {
     json.count("index_inserted", entry.index && entry.valid > entry.index->built() ? entry.valid - entry.index->built() : 0);
     json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
     json.real("index_ms", index_ms_);
-    if (!nearest_by_.names.empty()) json.raw("index_nearest_by", quoted(nearest_by_.names));
-    if (!nearest_by_.because.empty()) json.raw("index_nearest_because", quoted(nearest_by_.because));
+    if (!nearest_by_.names.empty()) json.raw("index_nearest_by", json_string(nearest_by_.names));
+    if (!nearest_by_.because.empty())
+      json.raw("index_nearest_because", json_string(nearest_by_.because));
     json.count("search_breadth", plan.search_breadth);
   }
   json.add("share_heads", plan.share_heads ? "true" : "false");

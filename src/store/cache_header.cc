@@ -95,6 +95,7 @@ Status decode_identity(const uint8_t* h, const char* path, Identity* out) {
   out->vocabulary = load32(h + place_vocabulary);
   out->tokens = load64(h + place_tokens);
   std::memcpy(out->model_name, h + place_model_name, sizeof out->model_name);
+  std::copy_n(h + place_model_hash, out->model_hash.size(), out->model_hash.begin());
   const std::size_t length = name_length(*out);
   if (!all_zero({h + place_model_name + length, sizeof out->model_name - length}) ||
       length == sizeof out->model_name) {
@@ -231,6 +232,7 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
   store32(h + place_head_dim, identity.head_dim);
   store32(h + place_vocabulary, identity.vocabulary);
   store64(h + place_tokens, identity.tokens);
+  std::copy(identity.model_hash.begin(), identity.model_hash.end(), h + place_model_hash);
   std::memcpy(h + place_model_name, identity.model_name, std::min(name_length(identity), sizeof identity.model_name - 1));
   for (uint32_t i = 0; i < section_count; ++i) {
     const Entry& entry = sections[i];

@@ -39,6 +39,7 @@ constexpr uint64_t place_head_dim = 72;        // u32
 constexpr uint64_t place_vocabulary = 76;      // u32
 constexpr uint64_t place_tokens = 80;          // u64
 constexpr uint64_t place_model_name = 88;      // char [64]
+constexpr uint64_t place_model_hash = 152;     // u8 [16]
 constexpr uint64_t place_sections = 256;       // [max_sections][entry_bytes]
 constexpr uint64_t place_checksum = 4088;      // u64, of all bytes before it
 
@@ -113,6 +114,8 @@ struct Identity {
   uint32_t vocabulary = 0;
   uint64_t tokens = 0;              // in the timeline
   char model_name[64] = {};         // for people; UTF-8, NUL-terminated
+  std::array<uint8_t, 16>
+      model_hash{};  // of the whole weights file; zeros: unknown when the document was saved
 };
 
 }  // namespace kvasir::format

@@ -52,7 +52,8 @@ inline constexpr Field header_fields[] = {
     {"vocabulary", place_vocabulary, 4, FieldIs::size},
     {"tokens", place_tokens, 8, FieldIs::size},
     {"model name", place_model_name, 64, FieldIs::data},
-    {"reserved", 152, place_sections - 152, FieldIs::reserved},
+    {"model hash", place_model_hash, 16, FieldIs::data},
+    {"reserved", 168, place_sections - 168, FieldIs::reserved},
     {"sections", place_sections, max_sections* entry_bytes, FieldIs::data},  // entry_fields
     {"reserved", 2304, place_checksum - 2304, FieldIs::reserved},
     {"checksum", place_checksum, 8, FieldIs::checksum},

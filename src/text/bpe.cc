@@ -3,9 +3,11 @@
 // The vocabulary spells bytes as printable characters (the alphabet of GPT-2); that spelling exists only in this file.
 #include <algorithm>
 #include <array>
+#include <cinttypes>
 #include <string>
 #include <utility>
 
+#include "gguf/limits.h"
 #include "text/pretokenizer.h"
 #include "text/tokenizer_kinds.h"
 #include "text/utf8.h"
@@ -78,20 +80,25 @@ class BpeTokenizer final : public Tokenizer {
 Status BpeTokenizer::load_merges(const Gguf& gguf) {
   const auto merges = gguf.get_strings("tokenizer.ggml.merges");
   if (!merges) return Status::error(Code::corrupt, "tokenizer.ggml.merges is missing or no array of strings");
-  if (merges->size() > UINT32_MAX / 8)
-    return Status::error(Code::limit, "tokenizer.ggml.merges has %zu merges", merges->size());
-  model_.merges() = MergeTable(merges->size());
+  if (merges->size() > gguf_limits::merges ||
+      merges->bytes() - 8 * merges->size() > gguf_limits::all_merges_bytes)
+    return Status::error(Code::limit,
+                         "tokenizer.ggml.merges has %" PRIu64 " merges of %" PRIu64
+                         " bytes: at most %" PRIu64 " of %" PRIu64 " can be read",
+                         merges->size(), merges->bytes() - 8 * merges->size(), gguf_limits::merges,
+                         gguf_limits::all_merges_bytes);
   SymbolTable& symbols = model_.symbols();
   std::string whole;
-  for (std::size_t i = 0; i < merges->size(); ++i) {
-    const std::string_view merge = (*merges)[i];
+  std::size_t i = 0;
+  for (const std::string_view merge : *merges) {
     const std::size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size())
       return Status::error(Code::corrupt, "tokenizer.ggml.merges: merge %zu is not two parts with a space between", i);
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     whole.assign(left).append(right);
     const Symbol left_symbol = symbols.find_or_add(left), right_symbol = symbols.find_or_add(right);
-    model_.merges().add(left_symbol, right_symbol, {static_cast<uint32_t>(i), symbols.find_or_add(whole)});
+    model_.merges().add(left_symbol, right_symbol,
+                        {static_cast<uint32_t>(i++), symbols.find_or_add(whole)});
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
     const std::string& spelling = alphabet_->spell(static_cast<unsigned char>(byte));
@@ -145,7 +152,7 @@ StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alpha
 }  // namespace
 
 Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
-  std::string name = "default";
+  std::string_view name = "default";
   if (gguf.find("tokenizer.ggml.pre")) {
     const auto pre = gguf.get_string("tokenizer.ggml.pre");
     if (!pre) return Status::error(Code::corrupt, "tokenizer.ggml.pre is no string");
@@ -157,7 +164,8 @@ Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   if (Status status = Vocabulary::load(gguf, {}, pretokenizer->adds_bos(), vocabulary.get()); !status.ok()) return status;
   auto alphabet = std::make_unique<const ByteAlphabet>();
   StringList pieces = decode_pieces(*vocabulary, *alphabet);
-  auto tokenizer = std::make_unique<BpeTokenizer>("bpe/" + name, std::move(vocabulary), std::move(pieces), std::move(alphabet),
+  auto tokenizer = std::make_unique<BpeTokenizer>("bpe/" + std::string(name), std::move(vocabulary),
+                                                  std::move(pieces), std::move(alphabet),
                                                   std::move(pretokenizer));
   if (Status status = tokenizer->load_merges(gguf); !status.ok()) return status;
   *out = std::move(tokenizer);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <iterator>
 
+#include "gguf/limits.h"
+
 namespace kvasir {
 namespace {
 
@@ -154,7 +156,8 @@ std::optional<ChatFormat> chat_format_by_name(std::string_view name) {
 }
 
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer) {
-  if (const auto chat_template = gguf.get_string("tokenizer.chat_template")) return from_template(*chat_template, tokenizer);
+  if (const auto chat_template = gguf.get_string("tokenizer.chat_template"))
+    return from_template(chat_template->substr(0, gguf_limits::chat_template_bytes), tokenizer);
   return from_vocabulary(tokenizer);
 }
 

@@ -47,6 +47,7 @@ struct ChatMarks {
 
 const char* chat_format_name(ChatFormat format);  // at most 15 characters
 std::optional<ChatFormat> chat_format_by_name(std::string_view name);
+// Looks at no more of a template than gguf_limits::chat_template_bytes.
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer);
 const ChatMarks& chat_marks(ChatFormat format);
 

@@ -17,9 +17,9 @@ uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | righ
 
 }  // namespace
 
-MergeTable::MergeTable(std::size_t expected) : multiplier_(os::hash_seed() | 1) {
-  std::size_t capacity = 16;
-  while (capacity < expected * 2) capacity *= 2;
+// Grows with the merges that are added: a number that a file says is nothing to reserve memory by.
+MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
+  constexpr std::size_t capacity = 1024;
   slots_.assign(capacity, Slot{kFree, {}});
   shift_ = static_cast<unsigned>(std::countl_zero(capacity)) + 1;
 }

@@ -23,7 +23,7 @@ class MergeTable {
     Symbol result;
   };
 
-  explicit MergeTable(std::size_t expected = 0);
+  MergeTable();
   // The first merge of a pair stands; later ones of the same pair are dropped. Neither may be kNoSymbol.
   void add(Symbol left, Symbol right, Merge merge);
   const Merge* find(Symbol left, Symbol right) const;  // null when the two do not merge

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/quoted.h"
 #include "text/pretokenizer_families.h"
 #include "text/utf8.h"
 
@@ -181,8 +182,9 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
   auto steps = std::make_unique<Steps>();
   steps->family = find_pretokenizer_family(name);
   if (!steps->family)
-    return Status::error(Code::unsupported, "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not known",
-                         static_cast<int>(std::min<std::size_t>(name.size(), 64)), name.data());
+    return Status::error(Code::unsupported,
+                         "the pre-tokenizer \"%s\" (tokenizer.ggml.pre) is not known",
+                         Quoted(name).text());
   steps->context = make_context();
   const auto options = owned(pcre2_compile_context_create(steps->context.get()));
   for (const char* const* expression = steps->family->expressions; *expression; ++expression) {
@@ -195,8 +197,9 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
                       &at, options.get()));
     if (!code && error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
     if (!code)
-      return Status::error(Code::internal, "the expression of \"%.*s\" does not compile (PCRE2 error %d at %zu)",
-                           static_cast<int>(name.size()), name.data(), error, at);
+      return Status::error(Code::internal,
+                           "the expression of \"%s\" does not compile (PCRE2 error %d at %zu)",
+                           Quoted(name).text(), error, at);
     // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same result.
     pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
     steps->codes.push_back(std::move(code));

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "base/cancel.h"
 #include "base/memory.h"
@@ -11,8 +10,9 @@
 
 namespace kvasir {
 
-// A trie. The cost of a search is at most the text's size times the longest spelling, which the vocabulary bounds (tens of bytes
-// in real ones), and in ordinary text one table look-up a byte.
+// A trie. The cost of a search is at most the text's size times the longest spelling, which
+// gguf_limits bounds (tens of bytes in real ones), and in ordinary text one table look-up a byte. A
+// step takes at most eight comparisons, whatever the spellings are.
 class SpecialMatcher {
  public:
   struct Match {
@@ -28,12 +28,13 @@ class SpecialMatcher {
 
  private:
   struct Node {
-    uint32_t child = 0, sibling = 0;  // 0: none
+    uint32_t child = 0;     // the first
+    uint16_t children = 0;  // up to 256
     unsigned char byte = 0;
     bool is_control = false;  // of the token
     Token token = -1;         // that ends here
   };
-  void insert(std::string_view text, Token token, bool is_control);
+  struct Range;
   uint32_t step(uint32_t node, unsigned char byte) const;  // 0 when there is no such child
 
   Array<Node> nodes_;     // [0] is the root

@@ -5,12 +5,14 @@
 // is the place of the token's score, so that words merge by the same code as byte-level BPE.
 #include <algorithm>
 #include <array>
+#include <cinttypes>
 #include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gguf/limits.h"
 #include "text/tokenizer_kinds.h"
 #include "text/utf8.h"
 
@@ -18,9 +20,6 @@ namespace kvasir {
 namespace {
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-
-// Bounds the work of entering a token's cuts, which is quadratic in its length. Real pieces have up to about 100 bytes.
-constexpr std::size_t kLongestPiece = 1024;
 
 // The size of the character that `text` begins with; a byte that is not UTF-8 is one of its own.
 std::size_t character_size(std::string_view text) {
@@ -67,8 +66,12 @@ Status SpmTokenizer::load_merges(const Gguf& gguf) {
   for (uint32_t i = 0; i < tokens.size(); ++i) {
     const std::string_view text = tokens.text(static_cast<Token>(i));
     if (tokens.find_plain(text) != static_cast<Token>(i)) continue;  // special, or spelled like an earlier one
-    if (text.size() > kLongestPiece)
-      return Status::error(Code::limit, "tokenizer.ggml.tokens: token %u has %zu bytes", i, text.size());
+    // Bounds the work of entering a piece's cuts, which is quadratic in its length.
+    if (text.size() > gguf_limits::special_bytes)
+      return Status::error(Code::limit,
+                           "tokenizer.ggml.tokens: token %u has %zu bytes: at most %" PRIu64
+                           " can be read",
+                           i, text.size(), gguf_limits::special_bytes);
     const auto rank = std::lower_bound(order.begin(), order.end(), (*scores)[i], std::greater<>()) - order.begin();
     add_cuts(text, {static_cast<uint32_t>(rank), i});
   }

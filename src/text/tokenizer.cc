@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/checksum.h"
+#include "base/quoted.h"
 #include "text/special_matcher.h"
 #include "text/tokenizer_kinds.h"
 #include "text/vocabulary.h"
@@ -49,8 +50,9 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
       return Status::error(Code::unsupported, "the tokenizer \"%s\" (tokenizer.ggml.model: %s) is not supported",
                            kind.name.data(), kind.meaning);
   }
-  return Status::error(Code::unsupported, "the tokenizer \"%.*s\" (tokenizer.ggml.model) is not known",
-                       static_cast<int>(std::min<std::size_t>(model->size(), 64)), model->data());
+  return Status::error(Code::unsupported,
+                       "the tokenizer \"%s\" (tokenizer.ggml.model) is not known",
+                       Quoted(*model).text());
 }
 
 // One encode() call: cuts special tokens out of the text and passes on the plain runs between them.

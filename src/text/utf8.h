@@ -1,17 +1,13 @@
-// UTF-8: one step over untrusted bytes, and an incremental decoder: bytes in as tokens produce them, whole characters out.
+// An incremental UTF-8 decoder: bytes in as tokens produce them, whole characters out.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
+#include "base/utf8.h"
+
 namespace kvasir {
-
-enum class Utf8 { valid, invalid, incomplete };
-
-// Looks at the first character of `text` (not empty). *length is its size when valid; when invalid, the maximal prefix that
-// begins no character (1 to 3 bytes); when incomplete, all of `text`, which more bytes may complete.
-Utf8 utf8_step(std::string_view text, std::size_t* length);
 
 class Utf8Stream {
  public:

@@ -3,18 +3,15 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <limits>
 
 #include "base/checksum.h"
+#include "gguf/limits.h"
 #include "os/os.h"
 
 namespace kvasir {
 namespace {
 
 constexpr uint32_t kFree = UINT32_MAX;
-
-// Bounds a step of the search for special tokens, so that its time is linear in the text. Real ones have up to about 100 bytes.
-constexpr std::size_t kLongestSpecial = 1024;
 
 // Tokens after which a model has finished its turn, as the families spell them; metadata often name only one of several.
 constexpr std::string_view kTurnEnds[] = {
@@ -107,10 +104,26 @@ Status Vocabulary::load_texts(const Gguf& gguf) {
   const auto tokens = gguf.get_strings("tokenizer.ggml.tokens");
   if (!tokens) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is missing or no array of strings");
   if (tokens->empty()) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is empty");
-  if (tokens->size() > std::numeric_limits<Token>::max() / 4)
-    return Status::error(Code::limit, "tokenizer.ggml.tokens has %zu tokens", tokens->size());
-  std::size_t bytes = 0;
-  for (const std::string_view token : *tokens) bytes += token.size();
+  if (tokens->size() > gguf_limits::tokens)
+    return Status::error(Code::limit,
+                         "tokenizer.ggml.tokens has %" PRIu64 " tokens: at most %" PRIu64
+                         " can be read",
+                         tokens->size(), gguf_limits::tokens);
+  uint64_t bytes = 0, number = 0;
+  for (const std::string_view token : *tokens) {
+    if (token.size() > gguf_limits::token_bytes)
+      return Status::error(Code::limit,
+                           "tokenizer.ggml.tokens: token %" PRIu64
+                           " has %zu bytes: at most %" PRIu64 " can be read",
+                           number, token.size(), gguf_limits::token_bytes);
+    bytes += token.size();
+    ++number;
+  }
+  if (bytes > gguf_limits::all_tokens_bytes)
+    return Status::error(Code::limit,
+                         "tokenizer.ggml.tokens has %" PRIu64 " bytes of text: at most %" PRIu64
+                         " can be read",
+                         bytes, gguf_limits::all_tokens_bytes);
   texts_.reserve(tokens->size(), bytes);
   for (const std::string_view token : *tokens) texts_.add(token);
   return {};
@@ -120,7 +133,8 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
   const std::size_t n = texts_.size();
   kinds_.assign(n, TokenKind::normal);
   if (gguf.find("tokenizer.ggml.token_type")) {
-    const auto types = gguf.get_ints("tokenizer.ggml.token_type");
+    const auto types =
+        gguf.get_ints("tokenizer.ggml.token_type");  // at most gguf_limits::array_elements
     if (!types) return Status::error(Code::corrupt, "tokenizer.ggml.token_type is no array of integers");
     if (types->size() != n)
       return Status::error(Code::corrupt, "tokenizer.ggml.token_type has %zu entries for %zu tokens", types->size(), n);
@@ -138,7 +152,9 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
       }
     }
   }
-  index_.reserve(n);
+  std::size_t spelled = 0;  // tokens with a text: empty ones take no bytes of a sparse file
+  for (std::size_t i = 0; i < n; ++i) spelled += texts_[i].empty() ? 0 : 1;
+  index_.reserve(spelled);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
   }
@@ -147,12 +163,26 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
     const Token token = find(name);
     if (token >= 0 && kind(token) != TokenKind::unknown) kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
   }
+  uint64_t special_bytes = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const bool special = kinds_[i] == TokenKind::unknown || kinds_[i] == TokenKind::control || kinds_[i] == TokenKind::user_defined;
-    if (special && texts_[i].size() > kLongestSpecial)
-      return Status::error(Code::limit, "tokenizer.ggml.tokens: token %zu is special and has %zu bytes", i, texts_[i].size());
+    if (!special) continue;
+    // The length bounds a step of the search for special tokens; the sum bounds the memory of its
+    // trie.
+    if (texts_[i].size() > gguf_limits::special_bytes)
+      return Status::error(
+          Code::limit,
+          "tokenizer.ggml.tokens: token %zu is special and has %zu bytes: at most %" PRIu64
+          " can be read",
+          i, texts_[i].size(), gguf_limits::special_bytes);
+    special_bytes += texts_[i].size();
   }
-  plain_index_.reserve(n);
+  if (special_bytes > gguf_limits::all_special_bytes)
+    return Status::error(Code::limit,
+                         "the special tokens have %" PRIu64 " bytes of text: at most %" PRIu64
+                         " can be read",
+                         special_bytes, gguf_limits::all_special_bytes);
+  plain_index_.reserve(spelled);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty() && is_plain(kinds_[i])) plain_index_.add(texts_, static_cast<uint32_t>(i));
   }

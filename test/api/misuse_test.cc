@@ -153,6 +153,7 @@ void Misuses::add_model() {
   });
   add("kv_model_info", "model", [&](kv_error* e) { return kv_model_info(nullptr, &out_.model_info, e); });
   add("kv_model_info", "info", [](kv_error* e) { return kv_model_info(tiny_model(), nullptr, e); });
+  add("kv_model_hash", "model", [](kv_error* e) { return kv_model_hash(nullptr, nullptr, e); });
   add("kv_model_inspect", "path", [&](kv_error* e) { return kv_model_inspect(nullptr, &out_.model_info, e); });
   add("kv_model_inspect", "info", [](kv_error* e) { return kv_model_inspect(tiny_path, nullptr, e); });
   add("kv_model_inspect", "no such file", [&](kv_error* e) { return kv_model_inspect("/nowhere/x", &out_.model_info, e); }, KV_NOT_FOUND);

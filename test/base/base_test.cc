@@ -15,6 +15,7 @@
 #include "base/magnitude.h"
 #include "base/memory.h"
 #include "base/progress.h"
+#include "base/quoted.h"
 #include "base/status.h"
 #include "failing_allocations.h"
 
@@ -38,7 +39,67 @@ TEST_CASE("a status carries its code, message, errno and offset") {
 
 TEST_CASE("a long message is cut and ended") {
   const Status s = Status::error(Code::io, "%s", std::string(1000, 'x').c_str());
-  CHECK(std::string(s.message()) == std::string(383, 'x'));
+  CHECK(std::string(s.message()) == std::string(190, 'x') + "..." + std::string(190, 'x'));
+}
+
+TEST_CASE("a long path leaves no room for the reason after it") {
+  const std::string path(4096, 'p');
+  CHECK(std::string(Status::error(Code::io, "cannot open %s: no such file", path.c_str()).message())
+            .ends_with("pp: no such file"));
+}
+
+TEST_CASE(
+    "a message breaks its line, or holds what a terminal or a reader would take for something "
+    "else") {
+  const struct {
+    const char *hostile, *shown;
+  } texts[] = {
+      {"a\nb", "a\\x0Ab"},
+      {"\x1b[31mred", "\\x1B[31mred"},
+      {"\x7f", "\\x7F"},
+      {"cut \xe2\x82", "cut \\xE2\\x82"},
+      {"\xff\xc0\x80", "\\xFF\\xC0\\x80"},
+      {"\xed\xa0\x80", "\\xED\\xA0\\x80"},  // a surrogate
+      {"\xc2\x85", "\\u{85}"},              // a line break of C1
+      {"\xe2\x80\xa8", "\\u{2028}"},        // a line separator
+      {"gpj.\xe2\x80\xae"
+       "exe",
+       "gpj.\\u{202E}exe"},                // from right to left
+      {"\xe2\x81\xa6", "\\u{2066}"},       // an isolate
+      {"\xf3\xa0\x80\x81", "\\u{E0001}"},  // a tag
+      {"gr\xc3\xb6\xc3\x9f"
+       "e \xf0\x9f\x98\x80 C:\\x",
+       "gr\xc3\xb6\xc3\x9f"
+       "e \xf0\x9f\x98\x80 C:\\x"},
+  };
+  for (const auto& text : texts) {
+    const Status s = Status::error(Code::io, "%s", text.hostile);
+    CHECK(std::string(s.message()) == text.shown);
+    CHECK(std::string(Status::error(Code::io, "%s", s.message()).message()) ==
+          text.shown);  // as a part of another message
+    CHECK(std::string(Quoted(text.hostile).text()) == text.shown);
+  }
+  CHECK(json_string("a\"\\\n\xff") == R"("a\"\\\\x0A\\xFF")");
+}
+
+TEST_CASE("a text is cut within a character or within the spelling of one") {
+  std::string text;
+  while (text.size() < 1000) text += "\xe2\x82\xac\n";
+  for (std::size_t capacity = 32; capacity < 64; ++capacity) {
+    std::vector<char> out(capacity, 'x');
+    quote(text, out.data(), capacity);
+    std::string_view rest = out.data();
+    CHECK(rest.size() < capacity);
+    CHECK(rest.size() + 20 > capacity);
+    while (!rest.empty()) {
+      const std::size_t before = rest.size();
+      for (const std::string_view unit : {"\xe2\x82\xac", "\\x0A", "..."})
+        if (rest.starts_with(unit)) rest.remove_prefix(unit.size());
+      REQUIRE(rest.size() < before);
+    }
+  }
+  CHECK(std::string(Quoted(text).text()).size() < 100);
+  CHECK(std::string(Quoted(text).text()).ends_with("..."));
 }
 
 TEST_CASE("a status that finds no memory for its message keeps its code") {

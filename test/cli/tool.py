@@ -1,4 +1,5 @@
 """Runs the command line for the tests: PROGRAM SOURCE_ROOT come as arguments of the test."""
+import atexit
 import json
 import os
 import pathlib
@@ -22,6 +23,11 @@ FACT = "The access code of the north gate is 4821907."
 QUESTION = "What is the access code of the north gate?"
 CODE = "4821907"
 SHORT = BOOK[2000:5000] + " " + FACT + " " + BOOK[5000:8000]
+
+
+# Not the user's own.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def count_faults(kind, cases=1):

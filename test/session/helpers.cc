@@ -37,7 +37,9 @@ std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, c
     uint64_t size = 1;
     for (const uint64_t d : dims) size *= d;
     const auto value = filled.find(name);
-    const std::vector<float> numbers(size, value == filled.end() ? 0.0f : value->second);
+    std::vector<float> numbers(size, value == filled.end() ? 0.0f : value->second);
+    if (numbers.back() == 0)
+      numbers.back() = 1e-30f;  // a large matrix of nothing but zeros is refused as a hole
     std::vector<std::byte> bytes(size * sizeof(float));
     std::memcpy(bytes.data(), numbers.data(), bytes.size());
     file.tensor(name, std::move(dims), TensorType::f32, std::move(bytes));

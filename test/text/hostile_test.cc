@@ -1,9 +1,14 @@
 // Texts and vocabularies made to be slow: eight times the size may cost eight times the time, never its square.
 #include <bit>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <random>
 #include <thread>
+
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 #include "base/checksum.h"
 #include "text/text_fixtures.h"
@@ -177,4 +182,149 @@ TEST_CASE("cutting a long text into tokens cannot be stopped") {
       CHECK(seconds < 2);  // 0.1 are promised, on a machine that is not overloaded
     }
   }
+}
+
+namespace {
+
+// CPU time of this thread, which a loaded machine does not lengthen.
+double cpu_seconds() {
+#ifdef _WIN32
+  return 0;
+#else
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+#endif
+}
+
+// A byte that no other place of the chain has as its next one, so that its siblings are in a list
+// before it.
+constexpr std::size_t chain_length = 60;
+char chain_byte(std::size_t depth) { return static_cast<char>('!' + depth % 7); }
+
+// A chain of bytes, and at each place of it 200 other bytes that go on: siblings, which a list has
+// to pass on every step.
+void add_siblings(TestVocabulary* vocabulary) {
+  std::string chain = "<";
+  vocabulary->add(chain, 4);
+  for (std::size_t depth = 0; depth < chain_length; ++depth) {
+    vocabulary->add(chain + chain_byte(depth), 4);
+    for (unsigned byte = 40; byte < 240; ++byte)
+      vocabulary->add(chain + static_cast<char>(byte) + "x", 4);
+    chain += chain_byte(depth);
+  }
+}
+
+// As many tokens of the same sizes that share no more than their first bytes.
+void add_strangers(TestVocabulary* vocabulary) {
+  for (std::size_t depth = 0; depth < chain_length; ++depth) {
+    for (unsigned i = 0; i < 200; ++i) {
+      std::string text = std::to_string(i * 977 + depth * 199999);
+      text.resize(depth + 3, 'y');
+      vocabulary->add(text, 4);
+    }
+  }
+}
+
+double cpu_seconds_to_load(const std::function<void(TestVocabulary*)>& add) {
+  TestVocabulary vocabulary = byte_vocabulary();
+  add(&vocabulary);
+  const std::vector<std::byte> file = bpe_file(vocabulary).build();
+  double best = 1e9;
+  for (int i = 0; i < 3; ++i) {
+    std::unique_ptr<const Tokenizer> tokenizer;
+    const double begin = cpu_seconds();
+    const Status status = load_tokenizer(file, &tokenizer);
+    best = std::min(best, cpu_seconds() - begin);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "special tokens with shared beginnings and hundreds of siblings take longer to load than "
+    "others, or to be searched for") {
+  const double siblings = cpu_seconds_to_load(add_siblings),
+               strangers = cpu_seconds_to_load(add_strangers);
+  MESSAGE("12,000 special tokens: ", siblings * 1e3, " ms of CPU time, of other spellings ",
+          strangers * 1e3);
+  CHECK(siblings < 4 * strangers + 0.01);
+
+  TestVocabulary crowded = byte_vocabulary(), single = byte_vocabulary();
+  add_siblings(&crowded);
+  std::string chain = "<";
+  for (std::size_t depth = 0; depth < chain_length; ++depth) chain += chain_byte(depth);
+  single.add(chain, 4);
+  chain.pop_back();  // a text that walks the whole chain and finds nothing at its end
+  const std::string text = repeat(chain + "z", 200000);
+  double seconds[2];
+  for (const bool many : {false, true}) {
+    auto file = bpe_file(many ? crowded : single);
+    const auto tokenizer = tokenizer_of(file);
+    const double begin = cpu_seconds();
+    (void)ids_of(*tokenizer, text);
+    seconds[many] = cpu_seconds() - begin;
+  }
+  MESSAGE("a text along them: ", seconds[1] * 1e3, " ms of CPU time, along one of them ",
+          seconds[0] * 1e3);
+  CHECK(seconds[1] < 4 * seconds[0] + 0.01);
+}
+
+#ifndef _WIN32
+TEST_CASE("a search for special tokens goes on for milliseconds after it was cancelled") {
+  // Each place of a text of "a" walks along 511 bytes, of which each has 15 siblings.
+  TestVocabulary vocabulary = byte_vocabulary();
+  for (std::size_t depth = 1; depth < 511; ++depth) {
+    vocabulary.add(std::string(depth, 'a') + "b", 4);
+    for (char c = 'c'; c < 'c' + 14; ++c) vocabulary.add(std::string(depth, 'a') + c, 4);
+  }
+  vocabulary.tokens[vocabulary.tokens.size() - 1] = std::string(511, 'a') + "!";
+  auto file = bpe_file(vocabulary);
+  const auto tokenizer = tokenizer_of(file);
+  const std::string text(1 << 20, 'a');
+  const Tokenizer::Part part = {text, false};
+  clockid_t clock;
+  REQUIRE(pthread_getcpuclockid(pthread_self(), &clock) == 0);
+  double longest = 0;
+  for (int round = 0; round < 8; ++round) {
+    Cancel cancel;
+    double fired = 0;
+    std::thread fire([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      timespec t{};
+      clock_gettime(clock, &t);
+      fired = static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+      cancel.fire();
+    });
+    Array<Token> ids;
+    CHECK(tokenizer->encode({&part, 1}, true, &ids, {nullptr, &cancel}).code() == Code::cancelled);
+    const double end = cpu_seconds();
+    fire.join();
+    longest = std::max(longest, end - fired);
+  }
+  MESSAGE("cancelled: ", longest * 1e3, " ms of CPU time later");
+  CHECK(longest < 0.01);
+}
+#endif
+
+TEST_CASE("a vocabulary is larger than any model's, and its tables are made all the same") {
+  for (const bool merges : {false, true}) {
+    TestVocabulary vocabulary = byte_vocabulary();
+    std::vector<std::string> many(merges ? 2100000 : 1100000);
+    GgufBuilder b;
+    b.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", "gpt-2");
+    b.key("tokenizer.ggml.tokens", merges ? vocabulary.tokens : many)
+        .key("tokenizer.ggml.merges", merges ? many : vocabulary.merges);
+    CHECK(refusal_of(b).code() == Code::limit);
+  }
+  TestVocabulary vocabulary = byte_vocabulary();
+  vocabulary.add(std::string(5000, 'x'));
+  auto file = bpe_file(vocabulary);
+  CHECK(refusal_of(file).code() == Code::limit);
+  vocabulary = byte_vocabulary();
+  for (int i = 0; i < 5000; ++i) vocabulary.add(std::string(500, 'x') + std::to_string(i), 3);
+  file = bpe_file(vocabulary);
+  CHECK(refusal_of(file).code() == Code::limit);
 }

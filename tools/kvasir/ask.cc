@@ -12,7 +12,7 @@ void run_ask(Context& context, const AskArguments& arguments) {
   if (arguments.source.document.empty() && arguments.source.cache.empty())
     throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   const std::vector<std::string> questions = questions_of(arguments.questions, arguments.source.document);
-  const Model model = open_model(context, arguments.model);
+  const Model model = open_model(context, arguments.model, true);
   const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy, arguments.session.prefill});
   const Reading reading = open_reading(context, model.get(), arguments.source, flags);
   if (reading.save_failure) context.terminal.error(reading.save_failure->what());
@@ -21,7 +21,7 @@ void run_ask(Context& context, const AskArguments& arguments) {
 }
 
 void run_prefill(Context& context, const PrefillArguments& arguments) {
-  const Model model = open_model(context, arguments.model);
+  const Model model = open_model(context, arguments.model, true);
   const Reading reading = open_reading(context, model.get(), arguments.source, arguments.session);
   if (reading.save_failure) throw *reading.save_failure;
 }

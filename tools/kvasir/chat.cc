@@ -172,7 +172,7 @@ void Chat::run() {
 void run_chat(Context& context, const ChatArguments& arguments) {
   if (context.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
   expect_one_source(arguments.source);
-  const Model model = open_model(context, arguments.model);
+  const Model model = open_model(context, arguments.model, true);
   const SessionFlags flags = with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.strategy, arguments.session.prefill});
   Session session;
   if (arguments.source.document.empty() && arguments.source.cache.empty()) {

@@ -23,7 +23,8 @@ void on_choice(int32_t level, const char* message, void* user) {
 
 }  // namespace
 
-Model open_model(Context& context, const ModelFlags& flags) {
+Model open_model(Context& context, const ModelFlags& flags, bool hashed) {
+  const std::string folder = hashed ? system::cache_folder() : "";
   kv_model_options options;
   kv_model_options_init(&options, sizeof options);
   options.log = flags.device == "auto" ? on_choice : on_log;
@@ -31,6 +32,7 @@ Model open_model(Context& context, const ModelFlags& flags) {
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();
   options.device_memory = flags.device_memory;
+  if (!folder.empty()) options.hash_folder = folder.c_str();
   kv_error error{};
   kv_model* model = nullptr;
   check(kv_open(flags.path.c_str(), &options, &model, &error), error);

@@ -27,7 +27,9 @@ struct Context {
   Json result = Json::object();  // printed at the end with --json, also beside an error
 };
 
-Model open_model(Context& context, const ModelFlags& flags);
+// hashed: the hash of the whole file is looked for, computed meanwhile and kept in the user's cache
+// folder.
+Model open_model(Context& context, const ModelFlags& flags, bool hashed = false);
 Session open_session(Context& context, kv_model* model, const SessionFlags& flags);
 kv_session_options session_options(Context& context, const SessionFlags& flags);
 

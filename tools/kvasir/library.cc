@@ -146,7 +146,7 @@ void run_library_list(Context& context, const LibraryListArguments& arguments) {
 
 void run_library_add(Context& context, const LibraryAddArguments& arguments) {
   if (is_there(arguments.library.folder)) expect_writable_folder(arguments.library.folder);
-  const Model model = open_model(context, arguments.model);
+  const Model model = open_model(context, arguments.model, true);
   add(context, model.get(), arguments, with_calibration(context, arguments.model, model.get(), arguments.session, {arguments.session.prefill}));
   const Json& source = context.result["source"];
   if (source.contains("save_status")) throw Failure(exit_code_for(source["save_status"]), "the document was not added");
@@ -154,7 +154,7 @@ void run_library_add(Context& context, const LibraryAddArguments& arguments) {
 
 void run_library_ask(Context& context, const LibraryAskArguments& arguments) {
   const std::vector<std::string> questions = questions_of(arguments.questions, arguments.add.document);
-  const Model model = open_model(context, arguments.add.model);
+  const Model model = open_model(context, arguments.add.model, true);
   const SessionFlags flags = with_calibration(context, arguments.add.model, model.get(), arguments.add.session, {arguments.add.session.strategy, arguments.add.session.prefill});
   const Session session = add(context, model.get(), arguments.add, flags);
   answer_each(context, model.get(), session.get(), questions, arguments.sampling, arguments.passages);

@@ -44,6 +44,9 @@ constexpr const char* end_of_input =  // what a person types
     "Ctrl-D";
 #endif
 
+// A folder of this program's for what can be made again, whose parents are there; "" where the user
+// has none.
+std::string cache_folder();
 std::string program_path();
 uint64_t process_number();
 bool local_time(std::time_t time, std::tm* out);

@@ -1,5 +1,3 @@
-#include "system.h"
-
 #include <fcntl.h>
 #include <langinfo.h>
 #include <sys/ioctl.h>
@@ -10,6 +8,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
+
+#include "system.h"
 
 namespace tool::system {
 
@@ -62,6 +63,22 @@ ptrdiff_t append(const std::string& path, std::string_view text) {
 bool is_disk_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 bool may_write_in(const std::string& folder) { return access(folder.c_str(), W_OK | X_OK) == 0; }
+
+std::string cache_folder() {
+  const char *caches = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  std::string parent;
+  if (caches != nullptr && *caches == '/') parent = caches;
+#ifdef __APPLE__
+  else if (home != nullptr && *home == '/')
+    parent = std::string(home) + "/Library/Caches";
+#else
+  else if (home != nullptr && *home == '/')
+    parent = std::string(home) + "/.cache";
+#endif
+  std::error_code failed;
+  if (!parent.empty()) std::filesystem::create_directories(parent, failed);
+  return parent.empty() || failed ? "" : parent + "/kvasir";
+}
 
 bool terminal_understands_drawing() {
   const char* kind = std::getenv("TERM");

@@ -167,6 +167,11 @@ std::string program_path() {
   return narrow(path);
 }
 
+std::string cache_folder() {
+  const wchar_t* const local = _wgetenv(L"LOCALAPPDATA");
+  return local != nullptr && *local != 0 ? narrow(local) + "/kvasir" : "";
+}
+
 uint64_t process_number() { return GetCurrentProcessId(); }
 bool local_time(std::time_t time, std::tm* out) { return localtime_s(out, &time) == 0; }
 

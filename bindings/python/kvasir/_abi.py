@@ -25,7 +25,8 @@ class kv_error(Structure):
 
 class kv_model_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("log", LOG_FN), ("log_user", c_void_p), ("chat_format", c_char_p),
-                ("device", c_char_p), ("device_memory", c_uint64), ("cancel", c_void_p)]
+                ("device", c_char_p), ("device_memory", c_uint64), ("cancel", c_void_p),
+                ("hash_folder", c_char_p)]
 
 
 class kv_model_information(Structure):
@@ -33,7 +34,7 @@ class kv_model_information(Structure):
                 ("head_dim", c_uint32), ("feed_forward", c_uint32), ("vocabulary", c_uint32), ("context", c_uint64),
                 ("parameters", c_uint64), ("weight_bytes", c_uint64), ("kv_bytes_per_token", c_uint64), ("architecture", c_char * 32),
                 ("name", c_char * 64), ("weights", c_char * 96), ("tokenizer", c_char * 32), ("chat_format", c_char * 16),
-                ("fingerprint", c_char * 72)]
+                ("fingerprint", c_char * 72), ("hash", c_char * 40)]
 
 
 class kv_session_options(Structure):
@@ -134,6 +135,7 @@ _CALLS: Dict[str, List[Any]] = {
     "kv_open": [_S, POINTER(kv_model_options), _OUT],
     "kv_model_info": [_P, POINTER(kv_model_information)],
     "kv_model_inspect": [_S, POINTER(kv_model_information)],
+    "kv_model_hash": [_P, _CALL],
     "kv_tokenize": [_P, _S, _Z, c_uint32, _P, _P, _Z, POINTER(_Z)],
     "kv_detokenize": [_P, _P, _Z, c_uint32, _P, _Z, POINTER(_Z)],
     "kv_strategy_info": [c_uint32, POINTER(kv_strategy_information)],

@@ -38,6 +38,7 @@ class ModelInformation(NamedTuple):
     tokenizer: str
     chat_format: str
     fingerprint: str  # of the weights; saved documents belong to it
+    hash: str  # of the whole file; empty until it is known (hash_folder, Model.hash)
 
 
 def inspect_model(path: Path) -> ModelInformation:
@@ -71,6 +72,11 @@ class Model(Handle):
         info = sized(_abi.kv_model_information)
         call(lib.kv_model_info, self._live(), byref(info))
         return ModelInformation(**values(info))
+
+    def hash(self, **options: Unpack[CallOptions]) -> None:
+        """Reads the whole file and computes its hash, unless it is known; `info` then has it. Cancelled, IoError, Corrupt, NoMemory."""
+        owner, watch = self._live(), Watch()
+        watch.run(lib.kv_model_hash, owner, byref(fill(_abi.kv_call_options, CallOptions, options, watch)))
 
     def tokenize(self, text: Text, *, special: bool = False, bos: bool = False, document: bool = False,
                  cancel: Optional[Cancel] = None) -> npt.NDArray[np.int32]:

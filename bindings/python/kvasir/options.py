@@ -32,6 +32,7 @@ class ModelOptions(TypedDict, total=False):
     device: str  # "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1", "cuda:all"
     device_memory: int  # bytes of each GPU's memory; 0: what is free
     cancel: Optional[Cancel]  # of opening the model
+    hash_folder: Path  # of the hashes of whole model files, which a thread computes; left out: none
 
 
 class StoreOptions(TypedDict, total=False):

@@ -170,6 +170,9 @@ class Sessions(Case):
         self.assertEqual(kvasir.status_text(0), "ok")
         self.assertEqual(kvasir.status_text(999), "unknown status")
         self.assertEqual(kvasir.inspect_model(MODEL), self.model.info)
+        with kvasir.Model(MODEL) as hashed:
+            hashed.hash()
+            self.assertEqual(len(hashed.info.hash), 32)
         self.assertEqual(self.model.info.context, 131072)
 
 

@@ -75,6 +75,7 @@ pub struct kv_model_options {
     pub device: *const ::std::os::raw::c_char,
     pub device_memory: u64,
     pub cancel: *mut kv_cancel,
+    pub hash_folder: *const ::std::os::raw::c_char,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -97,6 +98,7 @@ pub struct kv_model_information {
     pub tokenizer: [::std::os::raw::c_char; 32usize],
     pub chat_format: [::std::os::raw::c_char; 16usize],
     pub fingerprint: [::std::os::raw::c_char; 72usize],
+    pub hash: [::std::os::raw::c_char; 40usize],
 }
 #[repr(C)]
 #[derive(Debug)]
@@ -414,6 +416,7 @@ extern "C" {
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_call_options_init(options: *mut kv_call_options, size: usize);
+    pub fn kv_model_hash(model: *mut kv_model, options: *const kv_call_options, error: *mut kv_error) -> kv_status;
     pub fn kv_prepare(session: *mut kv_session, options: *const kv_call_options, error: *mut kv_error) -> kv_status;
     pub fn kv_prefill(
         session: *mut kv_session,

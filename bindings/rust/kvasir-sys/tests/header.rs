@@ -51,9 +51,10 @@ macro_rules! layouts {
 fn layouts_are_those_of_the_header() {
     let mut c = layouts! {
         kv_error { status sys_errno offset message }
-        kv_model_options { struct_size flags log log_user chat_format device device_memory cancel }
+        kv_model_options { struct_size flags log log_user chat_format device device_memory cancel
+            hash_folder }
         kv_model_information { struct_size layers width heads kv_heads head_dim feed_forward vocabulary context parameters weight_bytes
-            kv_bytes_per_token architecture name weights tokenizer chat_format fingerprint }
+            kv_bytes_per_token architecture name weights tokenizer chat_format fingerprint hash }
         kv_session_options { struct_size threads context kv_type window prefill_chunk dense_layers strategy budget_tokens budget_fraction
             share_heads alpha log log_user filter_layers filter_window compare select_tokens certify prefill_strategy
             prefill_budget_fraction prefill_exact_tokens coverage search_breadth budget_schedule head_graphs memory_budget spill_folder }

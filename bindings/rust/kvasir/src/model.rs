@@ -44,6 +44,8 @@ pub struct ModelInfo {
     pub chat_format: String,
     /// Of the weights, 64 hexadecimal digits; saved documents belong to it.
     pub fingerprint: String,
+    /// Of the whole file, 32 hexadecimal digits; empty until it is known (`ModelOptions::hash_folder`, [`Model::hash`]).
+    pub hash: String,
 }
 
 /// What [`Model::tokenize`] makes of text.
@@ -86,6 +88,14 @@ impl Model {
         // SAFETY: the model is open, the struct has its size.
         call(|error| unsafe { sys::kv_model_info(self.raw(), &mut info, error) })?;
         Ok(ModelInfo::of(&info))
+    }
+
+    /// Reads the whole file and computes its hash, unless it is known; [`Model::info`] then has it. `Error::Cancelled`, `Error::Io`,
+    /// `Error::Corrupt` (the file was changed while it was open), `Error::NoMemory`: it stays unknown.
+    pub fn hash(&self, options: &CallOptions) -> Result<()> {
+        let raw = options.raw()?;
+        // SAFETY: the model is open, the options live during the call.
+        call(|error| unsafe { sys::kv_model_hash(self.raw(), &raw.value, error) })
     }
 
     /// Text to tokens, in time linear in its size. Bytes that are not UTF-8 are tokenized as bytes.
@@ -191,6 +201,7 @@ impl ModelInfo {
             tokenizer: text(&raw.tokenizer),
             chat_format: text(&raw.chat_format),
             fingerprint: text(&raw.fingerprint),
+            hash: text(&raw.hash),
         }
     }
 }

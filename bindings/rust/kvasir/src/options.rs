@@ -175,6 +175,14 @@ macro_rules! options {
             self
         }
     };
+    (@setter hash_folder) => {
+        /// For the hashes of whole model files, made where there is none; without it nothing is hashed, read or written. A thread of low
+        /// priority computes the hash of a file that has none there.
+        pub fn hash_folder(mut self, folder: impl Into<PathBuf>) -> Self {
+            self.extra.hash_folder = Some(folder.into());
+            self
+        }
+    };
     (@setter stop) => {
         /// One more string that ends the answer and is not part of it.
         pub fn stop(mut self, text: impl Into<String>) -> Self {
@@ -209,6 +217,11 @@ macro_rules! options {
             $raw.value.spill_folder = $raw.keep(ffi::path(folder)?);
         }
     };
+    (@fill hash_folder $self:ident $raw:ident) => {
+        if let Some(folder) = &$self.extra.hash_folder {
+            $raw.value.hash_folder = $raw.keep(ffi::path(folder)?);
+        }
+    };
     (@fill stop $self:ident $raw:ident) => {
         let mut list = Vec::new();
         for text in &$self.extra.stop {
@@ -229,6 +242,7 @@ pub(crate) struct Extra {
     pub(crate) log: Option<OnLog>,
     pub(crate) session: Option<Box<SessionOptions>>,
     spill_folder: Option<PathBuf>,
+    hash_folder: Option<PathBuf>,
     stop: Vec<String>,
 }
 

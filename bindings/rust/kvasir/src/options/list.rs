@@ -17,7 +17,7 @@ options! {
             /// for that, `Error::NotFound` without such a GPU or a driver, `Error::Unsupported` where the library was built without CUDA.
             device,
         }
-        callbacks { log cancel }
+        callbacks { log cancel hash_folder }
     }
 }
 

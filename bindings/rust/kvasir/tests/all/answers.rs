@@ -221,6 +221,14 @@ fn a_text_is_read_in_parts() {
 }
 
 #[test]
+fn a_model_has_the_hash_of_its_file_when_it_was_asked_for() {
+    let folder = Folder::new();
+    let model = Model::open_with(model_path(), &kvasir::ModelOptions::new().hash_folder(folder.path("hashes"))).unwrap();
+    model.hash(&CallOptions::new()).unwrap();
+    assert_eq!(model.info().unwrap().hash.len(), 32);
+}
+
+#[test]
 fn what_the_model_and_the_library_are() {
     let info = model().info().unwrap();
     assert_eq!(info, Model::inspect(model_path()).unwrap());
