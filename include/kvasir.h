@@ -189,8 +189,8 @@ typedef struct kv_model_options {
    * (kv_stats: "device_reads_pages" and why not). By the other strategies, where dense layers or separate heads are asked for and where everything is attended,
    * the two attend side by side: the processor chooses and attends pages, the GPU the newest and the first tokens and, of one token, as large a part of the pages
    * as it reads over the bus while the processor attends the others. How fast both are is measured once for a GPU and a number of threads, by kv_prepare or the
-   * first such token; what filter layers choose for the layers after them the GPU reads in one go and keeps for the next token, where there is room ("device_attends_beside",
-   * and "device_attends_beside_by" says how they share). Sparse reading, a memory_budget, certificates, comparisons and traced answers are attended
+   * first such token; what filter layers choose for the layers after them the GPU reads in one go and keeps for the next token, where there is room ("co_execution",
+   * and "co_execution_share" says how they share). Sparse reading, a memory_budget, certificates, comparisons and traced answers are attended
    * by the processor alone. kv_stats says who did ("device_attends": of several GPUs all, or which one did not) and why, how many layers and bytes
    * there are, as sums and, under "devices", of each GPU. As much of the processor's memory as an 85th of what a GPU has of the weights, from 6 to 96 MiB, is
    * pinned for what goes to it and comes from it, as long as the model is open, and more where a session's window wants more. */

@@ -146,7 +146,7 @@ TEST_CASE("a model whose weights are on their way to a device is not opened once
     const emulated::Changed when(emulated::machine().fails_at, emulated::machine().calls + at);
     const uint64_t from = emulated::machine().calls;
     const char* const device = at % 2 ? "cuda" : "auto";  // which goes on without a device for other reasons
-    const Status s = Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}, &cancel);
+    const Status s = Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}, "", &cancel);
     if (s.ok()) continue;  // fired behind the last weights
     CHECK(s.code() == Code::cancelled);
     CHECK(model == nullptr);
