@@ -86,7 +86,7 @@ TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only s
   // version of the format that this reader may read, an older reader that may read it too.
   const auto is_fact = [&](uint64_t byte) {
     if (byte >= format::place_version && byte < format::place_byte_order) return true;
-    if (byte >= format::place_model && byte < format::place_model_name + 64) return true;
+    if (byte >= format::place_model && byte < format::place_model_hash + 16) return true;
     const uint64_t table_end = format::place_sections + 5 * format::entry_bytes;
     return byte >= format::place_sections && byte < table_end &&
            (byte - format::place_sections) % format::entry_bytes < format::entry_offset;
