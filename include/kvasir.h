@@ -128,9 +128,10 @@ typedef void (*kv_log_fn)(int32_t level, const char *message, void *user);
 /* Stops the calls it was given to within 100 ms of CPU time, summed over their threads. They return
  * KV_CANCELLED, or KV_OK where nothing that was asked for was left to do. Every call that can take
  * longer than 100 ms takes one, except as its entry says. The system's own work is not interrupted:
- * a write that waits for the disk (fsync), a read of a page from a slow disk, the removal of a file
- * that was partly written (about 25 ms per GB), the opening of a GPU by its driver. Nor is the wait
- * of kv_library_open, kv_library_rename and kv_library_remove for another process. */
+ * a write that waits for the disk (fsync), a read of a page from a slow disk, the opening of a GPU
+ * by its driver, and the release of what the call had made: a file that was partly written or
+ * spilled takes about 55 ms per GB. Nor is the wait of kv_library_open, kv_library_rename and
+ * kv_library_remove for another process. */
 typedef struct kv_cancel kv_cancel;
 
 /* *out is released with kv_cancel_release, after the calls that use it. KV_NO_MEMORY. */

@@ -251,7 +251,7 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
     write_out(state, first, tokens, h, out, lse);
     if (!compare) return;
     const float* its_out = out + std::size_t{first} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
-    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, first, rows, &w.selection, its_out}, &w.compare))
+    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, first, rows, &w.selection, its_out, &req.cancel}, &w.compare))
       failure.note(req.store.pages().damaged());
   });
   return std::move(failure).take();
@@ -340,7 +340,7 @@ Status Attention::compare_exact(const AttentionRequest& req, const float* out) {
     attend_near(req, {h, token, 1, 1}, rows, 0, state, &w);
     w.compare.keep_near(state, group, shape_.dim);
     const float* its_out = out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
-    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, token, rows, nullptr, its_out}, &w.compare)) intact = false;
+    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, token, rows, nullptr, its_out, &req.cancel}, &w.compare)) intact = false;
   });
   return intact ? Status() : req.store.pages().damaged();
 }

@@ -66,6 +66,7 @@ bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch
   const AttentionState state{s->near.data(), s->near.data() + std::size_t{rows} * shape.dim, s->near.data() + std::size_t{rows} * (shape.dim + 1)};
   PageRef refs[extent_pages];
   for (uint32_t p = one.first_page; p < pages; p += extent_pages) {
+    if (one.cancelled()) return true;
     const uint32_t some = std::min(extent_pages, pages - p);
     for (uint32_t i = 0; i < some; ++i) {
       if (!one.pages.intact_page(one.layer, one.kv_head, p + i)) return false;
@@ -120,7 +121,7 @@ bool Comparison::compare(const Case& one, Scratch* s) {
   const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim, s->near.data() + s->near.size());  // before the store is added to it
   if (!attend_exactly(one, n_, s)) return false;
   Compared& sum = step_[std::size_t{one.token} * kv_heads_ + one.kv_head];
-  for (uint32_t r = 0; r < rows; ++r) {
+  for (uint32_t r = 0; r < rows && !one.cancelled(); ++r) {
     const float* scores = s->scores.data() + std::size_t{r} * n_;
     const double near_m = static_cast<double>(near_ml[r]), largest = std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)));
     const double near = static_cast<double>(near_ml[rows + r]) * std::exp(near_m - largest);

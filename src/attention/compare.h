@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "select/plan.h"
 #include "select/selector.h"
@@ -69,6 +70,8 @@ class Comparison {
     QueryRows rows;
     const Selection* chosen;  // null: everything was read
     const float* out;         // [rows][head_dim] what the strategy's attention gave
+    const CancelLatch* cancel = nullptr;  // once it has fired, what is added is meaningless
+    bool cancelled() const { return cancel && cancel->fired(); }
   };
 
   Comparison(uint32_t layers, uint32_t kv_heads) : layers_(layers), kv_heads_(kv_heads) {}

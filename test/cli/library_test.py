@@ -46,21 +46,6 @@ class Library(tool.InFolder):
         listed = self.expect(run("library", "list", self.library), 0).stdout
         self.assertRegex(listed, r"longer.txt +[\d.]+ MB  \d{4}-\d\d-\d\d \d\d:\d\d  [\d,]+ tokens")
 
-    def test_a_document_is_replaced_by_one_that_goes_on_from_it_alone(self):
-        text, folder = BOOK[2000:3200], self.folder / "other"
-        folder.mkdir()
-        self.add(self.file("a.txt", text), model=TINY)
-        cache = self.library / "a.txt.kv"
-        content = cache.read_bytes()
-        other = folder / "a.txt"  # of the same name
-        other.write_text("Another text. " * 50)
-        self.expect_error(run("library", "add", self.library, "-m", TINY, "-f", other), 1, "a.txt.kv holds something else", "--name", "--force")
-        self.assertEqual(cache.read_bytes(), content)
-        self.assertTrue(self.add(other, "--name", "b.txt", model=TINY)["saved"])
-        self.assertFalse(self.add(other, model=TINY)["saved"])  # found under the other name: nothing is to be replaced
-        self.assertTrue(self.add(self.file("a.txt", text + " And more."), model=TINY)["saved"])
-        self.assertTrue(self.add(self.file("a.txt", "A third text. " * 50), "--force", model=TINY)["saved"])
-
     def test_documents_are_renamed_and_removed(self):
         document = self.file("a.txt", "Some text. " * 80)
         self.assertEqual(self.add(document, model=TINY)["name"], "a.txt")

@@ -582,12 +582,7 @@ extern "C" {
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_cache_truncate(cache: *mut kv_cache, tokens: u64, error: *mut kv_error) -> kv_status;
-    pub fn kv_cache_fork(
-        cache: *mut kv_cache,
-        cancel: *mut kv_cancel,
-        out: *mut *mut kv_cache,
-        error: *mut kv_error,
-    ) -> kv_status;
+    pub fn kv_cache_fork(cache: *mut kv_cache, cancel: *mut kv_cancel, out: *mut *mut kv_cache, error: *mut kv_error) -> kv_status;
     pub fn kv_cache_save(
         cache: *mut kv_cache,
         path: *const ::std::os::raw::c_char,
