@@ -1,0 +1,71 @@
+// The execution plan as data: where each segment of a step lies, and which executor attends it.
+#include "engine/execution_plan.h"
+
+#include <doctest/doctest.h>
+
+
+using namespace kvasir;
+
+namespace {
+
+constexpr int gpu = 0;
+
+SegmentFacts facts_of(AttentionMode mode) {
+  SegmentFacts facts;
+  facts.attention = mode;
+  facts.executor = mode == AttentionMode::cpu ? on_cpu : gpu;
+  facts.chosen = facts.has_pages = true;
+  return facts;
+}
+
+}  // namespace
+
+TEST_CASE("a segment is attended by another executor, or read from another place, than the mode says") {
+  SegmentFacts facts = facts_of(AttentionMode::cpu);
+  facts.mapped = true;
+  CHECK(segments_of(facts) ==
+        std::vector<Segment>{{SegmentKind::sinks, Place::host, on_cpu},
+                             {SegmentKind::window, Place::host, on_cpu},
+                             {SegmentKind::step, Place::host, on_cpu},
+                             {SegmentKind::chosen_pages, Place::mapped_file, on_cpu}});
+  facts = facts_of(AttentionMode::gpu_selective);
+  CHECK(segments_of(facts).back() == Segment{SegmentKind::chosen_pages, Place::pinned_host, gpu});
+  facts.staged = true;
+  CHECK(segments_of(facts).back() == Segment{SegmentKind::chosen_pages, Place::staging, gpu});
+  facts = facts_of(AttentionMode::gpu_prefill);
+  facts.chosen = false;
+  CHECK(segments_of(facts).back() == Segment{SegmentKind::all_pages, Place::gpu_copy, gpu});
+  facts.has_pages = false;
+  CHECK(segments_of(facts) == std::vector<Segment>{{SegmentKind::window, Place::gpu_copy, gpu},
+                                                   {SegmentKind::step, Place::gpu_copy, gpu}});
+}
+
+TEST_CASE("what two executors share is more or less than all pages") {
+  for (uint32_t sixteenths : {0u, 5u, 16u}) {
+    CAPTURE(sixteenths);
+    SegmentFacts facts = facts_of(AttentionMode::co_execution);
+    facts.gpu_sixteenths = sixteenths;
+    uint32_t sum = 0;
+    for (const Segment& s : segments_of(facts))
+      if (s.kind == SegmentKind::chosen_pages) {
+        sum += s.sixteenths;
+        CHECK(s.place == (s.executor == gpu ? Place::pinned_host : Place::host));
+      }
+    CHECK(sum == 16);
+  }
+}
+
+TEST_CASE("a plan in words misses a run of layers, a share or a place") {
+  LayerRun first, rest;
+  SegmentFacts facts = facts_of(AttentionMode::co_execution);
+  facts.gpu_sixteenths = 5;
+  first.end_layer = 3, first.executor = gpu, first.segments = segments_of(facts);
+  rest.first_layer = 3, rest.end_layer = 4;
+  rest.segments = segments_of(facts_of(AttentionMode::cpu));
+  CHECK(ExecutionPlan{{first, rest}}.text({"cuda:0"}) ==
+        "layers 0-2 cuda:0: sinks cuda:0 (GPU copy), window cuda:0 (GPU copy), "
+        "step cuda:0 (GPU copy), chosen pages 5/16 cuda:0 (pinned host memory), "
+        "chosen pages 11/16 cpu (host memory)\n"
+        "layers 3-3 cpu: sinks cpu (host memory), window cpu (host memory), "
+        "step cpu (host memory), chosen pages cpu (host memory)");
+}
