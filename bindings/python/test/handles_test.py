@@ -145,6 +145,15 @@ class Stopping(Case):
         token.reset()
         session.prefill(long_text().encode()[read.bytes : read.bytes + 500], cancel=token)
 
+    def test_a_token_that_was_fired_cancels_opening_and_tokenizing(self):
+        with kvasir.Cancel() as token:
+            self.assertEqual(self.model.tokenize(FACT, cancel=token).tolist(), self.model.tokenize(FACT).tolist())
+            token.fire()
+            with self.assertRaises(kvasir.Cancelled):
+                self.model.tokenize(FACT, cancel=token)
+            with self.assertRaises(kvasir.Cancelled):
+                kvasir.Model(MODEL, cancel=token)
+
     def test_what_a_callback_raises_comes_out_of_the_call(self):
         session = self.reader()
         at = len(session.tokens)
