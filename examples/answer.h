@@ -14,8 +14,8 @@ typedef struct answer {
 } answer;
 
 /* For kv_generate; user: an answer that is empty at first. */
-static int32_t keep_text(const char *text, size_t size, void *user) {
-  answer *to = user;
+static int32_t keep_text(const char* text, size_t size, void* user) {
+  answer* to = user;
   if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */
   memcpy(to->text + to->size, text, size);
   to->text[to->size += size] = '\0';

@@ -11,13 +11,14 @@
 #include "kvasir.h"
 #include "read_file.h"
 
-static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
+static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)user;
-  if (phase == KV_PHASE_PREFILL && total > 0) fprintf(stderr, "\rreading: %3d%%", (int)(100 * done / total));
+  if (phase == KV_PHASE_PREFILL && total > 0)
+    fprintf(stderr, "\rreading: %3d%%", (int)(100 * done / total));
   return 0; /* anything else would stop the reading */
 }
 
-static int32_t print_text(const char *text, size_t size, void *user) {
+static int32_t print_text(const char* text, size_t size, void* user) {
   (void)user;
   fwrite(text, 1, size, stdout);
   fflush(stdout);
@@ -25,12 +26,13 @@ static int32_t print_text(const char *text, size_t size, void *user) {
 }
 
 /* Reads the document into a new session and saves that. */
-static kv_status read_document(kv_model *model, const char *path, const char *cache, kv_session **out, kv_error *error) {
+static kv_status read_document(kv_model* model, const char* path, const char* cache,
+                               kv_session** out, kv_error* error) {
   kv_call_options options;
-  kv_session *session = NULL;
+  kv_session* session = NULL;
   kv_status status;
   size_t size = 0;
-  char *text = read_file(path, &size);
+  char* text = read_file(path, &size);
   if (!text) {
     error->status = KV_IO;
     snprintf(error->message, sizeof error->message, "cannot read %.300s", path);
@@ -51,9 +53,9 @@ static kv_status read_document(kv_model *model, const char *path, const char *ca
   return status;
 }
 
-int main(int count, char **values) {
-  kv_model *model = NULL;
-  kv_session *session = NULL;
+int main(int count, char** values) {
+  kv_model* model = NULL;
+  kv_session* session = NULL;
   kv_error error;
   kv_status status;
   if (count != 5) {
@@ -70,7 +72,8 @@ int main(int count, char **values) {
       status = read_document(model, values[2], values[3], &session, &error);
   }
   if (status == KV_OK)
-    status = kv_generate(session, values[4], strlen(values[4]), NULL, print_text, NULL, NULL, &error);
+    status =
+        kv_generate(session, values[4], strlen(values[4]), NULL, print_text, NULL, NULL, &error);
   if (status == KV_OK) {
     putchar('\n');
   } else {

@@ -15,37 +15,40 @@ enum { THREADS = 2 };
 
 /* What one thread works on: a session serves one call at a time, so that each has its own. */
 typedef struct work {
-  kv_session *fork;
-  char **questions;
-  answer *answers;
+  kv_session* fork;
+  char** questions;
+  answer* answers;
   int first, count; /* questions first, first + THREADS, ... below count */
   kv_status status;
   kv_error error;
 } work;
 
-static void *answer_some(void *of) {
-  work *mine = of;
+static void* answer_some(void* of) {
+  work* mine = of;
   int i;
-  /* An answer leaves nothing in the timeline (keep is 0), so that one fork does for all questions of a thread. */
+  /* An answer leaves nothing in the sequence (keep is 0), so that one fork does for all questions of a thread. */
   for (i = mine->first; i < mine->count && mine->status == KV_OK; i += THREADS)
-    mine->status = kv_generate(mine->fork, mine->questions[i], strlen(mine->questions[i]), NULL, keep_text, &mine->answers[i], NULL,
-                               &mine->error);
+    mine->status = kv_generate(mine->fork, mine->questions[i], strlen(mine->questions[i]), NULL,
+                               keep_text, &mine->answers[i], NULL, &mine->error);
   return NULL;
 }
 
 /* Loads the document, forks it for each thread, and waits for all of them. */
-static kv_status answer_all(kv_model *model, const char *cache, char **questions, answer *answers, int count, kv_error *error) {
+static kv_status answer_all(kv_model* model, const char* cache, char** questions, answer* answers,
+                            int count, kv_error* error) {
   kv_session_options options;
-  kv_session *document = NULL;
+  kv_session* document = NULL;
   pthread_t threads[THREADS];
   work works[THREADS];
   int i, started = 0;
   kv_status status;
   memset(works, 0, sizeof works);
   kv_session_options_init(&options, sizeof options);
-  options.threads = 1; /* a fork computes in the thread that calls it, and forks have the options of what they came from */
+  options.threads =
+      1; /* a fork computes in the thread that calls it, and forks have the options of what they came from */
   status = kv_load(model, cache, &options, NULL, &document, error);
-  for (i = 0; i < THREADS && status == KV_OK; ++i) status = kv_fork(document, &works[i].fork, error);
+  for (i = 0; i < THREADS && status == KV_OK; ++i)
+    status = kv_fork(document, &works[i].fork, error);
   kv_session_close(document); /* the forks keep what they share */
   for (i = 0; i < THREADS && status == KV_OK; ++i) {
     works[i].questions = questions;
@@ -70,11 +73,11 @@ static kv_status answer_all(kv_model *model, const char *cache, char **questions
   return status;
 }
 
-int main(int count, char **values) {
-  kv_model *model = NULL;
+int main(int count, char** values) {
+  kv_model* model = NULL;
   kv_error error;
   kv_status status;
-  answer *answers;
+  answer* answers;
   int i;
   if (count < 4) {
     fprintf(stderr, "usage: %s MODEL.gguf CACHE.kv QUESTION...\n", values[0]);
@@ -83,7 +86,8 @@ int main(int count, char **values) {
   answers = calloc((size_t)(count - 3), sizeof *answers);
   if (!answers) return 1;
   status = kv_open(values[1], NULL, &model, &error);
-  if (status == KV_OK) status = answer_all(model, values[2], values + 3, answers, count - 3, &error);
+  if (status == KV_OK)
+    status = answer_all(model, values[2], values + 3, answers, count - 3, &error);
   for (i = 0; i < count - 3 && status == KV_OK; ++i) puts(answers[i].text);
   if (status != KV_OK) fprintf(stderr, "%s: %s\n", kv_status_text(status), error.message);
   kv_close(model);

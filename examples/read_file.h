@@ -6,12 +6,12 @@
 #include <stdlib.h>
 
 /* The whole file, *size bytes, to be freed by the caller; NULL, with a line on standard error, if it cannot be read. */
-static char *read_file(const char *path, size_t *size) {
-  FILE *file = fopen(path, "rb");
-  char *text = NULL;
+static char* read_file(const char* path, size_t* size) {
+  FILE* file = fopen(path, "rb");
+  char* text = NULL;
   size_t capacity = 0, used = 0;
   while (file && used == capacity) {
-    char *larger = realloc(text, capacity = capacity ? 2 * capacity : 65536);
+    char* larger = realloc(text, capacity = capacity ? 2 * capacity : 65536);
     if (!larger) break;
     text = larger;
     used += fread(text + used, 1, capacity - used, file);

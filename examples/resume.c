@@ -13,19 +13,20 @@
 #include "read_file.h"
 
 /* Stops as soon as something was read, as if somebody closed the window. */
-static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void *user) {
+static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)total;
   (void)user;
   return phase == KV_PHASE_PREFILL && done > 0;
 }
 
-static kv_status ask(kv_session *session, const char *question, answer *to, kv_error *error) {
+static kv_status ask(kv_session* session, const char* question, answer* to, kv_error* error) {
   to->text[to->size = 0] = '\0';
   return kv_generate(session, question, strlen(question), NULL, keep_text, to, NULL, error);
 }
 
-static kv_status read_at_once(kv_model *model, const char *text, size_t size, const char *question, answer *to, kv_error *error) {
-  kv_session *session = NULL;
+static kv_status read_at_once(kv_model* model, const char* text, size_t size, const char* question,
+                              answer* to, kv_error* error) {
+  kv_session* session = NULL;
   kv_status status = kv_session_open(model, NULL, &session, error);
   if (status == KV_OK) status = kv_prefill(session, text, size, NULL, NULL, NULL, error);
   if (status == KV_OK) status = ask(session, question, to, error);
@@ -34,17 +35,19 @@ static kv_status read_at_once(kv_model *model, const char *text, size_t size, co
 }
 
 /* Reads until it is stopped, and saves that. *bytes of the text are read then. */
-static kv_status read_a_part(kv_model *model, const char *text, size_t size, const char *cache, uint64_t *bytes, kv_error *error) {
+static kv_status read_a_part(kv_model* model, const char* text, size_t size, const char* cache,
+                             uint64_t* bytes, kv_error* error) {
   kv_call_options options;
-  kv_session *session = NULL;
+  kv_session* session = NULL;
   uint64_t tokens = 0;
   kv_status status = kv_session_open(model, NULL, &session, error);
   kv_call_options_init(&options, sizeof options);
   options.progress = stop_early;
   if (status == KV_OK) status = kv_prefill(session, text, size, &options, &tokens, bytes, error);
-  if (status == KV_OK || status == KV_CANCELLED) { /* KV_OK: it was over before it could be stopped */
-    fprintf(stderr, "%s: %llu tokens, %llu of %llu bytes\n", kv_status_text(status), (unsigned long long)tokens,
-            (unsigned long long)*bytes, (unsigned long long)size);
+  if (status == KV_OK ||
+      status == KV_CANCELLED) { /* KV_OK: it was over before it could be stopped */
+    fprintf(stderr, "%s: %llu tokens, %llu of %llu bytes\n", kv_status_text(status),
+            (unsigned long long)tokens, (unsigned long long)*bytes, (unsigned long long)size);
     status = kv_save(session, cache, NULL, error);
   }
   kv_session_close(session);
@@ -52,9 +55,9 @@ static kv_status read_a_part(kv_model *model, const char *text, size_t size, con
 }
 
 /* Maps what was saved, and reads the text from there. */
-static kv_status read_the_rest(kv_model *model, const char *text, size_t size, const char *cache, const char *question, answer *to,
-                               kv_error *error) {
-  kv_session *session = NULL;
+static kv_status read_the_rest(kv_model* model, const char* text, size_t size, const char* cache,
+                               const char* question, answer* to, kv_error* error) {
+  kv_session* session = NULL;
   uint64_t tokens = 0;
   kv_status status = kv_load(model, cache, NULL, NULL, &session, error);
   if (status == KV_OK) status = kv_prefill(session, text, size, NULL, &tokens, NULL, error);
@@ -64,14 +67,14 @@ static kv_status read_the_rest(kv_model *model, const char *text, size_t size, c
   return status;
 }
 
-int main(int count, char **values) {
+int main(int count, char** values) {
   static answer at_once, resumed;
-  kv_model *model = NULL;
+  kv_model* model = NULL;
   kv_error error;
   kv_status status;
   uint64_t bytes = 0;
   size_t size = 0;
-  char *text;
+  char* text;
   FILE* file;
   if (count != 5) {
     fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt CACHE.kv QUESTION\n", values[0]);
@@ -88,7 +91,9 @@ int main(int count, char **values) {
   status = kv_open(values[1], NULL, &model, &error);
   if (status == KV_OK) status = read_at_once(model, text, size, values[4], &at_once, &error);
   if (status == KV_OK) status = read_a_part(model, text, size, values[3], &bytes, &error);
-  if (status == KV_OK) status = read_the_rest(model, text + bytes, size - bytes, values[3], values[4], &resumed, &error);
+  if (status == KV_OK)
+    status =
+        read_the_rest(model, text + bytes, size - bytes, values[3], values[4], &resumed, &error);
   kv_close(model);
   free(text);
   if (status != KV_OK) {

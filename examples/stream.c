@@ -15,7 +15,7 @@
 #include "read_file.h"
 
 /* The other thread: each Ctrl-C stops the call that is running, within 100 ms. */
-static void *wait_for_interrupts(void *cancel) {
+static void* wait_for_interrupts(void* cancel) {
   sigset_t interrupt;
   int number;
   sigemptyset(&interrupt);
@@ -24,24 +24,26 @@ static void *wait_for_interrupts(void *cancel) {
   return NULL;
 }
 
-static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
+static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)user;
   if (phase == KV_PHASE_PREFILL)
-    fprintf(stderr, "\rreading: %llu of %llu tokens", (unsigned long long)done, (unsigned long long)total);
+    fprintf(stderr, "\rreading: %llu of %llu tokens", (unsigned long long)done,
+            (unsigned long long)total);
   return 0;
 }
 
-static int32_t print_text(const char *text, size_t size, void *user) {
+static int32_t print_text(const char* text, size_t size, void* user) {
   (void)user;
   return fwrite(text, 1, size, stdout) == size && fflush(stdout) == 0 ? 0 : 1;
 }
 
-static kv_status read_document(kv_session *session, const char *path, kv_cancel *cancel, kv_error *error) {
+static kv_status read_document(kv_session* session, const char* path, kv_cancel* cancel,
+                               kv_error* error) {
   kv_call_options options;
   kv_status status;
   uint64_t tokens = 0, bytes = 0;
   size_t size = 0;
-  char *text = read_file(path, &size);
+  char* text = read_file(path, &size);
   if (!text) {
     error->status = KV_IO;
     snprintf(error->message, sizeof error->message, "nothing was read");
@@ -53,8 +55,8 @@ static kv_status read_document(kv_session *session, const char *path, kv_cancel 
   status = kv_prefill(session, text, size, &options, &tokens, &bytes, error);
   fputc('\n', stderr);
   if (status == KV_CANCELLED) {
-    fprintf(stderr, "%s: kept %llu tokens, %llu of %llu bytes\n", kv_status_text(status), (unsigned long long)tokens,
-            (unsigned long long)bytes, (unsigned long long)size);
+    fprintf(stderr, "%s: kept %llu tokens, %llu of %llu bytes\n", kv_status_text(status),
+            (unsigned long long)tokens, (unsigned long long)bytes, (unsigned long long)size);
     kv_cancel_reset(cancel); /* for the answer */
     status = KV_OK;
   }
@@ -62,9 +64,9 @@ static kv_status read_document(kv_session *session, const char *path, kv_cancel 
   return status;
 }
 
-static kv_status read_and_answer(char **values, kv_cancel *cancel, kv_error *error) {
-  kv_model *model = NULL;
-  kv_session *session = NULL;
+static kv_status read_and_answer(char** values, kv_cancel* cancel, kv_error* error) {
+  kv_model* model = NULL;
+  kv_session* session = NULL;
   kv_generate_options options;
   kv_status status = kv_open(values[1], NULL, &model, error);
   if (status == KV_OK) status = kv_session_open(model, NULL, &session, error);
@@ -72,7 +74,8 @@ static kv_status read_and_answer(char **values, kv_cancel *cancel, kv_error *err
   if (status == KV_OK) {
     kv_generate_options_init(&options, sizeof options);
     options.cancel = cancel;
-    status = kv_generate(session, values[3], strlen(values[3]), &options, print_text, NULL, NULL, error);
+    status =
+        kv_generate(session, values[3], strlen(values[3]), &options, print_text, NULL, NULL, error);
     putchar('\n');
   }
   kv_session_close(session);
@@ -80,8 +83,8 @@ static kv_status read_and_answer(char **values, kv_cancel *cancel, kv_error *err
   return status;
 }
 
-int main(int count, char **values) {
-  kv_cancel *cancel = NULL;
+int main(int count, char** values) {
+  kv_cancel* cancel = NULL;
   kv_error error;
   kv_status status;
   pthread_t waiting;

@@ -17,14 +17,18 @@ bool only_once = true;
 
 bool must_fail(std::size_t size) {
   if (!counting.load(std::memory_order_acquire)) return false;
-  for (std::size_t before = largest_asked; size > before && !largest_asked.compare_exchange_weak(before, size);) {}
+  for (std::size_t before = largest_asked;
+       size > before && !largest_asked.compare_exchange_weak(before, size);) {
+  }
   const long now = seen.fetch_add(1);
   return only_once ? now == first_failing : now >= first_failing;
 }
 
 bool fault(std::size_t size) { return must_fail(size); }
 
-void* allocate(std::size_t size) noexcept { return must_fail(size) ? nullptr : std::malloc(size ? size : 1); }
+void* allocate(std::size_t size) noexcept {
+  return must_fail(size) ? nullptr : std::malloc(size ? size : 1);
+}
 
 void* allocate_or_throw(std::size_t size) {
   if (void* p = allocate(size)) return p;
@@ -45,7 +49,8 @@ FailingAllocations::FailingAllocations(long first, bool once) {
 FailingAllocations::~FailingAllocations() {
   counting = false;
   kvasir::allocation_fault = nullptr;
-  if (reached()) count_faults(only_once ? "allocation fails, once" : "allocation fails, and all after it");
+  if (reached())
+    count_faults(only_once ? "allocation fails, once" : "allocation fails, and all after it");
 }
 
 bool FailingAllocations::reached() const { return seen > first_failing; }

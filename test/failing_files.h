@@ -9,7 +9,8 @@
 
 namespace failing_files {
 
-// Operation number `first` (from 0) fails with `error`, and with `once` false all that follow; none while `first` is negative.
+// Operation number `first` (from 0) fails with `error`, and with `once` false all that follow; none
+// while `first` is negative.
 struct Plan {
   long first = -1;
   bool once = true;
@@ -21,14 +22,16 @@ struct Plan {
 
 inline Plan plan;
 
-// Fails what `plan` says. Removing and locking are neither counted nor failed: no program removes what the system will not let go, and a file
-// system without locks is good enough for a file.
+// Fails what `plan` says. Removing and locking are neither counted nor failed: no program removes
+// what the system will not let go, and a file system without locks is good enough for a file.
 inline int planned(const char* operation, const char*) {
   const std::string_view name(operation);
   if (name == "remove" || name == "lock") return 0;
   const long now = plan.seen++;
   const bool hits = plan.first >= 0 && (plan.once ? now == plan.first : now >= plan.first);
-  if (hits && now == plan.first) count_faults(plan.once ? "file operation fails, once" : "file operation fails, and all after it");
+  if (hits && now == plan.first)
+    count_faults(plan.once ? "file operation fails, once"
+                           : "file operation fails, and all after it");
   return hits ? plan.error : 0;
 }
 

@@ -1,5 +1,6 @@
-// Counts the faults that the tests make, by kind. Where KVASIR_FAULT_COUNTS names a file, a program adds its counts to it at its end, a line
-// "cases<TAB>kind" each; tools/count-faults makes a table of them.
+// Counts the faults that the tests make, by kind. Where KVASIR_FAULT_COUNTS names a file, a program
+// adds its counts to it at its end, a line "cases<TAB>kind" each; tools/scripts/count-faults makes
+// a table of them.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +19,8 @@ class Counts {
     if (!out) return;
     std::string lines;
     for (const auto& [kind, cases] : cases_) lines += std::to_string(cases) + "\t" + kind + "\n";
-    std::fwrite(lines.data(), 1, lines.size(), out);  // one write: programs that end together do not mix
+    // one write: programs that end together do not mix
+    std::fwrite(lines.data(), 1, lines.size(), out);
     std::fclose(out);
   }
   void add(const char* kind, long cases) {

@@ -1,4 +1,5 @@
-// The main() of every test program. It is in the locale that the environment names, as a host may be in any.
+// The main() of every test program. It is in the locale that the environment names, as a host may
+// be in any.
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>

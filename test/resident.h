@@ -11,7 +11,8 @@ inline uint64_t resident_of(const std::string& part) {
   uint64_t sum = 0;
   bool its = false;
   for (std::string line; std::getline(maps, line);) {
-    if (line.find(' ') < line.find(':')) its = line.find(part) != std::string::npos;  // a mapping; what is said of it follows
+    // a mapping; what is said of it follows
+    if (line.find(' ') < line.find(':')) its = line.find(part) != std::string::npos;
     else if (its && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
   }
   return sum * 1024;

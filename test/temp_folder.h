@@ -10,14 +10,18 @@
 #include <vector>
 
 // A path as all of Kvasir has it.
-inline std::filesystem::path in_utf8(const std::string& path) { return std::u8string(path.begin(), path.end()); }
+inline std::filesystem::path in_utf8(const std::string& path) {
+  return std::u8string(path.begin(), path.end());
+}
 
 class TempFolder {
  public:
   TempFolder() {
     std::random_device random;
     do {
-      const std::u8string path = (std::filesystem::temp_directory_path() / ("kvasir-test-" + std::to_string(random()))).generic_u8string();
+      const std::u8string path =
+          (std::filesystem::temp_directory_path() / ("kvasir-test-" + std::to_string(random())))
+              .generic_u8string();
       path_ = {path.begin(), path.end()};
     } while (!std::filesystem::create_directory(in_utf8(path_)));  // which throws where it cannot
   }
@@ -31,7 +35,8 @@ class TempFolder {
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   const std::string& path() const { return path_; }
   std::size_t entries() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(in_utf8(path_)), {}));
+    return static_cast<std::size_t>(
+        std::distance(std::filesystem::directory_iterator(in_utf8(path_)), {}));
   }
 
  private:
@@ -45,11 +50,13 @@ inline std::vector<uint8_t> read_file(const std::string& path) {
 
 inline void write_file(const std::string& path, const std::vector<uint8_t>& bytes) {
   std::ofstream out(in_utf8(path), std::ios::binary | std::ios::trunc);
-  out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
 }
 
 // Writes over a part of a file that is there. False when it fails.
-inline bool overwrite(const std::string& path, uint64_t offset, const void* bytes, std::size_t size) {
+inline bool overwrite(const std::string& path, uint64_t offset, const void* bytes,
+                      std::size_t size) {
   std::fstream file(in_utf8(path), std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(static_cast<std::streamoff>(offset));
   file.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
@@ -61,7 +68,8 @@ inline bool overwrite(const std::string& path, uint64_t offset, const void* byte
 constexpr bool on_windows = true;
 
 extern "C" __declspec(dllimport) void* __stdcall GetCurrentProcess();
-extern "C" __declspec(dllimport) int __stdcall GetProcessHandleCount(void* process, unsigned long* count);
+extern "C" __declspec(dllimport) int __stdcall GetProcessHandleCount(void* process,
+                                                                     unsigned long* count);
 
 // Open handles of this process.
 inline std::size_t open_descriptors() {
@@ -74,6 +82,7 @@ constexpr bool on_windows = false;
 
 // Open descriptors of this process.
 inline std::size_t open_descriptors() {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
 #endif

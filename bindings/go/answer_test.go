@@ -112,14 +112,14 @@ func TestStreamGoesOnAsGenerateDoes(t *testing.T) {
 	check(t, err)
 	after, err = session.Tokens()
 	check(t, err)
-	expect(t, after[len(after)-1] == token && !end, "token %d is not in the timeline", token)
+	expect(t, after[len(after)-1] == token && !end, "token %d is not in the sequence", token)
 }
 
 func TestStreamEndsWithTheError(t *testing.T) {
 	count := 0
 	for text, err := range empty(t).Stream(ctx, nil) {
 		count++
-		expect(t, text == "" && err != nil && strings.Contains(err.Error(), "the timeline is empty"), "%q, %v", text, err)
+		expect(t, text == "" && err != nil && strings.Contains(err.Error(), "the sequence is empty"), "%q, %v", text, err)
 	}
 	expect(t, count == 1, "%d times", count)
 }
@@ -166,7 +166,7 @@ func TestOptionsOfAnAnswer(t *testing.T) {
 	expect(t, slices.Equal(again, before), "Rewind went elsewhere")
 }
 
-func TestAForkIsItsOwnTimeline(t *testing.T) {
+func TestAForkIsItsOwnSequence(t *testing.T) {
 	session := load(t, nil)
 	want := ask(t, session)
 	fork, err := session.Fork()

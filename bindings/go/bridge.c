@@ -6,38 +6,41 @@
 
 uintptr_t kvasir_go_thread(void) { return (uintptr_t)pthread_self(); }
 
-void *kvasir_go_user(uintptr_t handle) {
-  uintptr_t *user = malloc(sizeof *user);
+void* kvasir_go_user(uintptr_t handle) {
+  uintptr_t* user = malloc(sizeof *user);
   if (user) *user = handle;
   return user;
 }
 
-int32_t kvasir_go_text(const char *text, size_t size, void *user) {
-  return kvasirGoText((char *)text, size, *(uintptr_t *)user, kvasir_go_thread());
+int32_t kvasir_go_text(const char* text, size_t size, void* user) {
+  return kvasirGoText((char*)text, size, *(uintptr_t*)user, kvasir_go_thread());
 }
 
-int32_t kvasir_go_progress(int32_t phase, uint64_t done, uint64_t total, void *user) {
-  return kvasirGoProgress(phase, done, total, *(uintptr_t *)user, kvasir_go_thread());
+int32_t kvasir_go_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
+  return kvasirGoProgress(phase, done, total, *(uintptr_t*)user, kvasir_go_thread());
 }
 
-void kvasir_go_log(int32_t level, const char *message, void *user) {
-  kvasirGoLog(level, (char *)message, *(uintptr_t *)user, kvasir_go_thread());
+void kvasir_go_log(int32_t level, const char* message, void* user) {
+  kvasirGoLog(level, (char*)message, *(uintptr_t*)user, kvasir_go_thread());
 }
 
-kv_status kvasir_go_library_session(kv_library *library, kv_model *model, const char *text, size_t size,
-                                    const kv_library_session_options *options, const kv_session_options *session,
-                                    kv_session **out, kv_library_result *result, kv_error *error) {
+kv_status kvasir_go_library_session(kv_library* library, kv_model* model, const char* text,
+                                    size_t size, const kv_library_session_options* options,
+                                    const kv_session_options* session, kv_session** out,
+                                    kv_library_result* result, kv_error* error) {
   kv_library_session_options with = *options;
   with.session = session;
   return kv_library_session(library, model, text, size, &with, out, result, error);
 }
 
-kv_status kvasir_go_cache_update(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *k, const uint8_t *v, const uint8_t *q, uint32_t tokens,
-                                 kv_error *error) {
+kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
+                                 const uint8_t* v, const uint8_t* q, uint32_t tokens,
+                                 kv_error* error) {
   return kv_cache_update(cache, layer, type, k, v, q, tokens, error);
 }
 
-kv_status kvasir_go_cache_attention(kv_cache *cache, uint32_t layer, uint32_t type, const uint8_t *q, uint8_t *out, uint32_t tokens,
-                                    const kv_cache_attention_options *options, kv_error *error) {
+kv_status kvasir_go_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type,
+                                    const uint8_t* q, uint8_t* out, uint32_t tokens,
+                                    const kv_cache_attention_options* options, kv_error* error) {
   return kv_cache_attention(cache, layer, type, q, out, tokens, options, error);
 }

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// Cache is the store without a model, for an engine that brings its own weights: keys and values of one timeline in the same pages, with the same
+// Cache is the store without a model, for an engine that brings its own weights: keys and values of one sequence in the same pages, with the same
 // strategies and in the same file as a session's. For each step of 1 to 4096 tokens (a chunk of the prompt, or one token of the answer), and in it for
 // each layer: Update, then Attention. It serves one call at a time; a second concurrent one gets ErrBusy and changes nothing.
 //
@@ -30,7 +30,7 @@ type CacheShape struct {
 	Heads     uint32 // query heads, 1 to 1024
 	KVHeads   uint32 // a divisor of Heads
 	HeadDim   uint32 // 1 to 256
-	MaxTokens uint64 // that the timeline may hold, 1 to 2^30; memory is taken as it grows
+	MaxTokens uint64 // that the sequence may hold, 1 to 2^30; memory is taken as it grows
 	// The caller's name for what makes the keys, such as a hash of its weights; LoadCache compares it.
 	Identity [32]byte
 }

@@ -20,7 +20,7 @@ type FileInfo struct {
 	ChatFormat    string // of its turns; empty: it has none, or an older library wrote it
 }
 
-// InspectFile checks a cache file's header and its timeline's facts only. A packed document is ErrNotACache: InspectPacked.
+// InspectFile checks a cache file's header and its sequence's facts only. A packed document is ErrNotACache: InspectPacked.
 func InspectFile(path string) (FileInfo, error) {
 	info := C.kv_file_information{struct_size: C.sizeof_kv_file_information}
 	err := short(path, func(file *C.char, e *C.kv_error) C.kv_status { return C.kv_file_inspect(file, &info, e) })
@@ -84,7 +84,7 @@ type PackOptions struct {
 	Progress ProgressFunc
 }
 
-// Pack makes a smaller copy of a saved timeline, for sending or keeping away: about 85% of its size. It cannot be loaded before Unpack has
+// Pack makes a smaller copy of a saved sequence, for sending or keeping away: about 85% of its size. It cannot be loaded before Unpack has
 // restored it, bit for bit. packed is replaced atomically: after a failure it is as it was. options may be nil.
 // ErrBadArgument (a level out of its range, both paths lead to one file), ErrNotFound, ErrNotACache, ErrVersion, ErrCorrupt (header or tables;
 // VerifyFile checks the rest), ErrCancelled, ErrNoSpace, ErrPermission, ErrIO, ErrNoMemory.

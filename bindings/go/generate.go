@@ -16,7 +16,7 @@ import (
 type GenerateOptions struct {
 	Sampling
 	MaxTokens uint32       // of the answer; 0: 512
-	Keep      bool         // the turn stays in the timeline; false: afterwards it is back where it was, exactly
+	Keep      bool         // the turn stays in the sequence; false: afterwards it is back where it was, exactly
 	Stop      []string     // strings that end the answer and are not part of it
 	Special   bool         // text of the question that spells a control token becomes that token; false: it is text
 	Trace     bool         // what the answer attends of the document is noted, for Session.Trace, at some cost
@@ -47,8 +47,8 @@ type Answer struct {
 
 // Generate asks: it puts the question in the model's turn and answers it through onText, in whole UTF-8 characters as they are made. An error of
 // onText stops the answer: ErrCancelled, and that error. options and onText may be nil. With Keep, a stopped or failed call leaves the
-// whole tokens made so far; without, the timeline is as before.
-// ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (an empty timeline, and a question without a token), ErrNoMemory, ErrLimit (MemoryBudget
+// whole tokens made so far; without, the sequence is as before.
+// ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (an empty sequence, and a question without a token), ErrNoMemory, ErrLimit (MemoryBudget
 // has no room for the question), ErrCorrupt (a damaged page of a mapped file was met), ErrBusy.
 func (s *Session) Generate(ctx context.Context, question string, options *GenerateOptions, onText func(text string) error) (answer Answer, err error) {
 	defer raise(&err)
@@ -106,15 +106,15 @@ func (s *Session) Ask(ctx context.Context, question string, options *GenerateOpt
 	return answer.String(), err
 }
 
-// Next makes one more token after what is in the timeline and adds it: a raw continuation, no turn is opened. end is true when the
-// token ends the turn. sampling may be nil. ErrCancelled, ErrBadState (empty timeline), ErrContextFull, ErrBusy.
+// Next makes one more token after what is in the sequence and adds it: a raw continuation, no turn is opened. end is true when the
+// token ends the turn. sampling may be nil. ErrCancelled, ErrBadState (empty sequence), ErrContextFull, ErrBusy.
 func (s *Session) Next(ctx context.Context, sampling *Sampling) (token int32, end bool, err error) {
 	token, end, _, err = s.next(ctx, sampling, false)
 	return token, end, err
 }
 
 // Stream goes on with Next, and gives the text of the tokens, in whole UTF-8 characters, until a token ends the turn. An error is the last
-// thing that it gives. Breaking off ends it at once; what was made is in the timeline, and Rewind takes it back. Between two tokens the
+// thing that it gives. Breaking off ends it at once; what was made is in the sequence, and Rewind takes it back. Between two tokens the
 // session is free for other calls. sampling may be nil.
 //
 // Generate opens a turn for a question and closes it; Stream continues what is there. PrefillTokens can open one, with the marks of

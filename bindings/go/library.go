@@ -43,7 +43,7 @@ func OpenLibrary(folder string, options *LibraryOptions) (l *Library, err error)
 	}
 	l = &Library{}
 	o := defaults(func(o *C.kv_library_options, size C.size_t) { C.kv_library_options_init(o, size) })
-	o.most_bytes = C.uint64_t(options.MostBytes)
+	o.max_bytes = C.uint64_t(options.MostBytes)
 	if o.log, o.log_user, err = l.newLogger(options.Log); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ type ModelOptions struct {
 	// "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr".
 	ChatFormat string
 	// Where the weights are multiplied: "" or "cpu"; "cuda", "cuda:1", ...: an NVIDIA GPU, of as many layers as fit into its memory;
-	// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the processor.
+	// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the CPU.
 	// But for that, ErrNotFound without such a GPU or a driver, ErrUnsupported where the library was built without CUDA.
 	Device string
 	// Bytes of each GPU's memory that the model and its sessions may take; 0: what is free.
@@ -192,7 +192,7 @@ func detokenize(model *C.kv_model, tokens []int32, flags TokenizeFlags, guess in
 	})
 }
 
-// NewSession makes a session with an empty timeline. options may be nil.
+// NewSession makes a session with an empty sequence. options may be nil.
 // ErrBadArgument (an unknown strategy, ranges), ErrNoMemory, ErrLimit.
 func (m *Model) NewSession(options *SessionOptions) (s *Session, err error) {
 	defer raise(&err)
@@ -219,7 +219,7 @@ type LoadOptions struct {
 	Progress ProgressFunc
 }
 
-// Load makes a session over a saved timeline, mapped: its pages are read when they are used, their checksums now. Both options may be nil. Window and KVType are the
+// Load makes a session over a saved sequence, mapped: its pages are read when they are used, their checksums now. Both options may be nil. Window and KVType are the
 // file's; one in full precision is refused with a MemoryBudget (ErrBadArgument). The file may be replaced or removed by name afterwards, but not
 // cut or written in place.
 // ErrNotFound, ErrNotACache, ErrVersion and ErrModelMismatch (both IsStale), ErrCorrupt, ErrContextFull, ErrLimit, ErrIO, ErrNoMemory.
@@ -227,7 +227,7 @@ func (m *Model) Load(ctx context.Context, path string, options *SessionOptions, 
 	return m.LoadPrefix(ctx, path, 0, options, load)
 }
 
-// LoadPrefix is Load of the first so many tokens of the saved timeline alone (0: all), as if no more had been read. The newest of them, those that
+// LoadPrefix is Load of the first so many tokens of the saved sequence alone (0: all), as if no more had been read. The newest of them, those that
 // a window keeps in full precision, are read again, at most a window and a page, where the file has them as pages only.
 // ErrBadArgument (the file has fewer), ErrCancelled, and as Load.
 func (m *Model) LoadPrefix(ctx context.Context, path string, tokens uint64, options *SessionOptions, load *LoadOptions) (s *Session, err error) {

@@ -41,7 +41,7 @@ const NoDenseLayers = -1
 // SessionOptions are for everything that makes a session. The zero value is the default.
 type SessionOptions struct {
 	Threads      uint32 // 0: as many as the process has processors; the caller's is one of them
-	Context      uint64 // tokens the timeline may hold; 0: what the model was trained for. More is refused
+	Context      uint64 // tokens the sequence may hold; 0: what the model was trained for. More is refused
 	KVType       KVType
 	Window       uint32 // newest tokens kept in full precision and always attended; 0: 64
 	PrefillChunk uint32 // tokens read together, 1 to 4096; 0: chosen

@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// Session is one timeline of tokens with its keys and values.
+// Session is one sequence of tokens with its keys and values.
 type Session struct {
 	handle
 	ptr   *C.kv_session
@@ -52,8 +52,8 @@ func (s *Session) SetStrategy(strategy string, budgetTokens uint64, budgetFracti
 	})
 }
 
-// Prepare makes now what the strategy needs beside keys and values, where the timeline does not have it: an index or a sketch. Otherwise it is
-// made before the next question or save. It is saved with the timeline and shared by forks. A GPU gets what it attends of this session, and of its forks
+// Prepare makes now what the strategy needs beside keys and values, where the sequence does not have it: an index or a sketch. Otherwise it is
+// made before the next question or save. It is saved with the sequence and shared by forks. A GPU gets what it attends of this session, and of its forks
 // while it is open the memory that is pinned. progress may be nil.
 // ErrCancelled, ErrNoMemory, ErrLimit, ErrCorrupt, ErrDevice, ErrBusy.
 func (s *Session) Prepare(ctx context.Context, progress ProgressFunc) error {
@@ -68,11 +68,11 @@ type PrefillOptions struct {
 
 // Done is how much of a text was read, also by a call that was cancelled or failed.
 type Done struct {
-	Tokens uint64 // added to the timeline
+	Tokens uint64 // added to the sequence
 	Bytes  int    // of the text, at which these end: go on with text[Bytes:]
 }
 
-// Prefill adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
+// Prefill adds document text at the end of the sequence, in the turn that the model's chat format has for it. Several calls continue one
 // document. Attention is exact over everything before, unless PrefillStrategy says otherwise. When cancelled it keeps whole chunks; a later
 // call with the rest of the text goes on there. options may be nil.
 // ErrCancelled, ErrContextFull (nothing was added), ErrBadState (a conversation has begun), ErrNoMemory, ErrCorrupt, ErrBusy.
@@ -126,9 +126,9 @@ func (s *Session) PrefillLogits(ctx context.Context, tokens []int32, logits []fl
 }
 
 // Score returns how likely the model finds a given continuation: [len(tokens)], the natural logarithm of the probability of each token after
-// everything before it, each read one at a time as decode reads, through the strategy. The timeline is afterwards where it was, exactly. For
+// everything before it, each read one at a time as decode reads, through the strategy. The sequence is afterwards where it was, exactly. For
 // measurement: exp(-mean) is the perplexity. progress may be nil.
-// ErrCancelled, ErrBadState (empty timeline), ErrContextFull, ErrNoMemory, ErrLimit, ErrCorrupt, ErrBusy.
+// ErrCancelled, ErrBadState (empty sequence), ErrContextFull, ErrNoMemory, ErrLimit, ErrCorrupt, ErrBusy.
 func (s *Session) Score(ctx context.Context, tokens []int32, progress ProgressFunc) ([]float32, error) {
 	logarithms := make([]float32, len(tokens))
 	ids, to := (*C.int32_t)(unsafe.SliceData(tokens)), (*C.float)(unsafe.SliceData(logarithms))
@@ -141,7 +141,7 @@ func (s *Session) Score(ctx context.Context, tokens []int32, progress ProgressFu
 	return logarithms, nil
 }
 
-// Tokens returns the tokens in the timeline.
+// Tokens returns the tokens in the sequence.
 func (s *Session) Tokens() ([]int32, error) {
 	var tokens []int32
 	err := s.do(func(e *C.kv_error) (status C.kv_status) {
@@ -161,7 +161,7 @@ type Span struct {
 }
 
 // Trace tells the passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it
-// says. For answers with GenerateOptions.Trace; ErrBadState for others, and when the timeline has changed since.
+// says. For answers with GenerateOptions.Trace; ErrBadState for others, and when the sequence has changed since.
 func (s *Session) Trace() ([]Span, error) {
 	var raw []C.kv_span
 	err := s.do(func(e *C.kv_error) (status C.kv_status) {
@@ -183,7 +183,7 @@ func (s *Session) Rewind(tokens uint64) error {
 	return s.do(func(e *C.kv_error) C.kv_status { return C.kv_rewind(s.ptr, C.uint64_t(tokens), e) })
 }
 
-// Fork makes a second timeline that begins as an exact copy: pages are shared, each session writes only its own tail. It has the
+// Fork makes a second sequence that begins as an exact copy: pages are shared, each session writes only its own tail. It has the
 // same options, its log function too.
 func (s *Session) Fork() (fork *Session, err error) {
 	defer raise(&err)
@@ -198,7 +198,7 @@ func (s *Session) Fork() (fork *Session, err error) {
 	return fork.adopt(s.model, fork.result(status, &e))
 }
 
-// Stats is JSON about the timeline and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read,
+// Stats is JSON about the sequence and the last decode: tokens, sealed pages, window, strategy asked and planned and why, budget, tokens read,
 // pages touched, bytes of memory and of mapped file, timings.
 func (s *Session) Stats() (json.RawMessage, error) {
 	return s.statistics(func(to *C.char, capacity C.size_t, size *C.size_t, e *C.kv_error) C.kv_status {
@@ -206,7 +206,7 @@ func (s *Session) Stats() (json.RawMessage, error) {
 	})
 }
 
-// Save writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens. What the
+// Save writes the sequence to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens. What the
 // strategy needs is made first, as by Prepare. progress may be nil.
 // ErrNoSpace, ErrPermission, ErrIO, ErrCancelled: the old file stays.
 func (s *Session) Save(ctx context.Context, path string, progress ProgressFunc) error {

@@ -20,15 +20,15 @@ G_DECLARE_FINAL_TYPE(DeskAnswer, desk_answer, DESK, ANSWER, GObject)
 /* Fields are for reading; whoever writes them emits "changed" by desk_answer_changed. */
 struct _DeskAnswer {
   GObject parent;
-  char *question;
-  GString *text;
+  char* question;
+  GString* text;
   DeskAnswerState state;
   DeskOutcome outcome;
-  char *failure;
+  char* failure;
   gboolean again; /* it was asked a second time, over a document that was read again */
 };
 
-DeskAnswer *desk_answer_new(const char *question);
-void desk_answer_changed(DeskAnswer *answer);
+DeskAnswer* desk_answer_new(const char* question);
+void desk_answer_changed(DeskAnswer* answer);
 
 #endif

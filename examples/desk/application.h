@@ -7,6 +7,6 @@
 #define DESK_TYPE_APPLICATION (desk_application_get_type())
 G_DECLARE_FINAL_TYPE(DeskApplication, desk_application, DESK, APPLICATION, AdwApplication)
 
-DeskApplication *desk_application_new(void);
+DeskApplication* desk_application_new(void);
 
 #endif

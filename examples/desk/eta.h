@@ -11,11 +11,11 @@ typedef struct DeskEta {
   double uu, uv, vv, ut, vt;  /* sums of the fit */
 } DeskEta;
 
-void desk_eta_start(DeskEta *eta, guint64 tokens_before);
-void desk_eta_update(DeskEta *eta, guint64 done, guint64 total);
+void desk_eta_start(DeskEta* eta, guint64 tokens_before);
+void desk_eta_update(DeskEta* eta, guint64 done, guint64 total);
 /* Of all there will be, what was read before included; 0 to 1. */
-double desk_eta_share(const DeskEta *eta);
+double desk_eta_share(const DeskEta* eta);
 /* Less than 0 while it would only be guessed. */
-double desk_eta_seconds_left(const DeskEta *eta);
+double desk_eta_seconds_left(const DeskEta* eta);
 
 #endif

@@ -10,7 +10,7 @@
 G_DECLARE_FINAL_TYPE(DeskExchange, desk_exchange, DESK, EXCHANGE, AdwBin)
 
 /* Signal "show-passage" with its number in the answer's outcome, when it is to be shown in the document. */
-GtkWidget *desk_exchange_new(DeskAnswer *answer);
-DeskAnswer *desk_exchange_answer(DeskExchange *exchange);
+GtkWidget* desk_exchange_new(DeskAnswer* answer);
+DeskAnswer* desk_exchange_answer(DeskExchange* exchange);
 
 #endif

@@ -6,7 +6,7 @@
  * public interface of Kvasir (reading.c, passages.c, job.c); what it finds comes back to the main loop (worker.c), which never waits. */
 #include "application.h"
 
-int main(int count, char **values) {
+int main(int count, char** values) {
   g_autoptr(DeskApplication) application = desk_application_new();
   return g_application_run(G_APPLICATION(application), count, values);
 }

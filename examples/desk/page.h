@@ -10,9 +10,9 @@
 G_DECLARE_FINAL_TYPE(DeskPage, desk_page, DESK, PAGE, AdwBin)
 
 /* "Try Again" and a passage to be shown activate the window's actions "open-document" and "show-text". */
-GtkWidget *desk_page_new(DeskDocument *document);
-DeskDocument *desk_page_document(DeskPage *page);
-void desk_page_show_text(DeskPage *page, gboolean shown);
-void desk_page_focus_entry(DeskPage *page);
+GtkWidget* desk_page_new(DeskDocument* document);
+DeskDocument* desk_page_document(DeskPage* page);
+void desk_page_show_text(DeskPage* page, gboolean shown);
+void desk_page_focus_entry(DeskPage* page);
 
 #endif

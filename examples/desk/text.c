@@ -3,16 +3,17 @@
 #include <poppler.h>
 #include <string.h>
 
-static const goffset most_bytes = 1 << 30; /* a file: longer than any model's context, unless it is all pictures */
+static const goffset max_bytes =
+    1 << 30; /* a file: longer than any model's context, unless it is all pictures */
 
-static GBytes *from_pdf(GBytes *file, GCancellable *cancellable, GError **error) {
-  PopplerDocument *document = poppler_document_new_from_bytes(file, NULL, error);
+static GBytes* from_pdf(GBytes* file, GCancellable* cancellable, GError** error) {
+  PopplerDocument* document = poppler_document_new_from_bytes(file, NULL, error);
   if (!document) return NULL;
-  GString *text = g_string_new(NULL);
+  GString* text = g_string_new(NULL);
   const int pages = poppler_document_get_n_pages(document);
   for (int i = 0; i < pages && !g_cancellable_is_cancelled(cancellable); ++i) {
-    PopplerPage *page = poppler_document_get_page(document, i);
-    g_autofree char *part = page ? poppler_page_get_text(page) : NULL;
+    PopplerPage* page = poppler_document_get_page(document, i);
+    g_autofree char* part = page ? poppler_page_get_text(page) : NULL;
     if (part && *part) g_string_append_printf(text, "%s%s", text->len > 0 ? "\n\n" : "", part);
     g_clear_object(&page);
   }
@@ -20,53 +21,60 @@ static GBytes *from_pdf(GBytes *file, GCancellable *cancellable, GError **error)
   return g_string_free_to_bytes(text);
 }
 
-static gboolean begins_with(const char *data, gsize size, const char *mark, gsize mark_size) {
+static gboolean begins_with(const char* data, gsize size, const char* mark, gsize mark_size) {
   return size >= mark_size && memcmp(data, mark, mark_size) == 0;
 }
 
 /* The file's bytes as UTF-8. What is in no Unicode encoding is taken for Windows-1252, as old texts are. */
-static GBytes *from_plain(GBytes *file, char **remark, GError **error) {
+static GBytes* from_plain(GBytes* file, char** remark, GError** error) {
   gsize size = 0;
-  const char *data = g_bytes_get_data(file, &size);
+  const char* data = g_bytes_get_data(file, &size);
   if (begins_with(data, size, "\xEF\xBB\xBF", 3)) return g_bytes_new_from_bytes(file, 3, size - 3);
   if (g_utf8_validate(data, (gssize)size, NULL)) return g_bytes_ref(file);
-  const gboolean utf16 = begins_with(data, size, "\xFF\xFE", 2) || begins_with(data, size, "\xFE\xFF", 2);
+  const gboolean utf16 =
+      begins_with(data, size, "\xFF\xFE", 2) || begins_with(data, size, "\xFE\xFF", 2);
   if (!utf16 && memchr(data, 0, size)) {
     g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, "it is neither a text nor a PDF file");
     return NULL;
   }
   gsize converted = 0;
-  char *text = g_convert(data, (gssize)size, "UTF-8", utf16 ? "UTF-16" : "WINDOWS-1252", NULL, &converted, error);
+  char* text = g_convert(data, (gssize)size, "UTF-8", utf16 ? "UTF-16" : "WINDOWS-1252", NULL,
+                         &converted, error);
   if (!text) return NULL;
-  *remark = g_strdup_printf("its text was converted from %s to UTF-8", utf16 ? "UTF-16" : "Windows-1252");
+  *remark =
+      g_strdup_printf("its text was converted from %s to UTF-8", utf16 ? "UTF-16" : "Windows-1252");
   return g_bytes_new_take(text, converted);
 }
 
-static GBytes *load_file(GFile *file, GCancellable *cancellable, GError **error) {
-  g_autoptr(GFileInfo) info = g_file_query_info(file, G_FILE_ATTRIBUTE_STANDARD_SIZE "," G_FILE_ATTRIBUTE_STANDARD_TYPE, 0, cancellable, error);
+static GBytes* load_file(GFile* file, GCancellable* cancellable, GError** error) {
+  g_autoptr(GFileInfo) info =
+      g_file_query_info(file, G_FILE_ATTRIBUTE_STANDARD_SIZE "," G_FILE_ATTRIBUTE_STANDARD_TYPE, 0,
+                        cancellable, error);
   if (!info) return NULL;
-  if (g_file_info_get_size(info) > most_bytes) {
+  if (g_file_info_get_size(info) > max_bytes) {
     g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, "it is longer than 1 GiB");
     return NULL;
   }
   return g_file_load_bytes(file, cancellable, NULL, error);
 }
 
-GBytes *desk_text_load(GFile *file, GCancellable *cancellable, char **remark, GError **error) {
+GBytes* desk_text_load(GFile* file, GCancellable* cancellable, char** remark, GError** error) {
   *remark = NULL;
   g_autoptr(GBytes) bytes = load_file(file, cancellable, error);
   if (!bytes) return NULL;
   gsize size = 0;
-  const char *data = g_bytes_get_data(bytes, &size);
+  const char* data = g_bytes_get_data(bytes, &size);
   const gboolean pdf = begins_with(data, size, "%PDF-", 5);
-  g_autoptr(GBytes) text = pdf ? from_pdf(bytes, cancellable, error) : from_plain(bytes, remark, error);
+  g_autoptr(GBytes) text =
+      pdf ? from_pdf(bytes, cancellable, error) : from_plain(bytes, remark, error);
   if (g_cancellable_set_error_if_cancelled(cancellable, text ? error : NULL)) return NULL;
   if (!text) return NULL;
   data = g_bytes_get_data(text, &size);
   gsize blank = 0;
   while (blank < size && g_ascii_isspace(data[blank])) ++blank;
   if (blank == size) {
-    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, pdf ? "it has no text: its pages may be pictures" : "it is empty");
+    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED,
+                pdf ? "it has no text: its pages may be pictures" : "it is empty");
     return NULL;
   }
   if (memchr(data, 0, size)) {

@@ -6,15 +6,15 @@
 
 struct _DeskWindow {
   AdwApplicationWindow parent;
-  DeskLibrary *library;
-  GPtrArray *waiting; /* files, until there is a model */
-  AdwToastOverlay *toasts;
-  AdwFlap *flap;
-  AdwWindowTitle *heading;
-  GtkListBox *list;
-  GtkStack *pages;
-  AdwStatusPage *failed;
-  GtkFileChooserNative *chooser; /* while it is there */
+  DeskLibrary* library;
+  GPtrArray* waiting; /* files, until there is a model */
+  AdwToastOverlay* toasts;
+  AdwFlap* flap;
+  AdwWindowTitle* heading;
+  GtkListBox* list;
+  GtkStack* pages;
+  AdwStatusPage* failed;
+  GtkFileChooserNative* chooser; /* while it is there */
   gboolean closing, closed;
 };
 
@@ -22,39 +22,44 @@ G_DEFINE_TYPE(DeskWindow, desk_window, ADW_TYPE_APPLICATION_WINDOW)
 
 /* ---- documents ------------------------------------------------------------------------------------------------------ */
 
-static DeskPage *current_page(DeskWindow *self) {
-  GtkWidget *child = gtk_stack_get_visible_child(self->pages);
+static DeskPage* current_page(DeskWindow* self) {
+  GtkWidget* child = gtk_stack_get_visible_child(self->pages);
   return DESK_IS_PAGE(child) ? DESK_PAGE(child) : NULL;
 }
 
-static DeskPage *page_of(DeskWindow *self, DeskDocument *document) {
-  for (GtkWidget *child = gtk_widget_get_first_child(GTK_WIDGET(self->pages)); child; child = gtk_widget_get_next_sibling(child))
-    if (DESK_IS_PAGE(child) && desk_page_document(DESK_PAGE(child)) == document) return DESK_PAGE(child);
+static DeskPage* page_of(DeskWindow* self, DeskDocument* document) {
+  for (GtkWidget* child = gtk_widget_get_first_child(GTK_WIDGET(self->pages)); child;
+       child = gtk_widget_get_next_sibling(child))
+    if (DESK_IS_PAGE(child) && desk_page_document(DESK_PAGE(child)) == document)
+      return DESK_PAGE(child);
   return NULL;
 }
 
-static gboolean text_is_shown(DeskWindow *self) {
+static gboolean text_is_shown(DeskWindow* self) {
   g_autoptr(GVariant) state = g_action_group_get_action_state(G_ACTION_GROUP(self), "show-text");
   return g_variant_get_boolean(state);
 }
 
-static void update(DeskWindow *self) {
-  DeskPage *page = current_page(self);
-  DeskDocument *document = page ? desk_page_document(page) : NULL;
+static void update(DeskWindow* self) {
+  DeskPage* page = current_page(self);
+  DeskDocument* document = page ? desk_page_document(page) : NULL;
   const DeskState state = document ? desk_document_state(document) : DESK_CLOSED;
-  g_autofree char *summary = document ? desk_document_summary(document) : NULL;
-  GAction *stop = g_action_map_lookup_action(G_ACTION_MAP(self), "stop");
-  GAction *text = g_action_map_lookup_action(G_ACTION_MAP(self), "show-text");
-  adw_window_title_set_title(self->heading, document ? desk_document_name(document) : "Kvasir Desk");
-  adw_window_title_set_subtitle(self->heading, document && state != DESK_CLOSED && state != DESK_FAILED ? summary : "");
+  g_autofree char* summary = document ? desk_document_summary(document) : NULL;
+  GAction* stop = g_action_map_lookup_action(G_ACTION_MAP(self), "stop");
+  GAction* text = g_action_map_lookup_action(G_ACTION_MAP(self), "show-text");
+  adw_window_title_set_title(self->heading,
+                             document ? desk_document_name(document) : "Kvasir Desk");
+  adw_window_title_set_subtitle(
+      self->heading, document && state != DESK_CLOSED && state != DESK_FAILED ? summary : "");
   gtk_window_set_title(GTK_WINDOW(self), document ? desk_document_name(document) : "Kvasir Desk");
-  g_simple_action_set_enabled(G_SIMPLE_ACTION(stop), state == DESK_READING || state == DESK_ANSWERING);
+  g_simple_action_set_enabled(G_SIMPLE_ACTION(stop),
+                              state == DESK_READING || state == DESK_ANSWERING);
   g_simple_action_set_enabled(G_SIMPLE_ACTION(text), document != NULL);
 }
 
-static void show_document(DeskWindow *self, DeskDocument *document) {
+static void show_document(DeskWindow* self, DeskDocument* document) {
   if (self->closing) return;
-  DeskPage *page = page_of(self, document);
+  DeskPage* page = page_of(self, document);
   if (!page) {
     page = DESK_PAGE(desk_page_new(document));
     gtk_stack_add_child(self->pages, GTK_WIDGET(page));
@@ -66,22 +71,22 @@ static void show_document(DeskWindow *self, DeskDocument *document) {
   update(self);
 }
 
-static void row_selected(GtkListBox *list, GtkListBoxRow *row, gpointer pointer) {
+static void row_selected(GtkListBox* list, GtkListBoxRow* row, gpointer pointer) {
   (void)list;
   if (row) show_document(pointer, desk_row_document(DESK_ROW(row)));
 }
 
 /* Chosen by a click or Enter, not by going through the list: now a question is written. */
-static void row_activated(GtkListBox *list, GtkListBoxRow *row, gpointer pointer) {
-  DeskPage *page = current_page(pointer);
+static void row_activated(GtkListBox* list, GtkListBoxRow* row, gpointer pointer) {
+  DeskPage* page = current_page(pointer);
   (void)list;
   (void)row;
   if (page) desk_page_focus_entry(page);
 }
 
-static void select_document(DeskWindow *self, DeskDocument *document) {
+static void select_document(DeskWindow* self, DeskDocument* document) {
   for (int i = 0;; ++i) {
-    GtkListBoxRow *row = gtk_list_box_get_row_at_index(self->list, i);
+    GtkListBoxRow* row = gtk_list_box_get_row_at_index(self->list, i);
     if (!row) return;
     if (desk_row_document(DESK_ROW(row)) != document) continue;
     gtk_list_box_select_row(self->list, row);
@@ -91,20 +96,22 @@ static void select_document(DeskWindow *self, DeskDocument *document) {
   }
 }
 
-static GtkWidget *make_row(gpointer document, gpointer unused) {
+static GtkWidget* make_row(gpointer document, gpointer unused) {
   (void)unused;
   return desk_row_new(document);
 }
 
 /* Pages of documents that are gone go, too. */
-static void documents_changed(DeskWindow *self) {
-  GtkWidget *next = NULL;
-  for (GtkWidget *child = gtk_widget_get_first_child(GTK_WIDGET(self->pages)); child; child = next) {
+static void documents_changed(DeskWindow* self) {
+  GtkWidget* next = NULL;
+  for (GtkWidget* child = gtk_widget_get_first_child(GTK_WIDGET(self->pages)); child;
+       child = next) {
     next = gtk_widget_get_next_sibling(child);
     if (!DESK_IS_PAGE(child)) continue;
-    DeskDocument *document = desk_page_document(DESK_PAGE(child));
+    DeskDocument* document = desk_page_document(DESK_PAGE(child));
     if (desk_library_find(self->library, desk_document_name(document)) == document) continue;
-    if (gtk_stack_get_visible_child(self->pages) == child) gtk_stack_set_visible_child_name(self->pages, "welcome");
+    if (gtk_stack_get_visible_child(self->pages) == child)
+      gtk_stack_set_visible_child_name(self->pages, "welcome");
     g_signal_handlers_disconnect_by_data(document, self);
     gtk_stack_remove(self->pages, child);
   }
@@ -114,49 +121,50 @@ static void documents_changed(DeskWindow *self) {
 /* ---- the library's signals ------------------------------------------------------------------------------------------ */
 
 /* Where a toast would cut what it says, and where it asks for an answer. */
-static GtkWidget *message_new(DeskWindow *self, const char *heading, const char *body) {
-  GtkWidget *message = adw_message_dialog_new(GTK_WINDOW(self), heading, NULL);
+static GtkWidget* message_new(DeskWindow* self, const char* heading, const char* body) {
+  GtkWidget* message = adw_message_dialog_new(GTK_WINDOW(self), heading, NULL);
   adw_message_dialog_set_body(ADW_MESSAGE_DIALOG(message), body);
   adw_message_dialog_add_response(ADW_MESSAGE_DIALOG(message), "close", "_Close");
   return message;
 }
 
-static void told(DeskWindow *self, const char *text) {
+static void told(DeskWindow* self, const char* text) {
   if (self->closing) return;
   if (g_utf8_strlen(text, -1) > 60) {
     gtk_window_present(GTK_WINDOW(message_new(self, NULL, text)));
     return;
   }
-  g_autofree char *escaped = g_markup_escape_text(text, -1); /* a toast's title is markup */
-  AdwToast *toast = adw_toast_new(escaped);
+  g_autofree char* escaped = g_markup_escape_text(text, -1); /* a toast's title is markup */
+  AdwToast* toast = adw_toast_new(escaped);
   adw_toast_set_timeout(toast, 15);
   adw_toast_set_priority(toast, ADW_TOAST_PRIORITY_HIGH);
   adw_toast_overlay_add_toast(self->toasts, toast);
 }
 
-static void started(DeskWindow *self, const char *failure) {
+static void started(DeskWindow* self, const char* failure) {
   if (self->closing) return;
   if (failure) {
-    g_autofree char *escaped = g_markup_escape_text(failure, -1);
+    g_autofree char* escaped = g_markup_escape_text(failure, -1);
     adw_status_page_set_description(self->failed, escaped);
     gtk_stack_set_visible_child_name(self->pages, "failed");
     return;
   }
   gtk_stack_set_visible_child_name(self->pages, "welcome");
-  for (guint i = 0; i < self->waiting->len; ++i) desk_library_add(self->library, g_ptr_array_index(self->waiting, i));
+  for (guint i = 0; i < self->waiting->len; ++i)
+    desk_library_add(self->library, g_ptr_array_index(self->waiting, i));
   g_ptr_array_set_size(self->waiting, 0);
 }
 
-static void added(DeskWindow *self, DeskDocument *document) { select_document(self, document); }
+static void added(DeskWindow* self, DeskDocument* document) { select_document(self, document); }
 
-static void closed(DeskWindow *self) {
+static void closed(DeskWindow* self) {
   self->closed = TRUE;
   gtk_window_destroy(GTK_WINDOW(self));
 }
 
 /* What runs is stopped, what was read is kept; then the window goes. */
-static gboolean close_request(GtkWindow *window) {
-  DeskWindow *self = DESK_WINDOW(window);
+static gboolean close_request(GtkWindow* window) {
+  DeskWindow* self = DESK_WINDOW(window);
   if (self->closed) return GDK_EVENT_PROPAGATE;
   if (!self->closing) {
     self->closing = TRUE;
@@ -169,28 +177,27 @@ static gboolean close_request(GtkWindow *window) {
 
 /* ---- files ---------------------------------------------------------------------------------------------------------- */
 
-void desk_window_open_files(DeskWindow *self, GFile **files, int count) {
+void desk_window_open_files(DeskWindow* self, GFile** files, int count) {
   for (int i = 0; i < count; ++i) {
-    if (desk_library_model(self->library))
-      desk_library_add(self->library, files[i]);
-    else
-      g_ptr_array_add(self->waiting, g_object_ref(files[i]));
+    if (desk_library_model(self->library)) desk_library_add(self->library, files[i]);
+    else g_ptr_array_add(self->waiting, g_object_ref(files[i]));
   }
 }
 
-static GtkFileFilter *filter_new(const char *name, const char *const *patterns) {
-  GtkFileFilter *filter = gtk_file_filter_new();
+static GtkFileFilter* filter_new(const char* name, const char* const* patterns) {
+  GtkFileFilter* filter = gtk_file_filter_new();
   gtk_file_filter_set_name(filter, name);
   for (; *patterns; ++patterns) gtk_file_filter_add_pattern(filter, *patterns);
   return filter;
 }
 
-static void choose(DeskWindow *self, const char *title, GCallback chosen, GtkFileFilter *filter) {
+static void choose(DeskWindow* self, const char* title, GCallback chosen, GtkFileFilter* filter) {
   if (self->chooser || self->closing) {
     g_object_unref(filter);
     return;
   }
-  self->chooser = gtk_file_chooser_native_new(title, GTK_WINDOW(self), GTK_FILE_CHOOSER_ACTION_OPEN, "_Open", "_Cancel");
+  self->chooser = gtk_file_chooser_native_new(title, GTK_WINDOW(self), GTK_FILE_CHOOSER_ACTION_OPEN,
+                                              "_Open", "_Cancel");
   gtk_native_dialog_set_modal(GTK_NATIVE_DIALOG(self->chooser), TRUE);
   gtk_file_chooser_add_filter(GTK_FILE_CHOOSER(self->chooser), filter);
   g_object_unref(filter);
@@ -198,7 +205,7 @@ static void choose(DeskWindow *self, const char *title, GCallback chosen, GtkFil
   gtk_native_dialog_show(GTK_NATIVE_DIALOG(self->chooser));
 }
 
-static void files_chosen(DeskWindow *self, int response) {
+static void files_chosen(DeskWindow* self, int response) {
   g_autoptr(GListModel) files = gtk_file_chooser_get_files(GTK_FILE_CHOOSER(self->chooser));
   for (guint i = 0; response == GTK_RESPONSE_ACCEPT && i < g_list_model_get_n_items(files); ++i) {
     g_autoptr(GFile) file = g_list_model_get_item(files, i);
@@ -207,133 +214,148 @@ static void files_chosen(DeskWindow *self, int response) {
   g_clear_object(&self->chooser);
 }
 
-static void model_chosen(DeskWindow *self, int response) {
+static void model_chosen(DeskWindow* self, int response) {
   g_autoptr(GFile) file = gtk_file_chooser_get_file(GTK_FILE_CHOOSER(self->chooser));
-  g_autofree char *path = file ? g_file_get_path(file) : NULL;
+  g_autofree char* path = file ? g_file_get_path(file) : NULL;
   if (response == GTK_RESPONSE_ACCEPT && path) desk_library_start(self->library, path);
   g_clear_object(&self->chooser);
 }
 
-void desk_window_choose_files(DeskWindow *self) {
-  static const char *const patterns[] = {"*.txt", "*.text", "*.md", "*.markdown", "*.pdf", "*.TXT", "*.PDF", NULL};
-  GtkFileFilter *filter = filter_new("Texts, Markdown, PDF", patterns);
+void desk_window_choose_files(DeskWindow* self) {
+  static const char* const patterns[] = {"*.txt", "*.text", "*.md",  "*.markdown",
+                                         "*.pdf", "*.TXT",  "*.PDF", NULL};
+  GtkFileFilter* filter = filter_new("Texts, Markdown, PDF", patterns);
   choose(self, "Open Documents", G_CALLBACK(files_chosen), filter);
   if (!self->chooser) return;
-  static const char *const all[] = {"*", NULL};
+  static const char* const all[] = {"*", NULL};
   g_autoptr(GtkFileFilter) any = filter_new("All Files", all);
   gtk_file_chooser_set_select_multiple(GTK_FILE_CHOOSER(self->chooser), TRUE);
   gtk_file_chooser_add_filter(GTK_FILE_CHOOSER(self->chooser), any);
 }
 
-static gboolean dropped(GtkDropTarget *target, const GValue *value, double x, double y, gpointer self) {
+static gboolean dropped(GtkDropTarget* target, const GValue* value, double x, double y,
+                        gpointer self) {
   (void)target;
   (void)x;
   (void)y;
   g_autoptr(GSList) files = gdk_file_list_get_files(g_value_get_boxed(value));
-  for (GSList *file = files; file; file = file->next) desk_window_open_files(self, (GFile **)&file->data, 1);
+  for (GSList* file = files; file; file = file->next)
+    desk_window_open_files(self, (GFile**)&file->data, 1);
   return TRUE;
 }
 
 /* ---- actions -------------------------------------------------------------------------------------------------------- */
 
-static void choose_model(GSimpleAction *action, GVariant *parameter, gpointer self) {
-  static const char *const patterns[] = {"*.gguf", NULL};
+static void choose_model(GSimpleAction* action, GVariant* parameter, gpointer self) {
+  static const char* const patterns[] = {"*.gguf", NULL};
   (void)action;
   (void)parameter;
   choose(self, "Choose a Model", G_CALLBACK(model_chosen), filter_new("Models (GGUF)", patterns));
 }
 
-static void open_document(GSimpleAction *action, GVariant *name, gpointer pointer) {
-  DeskWindow *self = pointer;
-  DeskDocument *document = desk_library_find(self->library, g_variant_get_string(name, NULL));
+static void open_document(GSimpleAction* action, GVariant* name, gpointer pointer) {
+  DeskWindow* self = pointer;
+  DeskDocument* document = desk_library_find(self->library, g_variant_get_string(name, NULL));
   (void)action;
   if (document) select_document(self, document);
 }
 
-static void stop(GSimpleAction *action, GVariant *parameter, gpointer self) {
-  DeskPage *page = current_page(self);
+static void stop(GSimpleAction* action, GVariant* parameter, gpointer self) {
+  DeskPage* page = current_page(self);
   (void)action;
   (void)parameter;
   if (page) desk_document_stop(desk_page_document(page));
 }
 
-static void show_text(GSimpleAction *action, GVariant *state, gpointer pointer) {
-  DeskWindow *self = pointer;
-  DeskPage *page = current_page(self);
+static void show_text(GSimpleAction* action, GVariant* state, gpointer pointer) {
+  DeskWindow* self = pointer;
+  DeskPage* page = current_page(self);
   g_simple_action_set_state(action, state);
   if (page) desk_page_show_text(page, g_variant_get_boolean(state));
 }
 
 /* What a dialog about a document keeps. */
 typedef struct Request {
-  DeskWindow *window;
-  DeskDocument *document;
-  GtkEditable *name; /* of the renaming */
+  DeskWindow* window;
+  DeskDocument* document;
+  GtkEditable* name; /* of the renaming */
 } Request;
 
-static void free_request(gpointer pointer, GClosure *unused) {
-  Request *request = pointer;
+static void free_request(gpointer pointer, GClosure* unused) {
+  Request* request = pointer;
   (void)unused;
   g_object_unref(request->window);
   g_object_unref(request->document);
   g_free(request);
 }
 
-static Request *request_new(gpointer window, GVariant *name) {
-  DeskWindow *self = window;
-  DeskDocument *document = self->closing ? NULL : desk_library_find(self->library, g_variant_get_string(name, NULL));
+static Request* request_new(gpointer window, GVariant* name) {
+  DeskWindow* self = window;
+  DeskDocument* document =
+      self->closing ? NULL : desk_library_find(self->library, g_variant_get_string(name, NULL));
   if (!document) return NULL;
-  Request *request = g_new0(Request, 1);
+  Request* request = g_new0(Request, 1);
   *request = (Request){g_object_ref(self), g_object_ref(document), NULL};
   return request;
 }
 
-static void remove_response(AdwMessageDialog *dialog, const char *response, gpointer pointer) {
-  Request *request = pointer;
+static void remove_response(AdwMessageDialog* dialog, const char* response, gpointer pointer) {
+  Request* request = pointer;
   (void)dialog;
-  if (g_str_equal(response, "remove") && !request->window->closing) desk_library_remove(request->window->library, request->document);
+  if (g_str_equal(response, "remove") && !request->window->closing)
+    desk_library_remove(request->window->library, request->document);
 }
 
-static void remove_document(GSimpleAction *action, GVariant *name, gpointer window) {
-  Request *request = request_new(window, name);
+static void remove_document(GSimpleAction* action, GVariant* name, gpointer window) {
+  Request* request = request_new(window, name);
   (void)action;
   if (!request) return;
-  g_autofree char *heading = g_strdup_printf("Remove “%s”?", g_variant_get_string(name, NULL));
-  GtkWidget *dialog = adw_message_dialog_new(window, heading, "What was read of it goes. The file that it came from stays.");
-  adw_message_dialog_add_responses(ADW_MESSAGE_DIALOG(dialog), "cancel", "_Cancel", "remove", "_Remove", NULL);
-  adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "remove", ADW_RESPONSE_DESTRUCTIVE);
+  g_autofree char* heading = g_strdup_printf("Remove “%s”?", g_variant_get_string(name, NULL));
+  GtkWidget* dialog = adw_message_dialog_new(
+      window, heading, "What was read of it goes. The file that it came from stays.");
+  adw_message_dialog_add_responses(ADW_MESSAGE_DIALOG(dialog), "cancel", "_Cancel", "remove",
+                                   "_Remove", NULL);
+  adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "remove",
+                                             ADW_RESPONSE_DESTRUCTIVE);
   g_signal_connect_data(dialog, "response", G_CALLBACK(remove_response), request, free_request, 0);
   gtk_window_present(GTK_WINDOW(dialog));
 }
 
-static void rename_response(AdwMessageDialog *dialog, const char *response, gpointer pointer) {
-  Request *request = pointer;
+static void rename_response(AdwMessageDialog* dialog, const char* response, gpointer pointer) {
+  Request* request = pointer;
   (void)dialog;
-  if (!g_str_equal(response, "rename") || request->window->closing || desk_document_is_busy(request->document)) return;
-  desk_library_rename(request->window->library, request->document, gtk_editable_get_text(request->name));
+  if (!g_str_equal(response, "rename") || request->window->closing ||
+      desk_document_is_busy(request->document))
+    return;
+  desk_library_rename(request->window->library, request->document,
+                      gtk_editable_get_text(request->name));
 }
 
-static void name_changed(GtkEditable *entry, gpointer dialog) {
-  Request *request = g_object_get_data(G_OBJECT(dialog), "request");
-  const char *why = desk_library_check_name(request->window->library, gtk_editable_get_text(entry));
+static void name_changed(GtkEditable* entry, gpointer dialog) {
+  Request* request = g_object_get_data(G_OBJECT(dialog), "request");
+  const char* why = desk_library_check_name(request->window->library, gtk_editable_get_text(entry));
   adw_message_dialog_set_response_enabled(dialog, "rename", why == NULL);
   adw_message_dialog_set_body(dialog, why ? why : "");
 }
 
-static void rename_document(GSimpleAction *action, GVariant *name, gpointer window) {
-  Request *request = request_new(window, name);
+static void rename_document(GSimpleAction* action, GVariant* name, gpointer window) {
+  Request* request = request_new(window, name);
   (void)action;
   if (!request) return;
-  g_autofree char *heading = g_strdup_printf("Rename “%s”", g_variant_get_string(name, NULL));
+  g_autofree char* heading = g_strdup_printf("Rename “%s”", g_variant_get_string(name, NULL));
   GtkWidget *dialog = adw_message_dialog_new(window, heading, NULL), *entry = gtk_entry_new();
   request->name = GTK_EDITABLE(entry);
   gtk_editable_set_text(GTK_EDITABLE(entry), g_variant_get_string(name, NULL));
   gtk_entry_set_activates_default(GTK_ENTRY(entry), TRUE);
-  gtk_accessible_update_property(GTK_ACCESSIBLE(entry), GTK_ACCESSIBLE_PROPERTY_LABEL, "New name", -1);
+  gtk_accessible_update_property(GTK_ACCESSIBLE(entry), GTK_ACCESSIBLE_PROPERTY_LABEL, "New name",
+                                 -1);
   adw_message_dialog_set_extra_child(ADW_MESSAGE_DIALOG(dialog), entry);
-  adw_message_dialog_add_responses(ADW_MESSAGE_DIALOG(dialog), "cancel", "_Cancel", "rename", "_Rename", NULL);
-  adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "rename", ADW_RESPONSE_SUGGESTED);
-  adw_message_dialog_set_response_enabled(ADW_MESSAGE_DIALOG(dialog), "rename", FALSE); /* it has that name */
+  adw_message_dialog_add_responses(ADW_MESSAGE_DIALOG(dialog), "cancel", "_Cancel", "rename",
+                                   "_Rename", NULL);
+  adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "rename",
+                                             ADW_RESPONSE_SUGGESTED);
+  adw_message_dialog_set_response_enabled(ADW_MESSAGE_DIALOG(dialog), "rename",
+                                          FALSE); /* it has that name */
   adw_message_dialog_set_default_response(ADW_MESSAGE_DIALOG(dialog), "rename");
   g_object_set_data(G_OBJECT(dialog), "request", request);
   g_signal_connect(entry, "changed", G_CALLBACK(name_changed), dialog);
@@ -343,26 +365,26 @@ static void rename_document(GSimpleAction *action, GVariant *name, gpointer wind
 }
 
 static const GActionEntry actions[] = {
-  {.name = "choose-model", .activate = choose_model},
-  {.name = "open-document", .activate = open_document, .parameter_type = "s"},
-  {.name = "rename", .activate = rename_document, .parameter_type = "s"},
-  {.name = "remove", .activate = remove_document, .parameter_type = "s"},
-  {.name = "stop", .activate = stop},
-  {.name = "show-text", .state = "true", .change_state = show_text},
+    {.name = "choose-model", .activate = choose_model},
+    {.name = "open-document", .activate = open_document, .parameter_type = "s"},
+    {.name = "rename", .activate = rename_document, .parameter_type = "s"},
+    {.name = "remove", .activate = remove_document, .parameter_type = "s"},
+    {.name = "stop", .activate = stop},
+    {.name = "show-text", .state = "true", .change_state = show_text},
 };
 
 /* ---- the widget ----------------------------------------------------------------------------------------------------- */
 
-static void desk_window_dispose(GObject *object) {
-  DeskWindow *self = DESK_WINDOW(object);
+static void desk_window_dispose(GObject* object) {
+  DeskWindow* self = DESK_WINDOW(object);
   g_clear_object(&self->chooser);
   g_clear_object(&self->library);
   g_clear_pointer(&self->waiting, g_ptr_array_unref);
   G_OBJECT_CLASS(desk_window_parent_class)->dispose(object);
 }
 
-static void desk_window_class_init(DeskWindowClass *class) {
-  GtkWidgetClass *widget = GTK_WIDGET_CLASS(class);
+static void desk_window_class_init(DeskWindowClass* class) {
+  GtkWidgetClass* widget = GTK_WIDGET_CLASS(class);
   G_OBJECT_CLASS(class)->dispose = desk_window_dispose;
   GTK_WINDOW_CLASS(class)->close_request = close_request;
   gtk_widget_class_set_template_from_resource(widget, "/org/kvasir/Desk/window.ui");
@@ -376,14 +398,15 @@ static void desk_window_class_init(DeskWindowClass *class) {
   gtk_widget_class_bind_template_callback(widget, row_activated);
 }
 
-static void desk_window_init(DeskWindow *self) {
+static void desk_window_init(DeskWindow* self) {
   self->waiting = g_ptr_array_new_with_free_func(g_object_unref);
   g_action_map_add_action_entries(G_ACTION_MAP(self), actions, G_N_ELEMENTS(actions), self);
   gtk_widget_init_template(GTK_WIDGET(self));
-  g_autoptr(GPropertyAction) show_library = g_property_action_new("show-library", self->flap, "reveal-flap");
+  g_autoptr(GPropertyAction) show_library =
+      g_property_action_new("show-library", self->flap, "reveal-flap");
   g_action_map_add_action(G_ACTION_MAP(self), G_ACTION(show_library));
 
-  GtkDropTarget *target = gtk_drop_target_new(GDK_TYPE_FILE_LIST, GDK_ACTION_COPY);
+  GtkDropTarget* target = gtk_drop_target_new(GDK_TYPE_FILE_LIST, GDK_ACTION_COPY);
   g_signal_connect(target, "drop", G_CALLBACK(dropped), self);
   gtk_widget_add_controller(GTK_WIDGET(self), GTK_EVENT_CONTROLLER(target));
 
@@ -393,16 +416,14 @@ static void desk_window_init(DeskWindow *self) {
   g_signal_connect_object(self->library, "told", G_CALLBACK(told), self, G_CONNECT_SWAPPED);
   g_signal_connect_object(self->library, "closed", G_CALLBACK(closed), self, G_CONNECT_SWAPPED);
   gtk_list_box_bind_model(self->list, desk_library_documents(self->library), make_row, NULL, NULL);
-  g_signal_connect_object(desk_library_documents(self->library), "items-changed", G_CALLBACK(documents_changed), self,
-                          G_CONNECT_SWAPPED | G_CONNECT_AFTER);
+  g_signal_connect_object(desk_library_documents(self->library), "items-changed",
+                          G_CALLBACK(documents_changed), self, G_CONNECT_SWAPPED | G_CONNECT_AFTER);
   update(self);
 }
 
-DeskWindow *desk_window_new(GtkApplication *application, const char *model_path) {
-  DeskWindow *self = g_object_new(DESK_TYPE_WINDOW, "application", application, NULL);
-  if (model_path)
-    desk_library_start(self->library, model_path);
-  else
-    started(self, "No model was named, and the one that comes with Kvasir is not here.");
+DeskWindow* desk_window_new(GtkApplication* application, const char* model_path) {
+  DeskWindow* self = g_object_new(DESK_TYPE_WINDOW, "application", application, NULL);
+  if (model_path) desk_library_start(self->library, model_path);
+  else started(self, "No model was named, and the one that comes with Kvasir is not here.");
   return self;
 }

@@ -4,9 +4,9 @@
 
 #include <glib.h>
 
-char *desk_grouped(guint64 number);              /* 60,677 */
-char *desk_percent(double share);                /* 43%, 1.6% */
-char *desk_time_left(double seconds);            /* "about 2 minutes left" */
-char *desk_ago(gint64 seconds_since_1970);       /* "today", "3 days ago" */
+char* desk_grouped(guint64 number);        /* 60,677 */
+char* desk_percent(double share);          /* 43%, 1.6% */
+char* desk_time_left(double seconds);      /* "about 2 minutes left" */
+char* desk_ago(gint64 seconds_since_1970); /* "today", "3 days ago" */
 
 #endif

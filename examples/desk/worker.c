@@ -1,7 +1,7 @@
 #include "worker.h"
 
 struct DeskWorker {
-  GThreadPool *pool; /* of one thread */
+  GThreadPool* pool; /* of one thread */
 };
 
 typedef struct Errand {
@@ -10,42 +10,44 @@ typedef struct Errand {
 } Errand;
 
 static gboolean finish(gpointer pointer) {
-  Errand *errand = pointer;
+  Errand* errand = pointer;
   errand->done(errand->data);
   g_free(errand);
   return G_SOURCE_REMOVE;
 }
 
 /* Not at an idle's priority: a window that is drawn again and again would keep it waiting. */
-static void to_main_loop(Errand *errand) { g_idle_add_full(G_PRIORITY_DEFAULT, finish, errand, NULL); }
+static void to_main_loop(Errand* errand) {
+  g_idle_add_full(G_PRIORITY_DEFAULT, finish, errand, NULL);
+}
 
 static void run(gpointer pointer, gpointer unused) {
-  Errand *errand = pointer;
+  Errand* errand = pointer;
   (void)unused;
   errand->work(errand->data);
   to_main_loop(errand);
 }
 
-DeskWorker *desk_worker_new(void) {
-  DeskWorker *worker = g_new0(DeskWorker, 1);
+DeskWorker* desk_worker_new(void) {
+  DeskWorker* worker = g_new0(DeskWorker, 1);
   worker->pool = g_thread_pool_new(run, NULL, 1, FALSE, NULL);
   return worker;
 }
 
-void desk_worker_free(DeskWorker *worker) {
+void desk_worker_free(DeskWorker* worker) {
   if (!worker) return;
   g_thread_pool_free(worker->pool, FALSE, TRUE);
   g_free(worker);
 }
 
-void desk_worker_push(DeskWorker *worker, DeskErrand work, DeskErrand done, gpointer data) {
-  Errand *errand = g_new0(Errand, 1);
+void desk_worker_push(DeskWorker* worker, DeskErrand work, DeskErrand done, gpointer data) {
+  Errand* errand = g_new0(Errand, 1);
   *errand = (Errand){work, done, data};
   g_thread_pool_push(worker->pool, errand, NULL);
 }
 
 void desk_worker_tell(DeskErrand done, gpointer data) {
-  Errand *errand = g_new0(Errand, 1);
+  Errand* errand = g_new0(Errand, 1);
   *errand = (Errand){NULL, done, data};
   to_main_loop(errand);
 }

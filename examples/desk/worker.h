@@ -7,12 +7,12 @@
 typedef struct DeskWorker DeskWorker;
 typedef void (*DeskErrand)(gpointer data);
 
-DeskWorker *desk_worker_new(void);
+DeskWorker* desk_worker_new(void);
 /* Waits for the work of all errands; what is `done` then still comes on the main loop. */
-void desk_worker_free(DeskWorker *worker);
+void desk_worker_free(DeskWorker* worker);
 
 /* work on the thread, in the order of the calls, then done on the main loop. */
-void desk_worker_push(DeskWorker *worker, DeskErrand work, DeskErrand done, gpointer data);
+void desk_worker_push(DeskWorker* worker, DeskErrand work, DeskErrand done, gpointer data);
 
 /* From any thread: done on the main loop, in the order of the calls, and before the `done` of the errand that makes them. */
 void desk_worker_tell(DeskErrand done, gpointer data);

@@ -1,16 +1,17 @@
 // Attention and store kernels for AVX2 with FMA: 8 lanes, int8 products in pairs by vpmaddubsw.
 //
-// vpmaddubsw saturates its 16-bit sums of two; no value here is outside +-127 and the unsigned sides are at most 127, so
-// 2 * 127 * 127 < 2^15 always fits.
+// vpmaddubsw saturates its 16-bit sums of two; no value here is outside +-127 and the unsigned
+// sides are at most 127, so 2 * 127 * 127 < 2^15 always fits.
 #include <immintrin.h>
 
-#include "attention_fill.h"
+#include "attention_fill-inl.h"
 
 namespace kvasir {
 namespace {
 
 struct Avx2 {
-  static constexpr uint32_t lanes = 8, row_block = 4, scan_rows = 4, key_columns = 2, row_columns = 2;
+  static constexpr uint32_t lanes = 8, row_block = 4, scan_rows = 4, key_columns = 2,
+                            row_columns = 2;
   static constexpr int32_t key_offset = 0;
   using F = __m256;
   using I = __m256i;
@@ -23,7 +24,9 @@ struct Avx2 {
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static I iset(int32_t x) { return _mm256_set1_epi32(x); }
-  static I iload(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static I iload(const int32_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   static void istore(int32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
@@ -49,7 +52,9 @@ struct Avx2 {
     const F magnitude = _mm256_andnot_ps(set(-0.0f), x);
     return _mm256_and_ps(x, _mm256_cmp_ps(magnitude, set(__builtin_inff()), _CMP_LT_OQ));
   }
-  static F select_less(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+  static F select_less(F a, F b, F x, F y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+  }
   static F iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
   // An exponent field of 0 makes the power 0.
   static F scale_by_pow2(F p, F n) {
@@ -68,7 +73,8 @@ struct Avx2 {
   }
   static B four(int32_t x) { return _mm256_set1_epi32(x); }
   static I fold(const I* x) {  // [a0 b1] + [a1 b0]
-    return _mm256_add_epi32(_mm256_blend_epi32(x[0], x[1], 0xf0), _mm256_permute2x128_si256(x[0], x[1], 0x21));
+    return _mm256_add_epi32(_mm256_blend_epi32(x[0], x[1], 0xf0),
+                            _mm256_permute2x128_si256(x[0], x[1], 0x21));
   }
 
   using N = __m256i;
@@ -83,7 +89,9 @@ struct Avx2 {
   }
   static I imax(I a, I b) { return _mm256_max_epi32(a, b); }
 
-  static B bytes(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static B bytes(const int8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   struct W {
     I products = _mm256_setzero_si256();
     void add(int32_t high, int32_t low, B v) {
@@ -96,29 +104,36 @@ struct Avx2 {
   };
 
   static void store_bytes(int8_t* p, I x) {
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
   }
-  // Packing works within 128-bit lanes; one permutation of 32-bit groups puts the bytes back in order.
+  // Packing works within 128-bit lanes; one permutation of 32-bit groups puts the bytes back in
+  // order.
   static void store_weights(uint8_t* high, uint8_t* low, const I* w) {
     const __m256i first = _mm256_packs_epi32(w[0], w[1]), second = _mm256_packs_epi32(w[2], w[3]);
     const __m256i seven_bits = _mm256_set1_epi16(127);
-    const __m256i upper = _mm256_packus_epi16(_mm256_srli_epi16(first, 7), _mm256_srli_epi16(second, 7));
-    const __m256i lower = _mm256_packus_epi16(_mm256_and_si256(first, seven_bits), _mm256_and_si256(second, seven_bits));
+    const __m256i upper =
+        _mm256_packus_epi16(_mm256_srli_epi16(first, 7), _mm256_srli_epi16(second, 7));
+    const __m256i lower = _mm256_packus_epi16(_mm256_and_si256(first, seven_bits),
+                                              _mm256_and_si256(second, seven_bits));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm256_permutevar8x32_epi32(upper, order));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high),
+                        _mm256_permutevar8x32_epi32(upper, order));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm256_permutevar8x32_epi32(lower, order));
   }
 
-  // Rows i and i + 4 of one 128-bit column lie side by side in a register; transposing 4 x 4 within its lanes then gives four
-  // whole output rows.
-  static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to, std::size_t to_stride) {
+  // Rows i and i + 4 of one 128-bit column lie side by side in a register; transposing 4 x 4 within
+  // its lanes then gives four whole output rows.
+  static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to,
+                        std::size_t to_stride) {
     const float* rows[8];
     for (uint32_t i = 0; i < 8; ++i) rows[i] = from + smaller(i, valid - 1) * stride;
     for (uint32_t column = 0; column < 8; column += 4, to += 4 * to_stride) {
       __m256 x[4];
 #pragma GCC unroll 4
-      for (uint32_t i = 0; i < 4; ++i) x[i] = _mm256_loadu2_m128(rows[i + 4] + column, rows[i] + column);
+      for (uint32_t i = 0; i < 4; ++i)
+        x[i] = _mm256_loadu2_m128(rows[i + 4] + column, rows[i] + column);
       const __m256 x01 = _mm256_unpacklo_ps(x[0], x[1]), y01 = _mm256_unpackhi_ps(x[0], x[1]);
       const __m256 x23 = _mm256_unpacklo_ps(x[2], x[3]), y23 = _mm256_unpackhi_ps(x[2], x[3]);
       store(to, _mm256_shuffle_ps(x01, x23, 0x44));
@@ -129,10 +144,12 @@ struct Avx2 {
   }
 
   static uint32_t at_least(const float* p, float threshold) {
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
+    return static_cast<uint32_t>(
+        _mm256_movemask_ps(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
   }
   static I count_at_least(I counts, const float* p, float threshold) {
-    return _mm256_sub_epi32(counts, _mm256_castps_si256(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
+    return _mm256_sub_epi32(
+        counts, _mm256_castps_si256(_mm256_cmp_ps(load(p), set(threshold), _CMP_GE_OQ)));
   }
   static uint32_t isum(I x) {
     __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

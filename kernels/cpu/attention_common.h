@@ -1,33 +1,45 @@
 // The vector type that the attention and store kernels are written for, and what they all share.
 //
-// The algorithms are templates over an Isa: a struct of thin wrappers around one instruction set. Each attention_<isa>.cc defines
-// its Isa in an anonymous namespace, so that nothing compiled with wider flags has a name that the linker could share.
+// The algorithms are templates over an Isa: a struct of thin wrappers around one instruction set.
+// Each attention_<isa>.cc defines its Isa in an anonymous namespace, so that nothing compiled with
+// wider flags has a name that the linker could share.
 //
 //   lanes                      32-bit lanes of a vector: 16, 8, 4 or 1
 //   row_block                  query rows that share one pass over keys
 //   scan_rows                  query rows that share one pass over summaries
-//   key_columns                vectors of keys that share one vector of a query, so that accumulators fit the registers: 2 or 4
+//   key_columns                vectors of keys that share one vector of a query, so that
+//                              accumulators fit the registers: 2 or 4
 //   row_columns                vectors that share one broadcast: 2 or 4
-//   key_offset                 what dot_keys adds to every key byte: 128 where the instruction wants them unsigned, else 0
-//   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same, prepared for dot_keys
+//   key_offset                 what dot_keys adds to every key byte: 128 where the instruction
+//                              wants them unsigned, else 0
+//   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same,
+//                              prepared for dot_keys
 //   set, load, store           all of any alignment;  iset, iload, istore for int32
-//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, rounded once where there is an instruction; max may give either beside a NaN
+//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, rounded once where there is an
+//                              instruction; max may give either beside a NaN
 //   residue(a, b, x)           a * b - x, whose sign is exact
 //   sum, largest               over the lanes, in a fixed order
 //   ceil, to_float, to_int     to_int rounds to nearest, ties to even
 //   round(x)                   to the nearest whole number
-//   scale_by_pow2(p, n)        p * 2^n for whole n <= 0; may be 0 where that is no normal number, and is from n = -150 down
+//   scale_by_pow2(p, n)        p * 2^n for whole n <= 0; may be 0 where that is no normal number,
+//                              and is from n = -150 down
 //   finite_or_zero(x)          0 where x is infinite or NaN
 //   select_less(a, b, x, y)    x where a < b, else y
 //   iota                       0, 1, 2 ...
 //   keys(p)                    4 * lanes bytes of K at p
-//   dot_keys(acc, k, q)        acc += sum of four (k + key_offset) * q products a lane;  four(x): four int8, in one int32, in every lane of a B
-//   fold(i[max(lanes / 4, 1)]) of lanes / 4 vectors the sums of every fourth lane: [vector][4]; one of fewer lanes is as it was
+//   dot_keys(acc, k, q)        acc += sum of four (k + key_offset) * q products a lane;  four(x):
+//                              four int8, in one int32, in every lane of a B
+//   fold(i[max(lanes / 4, 1)]) of lanes / 4 vectors the sums of every fourth lane: [vector][4]; one
+//   of fewer lanes is as it was
 //   nibbles(p, low, high), N   4 * lanes bytes at p as their lower and upper halves, 0 to 15
-//   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every lane;  imax(a, b): the larger of each lane
-//   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not 0
-//   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit parts times V
-//   W::add(high, low, v)       high, low: four parts in one int32;  W::total(): 128 * high products + low products
+//   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every
+//                              lane;  imax(a, b): the larger of each lane
+//   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not
+//                              0
+//   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit
+//                              parts times V
+//   W::add(high, low, v)       high, low: four parts in one int32;  W::total(): 128 * high products
+//                              + low products
 //   store_bytes(p, i)          lanes int32, saturated to int8
 //   store_weights(h, l, i[4])  4 * lanes values of 14 bits as their upper and lower 7 bits
 //   transpose(...)             a square of lanes x lanes floats
@@ -39,19 +51,22 @@
 #include <cstdint>
 #include <cstring>
 
-#include "fill.h"
+#include "fill-inl.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t most_rows = 6;        // the largest row_block
-constexpr uint32_t block_floats = 16;    // one float for each of its rows, in whole vectors
-constexpr uint32_t value_rows = 2;       // query rows that share one pass over int8 values: two accumulators each
+constexpr uint32_t max_rows = 6;       // the largest row_block
+constexpr uint32_t block_floats = 16;  // one float for each of its rows, in whole vectors
+// query rows that share one pass over int8 values: two accumulators each
+constexpr uint32_t value_rows = 2;
 constexpr float minus_infinity = -__builtin_inff();
 
 constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 constexpr uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-constexpr std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr std::size_t round_up(std::size_t n, std::size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 // A number known to the compiler, as an argument.
 template <uint32_t N>
@@ -73,7 +88,8 @@ template <uint32_t Most, class F>
 void by_row_blocks(uint32_t rows, F&& f) {
   const uint32_t blocks = (rows + Most - 1) / Most;
   for (uint32_t b = 0; b < blocks; ++b) {
-    const auto first = static_cast<uint32_t>(uint64_t{rows} * b / blocks), end = static_cast<uint32_t>(uint64_t{rows} * (b + 1) / blocks);
+    const auto first = static_cast<uint32_t>(uint64_t{rows} * b / blocks),
+               end = static_cast<uint32_t>(uint64_t{rows} * (b + 1) / blocks);
     f(first, end - first);
   }
 }
@@ -91,8 +107,9 @@ inline int32_t load_four(const void* p) {
   return x;
 }
 
-// e^x for x <= 0, relative error under 2e-7 where the result is above 1e-37; e^-inf = 0. The polynomial is the degree-6 minimax
-// of 2^f on [-1/2, 1/2], with the constant term fixed at 1 so that e^0 is exact.
+// e^x for x <= 0, relative error under 2e-7 where the result is above 1e-37; e^-inf = 0. The
+// polynomial is the degree-6 minimax of 2^f on [-1/2, 1/2], with the constant term fixed at 1 so
+// that e^0 is exact.
 template <class Isa>
 typename Isa::F exp_negative(typename Isa::F x) {
   x = Isa::max(x, Isa::set(-110.0f));  // 2^-159 is 0 as a float
@@ -116,10 +133,12 @@ float exp_negative_one(float x) {
   return lanes[0];
 }
 
-// x[i] = e^x[i] for n <= most_rows numbers in an array of block_floats; the others must be numbers too.
+// x[i] = e^x[i] for n <= max_rows numbers in an array of block_floats; the others must be numbers
+// too.
 template <class Isa>
 void exp_negative_all(float* x, uint32_t n) {
-  for (uint32_t i = 0; i < n; i += Isa::lanes) Isa::store(x + i, exp_negative<Isa>(Isa::load(x + i)));
+  for (uint32_t i = 0; i < n; i += Isa::lanes)
+    Isa::store(x + i, exp_negative<Isa>(Isa::load(x + i)));
 }
 
 template <class Isa>
@@ -127,12 +146,14 @@ typename Isa::F absolute(typename Isa::F x) {
   return Isa::max(x, Isa::sub(Isa::set(0), x));
 }
 
-// starts[r] = -key_offset * sum of the n bytes of q[r]: what a sum of products starts with, so that the offset drops out.
+// starts[r] = -key_offset * sum of the n bytes of q[r]: what a sum of products starts with, so that
+// the offset drops out.
 template <class Isa>
 void key_offsets(const int8_t* q, uint32_t rows, uint32_t n, int32_t* starts) {
   for (uint32_t r = 0; r < rows; ++r) {
     starts[r] = 0;
-    if constexpr (Isa::key_offset != 0) starts[r] = -Isa::key_offset * Isa::sum_bytes(q + r * std::size_t{n}, n);
+    if constexpr (Isa::key_offset != 0)
+      starts[r] = -Isa::key_offset * Isa::sum_bytes(q + r * std::size_t{n}, n);
   }
 }
 

@@ -1,13 +1,15 @@
-// Attention and store kernels for NEON with dot products (ARMv8.2): 4 lanes, int8 dot products in one instruction.
+// Attention and store kernels for NEON with dot products (ARMv8.2): 4 lanes, int8 dot products in
+// one instruction.
 #include <arm_neon.h>
 
-#include "attention_fill.h"
+#include "attention_fill-inl.h"
 
 namespace kvasir {
 namespace {
 
 struct Neon {
-  static constexpr uint32_t lanes = 4, row_block = 6, scan_rows = 4, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 4, row_block = 6, scan_rows = 4, key_columns = 4,
+                            row_columns = 4;
   static constexpr int32_t key_offset = 0;
   using F = float32x4_t;
   using I = int32x4_t;
@@ -82,10 +84,12 @@ struct Neon {
     const int16x8_t second = vcombine_s16(vqmovn_s32(w[2]), vqmovn_s32(w[3]));
     const int16x8_t seven_bits = vdupq_n_s16(127);
     vst1q_u8(high, vcombine_u8(vqshrun_n_s16(first, 7), vqshrun_n_s16(second, 7)));
-    vst1q_u8(low, vcombine_u8(vqmovun_s16(vandq_s16(first, seven_bits)), vqmovun_s16(vandq_s16(second, seven_bits))));
+    vst1q_u8(low, vcombine_u8(vqmovun_s16(vandq_s16(first, seven_bits)),
+                              vqmovun_s16(vandq_s16(second, seven_bits))));
   }
 
-  static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to, std::size_t to_stride) {
+  static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to,
+                        std::size_t to_stride) {
     float32x4_t x[4];
     for (uint32_t i = 0; i < 4; ++i) x[i] = load(from + smaller(i, valid - 1) * stride);
     const float32x4x2_t x01 = vtrnq_f32(x[0], x[1]), x23 = vtrnq_f32(x[2], x[3]);

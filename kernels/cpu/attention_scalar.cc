@@ -1,13 +1,14 @@
 // Attention and store kernels for any processor: vectors of one lane.
 #include <cmath>
 
-#include "attention_fill.h"
+#include "attention_fill-inl.h"
 
 namespace kvasir {
 namespace {
 
 struct Scalar {
-  static constexpr uint32_t lanes = 1, row_block = 4, scan_rows = 2, key_columns = 4, row_columns = 4;
+  static constexpr uint32_t lanes = 1, row_block = 4, scan_rows = 2, key_columns = 4,
+                            row_columns = 4;
   static constexpr int32_t key_offset = 0;
   using F = float;
   using I = int32_t;
@@ -31,7 +32,8 @@ struct Scalar {
   static F ceil(F x) { return std::ceil(x); }
   static F to_float(I x) { return static_cast<F>(x); }
   static I to_int(F x) { return static_cast<I>(std::lrint(x)); }
-  static F round(F x) { return (x + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23: no fraction bits are left
+  // 1.5 * 2^23: no fraction bits are left
+  static F round(F x) { return (x + 12582912.0f) - 12582912.0f; }
   static F finite_or_zero(F x) { return std::isfinite(x) ? x : 0; }
   static F select_less(F a, F b, F x, F y) { return a < b ? x : y; }
   static F iota() { return 0; }
@@ -46,7 +48,8 @@ struct Scalar {
   static K keys(const int8_t* p) { return load_four(p); }
   static B four(int32_t x) { return x; }
   static I dot_keys(I acc, K k, B q) {
-    return acc + byte(k, 0) * byte(q, 0) + byte(k, 1) * byte(q, 1) + byte(k, 2) * byte(q, 2) + byte(k, 3) * byte(q, 3);
+    return acc + byte(k, 0) * byte(q, 0) + byte(k, 1) * byte(q, 1) + byte(k, 2) * byte(q, 2) +
+           byte(k, 3) * byte(q, 3);
   }
   static I fold(const I* x) { return *x; }
   using N = int32_t;
@@ -60,19 +63,27 @@ struct Scalar {
   static B bytes(const int8_t* p) { return load_four(p); }
   struct W {
     I products;
-    void add(int32_t high, int32_t low, B v) { products += 128 * dot_keys(0, v, high) + dot_keys(0, v, low); }
+    void add(int32_t high, int32_t low, B v) {
+      products += 128 * dot_keys(0, v, high) + dot_keys(0, v, low);
+    }
     I total() const { return products; }
   };
-  static void store_bytes(int8_t* p, I x) { *p = static_cast<int8_t>(x < -128 ? -128 : x > 127 ? 127 : x); }
+  static void store_bytes(int8_t* p, I x) {
+    *p = static_cast<int8_t>(x < -128 ? -128 : x > 127 ? 127 : x);
+  }
   static void store_weights(uint8_t* high, uint8_t* low, const I* w) {
     for (uint32_t i = 0; i < 4; ++i) {
       high[i] = static_cast<uint8_t>(w[i] >> 7 & 127);
       low[i] = static_cast<uint8_t>(w[i] & 127);
     }
   }
-  static void transpose(const float* from, std::size_t, uint32_t, float* to, std::size_t) { *to = *from; }
+  static void transpose(const float* from, std::size_t, uint32_t, float* to, std::size_t) {
+    *to = *from;
+  }
   static uint32_t at_least(const float* p, float threshold) { return *p >= threshold ? 1 : 0; }
-  static I count_at_least(I counts, const float* p, float threshold) { return counts + (*p >= threshold ? 1 : 0); }
+  static I count_at_least(I counts, const float* p, float threshold) {
+    return counts + (*p >= threshold ? 1 : 0);
+  }
   static uint32_t isum(I x) { return static_cast<uint32_t>(x); }
 };
 

@@ -1,7 +1,8 @@
-// Chooses the table of kernels for this processor: what the processor has and the operating system saves on a thread switch.
+// Chooses the table of kernels for this processor: what the CPU has and the operating system saves
+// on a thread switch.
 #include <cstring>
 
-#include "fill.h"
+#include "fill-inl.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -22,7 +23,7 @@ Kernels make_table(const char* name, Fill matmul, Fill attention) {
   return k;
 }
 
-// Filling a table runs code that was compiled for it: it begins after the processor was found to have it.
+// Filling a table runs code that was compiled for it: it begins after the CPU was found to have it.
 const Kernels* scalar_table() {
   static const Kernels k = make_table("scalar", fill_matmul_scalar, fill_attention_scalar);
   return &k;
@@ -49,11 +50,13 @@ X86Features detect() {
   constexpr unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
   if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return f;
   const uint64_t states = saved_states();
-  constexpr uint64_t avx_state = 0x6, avx512_state = 0xe6;  // SSE, AVX; and opmask, upper ZMM halves, ZMM16-31
+  // SSE, AVX; and opmask, upper ZMM halves, ZMM16-31
+  constexpr uint64_t avx_state = 0x6, avx512_state = 0xe6;
   if ((states & avx_state) != avx_state) return f;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = (b & 1u << 5) != 0;
-  constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+  constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31,
+                     vnni = 1u << 11;
   f.avx512 = f.avx2 && (states & avx512_state) == avx512_state &&
              (b & (avx512f | dq | bw | vl)) == (avx512f | dq | bw | vl) && (c & vnni) != 0;
   return f;
@@ -75,7 +78,8 @@ const Kernels* avx512_table() {
 
 const Kernels* neon_table() {
 #ifndef __APPLE__  // whose first processor of this kind had both
-  constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;  // HWCAP bits: half-precision arithmetic, dot products
+  // HWCAP bits: half-precision arithmetic, dot products
+  constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;
   if ((getauxval(AT_HWCAP) & (asimdhp | asimddp)) != (asimdhp | asimddp)) return nullptr;
 #endif
   static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
@@ -86,7 +90,7 @@ const Kernels* neon_table() {
 
 using Table = const Kernels* (*)();
 
-// Best first. Each gives null where the processor lacks it.
+// Best first. Each gives null where the CPU lacks it.
 constexpr Table tables[] = {
 #if defined(__x86_64__)
     avx512_table, avx2_table,

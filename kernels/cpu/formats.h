@@ -1,11 +1,14 @@
 // The quantised weight formats of GGUF files, once for every instruction set.
 //
 // All come down to one form by groups of 256 weights (one K block, or eight blocks of 32):
-//   w = scale * (u - zero) + offset,   u: 8 bits, scale and offset float, one for each `width` (32 or 16) weights.
-// Each format says how to take a group apart in terms of a few primitives of the instruction set `Isa`:
+//   w = scale * (u - zero) + offset,   u: 8 bits, scale and offset float, one for each `width` (32
+//                                      or 16) weights.
+// Each format says how to take a group apart in terms of a few primitives of the instruction set
+// `Isa`:
 //   W                       64 quants, a byte each, in the order of the weights
 //   load64(p)               64 bytes as they lie;  load32x2(p0, p1): 32 from each
-//   spread<a, b>(p)         32 bytes x: [x >> a | x >> b], negative shifts to the left; the caller masks what it wants
+//   spread<a, b>(p)         32 bytes x: [x >> a | x >> b], negative shifts to the left; the caller
+//                           masks what it wants
 //   nibbles(p0, p1)         two blocks of 16 bytes x: [x0 & 15, x0 >> 4, x1 & 15, x1 >> 4]
 //   mask(w, byte), merge(w, w), set_bits(w, mask, byte), lookup(w, table)
 //   Floats<8>, Floats<16>   from_halves(p, stride), from_bytes, times, plus: scales and offsets
@@ -31,7 +34,8 @@ template <class T>
 template <class Isa, std::size_t n>
 using Floats = typename Isa::template Floats<n>;
 
-// What the formats of 32-weight blocks share: a half-precision scale first, then perhaps a half-precision offset.
+// What the formats of 32-weight blocks share: a half-precision scale first, then perhaps a
+// half-precision offset.
 template <uint32_t bytes, uint32_t zero_, bool offset_>
 struct Block32 {
   static constexpr uint32_t block = 32, block_bytes = bytes, group_bytes = 8 * bytes, width = 32;
@@ -87,7 +91,8 @@ struct Q5_0 : Block32<22, 16, false> {
   static constexpr uint32_t max = 31;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
-    for (int j = 0; j < 4; ++j, p += 44) u[j] = Isa::set_bits(Isa::nibbles(p + 6, p + 28), fifth_bits<22>(p + 2), 16);
+    for (int j = 0; j < 4; ++j, p += 44)
+      u[j] = Isa::set_bits(Isa::nibbles(p + 6, p + 28), fifth_bits<22>(p + 2), 16);
   }
 };
 
@@ -95,18 +100,21 @@ struct Q5_1 : Block32<24, 0, true> {
   static constexpr uint32_t max = 31;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
-    for (int j = 0; j < 4; ++j, p += 48) u[j] = Isa::set_bits(Isa::nibbles(p + 8, p + 32), fifth_bits<24>(p + 4), 16);
+    for (int j = 0; j < 4; ++j, p += 48)
+      u[j] = Isa::set_bits(Isa::nibbles(p + 8, p + 32), fifth_bits<24>(p + 4), 16);
   }
 };
 
-alignas(16) constexpr int8_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) constexpr int8_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                  1,    13,   25,  38,  53,  69,  89,  113};
 
 struct IQ4_NL : Block32<18, 0, false> {
   static constexpr bool is_signed = true;
   static constexpr uint32_t max = 127;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
-    for (int j = 0; j < 4; ++j) u[j] = Isa::lookup(Isa::nibbles(p + 36 * j + 2, p + 36 * j + 20), iq4_nl_values);
+    for (int j = 0; j < 4; ++j)
+      u[j] = Isa::lookup(Isa::nibbles(p + 36 * j + 2, p + 36 * j + 20), iq4_nl_values);
   }
 };
 
@@ -135,14 +143,19 @@ struct Q3_K : Block256<110, 4, 16, false> {
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
     const uint8_t* q = p + 32;
-    u[0] = Isa::merge(Isa::mask(Isa::template spread<0, 2>(q), 3), Isa::mask(Isa::template spread<-2, -1>(p), 4));
-    u[1] = Isa::merge(Isa::mask(Isa::template spread<4, 6>(q), 3), Isa::mask(Isa::template spread<0, 1>(p), 4));
-    u[2] = Isa::merge(Isa::mask(Isa::template spread<0, 2>(q + 32), 3), Isa::mask(Isa::template spread<2, 3>(p), 4));
-    u[3] = Isa::merge(Isa::mask(Isa::template spread<4, 6>(q + 32), 3), Isa::mask(Isa::template spread<4, 5>(p), 4));
+    u[0] = Isa::merge(Isa::mask(Isa::template spread<0, 2>(q), 3),
+                      Isa::mask(Isa::template spread<-2, -1>(p), 4));
+    u[1] = Isa::merge(Isa::mask(Isa::template spread<4, 6>(q), 3),
+                      Isa::mask(Isa::template spread<0, 1>(p), 4));
+    u[2] = Isa::merge(Isa::mask(Isa::template spread<0, 2>(q + 32), 3),
+                      Isa::mask(Isa::template spread<2, 3>(p), 4));
+    u[3] = Isa::merge(Isa::mask(Isa::template spread<4, 6>(q + 32), 3),
+                      Isa::mask(Isa::template spread<4, 5>(p), 4));
   }
   template <class Isa>
   static void scales(const uint8_t* p, Floats<Isa, 16>& scale, Floats<Isa, 16>&) {
-    // Bytes 0-7 hold the low four bits of scales 0-7 and 8-15; bytes 8-11 two high bits of each, by fours.
+    // Bytes 0-7 hold the low four bits of scales 0-7 and 8-15; bytes 8-11 two high bits of each, by
+    // fours.
     constexpr uint64_t low = 0x0f0f0f0f0f0f0f0f, high = 0x3030303030303030;
     const uint64_t a = load<uint64_t>(p + 96), c = load<uint32_t>(p + 104);
     const uint64_t c0 = c << 4 | c << 34;  // high bits of scales 0-3, then of 4-7
@@ -154,7 +167,8 @@ struct Q3_K : Block256<110, 4, 16, false> {
 
 // The twelve bytes of Q4_K and Q5_K: eight scales and eight offsets of 6 bits.
 template <class Isa>
-[[gnu::always_inline]] inline void scales_k4(const uint8_t* p, Floats<Isa, 8>& scale, Floats<Isa, 8>& offset) {
+[[gnu::always_inline]] inline void scales_k4(const uint8_t* p, Floats<Isa, 8>& scale,
+                                             Floats<Isa, 8>& offset) {
   constexpr uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, high2 = 0x30303030;
   const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
   const uint64_t scales = uint64_t{(c & low4) | (a >> 2 & high2)} << 32 | (a & low6);
@@ -203,7 +217,8 @@ struct Q6_K : Block256<210, 32, 16, false> {
       const auto low = Isa::load64(p + 64 * i);
       const uint8_t* h = p + 128 + 32 * i;
       u[2 * i] = Isa::merge(Isa::mask(low, 15), Isa::mask(Isa::template spread<-4, -2>(h), 0x30));
-      u[2 * i + 1] = Isa::merge(Isa::mask(Isa::template shift_right<4>(low), 15), Isa::mask(Isa::template spread<0, 2>(h), 0x30));
+      u[2 * i + 1] = Isa::merge(Isa::mask(Isa::template shift_right<4>(low), 15),
+                                Isa::mask(Isa::template spread<0, 2>(h), 0x30));
     }
   }
   template <class Isa>

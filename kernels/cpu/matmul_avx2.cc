@@ -1,9 +1,9 @@
 // Matrix products and elementwise operations with AVX2, FMA and F16C.
 #include <immintrin.h>
 
-#include "elementwise.h"
-#include "fill.h"
-#include "matmul_float.h"
+#include "elementwise-inl.h"
+#include "fill-inl.h"
+#include "matmul_float-inl.h"
 
 namespace kvasir {
 namespace {
@@ -16,7 +16,8 @@ struct Avx2 {
   };
   static constexpr uint32_t lanes = 8;
   template <uint32_t>
-  static constexpr std::size_t tile_tokens = 2;  // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16
+  // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16
+  static constexpr std::size_t tile_tokens = 2;
 
   template <class Format>
   static constexpr uint32_t tile_max = Format::max;
@@ -41,11 +42,17 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
   static F load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load16(p)); }
-  static F load_bf16(const uint8_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16)); }
+  static F load_bf16(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16));
+  }
 
   // ---- quants ----
-  static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-  static __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static __m128i load16(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  static __m256i load32(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  }
   static W load64(const uint8_t* p) { return {{load32(p), load32(p + 32)}}; }
   static void store64(uint8_t* p, const W& v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.v[0]);
@@ -56,16 +63,20 @@ struct Avx2 {
     const __m256i all = _mm256_set1_epi8(static_cast<char>(m));
     return {{_mm256_and_si256(v.v[0], all), _mm256_and_si256(v.v[1], all)}};
   }
-  static W merge(const W& a, const W& b) { return {{_mm256_or_si256(a.v[0], b.v[0]), _mm256_or_si256(a.v[1], b.v[1])}}; }
+  static W merge(const W& a, const W& b) {
+    return {{_mm256_or_si256(a.v[0], b.v[0]), _mm256_or_si256(a.v[1], b.v[1])}};
+  }
   static __m256i set_bits(__m256i v, uint32_t bits, uint8_t value) {
-    const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i byte =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
     const __m256i mine = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte);
     const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(mine, bit), bit);
     return _mm256_or_si256(v, _mm256_and_si256(is_set, _mm256_set1_epi8(static_cast<char>(value))));
   }
   static W set_bits(const W& v, uint64_t bits, uint8_t value) {
-    return {{set_bits(v.v[0], static_cast<uint32_t>(bits), value), set_bits(v.v[1], static_cast<uint32_t>(bits >> 32), value)}};
+    return {{set_bits(v.v[0], static_cast<uint32_t>(bits), value),
+             set_bits(v.v[1], static_cast<uint32_t>(bits >> 32), value)}};
   }
   template <int a>
   static __m256i shift(__m256i v) {
@@ -95,16 +106,20 @@ struct Avx2 {
   static float half(const uint8_t* p) { return _cvtsh_ss(kvasir::load<uint16_t>(p)); }
   static Floats<8> from_halves(const uint8_t* p, uint32_t stride) {
     const auto at = [&](uint32_t i) { return kvasir::load<short>(p + i * stride); };
-    return {{_mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))}};
+    return {
+        {_mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))}};
   }
   static __m256 from_8_bytes(uint64_t v) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(v))));
   }
   static Floats<8> from_bytes(uint64_t v) { return {{from_8_bytes(v)}}; }
-  static Floats<16> from_bytes(uint64_t low, uint64_t high) { return {{from_8_bytes(low), from_8_bytes(high)}}; }
+  static Floats<16> from_bytes(uint64_t low, uint64_t high) {
+    return {{from_8_bytes(low), from_8_bytes(high)}};
+  }
   static Floats<16> from_signed_bytes(const uint8_t* p) {
     const __m128i v = load16(p);
-    return {{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))}};
+    return {{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)),
+             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))}};
   }
   template <std::size_t n>
   static Floats<n> times(Floats<n> v, float f) {
@@ -121,16 +136,17 @@ struct Avx2 {
     for (std::size_t i = 0; i < n / 8; ++i) _mm256_storeu_ps(p + 8 * i, v.v[i]);
   }
 
-  // ---- products ----
-  // vpmaddubsw takes unsigned times signed bytes and saturates pairs at 32767. Quants of up to 7 bits are safe as they are, their
-  // zero point taken off through the sums of the inputs; signed weights lend their sign to the input (128 * 127 * 2 = 32512).
+  // ---- products ---- vpmaddubsw takes unsigned times signed bytes and saturates pairs at 32767.
+  // Quants of up to 7 bits are safe as they are, their zero point taken off through the sums of the
+  // inputs; signed weights lend their sign to the input (128 * 127 * 2 = 32512).
   template <class Format>
   static void prepare(W (&)[4]) {}
 
   // Sums of pairs of products in 16 bits.
   template <class Format>
   static __m256i pairs(__m256i w, __m256i a) {
-    if constexpr (Format::is_signed) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+    if constexpr (Format::is_signed)
+      return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
     else return _mm256_maddubs_epi16(w, a);
   }
   static __m256i widen_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
@@ -142,8 +158,10 @@ struct Avx2 {
   static float total(const RowSum& s) { return sum(add(add(s.f[0], s.f[1]), s.offset)); }
 
   template <class Format>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset, const GroupInput& in) {
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
+                                                      const Floats<scale_count<Format>>& scale,
+                                                      const Floats<scale_count<Format>>& offset,
+                                                      const GroupInput& in) {
     constexpr bool wide = Format::width == 32;
     alignas(32) float scales[scale_count<Format>];
     const __m256 in_scale = _mm256_loadu_ps(in.scale);
@@ -154,8 +172,10 @@ struct Avx2 {
         sum.offset = fma(mul(to_float(widen_pairs(sums)), in_scale), offset.v[0], sum.offset);
       }
     } else {
-      const __m256 low = _mm256_unpacklo_ps(in_scale, in_scale), high = _mm256_unpackhi_ps(in_scale, in_scale);
-      const __m256 twice[2] = {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+      const __m256 low = _mm256_unpacklo_ps(in_scale, in_scale),
+                   high = _mm256_unpackhi_ps(in_scale, in_scale);
+      const __m256 twice[2] = {_mm256_permute2f128_ps(low, high, 0x20),
+                               _mm256_permute2f128_ps(low, high, 0x31)};
       store(scales, Floats<16>{{mul(scale.v[0], twice[0]), mul(scale.v[1], twice[1])}});
       if constexpr (Format::has_offset) {
         const __m256i sums_low = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(sums));
@@ -171,18 +191,21 @@ struct Avx2 {
         constexpr int z = -static_cast<int>(Format::zero);
         constexpr int first = z & 0xffff, second = z * 65536;
         const I pair = _mm256_set1_epi32(kvasir::load<int>(in.sums + 2 * b));
-        const I weight = wide ? _mm256_setr_epi32(first + second, 0, 0, 0, 0, 0, 0, 0) : _mm256_setr_epi32(first, 0, 0, 0, second, 0, 0, 0);
+        const I weight = wide ? _mm256_setr_epi32(first + second, 0, 0, 0, 0, 0, 0, 0)
+                              : _mm256_setr_epi32(first, 0, 0, 0, second, 0, 0, 0);
         products = _mm256_add_epi32(products, _mm256_madd_epi16(pair, weight));
       }
       const F s = wide ? _mm256_broadcast_ss(scales + b)
-                       : _mm256_set_m128(_mm_broadcast_ss(scales + 2 * b + 1), _mm_broadcast_ss(scales + 2 * b));
+                       : _mm256_set_m128(_mm_broadcast_ss(scales + 2 * b + 1),
+                                         _mm_broadcast_ss(scales + 2 * b));
       sum.f[b % 2] = fma(to_float(products), s, sum.f[b % 2]);
     }
   }
 
   template <class Format, int half, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
-                                                       const int16_t* sums, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
+                                                       const int8_t* q, const int16_t* sums,
+                                                       uint32_t cols) {
     // So many steps of four columns fit 16 bits before they are widened.
     constexpr uint32_t fits = 32767 / (2 * 127 * Format::max);
     constexpr uint32_t steps = fits >= 8 ? 8 : fits >= 4 ? 4 : fits >= 2 ? 2 : 1;
@@ -192,8 +215,10 @@ struct Avx2 {
       if constexpr (Format::zero != 0) {
         constexpr int z = -static_cast<int>(Format::zero);
         constexpr bool wide = Format::width == 32;
-        const I weight = _mm256_set1_epi32((wide || half == 0 ? z & 0xffff : 0) + (wide || half == 1 ? z * 65536 : 0));
-        sum[t][0] = sum[t][1] = _mm256_madd_epi16(_mm256_set1_epi32(kvasir::load<int>(sums + t * (cols / 16))), weight);
+        const I weight = _mm256_set1_epi32((wide || half == 0 ? z & 0xffff : 0) +
+                                           (wide || half == 1 ? z * 65536 : 0));
+        sum[t][0] = sum[t][1] =
+            _mm256_madd_epi16(_mm256_set1_epi32(kvasir::load<int>(sums + t * (cols / 16))), weight);
       }
     }
     for (uint32_t k = 0; k < Format::width / 4; k += step) {
@@ -215,20 +240,24 @@ struct Avx2 {
   }
 
   // 8 x 8 words.
-  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to, std::size_t to_stride) {
+  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to,
+                        std::size_t to_stride) {
     I r[8], t[8];
     for (std::size_t i = 0; i < 8; ++i) r[i] = load32(from + i * from_stride);
     for (int i = 0; i < 8; i += 4) {
       const I a = _mm256_unpacklo_epi32(r[i], r[i + 1]), b = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-      const I c = _mm256_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm256_unpackhi_epi32(r[i + 2], r[i + 3]);
+      const I c = _mm256_unpacklo_epi32(r[i + 2], r[i + 3]),
+              d = _mm256_unpackhi_epi32(r[i + 2], r[i + 3]);
       t[i] = _mm256_unpacklo_epi64(a, c);
       t[i + 1] = _mm256_unpackhi_epi64(a, c);
       t[i + 2] = _mm256_unpacklo_epi64(b, d);
       t[i + 3] = _mm256_unpackhi_epi64(b, d);
     }
     for (std::size_t k = 0; k < 4; ++k) {
-      _mm256_storeu_si256(reinterpret_cast<I*>(to + k * to_stride), _mm256_permute2x128_si256(t[k], t[4 + k], 0x20));
-      _mm256_storeu_si256(reinterpret_cast<I*>(to + (4 + k) * to_stride), _mm256_permute2x128_si256(t[k], t[4 + k], 0x31));
+      _mm256_storeu_si256(reinterpret_cast<I*>(to + k * to_stride),
+                          _mm256_permute2x128_si256(t[k], t[4 + k], 0x20));
+      _mm256_storeu_si256(reinterpret_cast<I*>(to + (4 + k) * to_stride),
+                          _mm256_permute2x128_si256(t[k], t[4 + k], 0x31));
     }
   }
 };

@@ -1,9 +1,9 @@
 // Matrix products and elementwise operations with AVX-512 and its byte dot product (VNNI).
 #include <immintrin.h>
 
-#include "elementwise.h"
-#include "fill.h"
-#include "matmul_float.h"
+#include "elementwise-inl.h"
+#include "fill-inl.h"
+#include "matmul_float-inl.h"
 
 namespace kvasir {
 namespace {
@@ -13,8 +13,8 @@ struct Avx512 {
   using I = __m512i;
   using W = __m512i;
   static constexpr uint32_t lanes = 16;
-  // Registers of a tile, of 32: 2 x 6 float and 2 x 6 integer accumulators, weights, an input. With two scales in 32 columns
-  // there are 2 x 4 of each and of the block's float sums.
+  // Registers of a tile, of 32: 2 x 6 float and 2 x 6 integer accumulators, weights, an input. With
+  // two scales in 32 columns there are 2 x 4 of each and of the block's float sums.
   template <uint32_t width>
   static constexpr std::size_t tile_tokens = width == 32 ? 6 : 4;
   template <class Format>
@@ -35,44 +35,58 @@ struct Avx512 {
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static float sum(F v) { return _mm512_reduce_add_ps(v); }
-  static F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load_f16(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static F load_bf16(const uint8_t* p) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
   }
 
   // ---- quants ----
-  static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-  static __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static __m128i load16(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  static __m256i load32(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   static W load64(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store64(uint8_t* p, W v) { _mm512_storeu_si512(p, v); }
   static W load32x2(const uint8_t* p0, const uint8_t* p1) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(p0)), load32(p1), 1);
   }
-  static W mask(W v, uint8_t m) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(m))); }
+  static W mask(W v, uint8_t m) {
+    return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(m)));
+  }
   static W merge(W a, W b) { return _mm512_or_si512(a, b); }
   static W set_bits(W v, uint64_t bits, uint8_t value) {
     return _mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(static_cast<char>(value)));
   }
   template <int a>
-  static W shift_right(W v) { return _mm512_srli_epi16(v, a); }
+  static W shift_right(W v) {
+    return _mm512_srli_epi16(v, a);
+  }
   template <int a, int b>
   static W spread(const uint8_t* p) {
     const W v = _mm512_broadcast_i64x4(load32(p));
     if constexpr (a >= 0 && b >= 0) {
-      return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16(a), _mm256_set1_epi16(b), 1));
+      return _mm512_srlv_epi16(v,
+                               _mm512_inserti64x4(_mm512_set1_epi16(a), _mm256_set1_epi16(b), 1));
     } else {
       static_assert(a <= 0 && b <= 0);
-      return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16(-a), _mm256_set1_epi16(-b), 1));
+      return _mm512_sllv_epi16(v,
+                               _mm512_inserti64x4(_mm512_set1_epi16(-a), _mm256_set1_epi16(-b), 1));
     }
   }
   static W nibbles(const uint8_t* p0, const uint8_t* p1) {
     const W v = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load16(p0)), 0xff00, load16(p1));
-    const W shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0);
+    const W shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0,
+                                      0x0004000400040004, 0x0004000400040004, 0, 0);
     return mask(_mm512_srlv_epi16(v, shifts), 15);
   }
   static W lookup(W v, const int8_t (&table)[16]) {
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(reinterpret_cast<const uint8_t*>(table))), v);
+    return _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(load16(reinterpret_cast<const uint8_t*>(table))), v);
   }
 
   // ---- scales ----
@@ -85,17 +99,19 @@ struct Avx512 {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(v))));
   }
   static __m512 from_bytes(uint64_t low, uint64_t high) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low))));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
+        _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low))));
   }
-  static __m512 from_signed_bytes(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p))); }
+  static __m512 from_signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p)));
+  }
   static __m256 times(__m256 v, float f) { return _mm256_mul_ps(v, _mm256_set1_ps(f)); }
   static __m512 times(__m512 v, float f) { return _mm512_mul_ps(v, _mm512_set1_ps(f)); }
   static __m512 plus(__m512 v, float f) { return _mm512_add_ps(v, _mm512_set1_ps(f)); }
   static void store(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
 
-  // ---- products ----
-  // vpdpbusd takes unsigned times signed bytes, so signed weights move up by 128, and the zero point is taken off again
-  // through the sums of the inputs.
+  // ---- products ---- vpdpbusd takes unsigned times signed bytes, so signed weights move up by
+  // 128, and the zero point is taken off again through the sums of the inputs.
   template <class Format>
   static constexpr int bias = Format::is_signed ? 128 : static_cast<int>(Format::zero);
 
@@ -111,13 +127,17 @@ struct Avx512 {
     F offset = zero();
   };
 
-  // The words of a 64-weight step that take off the bias: one (or one for each 16) of the lanes that its block sums up in.
+  // The words of a 64-weight step that take off the bias: one (or one for each 16) of the lanes
+  // that its block sums up in.
   template <class Format>
   static I row_bias() {
-    constexpr int both = static_cast<int>(static_cast<uint32_t>(-bias<Format>) << 16 | (static_cast<uint32_t>(-bias<Format>) & 0xffff));
-    constexpr int first = both & 0xffff, second = static_cast<int>(static_cast<uint32_t>(both) & 0xffff0000u);
+    constexpr int both = static_cast<int>(static_cast<uint32_t>(-bias<Format>) << 16 |
+                                          (static_cast<uint32_t>(-bias<Format>) & 0xffff));
+    constexpr int first = both & 0xffff,
+                  second = static_cast<int>(static_cast<uint32_t>(both) & 0xffff0000u);
     // Even lanes hold the input sums of weights 0-15 and 16-31, odd ones those of 32-47 and 48-63.
-    if constexpr (Format::width == 32) return _mm512_setr_epi32(both, 0, 0, 0, 0, 0, 0, 0, 0, both, 0, 0, 0, 0, 0, 0);
+    if constexpr (Format::width == 32)
+      return _mm512_setr_epi32(both, 0, 0, 0, 0, 0, 0, 0, 0, both, 0, 0, 0, 0, 0, 0);
     else return _mm512_setr_epi32(first, 0, 0, 0, second, 0, 0, 0, 0, first, 0, 0, 0, second, 0, 0);
   }
 
@@ -126,11 +146,13 @@ struct Avx512 {
   static I scale_index(int j) {
     constexpr int shift = Format::width == 32 ? 3 : 2;
     const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_add_epi32(_mm512_srli_epi32(lane, shift), _mm512_set1_epi32(j * static_cast<int>(64 / Format::width)));
+    return _mm512_add_epi32(_mm512_srli_epi32(lane, shift),
+                            _mm512_set1_epi32(j * static_cast<int>(64 / Format::width)));
   }
 
   template <class Format, class Scales>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], Scales scale, Scales offset, const GroupInput& in) {
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], Scales scale,
+                                                      Scales offset, const GroupInput& in) {
     const __m256 in_scale = _mm256_loadu_ps(in.scale);
     const __m256i in_sums = load32(reinterpret_cast<const uint8_t*>(in.sums));
     F scales;
@@ -153,10 +175,12 @@ struct Avx512 {
     for (int j = 0; j < 4; ++j) {
       I products = _mm512_setzero_si512();
       if constexpr (bias<Format> != 0) {
-        products = _mm512_madd_epi16(_mm512_set1_epi64(kvasir::load<long long>(in.sums + 4 * j)), row_bias<Format>());
+        products = _mm512_madd_epi16(_mm512_set1_epi64(kvasir::load<long long>(in.sums + 4 * j)),
+                                     row_bias<Format>());
       }
       products = _mm512_dpbusd_epi32(products, u[j], _mm512_loadu_si512(in.q + 64 * j));
-      sum.f[j] = _mm512_fmadd_ps(to_float(products), _mm512_permutexvar_ps(scale_index<Format>(j), scales), sum.f[j]);
+      sum.f[j] = _mm512_fmadd_ps(to_float(products),
+                                 _mm512_permutexvar_ps(scale_index<Format>(j), scales), sum.f[j]);
     }
   }
 
@@ -166,14 +190,17 @@ struct Avx512 {
 
   // sum[t][v] = products of one run of `width` columns; run `half` of its 32.
   template <class Format, int half, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
-                                                       const int16_t* sums, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
+                                                       const int8_t* q, const int16_t* sums,
+                                                       uint32_t cols) {
     for (std::size_t t = 0; t < tokens; ++t) {
       if constexpr (bias<Format> == 0) {
         sum[t][0] = sum[t][1] = _mm512_setzero_si512();
       } else {
-        const bool has_first = Format::width == 32 || half == 0, has_second = Format::width == 32 || half == 1;
-        const I weight = _mm512_set1_epi32((has_first ? -bias<Format> & 0xffff : 0) + (has_second ? -bias<Format> * 65536 : 0));
+        const bool has_first = Format::width == 32 || half == 0,
+                   has_second = Format::width == 32 || half == 1;
+        const I weight = _mm512_set1_epi32((has_first ? -bias<Format> & 0xffff : 0) +
+                                           (has_second ? -bias<Format> * 65536 : 0));
         const I pair = _mm512_set1_epi32(kvasir::load<int>(sums + t * (cols / 16)));
         sum[t][0] = sum[t][1] = _mm512_madd_epi16(pair, weight);
       }
@@ -189,12 +216,14 @@ struct Avx512 {
   }
 
   // 16 x 16 words.
-  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to, std::size_t to_stride) {
+  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to,
+                        std::size_t to_stride) {
     I r[16], t[16];
     for (std::size_t i = 0; i < 16; ++i) r[i] = load64(from + i * from_stride);
     for (int i = 0; i < 16; i += 4) {
       const I a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-      const I c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+      const I c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
+              d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
       t[i] = _mm512_unpacklo_epi64(a, c);
       t[i + 1] = _mm512_unpackhi_epi64(a, c);
       t[i + 2] = _mm512_unpacklo_epi64(b, d);
@@ -202,8 +231,10 @@ struct Avx512 {
     }
     // t[4g + k]: column 4l + k of rows 4g .. 4g + 3 in 128-bit lane l.
     for (std::size_t k = 0; k < 4; ++k) {
-      const I a = _mm512_shuffle_i32x4(t[k], t[4 + k], 0x88), b = _mm512_shuffle_i32x4(t[8 + k], t[12 + k], 0x88);
-      const I c = _mm512_shuffle_i32x4(t[k], t[4 + k], 0xdd), d = _mm512_shuffle_i32x4(t[8 + k], t[12 + k], 0xdd);
+      const I a = _mm512_shuffle_i32x4(t[k], t[4 + k], 0x88),
+              b = _mm512_shuffle_i32x4(t[8 + k], t[12 + k], 0x88);
+      const I c = _mm512_shuffle_i32x4(t[k], t[4 + k], 0xdd),
+              d = _mm512_shuffle_i32x4(t[8 + k], t[12 + k], 0xdd);
       store64(to + k * to_stride, _mm512_shuffle_i32x4(a, b, 0x88));
       store64(to + (4 + k) * to_stride, _mm512_shuffle_i32x4(c, d, 0x88));
       store64(to + (8 + k) * to_stride, _mm512_shuffle_i32x4(a, b, 0xdd));

@@ -1,9 +1,9 @@
 // Matrix products and elementwise operations with NEON and its dot product of signed bytes.
 #include <arm_neon.h>
 
-#include "elementwise.h"
-#include "fill.h"
-#include "matmul_float.h"
+#include "elementwise-inl.h"
+#include "fill-inl.h"
+#include "matmul_float-inl.h"
 
 namespace kvasir {
 namespace {
@@ -37,10 +37,14 @@ struct Neon {
   static F to_float(I v) { return vcvtq_f32_s32(v); }
   static float sum(F v) { return vaddvq_f32(v); }
   static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-  static F load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+  static F load_bf16(const uint8_t* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+  }
 
   // ---- quants ----
-  static W load64(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}}; }
+  static W load64(const uint8_t* p) {
+    return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+  }
   static void store64(uint8_t* p, const W& v) {
     for (std::size_t i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, v.v[i]);
   }
@@ -58,7 +62,9 @@ struct Neon {
   static W set_bits(W v, uint64_t bits, uint8_t value) {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
     for (uint32_t i = 0; i < 4; ++i) {
-      const auto byte = [&](uint32_t k) { return vdup_n_u8(static_cast<uint8_t>(bits >> (16 * i + 8 * k))); };
+      const auto byte = [&](uint32_t k) {
+        return vdup_n_u8(static_cast<uint8_t>(bits >> (16 * i + 8 * k)));
+      };
       const uint8x16_t is_set = vtstq_u8(vcombine_u8(byte(0), byte(1)), bit);
       v.v[i] = vorrq_u8(v.v[i], vandq_u8(is_set, vdupq_n_u8(value)));
     }
@@ -95,7 +101,8 @@ struct Neon {
   static Floats<8> from_halves(const uint8_t* p, uint32_t stride) {
     uint16_t h[8];
     for (uint32_t i = 0; i < 8; ++i) h[i] = kvasir::load<uint16_t>(p + i * stride);
-    return {{vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4)))}};
+    return {{vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))),
+             vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4)))}};
   }
   static Floats<8> from_bytes(uint64_t v) {
     const uint16x8_t wide = vmovl_u8(vcreate_u8(v));
@@ -108,8 +115,8 @@ struct Neon {
   static Floats<16> from_signed_bytes(const uint8_t* p) {
     const int8x16_t v = vreinterpretq_s8_u8(vld1q_u8(p));
     const int16x8_t a = vmovl_s8(vget_low_s8(v)), b = vmovl_high_s8(v);
-    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)), vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))),
-             vcvtq_f32_s32(vmovl_high_s16(b))}};
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_high_s16(b))}};
   }
   template <std::size_t n>
   static Floats<n> times(Floats<n> v, float f) {
@@ -143,8 +150,10 @@ struct Neon {
   static float total(const RowSum& s) { return sum(add(add(s.f[0], s.f[1]), add(s.f[2], s.f[3]))); }
 
   template <class Format>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset, const GroupInput& in) {
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
+                                                      const Floats<scale_count<Format>>& scale,
+                                                      const Floats<scale_count<Format>>& offset,
+                                                      const GroupInput& in) {
     constexpr bool wide = Format::width == 32;
     constexpr std::size_t vectors = scale_count<Format> / 4;
     const float32x4_t in_scale[2] = {vld1q_f32(in.scale), vld1q_f32(in.scale + 4)};
@@ -170,22 +179,26 @@ struct Neon {
       const auto w = [&](std::size_t i) { return vreinterpretq_s8_u8(u[b / 2].v[b % 2 * 2 + i]); };
       const int8_t* q = in.q + 32 * b;
       if constexpr (wide) {
-        const I products = vdotq_s32(vdotq_s32(vdupq_n_s32(0), w(0), vld1q_s8(q)), w(1), vld1q_s8(q + 16));
+        const I products =
+            vdotq_s32(vdotq_s32(vdupq_n_s32(0), w(0), vld1q_s8(q)), w(1), vld1q_s8(q + 16));
         sum.f[b % 4] = vfmaq_n_f32(sum.f[b % 4], to_float(products), scales[b / 4][b % 4]);
       } else {
         for (std::size_t i = 0; i < 2; ++i) {
           const I products = vdotq_s32(vdupq_n_s32(0), w(i), vld1q_s8(q + 16 * i));
           const std::size_t run = 2 * b + i;
-          sum.f[run % 4] = vfmaq_n_f32(sum.f[run % 4], to_float(products), scales[run / 4][run % 4]);
+          sum.f[run % 4] =
+              vfmaq_n_f32(sum.f[run % 4], to_float(products), scales[run / 4][run % 4]);
         }
       }
     }
   }
 
-  // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a register that holds sixteen.
+  // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a
+  // register that holds sixteen.
   template <class Kind, int, std::size_t tokens>
-  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
-                                                       const int16_t*, uint32_t cols) {
+  [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
+                                                       const int8_t* q, const int16_t*,
+                                                       uint32_t cols) {
     for (auto& pair : sum) pair[0] = pair[1] = vdupq_n_s32(0);
     for (uint32_t k = 0; k < Kind::width; k += 16) {
       int8x16_t w[8];
@@ -203,11 +216,15 @@ struct Neon {
   }
 
   // 4 x 4 words.
-  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to, std::size_t to_stride) {
+  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to,
+                        std::size_t to_stride) {
     uint32x4_t r[4];
-    for (std::size_t i = 0; i < 4; ++i) r[i] = vreinterpretq_u32_u8(vld1q_u8(from + i * from_stride));
+    for (std::size_t i = 0; i < 4; ++i)
+      r[i] = vreinterpretq_u32_u8(vld1q_u8(from + i * from_stride));
     const uint32x4x2_t a = vtrnq_u32(r[0], r[1]), b = vtrnq_u32(r[2], r[3]);
-    const auto put = [&](std::size_t i, uint64x2_t v) { vst1q_u8(to + i * to_stride, vreinterpretq_u8_u64(v)); };
+    const auto put = [&](std::size_t i, uint64x2_t v) {
+      vst1q_u8(to + i * to_stride, vreinterpretq_u8_u64(v));
+    };
     for (std::size_t i = 0; i < 2; ++i) {
       put(i, vtrn1q_u64(vreinterpretq_u64_u32(a.val[i]), vreinterpretq_u64_u32(b.val[i])));
       put(i + 2, vtrn2q_u64(vreinterpretq_u64_u32(a.val[i]), vreinterpretq_u64_u32(b.val[i])));

@@ -1,7 +1,8 @@
-// Matrix products and elementwise operations for processors without any of the other tables: plain loops.
-#include "elementwise.h"
-#include "fill.h"
-#include "matmul_float.h"
+// Matrix products and elementwise operations for processors without any of the other tables: plain
+// loops.
+#include "elementwise-inl.h"
+#include "fill-inl.h"
+#include "matmul_float-inl.h"
 
 namespace kvasir {
 namespace {
@@ -48,14 +49,19 @@ struct Scalar {
   static float sum(const F& v) { return (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]); }
 
   static float half(const uint8_t* p) {
-    const uint32_t bits = kvasir::load<uint16_t>(p), sign = (bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-    if (magnitude >= 0x7c00) return from_bits(sign | magnitude << 13 | 0x7f800000);  // infinities and not-a-numbers
-    // The exponent's bias grows by 112 through a multiplication, which also normalises what is subnormal.
+    const uint32_t bits = kvasir::load<uint16_t>(p), sign = (bits & 0x8000) << 16,
+                   magnitude = bits & 0x7fff;
+    // infinities and not-a-numbers
+    if (magnitude >= 0x7c00) return from_bits(sign | magnitude << 13 | 0x7f800000);
+    // The exponent's bias grows by 112 through a multiplication, which also normalises what is
+    // subnormal.
     return from_bits(sign | 0x3f800000) * (from_bits(magnitude << 13) * 0x1p112f);
   }
   static F load_f16(const uint8_t* p) { return {half(p), half(p + 2), half(p + 4), half(p + 6)}; }
   static F load_bf16(const uint8_t* p) {
-    const auto at = [p](uint32_t i) { return from_bits(uint32_t{kvasir::load<uint16_t>(p + 2 * i)} << 16); };
+    const auto at = [p](uint32_t i) {
+      return from_bits(uint32_t{kvasir::load<uint16_t>(p + 2 * i)} << 16);
+    };
     return {at(0), at(1), at(2), at(3)};
   }
 
@@ -77,7 +83,8 @@ struct Scalar {
     return a;
   }
   static W set_bits(W v, uint64_t bits, uint8_t value) {
-    for (uint32_t i = 0; i < 64; ++i) v.v[i] = static_cast<uint8_t>(v.v[i] | (bits >> i & 1) * value);
+    for (uint32_t i = 0; i < 64; ++i)
+      v.v[i] = static_cast<uint8_t>(v.v[i] | (bits >> i & 1) * value);
     return v;
   }
   template <int a>
@@ -127,7 +134,8 @@ struct Scalar {
   }
   static Floats<16> from_bytes(uint64_t low, uint64_t high) {
     Floats<16> out;
-    for (uint32_t i = 0; i < 16; ++i) out.v[i] = static_cast<float>((i < 8 ? low : high) >> (8 * (i % 8)) & 255);
+    for (uint32_t i = 0; i < 16; ++i)
+      out.v[i] = static_cast<float>((i < 8 ? low : high) >> (8 * (i % 8)) & 255);
     return out;
   }
   static Floats<16> from_signed_bytes(const uint8_t* p) {
@@ -167,12 +175,14 @@ struct Scalar {
   static float total(const RowSum& s) { return s.f; }
 
   template <class Format, class Scales>
-  static void row_group(RowSum& sum, const W (&u)[4], const Scales& scale, const Scales& offset, const GroupInput& in) {
+  static void row_group(RowSum& sum, const W (&u)[4], const Scales& scale, const Scales& offset,
+                        const GroupInput& in) {
     constexpr uint32_t width = Format::width;
     for (uint32_t run = 0; run < group_weights / width; ++run) {
       const uint8_t* w = u[run * width / 64].v + run * width % 64;
       int32_t products = 0;
-      for (uint32_t i = 0; i < width; ++i) products += static_cast<int8_t>(w[i]) * in.q[run * width + i];
+      for (uint32_t i = 0; i < width; ++i)
+        products += static_cast<int8_t>(w[i]) * in.q[run * width + i];
       const float in_scale = in.scale[run * width / 32];
       sum.f += static_cast<float>(products) * (scale.v[run] * in_scale);
       if constexpr (Format::has_offset) {
@@ -183,7 +193,8 @@ struct Scalar {
   }
 
   template <class Format, int half, std::size_t tokens>
-  static void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t*, uint32_t cols) {
+  static void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t*,
+                         uint32_t cols) {
     for (std::size_t t = 0; t < tokens; ++t) {
       int32_t products[2 * lanes] = {};
       for (uint32_t k = 0; k < Format::width; k += 4) {
@@ -197,9 +208,11 @@ struct Scalar {
     }
   }
 
-  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to, std::size_t to_stride) {
+  static void transpose(const uint8_t* from, std::size_t from_stride, uint8_t* to,
+                        std::size_t to_stride) {
     for (uint32_t r = 0; r < lanes; ++r) {
-      for (uint32_t c = 0; c < lanes; ++c) std::memcpy(to + c * to_stride + r * 4, from + r * from_stride + c * 4, 4);
+      for (uint32_t c = 0; c < lanes; ++c)
+        std::memcpy(to + c * to_stride + r * 4, from + r * from_stride + c * 4, 4);
     }
   }
 

@@ -1,6 +1,7 @@
-// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are read where they lie in the processor's memory, or where
-// they were gathered from there or handed over; the
-// merged output. What each computes is what the processor does for `bounded` (attention/attention.cc), with scores of pages from the same integers.
+// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are
+// read where they lie in host memory, or where they were gathered from there or handed over; the
+// merged output. What each computes is what the CPU does for `bounded` (attention/attention.cc),
+// with scores of pages from the same integers.
 #include "attention_near.h"
 #include "rounding.h"
 
@@ -20,25 +21,33 @@ __device__ float block_largest(float x, float* parts) {
 
 extern "C" {
 
-// A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and value, which go to the window.
-__global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k, const float* v) {
+// A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and
+// value, which go to the window.
+__global__ void __launch_bounds__(begin_threads)
+    attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k,
+                    const float* v) {
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
   let_next_begin();
-  // Some threads share a coordinate's sum. Their numbers of the basis, which no kernel writes, come before what they are multiplied with is there.
-  constexpr uint32_t most_each = 26;  // of heads of 128 in 48 coordinates
-  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n, share = thread / n;
-  float basis[most_each] = {};
+  // Some threads share a coordinate's sum. Their numbers of the basis, which no kernel writes, come
+  // before what they are multiplied with is there.
+  constexpr uint32_t max_each = 26;  // of heads of 128 in 48 coordinates
+  const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n,
+                 share = thread / n;
+  float basis[max_each] = {};
   if (a.projected && blockIdx.x < rows && share < shares) {
-    const float* its = kv.basis + (std::size_t{blockIdx.x / (a.n * kv.group)} * kv.dim + share) * n + coordinate;
+    const float* its =
+        kv.basis + (std::size_t{blockIdx.x / (a.n * kv.group)} * kv.dim + share) * n + coordinate;
 #pragma unroll
-    for (uint32_t i = 0; i < most_each; ++i)
+    for (uint32_t i = 0; i < max_each; ++i)
       if (share + i * shares < kv.dim) basis[i] = __ldg(its + std::size_t{i} * shares * n);
   }
   after_previous();
   if (blockIdx.x >= rows) {
     const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
-    float* to = kv.window + (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
-    const std::size_t from = (std::size_t{token} * kv.kv_heads + head) * kv.head_dim, value = std::size_t{kv.window_rows} * kv.dim;
+    float* to =
+        kv.window + (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
+    const std::size_t from = (std::size_t{token} * kv.kv_heads + head) * kv.head_dim,
+                      value = std::size_t{kv.window_rows} * kv.dim;
     for (uint32_t d = thread; d < kv.dim; d += begin_threads) {
       const bool inside = d < kv.head_dim;
       to[d] = inside ? k[from + d] - kv.centre[head * kv.dim + d] : 0.0f;
@@ -47,8 +56,10 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
     return;
   }
   __shared__ float x[begin_threads], sums[begin_threads], parts[begin_threads / warp];
-  const uint32_t row = blockIdx.x, head = row / (a.n * kv.group), token = row / kv.group % a.n, of_group = row % kv.group;
-  const std::size_t from = (std::size_t{token} * kv.kv_heads * kv.group + head * kv.group + of_group) * kv.head_dim;
+  const uint32_t row = blockIdx.x, head = row / (a.n * kv.group), token = row / kv.group % a.n,
+                 of_group = row % kv.group;
+  const std::size_t from =
+      (std::size_t{token} * kv.kv_heads * kv.group + head * kv.group + of_group) * kv.head_dim;
   const float scale = 1.0f / sqrtf(static_cast<float>(kv.head_dim));
   const float own = thread < kv.head_dim ? q[from + thread] * scale : 0.0f;
   x[thread] = own;
@@ -62,7 +73,7 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
   if (!a.projected) return;
   float sum = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < most_each; ++i)
+  for (uint32_t i = 0; i < max_each; ++i)
     if (share < shares && share + i * shares < kv.dim) sum += x[share + i * shares] * basis[i];
   sums[thread] = sum;
   __syncthreads();
@@ -73,7 +84,9 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
   }
   const float most = block_largest(sum, parts);
   const bool none = !(most > 1e-30f && most < 1e30f);
-  if (thread < n) a.projected[std::size_t{row} * n + thread] = static_cast<int8_t>(none ? 0 : __float2int_rn(sum * (127 / most)));
+  if (thread < n)
+    a.projected[std::size_t{row} * n + thread] =
+        static_cast<int8_t>(none ? 0 : __float2int_rn(sum * (127 / most)));
   if (thread == 0) a.projected_scale[row] = none ? 0 : most / 127;
 }
 
@@ -81,7 +94,8 @@ __global__ void __launch_bounds__(begin_threads) attention_begin(DeviceKv kv, De
 
 namespace {
 
-// ---- chosen pages --------------------------------------------------------------------------------------------------------------
+// ---- chosen pages
+// -------------------------------------------------------------------------------------------------
 
 constexpr unsigned attend_warps = attend_threads / warp;
 
@@ -99,10 +113,11 @@ struct Part {
     }
   }
 
-  // Of tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over all lanes: writes the values' weights to
-  // weights[row][token].
+  // Of tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over
+  // all lanes: writes the values' weights to weights[row][token].
   template <uint32_t lanes>
-  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4], const float (&v_scale)[4], float bias, uint32_t present,
+  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4],
+                        const float (&v_scale)[4], float bias, uint32_t present,
                         float (*weights)[64]) {
     const uint32_t lane = threadIdx.x % warp;
 #pragma unroll
@@ -111,8 +126,10 @@ struct Part {
 #pragma unroll
       for (uint32_t t = 0; t < 4; ++t) {
         int32_t sum = s[r][t];
-        for (uint32_t step = lanes; step < warp; step *= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
-        x[t] = present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + bias : -INFINITY;
+        for (uint32_t step = lanes; step < warp; step *= 2)
+          sum += __shfl_xor_sync(all_lanes, sum, step);
+        x[t] =
+            present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + bias : -INFINITY;
         most = fmaxf(most, x[t]);
       }
       most = warp_max(most, lanes);
@@ -128,7 +145,9 @@ struct Part {
       m[r] = most;
 #pragma unroll
       for (uint32_t d = 0; d < 4; ++d) o[r][d] *= keep;
-      if (lane < lanes) *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1], x[2] * v_scale[2], x[3] * v_scale[3]};
+      if (lane < lanes)
+        *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1],
+                                                             x[2] * v_scale[2], x[3] * v_scale[3]};
     }
     __syncwarp();
   }
@@ -136,8 +155,9 @@ struct Part {
 
 // Merges the warps' parts into the state of the block's rows.
 template <uint32_t dim, uint32_t rows>
-__device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part, uint32_t head, uint32_t token, uint32_t first_row,
-                            float (*part_o)[dim], float* part_m, float* part_l, float* part_own) {
+__device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part,
+                            uint32_t head, uint32_t token, uint32_t first_row, float (*part_o)[dim],
+                            float* part_m, float* part_l, float* part_own) {
   using P = Part<dim, rows>;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
 #pragma unroll
@@ -147,7 +167,8 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       float x = part.o[r][i];
-      for (uint32_t step = P::lanes_across; step < warp; step *= 2) x += __shfl_xor_sync(all_lanes, x, step);
+      for (uint32_t step = P::lanes_across; step < warp; step *= 2)
+        x += __shfl_xor_sync(all_lanes, x, step);
       if (lane < P::lanes_across) part_o[w][lane * 4 + i] = x;
     }
     __syncthreads();
@@ -168,10 +189,11 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
   }
 }
 
-// A lane's part of the products of some quads' keys with the rows. `lanes` neighbouring lanes have a quad each, the others further dimensions of them;
-// words: of a row, four dimensions each.
+// A lane's part of the products of some quads' keys with the rows. `lanes` neighbouring lanes have
+// a quad each, the others further dimensions of them; words: of a row, four dimensions each.
 template <uint32_t lanes, uint32_t pieces, uint32_t rows, uint32_t words>
-__device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][words], int32_t (&s)[rows][4]) {
+__device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][words],
+                         int32_t (&s)[rows][4]) {
   const uint32_t lane = threadIdx.x % warp;
 #pragma unroll
   for (uint32_t j = 0; j < pieces; ++j) {
@@ -196,11 +218,15 @@ struct Quad {
       : keys(together), values(keys + 4 * dim), scales(keys + 8 * dim), value_scales(scales + 8) {}
   // In its page.
   __device__ Quad(const DeviceKv& kv, uint32_t head, uint32_t quad, uint32_t dim) {
-    const uint32_t page_tokens = page_size / 2 / dim, page_quads = page_tokens / 4, page = quad / page_quads, in_page = quad % page_quads;
+    const uint32_t page_tokens = page_size / 2 / dim, page_quads = page_tokens / 4,
+                   page = quad / page_quads, in_page = quad % page_quads;
     const uint32_t in_extent = head * extent_pages + page % extent_pages;
-    keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) + std::size_t{in_extent} * page_size + in_page * 4 * dim;
+    keys = reinterpret_cast<const uint8_t*>(kv.pages_at[page / extent_pages] + kv.pages_offset) +
+           std::size_t{in_extent} * page_size + in_page * 4 * dim;
     values = keys + page_size / 2;
-    scales = reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) + (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
+    scales =
+        reinterpret_cast<const uint8_t*>(kv.scales_at[page / extent_pages] + kv.scales_offset) +
+        (std::size_t{in_extent} * 2 * page_tokens + in_page * 4) * 2;
     value_scales = scales + page_tokens * 2;
   }
 };
@@ -208,8 +234,12 @@ struct Quad {
 // By a warp, as DeviceHotQuads has it; words: of 16 bytes, of its keys.
 __device__ void copy_quad(const Quad& its, uint32_t words, uint32_t lane, uint8_t* place) {
   auto* const to = reinterpret_cast<uint4*>(place);
-  if (lane < words) to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane), to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
-  if (lane < 2) reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
+  if (lane < words)
+    to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane),
+    to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
+  if (lane < 2)
+    reinterpret_cast<uint2*>(to + 2 * words)[lane] =
+        __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
 }
 
 __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, uint32_t place) {
@@ -224,11 +254,15 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   constexpr uint32_t page_tokens = page_size / 2 / dim;
   __shared__ int32_t q[rows][dim / 4];
   __shared__ __align__(16) float weights[attend_warps][rows][64];
-  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps], part_own[attend_warps];
-  const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks, first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
+  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps],
+      part_own[attend_warps];
+  const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks,
+                 first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token), row = (std::size_t{head} * a.n + token) * kv.group + first_row;
-  constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;  // quads at a time; words of four dimensions
+  const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token),
+                    row = (std::size_t{head} * a.n + token) * kv.group + first_row;
+  // quads at a time; words of four dimensions
+  constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;
   const uint32_t* list = a.lists ? a.lists + at * a.most : nullptr;
   const float* biases = a.biases ? a.biases + at * a.most : nullptr;
   const uint8_t* present = a.present ? a.present + at * a.most : nullptr;
@@ -240,16 +274,21 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   };
   const auto entry_of = [&](uint32_t i) {
     const bool inside = i < a.most;
-    return Entry{list && inside ? list[i] : i, a.hot.room && inside ? a.hot.found[std::size_t{head} * a.most + i] : 0, present && inside ? present[i] : 15u,
-                 biases && inside ? biases[i] : 0.0f};
+    return Entry{list && inside ? list[i] : i,
+                 a.hot.room && inside ? a.hot.found[std::size_t{head} * a.most + i] : 0,
+                 present && inside ? present[i] : 15u, biases && inside ? biases[i] : 0.0f};
   };
   // This lane's quad of those that the warp has at a time, which others have too.
   uint32_t i = (blockIdx.x * attend_warps + w) * lanes + lane % lanes;
   Entry next = entry_of(i);
   float q_scale[rows];
-  for (uint32_t r = 0; r < rows; ++r) q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
+  for (uint32_t r = 0; r < rows; ++r)
+    q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
   for (uint32_t word = threadIdx.x; word < rows * dim / 4; word += attend_warps * warp)
-    q[word / (dim / 4)][word % (dim / 4)] = first_row + word / (dim / 4) < kv.group ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[word] : 0;
+    q[word / (dim / 4)][word % (dim / 4)] =
+        first_row + word / (dim / 4) < kv.group
+            ? reinterpret_cast<const int32_t*>(a.q8 + row * dim)[word]
+            : 0;
   __syncthreads();
   P part;
 
@@ -260,42 +299,57 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     const uint32_t found = there ? entry.found : 0;
     uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_is_there) - 1) : nullptr;
     Quad its;
-    if (found & hot_is_there)
-      its = Quad(place, dim);
+    if (found & hot_is_there) its = Quad(place, dim);
     else if (there)
-      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim) : Quad(kv, head, first + entry.quad, dim);
+      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim)
+                       : Quad(kv, head, first + entry.quad, dim);
     uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(its.keys) + j * (warp / lanes) + lane / lanes) : uint4();
+    for (uint32_t j = 0; j < 4; ++j)
+      k[j] =
+          there
+              ? __ldcs(reinterpret_cast<const uint4*>(its.keys) + j * (warp / lanes) + lane / lanes)
+              : uint4();
     const auto pointer = [](const uint8_t* p, uint32_t from) {
-      return reinterpret_cast<uint8_t*>(__shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
+      return reinterpret_cast<uint8_t*>(
+          __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
     };
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
-      const auto* from = reinterpret_cast<const uint4*>(pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
+      const auto* from = reinterpret_cast<const uint4*>(
+          pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
       v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
     }
     // Both kinds are neighbours: a lane reads one of them, so that they are asked for at once.
-    const uint2 its_scales = there ? __ldcs(reinterpret_cast<const uint2*>(lane / lanes % 2 ? its.value_scales : its.scales)) : uint2();
+    const uint2 its_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
+                                         lane / lanes % 2 ? its.value_scales : its.scales))
+                                   : uint2();
     const auto scales_of = [&](uint32_t kind) {
       const int from = static_cast<int>(kind * lanes + lane % lanes);
-      return uint2{__shfl_sync(all_lanes, its_scales.x, from), __shfl_sync(all_lanes, its_scales.y, from)};
+      return uint2{__shfl_sync(all_lanes, its_scales.x, from),
+                   __shfl_sync(all_lanes, its_scales.y, from)};
     };
     const uint2 k_scales = scales_of(0), v_scales = scales_of(1);
     if (a.hot.room && first_row == 0) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
         if (to) reinterpret_cast<uint4*>(to)[j * (warp / lanes) + lane / lanes] = k[j];
-        if (uint8_t* value = pointer(to, j * P::tokens_at_once + lane / P::lanes_across)) reinterpret_cast<uint4*>(value)[groups + lane % P::lanes_across] = v[j];
+        if (uint8_t* value = pointer(to, j * P::tokens_at_once + lane / P::lanes_across))
+          reinterpret_cast<uint4*>(value)[groups + lane % P::lanes_across] = v[j];
       }
-      if (to && lane < lanes) reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales, reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
+      if (to && lane < lanes)
+        reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales,
+                                          reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
     }
-    const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16), from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
-    const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16), from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
+    const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16),
+                              from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
+    const float v_scale[4] = {from_bf16(v_scales.x & 0xffff), from_bf16(v_scales.x >> 16),
+                              from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
     int32_t s[rows][4] = {};
     multiply<lanes>(k, q, s);
-    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? entry.bias : 0.0f, there ? entry.present : 0, weights[w]);
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? entry.bias : 0.0f,
+                               there ? entry.present : 0, weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
@@ -305,7 +359,8 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
         const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
 #pragma unroll
         for (uint32_t d = 0; d < 4; ++d)
-          part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) + x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
+          part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) +
+                          x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
       }
     }
     __syncwarp();
@@ -317,27 +372,34 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 
 extern "C" {
 
-// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share of it that was read and stands for
-// itself. out.q: where a head is a multiple of 32.
-__global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivations out, DeviceCheck check, float* totals, float* mass) {
+// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share
+// of it that was read and stands for itself. out.q: where a head is a multiple of 32.
+__global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivations out,
+                                 DeviceCheck check, float* totals, float* mass) {
   let_next_begin();
   after_previous();
-  const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y, heads = kv.kv_heads * kv.group;
-  static_assert(attention_parts < warp);  // what the processor attended is one more
+  const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y,
+                 heads = kv.kv_heads * kv.group;
+  static_assert(attention_parts < warp);  // what the CPU attended is one more
   const auto has = [&](uint32_t i) { return i < a.parts || (i == attention_parts && a.beside); };
   const auto part = [&](uint32_t i) {
-    return i == attention_parts && a.beside ? a.beside + ((std::size_t{head} * a.n + token) * kv.group + row) * (kv.dim + state_sums)
-                                            : a.states + state_at(kv, a, head, token, has(i) ? i : 0, row);
+    return i == attention_parts && a.beside
+               ? a.beside +
+                     ((std::size_t{head} * a.n + token) * kv.group + row) * (kv.dim + state_sums)
+               : a.states + state_at(kv, a, head, token, has(i) ? i : 0, row);
   };
   const uint32_t lane = threadIdx.x % warp;  // of a part
   const bool there = has(lane);
-  const float *state = part(lane) + kv.dim, m = there ? state[0] : -INFINITY, l = there ? state[1] : 0, own = there ? state[2] : 0;
+  const float *state = part(lane) + kv.dim, m = there ? state[0] : -INFINITY,
+              l = there ? state[1] : 0, own = there ? state[2] : 0;
   float o[attention_parts + 1];  // all are on their way at a time
 #pragma unroll
   for (uint32_t i = 0; i <= attention_parts; ++i) o[i] = part(i)[threadIdx.x];
-  const float most = warp_max(m), weight = relative(m, most), sum = warp_sum(weight * l), read = warp_sum(weight * own);
+  const float most = warp_max(m), weight = relative(m, most), sum = warp_sum(weight * l),
+              read = warp_sum(weight * own);
   const bool inside = threadIdx.x < kv.head_dim;  // of kv.dim threads
-  const std::size_t at = std::size_t{token} * heads * kv.head_dim + std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
+  const std::size_t at = std::size_t{token} * heads * kv.head_dim +
+                         std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
   float x[1] = {};
 #pragma unroll
   for (uint32_t i = 0; i <= attention_parts; ++i) {
@@ -345,10 +407,8 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
     x[0] += has(i) ? its * o[i] : 0.0f;
   }
   x[0] /= sum;
-  if (inside)
-    out.f32[at] = x[0];
-  else
-    x[0] = 0;
+  if (inside) out.f32[at] = x[0];
+  else x[0] = 0;
   report(!(fabsf(x[0]) < check.limit), check);
   if (out.q) round_inputs(x, at, inside, out);
   if (threadIdx.x > 0) return;
@@ -361,27 +421,37 @@ __global__ void __launch_bounds__(gather_threads) attention_gather(DeviceKv kv, 
   after_previous();
   const std::size_t at = blockIdx.y;
   const uint32_t lane = threadIdx.x % warp, words = kv.dim / 4, count = a.list_counts[2 * at];
-  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count; i += gridDim.x * gather_threads / warp) {
-    copy_quad(Quad(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim), words, lane, a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
+  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count;
+       i += gridDim.x * gather_threads / warp) {
+    copy_quad(Quad(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim), words, lane,
+              a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
   }
 }
 
 // A warp a quad of a KV head and layer.
-__global__ void __launch_bounds__(gather_threads) attention_gather_group(DeviceKv kv, DeviceGroup g) {
+__global__ void __launch_bounds__(gather_threads)
+    attention_gather_group(DeviceKv kv, DeviceGroup g) {
   after_previous();
   const uint32_t head = blockIdx.y, lane = threadIdx.x % warp, words = kv.dim / 4, count = *g.count;
   kv.pages_offset += blockIdx.z * std::size_t{kv.kv_heads} * extent_pages * page_size;
   kv.scales_offset += blockIdx.z * std::size_t{kv.kv_heads} * extent_pages * kv.page_tokens * 4;
-  uint8_t* const places = g.to + (std::size_t{blockIdx.z} * kv.kv_heads + head) * g.room * quad_bytes_of(kv.dim);
-  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count; i += gridDim.x * gather_threads / warp)
-    copy_quad(Quad(kv, head, g.quads[i], kv.dim), words, lane, places + g.places[i] * quad_bytes_of(kv.dim));
+  uint8_t* const places =
+      g.to + (std::size_t{blockIdx.z} * kv.kv_heads + head) * g.room * quad_bytes_of(kv.dim);
+  for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count;
+       i += gridDim.x * gather_threads / warp)
+    copy_quad(Quad(kv, head, g.quads[i], kv.dim), words, lane,
+              places + g.places[i] * quad_bytes_of(kv.dim));
 }
 
-#define KVASIR_OF_DIM(dim)                                                                                                              \
-  __global__ void __launch_bounds__(near_threads) attention_near_##dim(DeviceKv kv, DeviceAttention a) {                               \
-    attend_near<dim / warp, near_threads / warp>(kv, a, blockIdx.x, blockIdx.y);                                                       \
-  }                                                                                                                                     \
-  __global__ void __launch_bounds__(attend_warps* warp) attention_chosen_##dim(DeviceKv kv, DeviceAttention a) { attend_chosen<dim, attended_rows>(kv, a); }
+#define KVASIR_OF_DIM(dim)                                                                   \
+  __global__ void __launch_bounds__(near_threads)                                            \
+      attention_near_##dim(DeviceKv kv, DeviceAttention a) {                                 \
+    attend_sinks_and_window<dim / warp, near_threads / warp>(kv, a, blockIdx.x, blockIdx.y); \
+  }                                                                                          \
+  __global__ void __launch_bounds__(attend_warps* warp)                                      \
+      attention_chosen_##dim(DeviceKv kv, DeviceAttention a) {                               \
+    attend_chosen<dim, attended_rows>(kv, a);                                                \
+  }
 
 KVASIR_OF_DIM(64)
 KVASIR_OF_DIM(128)

@@ -9,9 +9,11 @@ namespace kvasir::cuda {
 
 constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
 
-// Sinks and window of one query row, `at_row` of all heads', by a block. A lane has `each` neighbouring dimensions.
+// Sinks and window of one query row, `at_row` of all heads', by a block. A lane has `each`
+// neighbouring dimensions.
 template <uint32_t each, uint32_t near_warps>
-__device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a, uint32_t at_row, uint32_t token) {
+__device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttention& a,
+                                        uint32_t at_row, uint32_t token) {
   constexpr uint32_t dim = each * warp;
   if (at_row % kv.group == 0 && token == 0) {
     const std::size_t values = std::size_t{kv.window_rows} * dim;
@@ -21,12 +23,14 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a, uint32
   }
   after_previous();
   using Vector = std::conditional_t<each == 4, float4, float2>;
-  const auto read = [lane = threadIdx.x % warp](const float* x, float (&to)[each]) {
+  const auto read = [lane = threadIdx.x % warp](const float* x, float(&to)[each]) {
     *reinterpret_cast<Vector*>(to) = *(reinterpret_cast<const Vector*>(x) + lane);
   };
   __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
-  const uint32_t head = at_row / kv.group, row = at_row % kv.group, lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0, all = sinks + kv.counts->window + token + 1;
+  const uint32_t head = at_row / kv.group, row = at_row % kv.group, lane = threadIdx.x % warp,
+                 w = threadIdx.x / warp;
+  const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0,
+                 all = sinks + kv.counts->window + token + 1;
   const float* sink = kv.sinks + std::size_t{head} * 2 * kv.page_tokens * dim;
   const float* window = kv.window + std::size_t{head} * 2 * kv.window_rows * dim;
   alignas(Vector) float q[each];
@@ -39,7 +43,8 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a, uint32
     for (uint32_t t = 0; t < near_together; ++t) {
       const uint32_t i = at + t;
       const bool is_sink = i < sinks;
-      const float* from = is_sink ? sink + std::size_t{i} * dim : window + std::size_t{i < all ? i - sinks : 0} * dim;
+      const float* from = is_sink ? sink + std::size_t{i} * dim
+                                  : window + std::size_t{i < all ? i - sinks : 0} * dim;
       const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
       read(from, k[t]), read(value, v[t]);
     }
@@ -78,7 +83,8 @@ __device__ void attend_near(const DeviceKv& kv, const DeviceAttention& a, uint32
   if (threadIdx.x > 0) return;
   state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
   if (!a.near_sums) return;
-  const std::size_t rows = std::size_t{kv.kv_heads} * a.n * kv.group, at = (std::size_t{head} * a.n + token) * kv.group + row;
+  const std::size_t rows = std::size_t{kv.kv_heads} * a.n * kv.group,
+                    at = (std::size_t{head} * a.n + token) * kv.group + row;
   a.near_sums[at] = most, a.near_sums[rows + at] = sum;
 }
 

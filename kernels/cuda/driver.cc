@@ -6,8 +6,9 @@
 #include <new>
 
 // The kernels of the .cu files, for all architectures: embed.S
-extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[], kvasir_cuda_attention[], kvasir_cuda_choice[],
-    kvasir_cuda_reading[], kvasir_cuda_nearest[], kvasir_cuda_few[];
+extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
+    kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
+    kvasir_cuda_knn[], kvasir_cuda_matmul_few[];
 
 namespace kvasir {
 namespace cuda {
@@ -28,8 +29,9 @@ Loaded load() {
   if (!library) return out;
   Driver& d = out.functions;
 #define KVASIR_NAME_OF(f) #f
-#define KVASIR_FIND(f)                                                                     \
-  if (!(d.f = reinterpret_cast<decltype(d.f)>(dlsym(library, KVASIR_NAME_OF(f))))) return out.error = old_driver, out;
+#define KVASIR_FIND(f)                                                             \
+  if (!(d.f = reinterpret_cast<decltype(d.f)>(dlsym(library, KVASIR_NAME_OF(f))))) \
+    return out.error = old_driver, out;
   KVASIR_DRIVER_FUNCTIONS(KVASIR_FIND)
 #undef KVASIR_FIND
 #undef KVASIR_NAME_OF
@@ -60,7 +62,8 @@ const char* error_text(int error) {
   const char* text = nullptr;
   if (error == no_driver) return "no NVIDIA driver is installed (libcuda.so.1)";
   if (error == old_driver) return "the NVIDIA driver is older than CUDA 12";
-  if (driver().cuGetErrorString(static_cast<CUresult>(error), &text) || !text) return "unknown error";
+  if (driver().cuGetErrorString(static_cast<CUresult>(error), &text) || !text)
+    return "unknown error";
   return text;
 }
 
@@ -80,8 +83,9 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise, kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_choice, kvasir_cuda_reading,
-                                kvasir_cuda_nearest,     kvasir_cuda_few};
+  const void* const images[] = {
+      kvasir_cuda_elementwise,       kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_select,
+      kvasir_cuda_prefill_attention, kvasir_cuda_knn,    kvasir_cuda_matmul_few};
   static_assert(std::size(images) == std::size(decltype(c->modules){}));
   for (std::size_t i = 0; i < std::size(images); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
@@ -103,9 +107,12 @@ int open(int index, DeviceContext** out) {
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
   int error = driver().cuDeviceGet(&c->device, index);
   c->major = attribute(c->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &error);
-  c->multiprocessors = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &error));
-  c->shared_bytes = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &error));
-  c->block_shared_bytes = static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &error));
+  c->multiprocessors =
+      static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &error));
+  c->shared_bytes = static_cast<uint32_t>(
+      attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &error));
+  c->block_shared_bytes = static_cast<uint32_t>(
+      attribute(c->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &error));
   if (!error) error = driver().cuDevicePrimaryCtxRetain(&c->context, c->device);
   if (error) return delete c, error;
   error = load_kernels(c);
@@ -154,7 +161,8 @@ int release(DeviceContext* c, void* memory) {
 
 int allocate_host(DeviceContext* c, std::size_t size, void** out) {
   const Current current(c);
-  return current.error() ? current.error() : driver().cuMemHostAlloc(out, size ? size : 1, CU_MEMHOSTALLOC_PORTABLE);
+  return current.error() ? current.error()
+                         : driver().cuMemHostAlloc(out, size ? size : 1, CU_MEMHOSTALLOC_PORTABLE);
 }
 
 int release_host(DeviceContext* c, void* memory) {
@@ -162,29 +170,36 @@ int release_host(DeviceContext* c, void* memory) {
   return current.error() ? current.error() : driver().cuMemFreeHost(memory);
 }
 
-int see_host(DeviceContext* c, const void* memory, uint64_t* out) {
+int map_host(DeviceContext* c, const void* memory, uint64_t* out) {
   const Current current(c);
   CUdeviceptr seen = 0;
-  const int error = current.error() ? current.error() : driver().cuMemHostGetDevicePointer(&seen, const_cast<void*>(memory), 0);
+  const int error = current.error()
+                        ? current.error()
+                        : driver().cuMemHostGetDevicePointer(&seen, const_cast<void*>(memory), 0);
   *out = seen;
   return error;
 }
 
 // Read-only memory, such as a file's mapping, is registered as such where the device can.
-int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
   const Current current(c);
   if (current.error()) return current.error();
   void* const at = const_cast<void*>(memory);
-  int error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
-  if (error) error = driver().cuMemHostRegister(at, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  int error = driver().cuMemHostRegister(
+      at, size,
+      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
+  if (error)
+    error = driver().cuMemHostRegister(at, size,
+                                       CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   if (error) return error;
-  if ((error = see_host(c, memory, out))) (void)driver().cuMemHostUnregister(at);
+  if ((error = map_host(c, memory, out))) (void)driver().cuMemHostUnregister(at);
   return error;
 }
 
 int unshare_host(DeviceContext* c, const void* memory) {
   const Current current(c);
-  return current.error() ? current.error() : driver().cuMemHostUnregister(const_cast<void*>(memory));
+  return current.error() ? current.error()
+                         : driver().cuMemHostUnregister(const_cast<void*>(memory));
 }
 
 int open_stream(DeviceContext* c, DeviceStream** out) {
@@ -192,8 +207,10 @@ int open_stream(DeviceContext* c, DeviceStream** out) {
   if (current.error()) return current.error();
   auto* s = new (std::nothrow) DeviceStream{c, nullptr, nullptr};
   if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (const int error = driver().cuStreamCreate(&s->stream, CU_STREAM_NON_BLOCKING)) return delete s, error;
-  if (const int error = driver().cuEventCreate(&s->reached, CU_EVENT_DISABLE_TIMING)) return (void)driver().cuStreamDestroy(s->stream), delete s, error;
+  if (const int error = driver().cuStreamCreate(&s->stream, CU_STREAM_NON_BLOCKING))
+    return delete s, error;
+  if (const int error = driver().cuEventCreate(&s->reached, CU_EVENT_DISABLE_TIMING))
+    return (void)driver().cuStreamDestroy(s->stream), delete s, error;
   *out = s;
   return 0;
 }
@@ -221,20 +238,26 @@ int after(DeviceStream* s, DeviceStream* other) {
 
 int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
   const Current current(s->context);
-  return current.error() ? current.error() : driver().cuMemcpyHtoDAsync(address(to), from, size, s->stream);
+  return current.error() ? current.error()
+                         : driver().cuMemcpyHtoDAsync(address(to), from, size, s->stream);
 }
 
 int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
   const Current current(s->context);
-  return current.error() ? current.error() : driver().cuMemcpyDtoHAsync(to, address(from), size, s->stream);
+  return current.error() ? current.error()
+                         : driver().cuMemcpyDtoHAsync(to, address(from), size, s->stream);
 }
 
 int begin_graph(DeviceStream* s) {
   const Current current(s->context);
-  return current.error() ? current.error() : driver().cuStreamBeginCapture(s->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  return current.error()
+             ? current.error()
+             : driver().cuStreamBeginCapture(s->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 }
 
-CUgraphExec executable(const DeviceGraph* graph) { return reinterpret_cast<CUgraphExec>(const_cast<DeviceGraph*>(graph)); }
+CUgraphExec executable(const DeviceGraph* graph) {
+  return reinterpret_cast<CUgraphExec>(const_cast<DeviceGraph*>(graph));
+}
 
 int end_graph(DeviceStream* s, DeviceGraph** out) {
   *out = nullptr;
@@ -272,9 +295,9 @@ DeviceKernels make_table() {
   k.release = release;
   k.allocate_host = allocate_host;
   k.release_host = release_host;
-  k.share_host = share_host;
+  k.register_host = register_host;
   k.unshare_host = unshare_host;
-  k.see_host = see_host;
+  k.map_host = map_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;

@@ -1,8 +1,9 @@
-// NVIDIA's driver, which is looked for when the first GPU is asked for: nothing of CUDA's is linked with or loaded before. And what the files of this
-// folder share: a device's context with the kernels in it, and streams.
+// NVIDIA's driver, which is looked for when the first GPU is asked for: nothing of CUDA's is linked
+// with or loaded before. And what the files of this folder share: a device's context with the
+// kernels in it, and streams.
 //
-// The host of this library may use the same GPUs: the context is the process's primary one, as CUDA's runtime has it, and a thread has its own
-// current context back when a call returns.
+// The host of this library may use the same GPUs: the context is the process's primary one, as
+// CUDA's runtime has it, and a thread has its own current context back when a call returns.
 #pragma once
 
 #include <cuda.h>
@@ -11,17 +12,23 @@
 #include <map>
 #include <string>
 
-#include "compute/device.h"
+#include "backend/device.h"
 
 namespace kvasir::cuda {
 
-#define KVASIR_DRIVER_FUNCTIONS(F)                                                                                                                 \
-  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorString) F(cuDeviceGetCount) F(cuDeviceGet) F(cuDeviceGetName) F(cuDeviceGetAttribute)                  \
-  F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) F(cuMemAlloc) F(cuMemFree)         \
-  F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)           \
-  F(cuMemcpyDtoDAsync) F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) F(cuGraphDestroy) F(cuGraphExecDestroy)  \
-  F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuFuncSetAttribute) F(cuLaunchKernelEx)  \
-  F(cuEventCreate) F(cuEventDestroy) F(cuEventRecord) F(cuStreamWaitEvent)
+// clang-format off
+#define KVASIR_DRIVER_FUNCTIONS(F) \
+  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorString) F(cuDeviceGetCount) F(cuDeviceGet) \
+  F(cuDeviceGetName) F(cuDeviceGetAttribute) F(cuDevicePrimaryCtxRetain) \
+  F(cuDevicePrimaryCtxRelease) F(cuCtxPushCurrent) F(cuCtxPopCurrent) F(cuMemGetInfo) \
+  F(cuMemAlloc) F(cuMemFree) F(cuMemHostAlloc) F(cuMemFreeHost) F(cuMemHostRegister) \
+  F(cuMemHostUnregister) F(cuMemHostGetDevicePointer) F(cuStreamCreate) F(cuStreamDestroy) \
+  F(cuStreamSynchronize) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync) F(cuMemcpyDtoDAsync) \
+  F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphLaunch) \
+  F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuModuleLoadData) F(cuModuleUnload) \
+  F(cuModuleGetFunction) F(cuFuncSetAttribute) F(cuLaunchKernelEx) F(cuEventCreate) \
+  F(cuEventDestroy) F(cuEventRecord) F(cuStreamWaitEvent)
+// clang-format on
 
 // Under the names by which the driver exports them: the header's macros add versions.
 struct Driver {
@@ -44,7 +51,8 @@ struct DeviceContext {
   CUcontext context = nullptr;
   int major = 0;  // compute capability
   uint32_t multiprocessors = 0;
-  uint32_t shared_bytes = 0, block_shared_bytes = 0;  // shared memory of a multiprocessor, and what a block may have of it
+  // shared memory of a multiprocessor, and what a block may have of it
+  uint32_t shared_bytes = 0, block_shared_bytes = 0;
   CUmodule modules[7] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
 };

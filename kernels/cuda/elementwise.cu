@@ -1,4 +1,5 @@
-// What makes the inputs of products, and RoPE, by their names in launch.cc. A thread has four neighbouring numbers, so that eight have a block of 32 inputs.
+// What makes the inputs of products, and RoPE, by their names in launch.cc. A thread has four
+// neighbouring numbers, so that eight have a block of 32 inputs.
 #include <cmath>
 
 #include "layout.h"
@@ -55,10 +56,14 @@ __device__ float block_sum(float x) {
 
 extern "C" {
 
-// A block a row. A thread keeps its first four numbers: what is behind those of all threads is read twice.
-__global__ void __launch_bounds__(norm_threads) rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check, DeviceActivations out) {
+// A block a row. A thread keeps its first four numbers: what is behind those of all threads is read
+// twice.
+__global__ void __launch_bounds__(norm_threads)
+    rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
+             DeviceActivations out) {
   let_next_begin();
-  const uint32_t cols = out.cols, each = blockDim.x * elementwise_each, first = threadIdx.x * elementwise_each;
+  const uint32_t cols = out.cols, each = blockDim.x * elementwise_each,
+                 first = threadIdx.x * elementwise_each;
   const Four first_weights = load(weight, first, cols);
   after_previous();
   const std::size_t begin = std::size_t{blockIdx.x} * cols;
@@ -88,19 +93,23 @@ __global__ void __launch_bounds__(norm_threads) rms_norm(const float* x, const f
 __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceCheck check) {
   let_next_begin();
   after_previous();
-  const std::size_t n = std::size_t{x.n} * x.cols, at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
+  const std::size_t n = std::size_t{x.n} * x.cols,
+                    at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
   const Four v = load(x.f32, at, n);
   report(is_bad(v, check.limit), check);
   if (x.q) round_inputs(v.of, at, at < n, x);
 }
 
-__global__ void __launch_bounds__(threads) swiglu(const float* gate, const float* up, DeviceCheck check, DeviceActivations out) {
+__global__ void __launch_bounds__(threads)
+    swiglu(const float* gate, const float* up, DeviceCheck check, DeviceActivations out) {
   let_next_begin();
   after_previous();
-  const std::size_t n = std::size_t{out.n} * out.cols, at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
+  const std::size_t n = std::size_t{out.n} * out.cols,
+                    at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
   Four v = load(gate, at, n);
   const Four u = load(up, at, n);
-  for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] / (1.0f + expf(-v.of[i])) * u.of[i];
+  for (unsigned i = 0; i < elementwise_each; ++i)
+    v.of[i] = v.of[i] / (1.0f + expf(-v.of[i])) * u.of[i];
   report(is_bad(v, check.limit), check);
   if (out.f32) store(out.f32, at, n, v);
   if (out.q) round_inputs(v.of, at, at < n, out);
@@ -109,7 +118,8 @@ __global__ void __launch_bounds__(threads) swiglu(const float* gate, const float
 // A warp a head of a token.
 __global__ void __launch_bounds__(threads) rotate(DeviceHeads h, DeviceCheck check) {
   after_previous();
-  const uint32_t row = blockIdx.x * (threads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, of_q = h.n * h.heads, of_k = h.n * h.kv_heads;
+  const uint32_t row = blockIdx.x * (threads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32,
+                 of_q = h.n * h.heads, of_k = h.n * h.kv_heads;
   if (row >= of_q + 2 * of_k) return;
   const bool is_q = row < of_q, is_v = row >= of_q + of_k;
   const float* norm = is_v ? nullptr : is_q ? h.q_norm : h.k_norm;

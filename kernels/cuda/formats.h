@@ -1,5 +1,7 @@
-// The quantised weight formats of GGUF files on the device: how a unit of 32 weights is laid out (layout.h) and taken apart again.
-// Every weight is  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16 weights.
+// The quantised weight formats of GGUF files on the device: how a unit of 32 weights is laid out
+// (layout.h) and taken apart again.
+// Every weight is  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16
+//                  weights.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -13,15 +15,22 @@ namespace kvasir::cuda {
 
 using Bytes = const uint8_t*;
 
-__device__ inline float half_at(Bytes p) { return __half2float(__ushort_as_half(static_cast<unsigned short>(p[0] | p[1] << 8))); }
+__device__ inline float half_at(Bytes p) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(p[0] | p[1] << 8)));
+}
 
 // Scale and offset of Q4_K's and Q5_K's run s of 32 weights: six bits each, in twelve bytes.
-__device__ inline uint8_t scale_k4(Bytes p, int s) { return s < 4 ? p[s] & 63 : (p[s + 4] & 15) | (p[s - 4] >> 6) << 4; }
-__device__ inline uint8_t offset_k4(Bytes p, int s) { return s < 4 ? p[s + 4] & 63 : (p[s + 4] >> 4) | (p[s] >> 6) << 4; }
+__device__ inline uint8_t scale_k4(Bytes p, int s) {
+  return s < 4 ? p[s] & 63 : (p[s + 4] & 15) | (p[s - 4] >> 6) << 4;
+}
+__device__ inline uint8_t offset_k4(Bytes p, int s) {
+  return s < 4 ? p[s + 4] & 63 : (p[s + 4] >> 4) | (p[s] >> 6) << 4;
+}
 __device__ inline int nibble(Bytes p, int i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
 __device__ inline int bit(Bytes p, int i) { return p[i / 8] >> (i % 8) & 1; }
 
-// A format's constants; its quant i of a block as the file has it, with zero and sign left as they are; and its scales.
+// A format's constants; its quant i of a block as the file has it, with zero and sign left as they
+// are; and its scales.
 template <TensorType>
 struct Format;
 
@@ -29,7 +38,8 @@ template <TensorType type, int block_bytes_, int block_, int zero_, bool offset_
 struct Blocks {
   static constexpr int block_bytes = block_bytes_, block = block_;
   static constexpr int low = layout_of(type).low_bits, high = layout_of(type).high_bits;
-  static constexpr int scale_bytes = layout_of(type).scale_bytes, super_bytes = layout_of(type).super_bytes;
+  static constexpr int scale_bytes = layout_of(type).scale_bytes,
+                       super_bytes = layout_of(type).super_bytes;
   static constexpr bool has_offset = offset_ || zero_ != 0;
   static constexpr bool two_scales = false;  // of 16 weights each
 };
@@ -80,7 +90,9 @@ struct Format<TensorType::iq4_nl> : Blocks32<TensorType::iq4_nl, 18, 0, false> {
 template <>
 struct Format<TensorType::q2_k> : Blocks<TensorType::q2_k, 84, 256, 0, true> {
   static constexpr bool two_scales = true;
-  __device__ static int quant(Bytes p, int i) { return p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3; }
+  __device__ static int quant(Bytes p, int i) {
+    return p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+  }
   __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
     for (int h = 0; h < 2; ++h) to[2 * h] = p[2 * s + h] & 15, to[2 * h + 1] = p[2 * s + h] >> 4;
   }
@@ -109,34 +121,46 @@ template <>
 struct Format<TensorType::q3_k> : Blocks<TensorType::q3_k, 110, 256, 4, false> {
   static constexpr bool two_scales = true;
   __device__ static int quant(Bytes p, int i) {
-    return (p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) | (p[i % 32] >> (i / 32) & 1) << 2;
+    return (p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) | (p[i % 32] >> (i / 32) & 1)
+                                                                           << 2;
   }
   __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
     for (int h = 0; h < 2; ++h) {
-      const int at = 2 * s + h, low = at < 8 ? p[96 + at] & 15 : p[96 + at - 8] >> 4, top = p[104 + at % 4] >> (at / 4 * 2) & 3;
+      const int at = 2 * s + h, low = at < 8 ? p[96 + at] & 15 : p[96 + at - 8] >> 4,
+                top = p[104 + at % 4] >> (at / 4 * 2) & 3;
       to[h] = static_cast<uint8_t>(low + 16 * top - 32);
     }
   }
   __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[108], to[1] = p[109]; }
-  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) { scales_signed<4>(planes, unit, out); }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+    scales_signed<4>(planes, unit, out);
+  }
 };
 
 template <>
 struct Format<TensorType::q6_k> : Blocks<TensorType::q6_k, 210, 256, 32, false> {
   static constexpr bool two_scales = true;
   __device__ static int quant(Bytes p, int i) {
-    const int part = i / 128, quarter = i % 128 / 32, l = i % 32, byte = p[part * 64 + quarter % 2 * 32 + l];
-    return (quarter < 2 ? byte & 15 : byte >> 4) | (p[128 + part * 32 + l] >> (quarter * 2) & 3) << 4;
+    const int part = i / 128, quarter = i % 128 / 32, l = i % 32,
+              byte = p[part * 64 + quarter % 2 * 32 + l];
+    return (quarter < 2 ? byte & 15 : byte >> 4) | (p[128 + part * 32 + l] >> (quarter * 2) & 3)
+                                                       << 4;
   }
-  __device__ static void put_scales(Bytes p, int s, uint8_t* to) { to[0] = p[192 + 2 * s], to[1] = p[193 + 2 * s]; }
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
+    to[0] = p[192 + 2 * s], to[1] = p[193 + 2 * s];
+  }
   __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[208], to[1] = p[209]; }
-  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) { scales_signed<32>(planes, unit, out); }
+  __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
+    scales_signed<32>(planes, unit, out);
+  }
 };
 
 // Q4_K and Q5_K: scale and offset of six bits for each 32 weights.
 template <TensorType type, int block_bytes_>
 struct BlocksK4 : Blocks<type, block_bytes_, 256, 0, true> {
-  __device__ static void put_scales(Bytes p, int s, uint8_t* to) { to[0] = scale_k4(p + 4, s), to[1] = offset_k4(p + 4, s); }
+  __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
+    to[0] = scale_k4(p + 4, s), to[1] = offset_k4(p + 4, s);
+  }
   __device__ static void put_supers(Bytes p, uint8_t* to) {
     for (int i = 0; i < 4; ++i) to[i] = p[i];
   }
@@ -163,9 +187,12 @@ struct Format<TensorType::q5_k> : BlocksK4<TensorType::q5_k, 176> {
 
 // Four nibbles, a byte each, to IQ4_NL's values.
 __device__ inline uint32_t look_up(uint32_t nibbles) {
-  constexpr uint32_t values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};  // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-  const uint32_t at = (nibbles & 0xf) | (nibbles >> 4 & 0xf0) | (nibbles >> 8 & 0xf00) | (nibbles >> 12 & 0xf000);
-  const uint32_t low = __byte_perm(values[0], values[1], at & 0x7777), high = __byte_perm(values[2], values[3], at & 0x7777);
+  // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+  constexpr uint32_t values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
+  const uint32_t at =
+      (nibbles & 0xf) | (nibbles >> 4 & 0xf0) | (nibbles >> 8 & 0xf00) | (nibbles >> 12 & 0xf000);
+  const uint32_t low = __byte_perm(values[0], values[1], at & 0x7777),
+                 high = __byte_perm(values[2], values[3], at & 0x7777);
   return __byte_perm(low, high, 0x3210 | (at & 0x8888) >> 1);
 }
 
@@ -204,7 +231,8 @@ __device__ inline void load_quants(const Planes& planes, std::size_t unit, uint3
 
 // Unit `unit` of the file's blocks to the planes.
 template <TensorType type>
-__device__ inline void lay_out_unit(Bytes file, std::size_t from, const Planes& to, std::size_t unit) {
+__device__ inline void lay_out_unit(Bytes file, std::size_t from, const Planes& to,
+                                    std::size_t unit) {
   using F = Format<type>;
   constexpr int units = F::block / 32;
   Bytes p = file + from / units * F::block_bytes;
@@ -216,7 +244,8 @@ __device__ inline void lay_out_unit(Bytes file, std::size_t from, const Planes& 
     if constexpr (F::low == 4) low[i % 16] |= static_cast<uint8_t>((q & 15) << (i < 16 ? 0 : 4));
     if constexpr (F::low == 2) low[k / 4 * 4 + b] |= static_cast<uint8_t>((q & 3) << 2 * (k % 4));
     if constexpr (F::high == 1) high[b] |= static_cast<uint8_t>((q >> F::low & 1) << k);
-    if constexpr (F::high == 2) high[k / 4 * 4 + b] |= static_cast<uint8_t>((q >> F::low & 3) << 2 * (k % 4));
+    if constexpr (F::high == 2)
+      high[k / 4 * 4 + b] |= static_cast<uint8_t>((q >> F::low & 3) << 2 * (k % 4));
   }
   for (int i = 0; i < F::low * 4; ++i) to.low[unit * (F::low * 4) + i] = low[i];
   for (int i = 0; i < F::high * 4; ++i) to.high[unit * (F::high * 4) + i] = high[i];

@@ -13,35 +13,54 @@ namespace {
 // The suffix of the kernels for a type of weights.
 const char* suffix_of(TensorType type) {
   switch (type) {
-    case TensorType::f32: return "f32";
-    case TensorType::f16: return "f16";
-    case TensorType::bf16: return "bf16";
-    case TensorType::q8_0: return "q8_0";
-    case TensorType::q4_0: return "q4_0";
-    case TensorType::q4_1: return "q4_1";
-    case TensorType::q5_0: return "q5_0";
-    case TensorType::q5_1: return "q5_1";
-    case TensorType::iq4_nl: return "iq4_nl";
-    case TensorType::q2_k: return "q2_k";
-    case TensorType::q3_k: return "q3_k";
-    case TensorType::q4_k: return "q4_k";
-    case TensorType::q5_k: return "q5_k";
-    case TensorType::q6_k: return "q6_k";
+    case TensorType::f32:
+      return "f32";
+    case TensorType::f16:
+      return "f16";
+    case TensorType::bf16:
+      return "bf16";
+    case TensorType::q8_0:
+      return "q8_0";
+    case TensorType::q4_0:
+      return "q4_0";
+    case TensorType::q4_1:
+      return "q4_1";
+    case TensorType::q5_0:
+      return "q5_0";
+    case TensorType::q5_1:
+      return "q5_1";
+    case TensorType::iq4_nl:
+      return "iq4_nl";
+    case TensorType::q2_k:
+      return "q2_k";
+    case TensorType::q3_k:
+      return "q3_k";
+    case TensorType::q4_k:
+      return "q4_k";
+    case TensorType::q5_k:
+      return "q5_k";
+    case TensorType::q6_k:
+      return "q6_k";
   }
   return "";
 }
 
-constexpr TensorType types[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16,   TensorType::q8_0, TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
-                                TensorType::q5_1, TensorType::iq4_nl, TensorType::q2_k, TensorType::q3_k, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
+constexpr TensorType types[] = {
+    TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0,   TensorType::q4_0,
+    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl, TensorType::q2_k,
+    TensorType::q3_k, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
 
 bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
 
-unsigned blocks_for(std::size_t n, unsigned each) { return static_cast<unsigned>((n + each - 1) / each); }
+unsigned blocks_for(std::size_t n, unsigned each) {
+  return static_cast<unsigned>((n + each - 1) / each);
+}
 
-// The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on the kernel may begin before the one before has ended:
-// dependent.h
+// The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on
+// the kernel may begin before the one before has ended: dependent.h
 struct Grid {
-  unsigned x, y = 1, z = 1, shared = 0;  // shared: bytes of a block's shared memory besides what the kernel has itself
+  // shared: bytes of a block's shared memory besides what the kernel has itself
+  unsigned x, y = 1, z = 1, shared = 0;
 };
 template <class... Args>
 int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args... args) {
@@ -60,12 +79,16 @@ int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args.
   config.attrs = &early;
   config.numAttrs = s->context->major >= 9 ? 1 : 0;
   const auto kernel = s->context->kernels.find(name);
-  return kernel == s->context->kernels.end() ? CUDA_ERROR_NOT_FOUND : driver().cuLaunchKernelEx(&config, kernel->second, parameters, nullptr);
+  return kernel == s->context->kernels.end()
+             ? CUDA_ERROR_NOT_FOUND
+             : driver().cuLaunchKernelEx(&config, kernel->second, parameters, nullptr);
 }
 
 struct Name {
   char text[32];
-  Name(const char* kind, TensorType type) { std::snprintf(text, sizeof text, "%s%s", kind, suffix_of(type)); }
+  Name(const char* kind, TensorType type) {
+    std::snprintf(text, sizeof text, "%s%s", kind, suffix_of(type));
+  }
 };
 
 std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
@@ -79,22 +102,27 @@ std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
 }
 
 Planes planes_of(const DeviceMatrix& m) {
-  return planes_at(m.type, std::size_t{m.rows} * m.cols / 32, const_cast<std::byte*>(m.data), nullptr);
+  return planes_at(m.type, std::size_t{m.rows} * m.cols / 32, const_cast<std::byte*>(m.data),
+                   nullptr);
 }
 
-int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n) {
+int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row,
+            uint32_t n) {
   if (is_quantised(to.type)) {
     const std::size_t in_row = to.cols / 32, units = n * in_row;
-    return launch(s, Name("lay_out_", to.type).text, Grid{blocks_for(units, lay_out_threads)}, lay_out_threads, from, units, planes_of(to), row * in_row);
+    return launch(s, Name("lay_out_", to.type).text, Grid{blocks_for(units, lay_out_threads)},
+                  lay_out_threads, from, units, planes_of(to), row * in_row);
   }
   const std::size_t row_bytes = to.cols * float_bytes(to.type);
   const Current current(s->context);
   if (current.error()) return current.error();
-  return driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to.data + row * row_bytes), reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
+  return driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to.data + row * row_bytes),
+                                    reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-// A block has 64 rows where that makes as many blocks as a device runs at a time, for its inputs are read once for all of them; else fewer, so that there are
-// enough blocks to keep the memory busy.
+// A block has 64 rows where that makes as many blocks as a device runs at a time, for its inputs
+// are read once for all of them; else fewer, so that there are enough blocks to keep the memory
+// busy.
 unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_t count) {
   const auto blocks = [&](unsigned rows) {
     unsigned sum = 0;
@@ -104,48 +132,69 @@ unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_
   return blocks(64) >= 2 * c.multiprocessors ? 64 : 2 * blocks(32) >= c.multiprocessors ? 32 : 16;
 }
 
-// Steps of the ring that a block copies to: as many as leave room for as many blocks as there are for a multiprocessor, up to two.
-unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs, unsigned blocks) {
+// Steps of the ring that a block copies to: as many as leave room for as many blocks as there are
+// for a multiprocessor, up to two.
+unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs,
+                   unsigned blocks) {
   constexpr unsigned own = 1024;  // of shared memory, that a block takes besides
   const unsigned step = few_step_bytes(type, rows, inputs), half = c.shared_bytes / 2 - own;
-  const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs) ? half : c.block_shared_bytes;
+  const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs)
+                            ? half
+                            : c.block_shared_bytes;
   const unsigned steps = (room - few_sum_bytes(rows, inputs)) / step;
-  return steps >= most_few_steps ? most_few_steps : std::clamp(steps, 2u, 4u);
+  return steps >= max_few_steps ? max_few_steps : std::clamp(steps, 2u, 4u);
 }
 
 // `count` matrices of one type, by one launch.
-int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count, const DeviceActivations& x, bool add) {
+int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
+             const DeviceActivations& x, bool add) {
   const TensorType type = given->w.type;
-  const bool quantised = is_quantised(type), wide = x.n >= least_wide_inputs && has_wide(type);
-  const bool few = quantised && x.n > 1 && x.n <= most_few_inputs;
-  const unsigned rows = x.n == 1 ? row_warps : few ? few_rows(*s->context, given, count) : wide ? wide_rows : tile_rows;
-  const unsigned threads = x.n == 1 ? row_warps * 32 : few ? few_threads : wide ? wide_threads : tile_threads, inputs = wide ? wide_inputs : tile_inputs;
+  const bool quantised = is_quantised(type), wide = x.n >= min_wide_inputs && has_wide(type);
+  const bool few = quantised && x.n > 1 && x.n <= max_few_inputs;
+  const unsigned rows = x.n == 1 ? row_warps
+                        : few    ? few_rows(*s->context, given, count)
+                        : wide   ? wide_rows
+                                 : tile_rows;
+  const unsigned threads = x.n == 1 ? row_warps * 32
+                           : few    ? few_threads
+                           : wide   ? wide_threads
+                                    : tile_threads,
+                 inputs = wide ? wide_inputs : tile_inputs;
   Products products{};
   unsigned blocks = 0;
   for (Product& p : products.of) p.begin = UINT32_MAX;
   for (std::size_t i = 0; i < count; ++i) {
     const auto& [w, bias, y] = given[i];
-    const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr, nullptr, nullptr};
+    const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
+                        nullptr, nullptr};
     products.of[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
     blocks += blocks_for(w.rows, rows);
   }
   products.add = add;
   const Name name(x.n == 1 ? "row_" : few ? "few_" : wide ? "wide_" : "tile_", type);
   if (few) {
-    const unsigned room = blocks_for(x.n, 8) * 8, steps = few_steps(*s->context, type, rows, room, blocks);
-    const Grid grid{blocks, 1, 1, few_sum_bytes(rows, room) + steps * few_step_bytes(type, rows, room)};
-    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums, rows, steps);
+    const unsigned room = blocks_for(x.n, 8) * 8,
+                   steps = few_steps(*s->context, type, rows, room, blocks);
+    const Grid grid{blocks, 1, 1,
+                    few_sum_bytes(rows, room) + steps * few_step_bytes(type, rows, room)};
+    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums,
+                  rows, steps);
   }
   const Grid grid{blocks, blocks_for(x.n, inputs), 1, wide ? wide_shared_bytes : 0};
-  if (quantised) return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
+  if (quantised)
+    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
   return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
 }
 
-// Many inputs keep a device busy by a matrix alone, and read it from the cache more often while no other one is read.
-int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add) {
-  const std::size_t most = x.n <= tile_inputs ? most_products : 1;
+// Many inputs keep a device busy by a matrix alone, and read it from the cache more often while no
+// other one is read.
+int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
+           bool add) {
+  const std::size_t most = x.n <= tile_inputs ? max_products : 1;
   for (std::size_t i = 0, count; i < products.size(); i += count) {
-    for (count = 1; count < most && i + count < products.size() && products[i + count].w.type == products[i].w.type;) ++count;
+    for (count = 1; count < most && i + count < products.size() &&
+                    products[i + count].w.type == products[i].w.type;)
+      ++count;
     if (const int error = multiply(s, &products[i], count, x, add)) return error;
   }
   return 0;
@@ -154,40 +203,53 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
 unsigned blocks_of(std::size_t n) { return blocks_for(n, elementwise_threads * elementwise_each); }
 
 int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& check) {
-  return launch(s, "quantize", Grid{blocks_of(std::size_t{x.n} * x.cols)}, elementwise_threads, x, check);
+  return launch(s, "quantize", Grid{blocks_of(std::size_t{x.n} * x.cols)}, elementwise_threads, x,
+                check);
 }
 
-int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
-  const unsigned threads = std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
+int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
+             const DeviceCheck& check, const DeviceActivations& out) {
+  const unsigned threads =
+      std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
   return launch(s, "rms_norm", Grid{out.n}, threads, x, weight, epsilon, check, out);
 }
 
-int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out) {
-  return launch(s, "swiglu", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads, gate, up, check, out);
+int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
+           const DeviceActivations& out) {
+  return launch(s, "swiglu", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads,
+                gate, up, check, out);
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
   const std::size_t rows = std::size_t{h.n} * (h.heads + 2 * h.kv_heads);
-  return launch(s, "rotate", Grid{blocks_for(rows, elementwise_threads / 32)}, elementwise_threads, h, check);
+  return launch(s, "rotate", Grid{blocks_for(rows, elementwise_threads / 32)}, elementwise_threads,
+                h, check);
 }
 
-// ---- attention --------------------------------------------------------------------------------------------------------------
-
+// ---- attention
+// -------------------------------------------------------------------------------------------------
 
 struct AttentionName {
   char text[32];
-  AttentionName(const char* what, uint32_t dim) { std::snprintf(text, sizeof text, "attention_%s_%u", what, dim); }
+  AttentionName(const char* what, uint32_t dim) {
+    std::snprintf(text, sizeof text, "attention_%s_%u", what, dim);
+  }
 };
 
-constexpr unsigned least_score_parts = 32, all_score_parts = scan_blocks * 120, all_share_parts = share_blocks * 128;
-constexpr unsigned group_parts = 4;  // blocks of a head and layer: enough for the bus, and others' work has room beside them
+constexpr unsigned min_score_parts = 32, all_score_parts = scan_blocks * 120,
+                   all_share_parts = share_blocks * 128;
+// blocks of a head and layer: enough for the bus, and others' work has room beside them
+constexpr unsigned group_parts = 4;
 
-int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q, const float* k, const float* v) {
-  return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv, a, q, k, v);
+int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q,
+                    const float* k, const float* v) {
+  return launch(s, "attention_begin", Grid{kv.kv_heads * a.n * (kv.group + 1)}, begin_threads, kv,
+                a, q, k, v);
 }
 
-int attend_near(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n}, near_threads, kv, a);
+int attend_sinks_and_window(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return launch(s, AttentionName("near", kv.dim).text, Grid{kv.kv_heads * kv.group, a.n},
+                near_threads, kv, a);
 }
 
 // Blocks that attend sinks and window of a KV head, a row each, beside those that score its quads.
@@ -196,81 +258,111 @@ unsigned near_rows(const DeviceKv& kv, const DeviceAttention& a) { return a.n ==
 // Blocks that score a KV head's quads: as many as a large device runs at a time, of all heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
-  const unsigned all = std::min(all_score_parts, scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
-  const unsigned most = std::clamp(all / (kv.kv_heads * a.blocks), least_score_parts, unsigned{most_score_parts});
+  const unsigned all =
+      std::min(all_score_parts,
+               scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
+  const unsigned most =
+      std::clamp(all / (kv.kv_heads * a.blocks), min_score_parts, unsigned{max_score_parts});
   return std::min(blocks_for(tiles, scan_threads / 32), most);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned near = near_rows(kv, a);
-  const int error = near ? 0 : attend_near(s, kv, a);
-  return error ? error : launch(s, AttentionName("scan", kv.dim).text, Grid{near + score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv, a, near);
+  const int error = near ? 0 : attend_sinks_and_window(s, kv, a);
+  return error ? error
+               : launch(s, AttentionName("scan", kv.dim).text,
+                        Grid{near + score_parts(kv, a), kv.kv_heads * a.blocks}, scan_threads, kv,
+                        a, near);
 }
 
 int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const std::size_t quads = std::size_t{a.extents} * kv.page_tokens * 4;
   const unsigned lists = kv.kv_heads * a.blocks, parts = blocks_for(quads, choose_quads);
-  const unsigned share_parts = std::min(blocks_for(quads, share_quads), std::max(all_share_parts / lists, 16u));
-  const int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a, score_parts(kv, a));
+  const unsigned share_parts =
+      std::min(blocks_for(quads, share_quads), std::max(all_share_parts / lists, 16u));
+  const int error = launch(s, "attention_shares", Grid{share_parts, lists}, share_threads, kv, a,
+                           score_parts(kv, a));
   return error ? error : launch(s, "attention_choose", Grid{parts, lists}, choose_threads, kv, a);
 }
 
 int gather_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
-  return launch(s, "attention_gather", Grid{blocks_for(a.most, gather_threads / 32), kv.kv_heads * a.blocks}, gather_threads, kv, a);
+  return launch(s, "attention_gather",
+                Grid{blocks_for(a.most, gather_threads / 32), kv.kv_heads * a.blocks},
+                gather_threads, kv, a);
 }
 
 int gather_group(DeviceStream* s, const DeviceKv& kv, const DeviceGroup& g) {
-  return launch(s, "attention_gather_group", Grid{std::min(blocks_for(g.most, gather_threads / 32), group_parts), kv.kv_heads, g.layers}, gather_threads, kv, g);
+  return launch(
+      s, "attention_gather_group",
+      Grid{std::min(blocks_for(g.most, gather_threads / 32), group_parts), kv.kv_heads, g.layers},
+      gather_threads, kv, g);
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned chunks = blocks_for(kv.group, attended_rows);
-  return launch(s, AttentionName("chosen", kv.dim).text, Grid{chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
+  return launch(s, AttentionName("chosen", kv.dim).text,
+                Grid{chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
 }
 
-int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const DeviceActivations& out, const DeviceCheck& check, float* totals,
+int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
+                     const DeviceActivations& out, const DeviceCheck& check, float* totals,
                      float* mass) {
   DeviceActivations its = out;
   if (kv.head_dim % 32 != 0) its.q = nullptr;  // 32 inputs are of more than a head
-  const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a, its, check, totals, mass);
+  const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a,
+                           its, check, totals, mass);
   return error || its.q == out.q ? error : quantize(s, out, check);
 }
 
-// ---- reading ------------------------------------------------------------------------------------------------------------------
+// ---- reading
+// -------------------------------------------------------------------------------------------------
 
 struct ReadingName {
   char text[32];
   explicit ReadingName(uint32_t dim) { std::snprintf(text, sizeof text, "reading_attend_%u", dim); }
 };
 
-int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k, const float* v) {
+int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k,
+                    const float* v) {
   constexpr unsigned largest_threads = 1024;
   int error = launch(s, "reading_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
-  const unsigned tokens = r.pages * r.page_tokens + r.window + r.n, rows = blocks_for(tokens, reading_keys) * reading_keys;
-  if (!error) error = launch(s, "reading_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads}, reading_layout_threads, r, k, v);
+  const unsigned tokens = r.pages * r.page_tokens + r.window + r.n,
+                 rows = blocks_for(tokens, reading_keys) * reading_keys;
+  if (!error)
+    error = launch(s, "reading_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
+                   reading_layout_threads, r, k, v);
   if (error) return error;
-  return launch(s, "reading_queries", Grid{blocks_for(r.q_room, reading_layout_threads / 32), r.kv_heads}, reading_layout_threads, r, q);
+  return launch(s, "reading_queries",
+                Grid{blocks_for(r.q_room, reading_layout_threads / 32), r.kv_heads},
+                reading_layout_threads, r, q);
 }
 
 int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
   const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, reading_rows);
-  return launch(s, ReadingName(r.dim).text, Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out, totals);
+  return launch(s, ReadingName(r.dim).text,
+                Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out,
+                totals);
 }
 
-// ---- nearest keys ---------------------------------------------------------------------------------------------------------------
+// ---- nearest keys
+// -------------------------------------------------------------------------------------------------
 
 struct NearestName {
   char text[32];
   explicit NearestName(uint32_t dim) { std::snprintf(text, sizeof text, "nearest_groups_%u", dim); }
 };
 
-constexpr unsigned nearest_blocks = 528;  // of parts of the items: twice what a large device runs at a time
+// of parts of the items: twice what a large device runs at a time
+constexpr unsigned nearest_blocks = 528;
 
 int find_nearest(DeviceStream* s, const DeviceNearest& n) {
-  const unsigned row_blocks = blocks_for(n.rows, nearest_rows), tiles = blocks_for(n.items, nearest_items);
+  const unsigned row_blocks = blocks_for(n.rows, nearest_rows),
+                 tiles = blocks_for(n.items, nearest_items);
   const unsigned parts = std::min(tiles, std::max(1u, nearest_blocks / std::max(1u, row_blocks)));
   const int error = launch(s, NearestName(n.dim).text, Grid{row_blocks, parts}, nearest_threads, n);
-  return error || n.items == 0 ? error : launch(s, "nearest_choose", Grid{n.rows}, nearest_choose_threads, n);
+  return error || n.items == 0
+             ? error
+             : launch(s, "nearest_choose", Grid{n.rows}, nearest_choose_threads, n);
 }
 
 }  // namespace
@@ -286,13 +378,16 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
     for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
-      if (std::strcmp(kind, "wide_") == 0 ? has_wide(type) : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
+      if (std::strcmp(kind, "wide_") == 0
+              ? has_wide(type)
+              : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
         if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
   for (TensorType type : types)
     if (is_quantised(type))
       if (const int error = find(Name("few_", type).text, context->modules[6])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
-  for (const char* name : {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
+  for (const char* name :
+       {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
     if (const int error = find(name, attention)) return error;
   for (const char* name : {"attention_shares", "attention_choose"})
     if (const int error = find(name, choice)) return error;
@@ -310,7 +405,9 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
   if (const int error = find("nearest_choose", context->modules[5])) return error;
   const auto allow = [&](const char* name, uint32_t bytes) -> int {  // of shared memory
-    return driver().cuFuncSetAttribute(context->kernels.find(name)->second, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes));
+    return driver().cuFuncSetAttribute(context->kernels.find(name)->second,
+                                       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                       static_cast<int>(bytes));
   };
   for (const uint32_t dim : attended_dims)
     if (const int error = allow(ReadingName(dim).text, reading_shared_bytes(dim))) return error;
@@ -318,7 +415,8 @@ int find_kernels(DeviceContext* context) {
     if (has_wide(type))
       if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
     if (is_quantised(type))
-      if (const int error = allow(Name("few_", type).text, context->block_shared_bytes)) return error;
+      if (const int error = allow(Name("few_", type).text, context->block_shared_bytes))
+        return error;
   }
   return 0;
 }
@@ -332,7 +430,7 @@ void fill_operations(DeviceKernels* k) {
   k->swiglu = swiglu;
   k->rotate = rotate;
   k->begin_attention = begin_attention;
-  k->attend_near = attend_near;
+  k->attend_sinks_and_window = attend_sinks_and_window;
   k->score_sketch = score_sketch;
   k->choose = choose;
   k->gather_chosen = gather_chosen;

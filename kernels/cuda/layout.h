@@ -1,10 +1,13 @@
-// How quantised weights lie in a device's memory: what the processor and the device have to know alike.
+// How quantised weights lie in a device's memory: what the CPU and the device have to know alike.
 //
-// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded it is laid out anew, the same bits in planes, each
-// from a multiple of 256 bytes on, a unit of 32 weights after the other:
-//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight 16 + j in its high one. 2: as the high bits' two
-//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b + 2 (k % 4) of word k / 4, for weight 4 k + b;
-//           so that a shift and a mask give the bits of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
+// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded
+// it is laid out anew, the same bits in planes, each from a multiple of 256 bytes on, a unit of 32
+// weights after the other:
+//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight
+//           16 + j in its high one. 2: as the high bits' two
+//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b
+//           + 2 (k % 4) of word k / 4, for weight 4 k + b; so that a shift and a mask give the bits
+//           of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
 //   scales  a unit's own scale (and offset): half precision, or the small integers of the K formats
 //   supers  for the K formats, half-precision scale (and offset) of eight units
 #pragma once
@@ -12,39 +15,53 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compute/device_attention.h"
-#include "compute/device_nearest.h"
+#include "backend/device_attention.h"
+#include "backend/device_nearest.h"
 #include "gguf/tensor_type.h"
 
 namespace kvasir::cuda {
 
-// The types that many inputs are multiplied with by a kernel of their own, which is large and copies weights as they lie in memory. On an H200 it does 239 in
-// place of 143 T operations/s of Q8_0 with 512 inputs.
+// The types that many inputs are multiplied with by a kernel of their own, which is large and
+// copies weights as they lie in memory. On an H200 it does 239 in place of 143 T operations/s of
+// Q8_0 with 512 inputs.
 constexpr bool has_wide(TensorType type) { return type == TensorType::q8_0; }
 
 struct Planes {
   uint8_t *low, *high, *scales, *supers;
 };
 
-// Of a unit, but for super_bytes, which are of eight; all zero for the types that are not quantised.
+// Of a unit, but for super_bytes, which are of eight; all zero for the types that are not
+// quantised.
 struct Layout {
   uint32_t low_bits, high_bits, scale_bytes, super_bytes;
 };
 
 constexpr Layout layout_of(TensorType type) {
   switch (type) {
-    case TensorType::q8_0: return {8, 0, 2, 0};
-    case TensorType::q4_0: return {4, 0, 2, 0};
-    case TensorType::q4_1: return {4, 0, 4, 0};
-    case TensorType::q5_0: return {4, 1, 2, 0};
-    case TensorType::q5_1: return {4, 1, 4, 0};
-    case TensorType::iq4_nl: return {4, 0, 2, 0};
-    case TensorType::q2_k: return {2, 0, 4, 4};
-    case TensorType::q3_k: return {2, 1, 2, 2};
-    case TensorType::q4_k: return {4, 0, 2, 4};
-    case TensorType::q5_k: return {4, 1, 2, 4};
-    case TensorType::q6_k: return {4, 2, 2, 2};
-    default: return {};
+    case TensorType::q8_0:
+      return {8, 0, 2, 0};
+    case TensorType::q4_0:
+      return {4, 0, 2, 0};
+    case TensorType::q4_1:
+      return {4, 0, 4, 0};
+    case TensorType::q5_0:
+      return {4, 1, 2, 0};
+    case TensorType::q5_1:
+      return {4, 1, 4, 0};
+    case TensorType::iq4_nl:
+      return {4, 0, 2, 0};
+    case TensorType::q2_k:
+      return {2, 0, 4, 4};
+    case TensorType::q3_k:
+      return {2, 1, 2, 2};
+    case TensorType::q4_k:
+      return {4, 0, 2, 4};
+    case TensorType::q5_k:
+      return {4, 1, 2, 4};
+    case TensorType::q6_k:
+      return {4, 2, 2, 2};
+    default:
+      return {};
   }
 }
 
@@ -53,7 +70,8 @@ constexpr std::size_t plane_bytes(std::size_t bytes) { return (bytes + 255) / 25
 // Where the planes of so many units begin; all their bytes are added to *bytes, which may be null.
 inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::size_t* bytes) {
   const Layout l = layout_of(type);
-  const std::size_t sizes[] = {units * l.low_bits * 4, units * l.high_bits * 4, units * l.scale_bytes, units / 8 * l.super_bytes};
+  const std::size_t sizes[] = {units * l.low_bits * 4, units * l.high_bits * 4,
+                               units * l.scale_bytes, units / 8 * l.super_bytes};
   std::size_t at = 0;
   uint8_t* planes[4];
   for (int i = 0; i < 4; ++i) {
@@ -64,45 +82,68 @@ inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::s
   return {planes[0], planes[1], planes[2], planes[3]};
 }
 
-// Matrices of one type that are multiplied with one input by one launch. A block has rows of one of them.
+// Matrices of one type that are multiplied with one input by one launch. A block has rows of one of
+// them.
 struct Product {
   Planes w;              // of floats: low
   uint32_t rows, begin;  // begin: its first block, UINT32_MAX where there is none
   const float* bias;
-  float* y;              // [inputs][rows]
+  float* y;  // [inputs][rows]
 };
-constexpr uint32_t most_products = 3;
+constexpr uint32_t max_products = 3;
 struct Products {
-  Product of[most_products];
+  Product of[max_products];
   bool add;  // to what y has
 };
 
 // The launches of kernels, which both sides have to have alike.
-constexpr uint32_t row_warps = 4;                                               // rows of a block, one input
-constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;        // of a block, more inputs
-constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, least_wide_inputs = 192;  // of many inputs, for some types
-constexpr uint32_t few_threads = 256, most_few_inputs = 64, few_units = 8, most_few_steps = 6;  // of 2 to 64; a ring of steps of units
+// rows of a block, one input
+constexpr uint32_t row_warps = 4;
+// of a block, more inputs
+constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;
+// of many inputs, for some types
+constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, min_wide_inputs = 192;
+// of 2 to 64; a ring of steps of units
+constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_few_steps = 6;
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
-constexpr uint32_t elementwise_each = 4;                                        // neighbouring numbers of a thread
-constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4, choose_threads = 256, attend_threads = 256, gather_threads = 256;  // of attention
-constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_threads * share_each, share_blocks = 3;  // share_quads: of a block at a time, of one KV head
-constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);  // two tiles of four units and their scales
-constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;         // of reading; a warp has a quarter of a block's rows
-constexpr uint32_t reading_shared_bytes(uint32_t dim) { return (reading_rows + 4 * reading_keys) * dim * 2; }  // queries, keys and values of two tiles
-constexpr uint32_t nearest_threads = 256, nearest_choose_threads = 512;         // of the search for nearest keys
-constexpr uint32_t attended_rows = 4;  // query rows that read a page together: more make the code large, and most models have no more a KV head
+// neighbouring numbers of a thread
+constexpr uint32_t elementwise_each = 4;
+// of attention
+constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4,
+                   choose_threads = 256, attend_threads = 256, gather_threads = 256;
+// share_quads: of a block at a time, of one KV head
+constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_threads * share_each,
+                   share_blocks = 3;
+// two tiles of four units and their scales
+constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);
+// of reading; a warp has a quarter of a block's rows
+constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;
+// queries, keys and values of two tiles
+constexpr uint32_t reading_shared_bytes(uint32_t dim) {
+  return (reading_rows + 4 * reading_keys) * dim * 2;
+}
+// of the search for nearest keys
+constexpr uint32_t nearest_threads = 256, nearest_choose_threads = 512;
+// query rows that read a page together: more make the code large, and most models have no more a KV
+// head
+constexpr uint32_t attended_rows = 4;
 
-// Shared memory of a step of units with few inputs: of each row its planes, then of each input quants, scales and sums. few.cu says what the room between
-// rows is for.
-constexpr bool has_sums(TensorType type) { return type != TensorType::q8_0 && type != TensorType::iq4_nl; }  // whether an offset is multiplied with them
-constexpr uint32_t few_pitch(uint32_t bytes) { return few_units * bytes + 16; }                             // bytes: of a unit
+// Shared memory of a step of units with few inputs: of each row its planes, then of each input
+// quants, scales and sums. few.cu says what the room between rows is for.
+// whether an offset is multiplied with them
+constexpr bool has_sums(TensorType type) {
+  return type != TensorType::q8_0 && type != TensorType::iq4_nl;
+}
+// bytes: of a unit
+constexpr uint32_t few_pitch(uint32_t bytes) { return few_units * bytes + 16; }
 constexpr uint32_t few_scale_pitch(TensorType type) {
   const Layout l = layout_of(type);
   return l.super_bytes || l.scale_bytes == 4 ? few_units * 4 + 16 : few_units * 2 + 4;
 }
 constexpr uint32_t few_step_bytes(TensorType type, uint32_t rows, uint32_t inputs) {
   const Layout l = layout_of(type);
-  const uint32_t row = few_pitch(l.low_bits * 4) + (l.high_bits ? few_pitch(l.high_bits * 4) : 0) + few_scale_pitch(type) + (l.super_bytes ? 4 : 0);
+  const uint32_t row = few_pitch(l.low_bits * 4) + (l.high_bits ? few_pitch(l.high_bits * 4) : 0) +
+                       few_scale_pitch(type) + (l.super_bytes ? 4 : 0);
   return rows * row + inputs * (few_pitch(32) + few_units * (has_sums(type) ? 8 : 4));
 }
 // Of a block's sums: four of each thread for each tile of 8 inputs that its warp has.
@@ -110,6 +151,7 @@ constexpr uint32_t few_sum_bytes(uint32_t rows, uint32_t inputs) {
   const uint32_t groups = few_threads / 2 / rows;  // of warps that share 16 rows
   return few_threads * 16 * ((inputs / 8 + groups - 1) / groups);
 }
-static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);  // of the largest: what any device's block may have
+// of the largest: what any device's block may have
+static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);
 
 }  // namespace kvasir::cuda

@@ -1,5 +1,7 @@
-// Matrix products. One input: a warp a row, bound by the reading of the weights. Many: tiles of 64 rows and 64 inputs by the tensor cores' integer
-// products; up to 64 of quantised weights: few.cu. Sums of 32 products are exact integers, as the processor's kernels have them; scales are applied in float.
+// Matrix products. One input: a warp a row, bound by the reading of the weights. Many: tiles of 64
+// rows and 64 inputs by the tensor cores' integer products; up to 64 of quantised weights: few.cu.
+// Sums of 32 products are exact integers, as the CPU's kernels have them; scales are applied in
+// float.
 #include <cuda_bf16.h>
 
 #include "dependent.h"
@@ -10,7 +12,8 @@
 namespace kvasir::cuda {
 namespace {
 
-// ---- one input ------------------------------------------------------------------------------------------------------------
+// ---- one input
+// -------------------------------------------------------------------------------------------------
 
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -27,7 +30,8 @@ __device__ inline int dot_words(const uint32_t* u, uint4 x) {
 
 // The product of a unit of weights and of inputs, but for the inputs' scale.
 template <TensorType type>
-__device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 low_inputs, uint4 high_inputs, short2 sum) {
+__device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 low_inputs,
+                                     uint4 high_inputs, short2 sum) {
   using F = Format<type>;
   uint32_t u[8];
   load_quants<type>(w, unit, u);
@@ -37,24 +41,26 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
   float part;
   if constexpr (F::two_scales)
     part = of[0].x * static_cast<float>(low) + of[1].x * static_cast<float>(high);
-  else
-    part = of[0].x * static_cast<float>(low + high);
+  else part = of[0].x * static_cast<float>(low + high);
   if constexpr (F::has_offset) {
     if constexpr (F::two_scales)
       part += of[0].y * static_cast<float>(sum.x) + of[1].y * static_cast<float>(sum.y);
-    else
-      part += of[0].y * static_cast<float>(sum.x + sum.y);
+    else part += of[0].y * static_cast<float>(sum.x + sum.y);
   }
   return part;
 }
 
-// A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to memory better than a few with much under way. Two rows
-// a warp, or four units at a time, take the registers of the others: a tenth to a sixth slower with formats of 4 bits (H200), and so is a
-// loop whose loads are not all under way before one is waited for, for want of registers: look at what the compiler makes of it.
-constexpr uint32_t early_bytes = 4096;  // of floats, which are asked for while the kernel before works
+// A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to
+// memory better than a few with much under way. Two rows a warp, or four units at a time, take the
+// registers of the others: a tenth to a sixth slower with formats of 4 bits (H200), and so is a
+// loop whose loads are not all under way before one is waited for, for want of registers: look at
+// what the compiler makes of it.
+// of floats, which are asked for while the kernel before works
+constexpr uint32_t early_bytes = 4096;
 
 template <TensorType type>
-__device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q, const float* scale, const int16_t* sums) {
+__device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q,
+                             const float* scale, const int16_t* sums) {
   using F = Format<type>;
   uint32_t row;
   const auto& [w, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
@@ -94,7 +100,8 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
   const auto& [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
   row += threadIdx.x / 32;
   const T* w = reinterpret_cast<const T*>(planes.low) + std::size_t{row} * cols;
-  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows) prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
+  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
+    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
   after_previous();
   if (row >= rows) return;
   const float before = products.add ? y[row] : 0.0f;
@@ -110,27 +117,31 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
   if (threadIdx.x % 32 == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
 }
 
-// ---- many inputs ----------------------------------------------------------------------------------------------------------
+// ---- many inputs
+// -------------------------------------------------------------------------------------------------
 
 constexpr int tile_units = 4;
-constexpr int tile_pitch = tile_units * 32 + 16;  // bytes of a row in shared memory: eight rows' words of a product lie in all banks
+// bytes of a row in shared memory: eight rows' words of a product lie in all banks
+constexpr int tile_pitch = tile_units * 32 + 16;
 
 struct Tile {
   alignas(16) uint8_t weights[tile_rows][tile_pitch];
   alignas(16) uint8_t inputs[tile_inputs][tile_pitch];
-  float2 of[tile_units][2][tile_rows];              // scale and offset
+  float2 of[tile_units][2][tile_rows];  // scale and offset
   float scale[tile_units][tile_inputs], sums[tile_units][2][tile_inputs];
 };
 
 template <TensorType type>
-__device__ void multiply_tile(const Products& products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, const int16_t* sums) {
+__device__ void multiply_tile(const Products& products, uint32_t units, uint32_t n, const int8_t* q,
+                              const float* scale, const int16_t* sums) {
   using F = Format<type>;
   __shared__ Tile tile;
   uint32_t first_row;
   const auto [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
+            g = lane / 4, t = lane % 4;
   float total[tile_inputs / 8][4] = {};
   for (uint32_t at = 0; at < units; at += tile_units) {
     __syncthreads();
@@ -163,15 +174,17 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
       auto* to = reinterpret_cast<uint4*>(&tile.inputs[r][k * 32]);
       to[0] = a, to[1] = b;
       tile.scale[k][r] = its_scale;
-      if constexpr (F::has_offset) tile.sums[k][0][r] = F::two_scales ? low : low + high, tile.sums[k][1][r] = high;
+      if constexpr (F::has_offset)
+        tile.sums[k][0][r] = F::two_scales ? low : low + high, tile.sums[k][1][r] = high;
     }
     __syncthreads();
     for (int k = 0; k < tile_units; ++k) {
       const int row = warp * 16 + g;
-      const auto word = [&](const uint8_t (*from)[tile_pitch], int r, int half) {
+      const auto word = [&](const uint8_t(*from)[tile_pitch], int r, int half) {
         return *reinterpret_cast<const uint32_t*>(&from[r][k * 32 + half * 16 + t * 4]);
       };
-      const uint32_t a[4] = {word(tile.weights, row, 0), word(tile.weights, row + 8, 0), word(tile.weights, row, 1), word(tile.weights, row + 8, 1)};
+      const uint32_t a[4] = {word(tile.weights, row, 0), word(tile.weights, row + 8, 0),
+                             word(tile.weights, row, 1), word(tile.weights, row + 8, 1)};
 #pragma unroll
       for (int j = 0; j < tile_inputs / 8; ++j) {
         const uint32_t b[2] = {word(tile.inputs, j * 8 + g, 0), word(tile.inputs, j * 8 + g, 1)};
@@ -179,39 +192,43 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
 #pragma unroll
         for (int half = 0; half < (F::two_scales ? 2 : 1); ++half) {
           int d[4] = {};
-          if constexpr (F::two_scales)
-            multiply_16(d, a[2 * half], a[2 * half + 1], b[half]);
-          else
-            multiply_32(d, a, b);
+          if constexpr (F::two_scales) multiply_16(d, a[2 * half], a[2 * half + 1], b[half]);
+          else multiply_32(d, a, b);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {  // row i / 2 * 8, input i % 2
             const float2 of = tile.of[k][half][row + i / 2 * 8];
             part[i] = __fmaf_rn(of.x, static_cast<float>(d[i]), part[i]);
-            if constexpr (F::has_offset) part[i] = __fmaf_rn(of.y, tile.sums[k][half][j * 8 + 2 * t + i % 2], part[i]);
+            if constexpr (F::has_offset)
+              part[i] = __fmaf_rn(of.y, tile.sums[k][half][j * 8 + 2 * t + i % 2], part[i]);
           }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[j][i] = __fmaf_rn(part[i], tile.scale[k][j * 8 + 2 * t + i % 2], total[j][i]);
+        for (int i = 0; i < 4; ++i)
+          total[j][i] = __fmaf_rn(part[i], tile.scale[k][j * 8 + 2 * t + i % 2], total[j][i]);
       }
     }
   }
   for (int j = 0; j < tile_inputs / 8; ++j) {
     for (int i = 0; i < 4; ++i) {
-      const uint32_t row = first_row + static_cast<uint32_t>(warp) * 16 + g + i / 2 * 8, input = first_input + j * 8 + 2 * t + i % 2;
+      const uint32_t row = first_row + static_cast<uint32_t>(warp) * 16 + g + i / 2 * 8,
+                     input = first_input + j * 8 + 2 * t + i % 2;
       if (row < rows && input < n) put(products.add, bias, y, rows, input, row, total[j][i]);
     }
   }
 }
 
-// Many inputs, of weights with a scale for 32 and no offset: tiles of 128 by 128, of which a warp has 64 rows and 32 inputs. Each output is found by the same
-// operations as above: how many inputs there are does not change it. Rows in shared memory are 128 bytes in pieces of 16; those of eight rows that a matrix is
-// loaded from lie in all banks.
+// Many inputs, of weights with a scale for 32 and no offset: tiles of 128 by 128, of which a warp
+// has 64 rows and 32 inputs. Each output is found by the same operations as above: how many inputs
+// there are does not change it. Rows in shared memory are 128 bytes in pieces of 16; those of eight
+// rows that a matrix is loaded from lie in all banks.
 struct WideTile {
   alignas(128) uint8_t weights[wide_rows * tile_units * 32], inputs[wide_inputs * tile_units * 32];
   float of[tile_units][wide_rows], scale[tile_units][wide_inputs];
 };
 
-__device__ inline uint32_t piece_of(uint32_t row, uint32_t at) { return row * (tile_units * 32) + ((at ^ (row & 7)) << 4); }
+__device__ inline uint32_t piece_of(uint32_t row, uint32_t at) {
+  return row * (tile_units * 32) + ((at ^ (row & 7)) << 4);
+}
 __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -220,16 +237,22 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
 
 // 16 bytes by the memory's own unit, or zeros.
 __device__ inline void copy_later(uint8_t* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(there ? 16 : 0));
 }
 
-// Two tiles: one is filled while the other is multiplied. What is read is as it lies in memory, which is so of Q8_0.
+// Two tiles: one is filled while the other is multiplied. What is read is as it lies in memory,
+// which is so of Q8_0.
 template <TensorType type>
-__device__ void multiply_wide(const Products& products, uint32_t units, uint32_t n, const int8_t* q, const float* scale) {
+__device__ void multiply_wide(const Products& products, uint32_t units, uint32_t n, const int8_t* q,
+                              const float* scale) {
   using F = Format<type>;
-  static_assert(!F::two_scales && !F::has_offset && F::low == 8 && 2 * sizeof(WideTile) == wide_shared_bytes);
+  static_assert(!F::two_scales && !F::has_offset && F::low == 8 &&
+                2 * sizeof(WideTile) == wide_shared_bytes);
   constexpr int row_tiles = 4, input_tiles = 4;
-  constexpr int as_float = 0x4b400000;  // an integer sum d that begins with it is, as a float, 12582912 + d
+  // an integer sum d that begins with it is, as a float, 12582912 + d
+  constexpr int as_float = 0x4b400000;
   extern __shared__ __align__(128) uint8_t wide_memory[];
   auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
   uint32_t first_row;
@@ -238,14 +261,20 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
   const uint32_t warp_row = thread / 32 % 2 * 64, warp_input = thread / 64 * 32;
-  // What lies at `at` of the sums, 16 bytes at a time, begins to be copied; what is outside of the matrices becomes zeros.
+  // What lies at `at` of the sums, 16 bytes at a time, begins to be copied; what is outside of the
+  // matrices becomes zeros.
   const auto copy = [&](WideTile& to, uint32_t at) {
 #pragma unroll
     for (uint32_t i = thread; i < wide_rows * tile_units * 2; i += wide_threads) {
       const uint32_t r = i / (tile_units * 2), piece = i % (tile_units * 2), unit = at + piece / 2;
-      const bool row_there = first_row + r < rows && unit < units, input_there = first_input + r < n && unit < units;
-      const uint8_t* weights = w.low + (row_there ? (std::size_t{first_row + r} * units + unit) * 32 + piece % 2 * 16 : 0);
-      const int8_t* inputs = q + (input_there ? (std::size_t{first_input + r} * units + unit) * 32 + piece % 2 * 16 : 0);
+      const bool row_there = first_row + r < rows && unit < units,
+                 input_there = first_input + r < n && unit < units;
+      const uint8_t* weights =
+          w.low +
+          (row_there ? (std::size_t{first_row + r} * units + unit) * 32 + piece % 2 * 16 : 0);
+      const int8_t* inputs =
+          q +
+          (input_there ? (std::size_t{first_input + r} * units + unit) * 32 + piece % 2 * 16 : 0);
       copy_later(to.weights + piece_of(r, piece), weights, row_there);
       copy_later(to.inputs + piece_of(r, piece), inputs, input_there);
     }
@@ -258,9 +287,12 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
     for (uint32_t i = 0; i < each; ++i) {
       const uint32_t r = (thread + i * wide_threads) / tile_units, unit = at + thread % tile_units;
       float2 of[2] = {};
-      if (first_row + r < rows && unit < units) F::scales(w, std::size_t{first_row + r} * units + unit, of);
+      if (first_row + r < rows && unit < units)
+        F::scales(w, std::size_t{first_row + r} * units + unit, of);
       its_of[i] = of[0].x;
-      its_scale[i] = first_input + r < n && unit < units ? scale[std::size_t{first_input + r} * units + unit] : 0.0f;
+      its_scale[i] = first_input + r < n && unit < units
+                         ? scale[std::size_t{first_input + r} * units + unit]
+                         : 0.0f;
     }
   };
   const auto put_scales = [&](WideTile& to) {
@@ -287,18 +319,23 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
       float of[row_tiles][2];
 #pragma unroll
       for (int i = 0; i < row_tiles; ++i) {
-        load_matrices(a[i], tile.weights + piece_of(warp_row + i * 16 + lane % 16, 2 * k + lane / 16));
-        of[i][0] = tile.of[k][warp_row + i * 16 + g], of[i][1] = tile.of[k][warp_row + i * 16 + g + 8];
+        load_matrices(a[i],
+                      tile.weights + piece_of(warp_row + i * 16 + lane % 16, 2 * k + lane / 16));
+        of[i][0] = tile.of[k][warp_row + i * 16 + g],
+        of[i][1] = tile.of[k][warp_row + i * 16 + g + 8];
       }
 #pragma unroll
       for (int j = 0; j < input_tiles / 2; ++j)
-        load_matrices(b[j], tile.inputs + piece_of(warp_input + j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        load_matrices(b[j], tile.inputs + piece_of(warp_input + j * 16 + lane / 16 * 8 + lane % 8,
+                                                   2 * k + lane / 8 % 2));
       float2 scales[input_tiles];
 #pragma unroll
-      for (int j = 0; j < input_tiles; ++j) scales[j] = *reinterpret_cast<const float2*>(&tile.scale[k][warp_input + j * 8 + 2 * t]);
+      for (int j = 0; j < input_tiles; ++j)
+        scales[j] = *reinterpret_cast<const float2*>(&tile.scale[k][warp_input + j * 8 + 2 * t]);
 #pragma unroll
       for (int i = 0; i < row_tiles; ++i) {
-        const float off[2] = {of[i][0] * -12582912.0f, of[i][1] * -12582912.0f};  // exact: a scale has 11 bits, so that its product with d is rounded once
+        // exact: a scale has 11 bits, so that its product with d is rounded once
+        const float off[2] = {of[i][0] * -12582912.0f, of[i][1] * -12582912.0f};
 #pragma unroll
         for (int j = 0; j < input_tiles; ++j) {
           const uint32_t its[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
@@ -306,15 +343,18 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
           multiply_32_from(d, as_float, a[i], its);
 #pragma unroll
           for (int c = 0; c < 4; ++c)  // row c / 2 * 8, input c % 2
-            total[i][j][c] = __fmaf_rn(__fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]), c % 2 ? scales[j].y : scales[j].x, total[i][j][c]);
+            total[i][j][c] = __fmaf_rn(__fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]),
+                                       c % 2 ? scales[j].y : scales[j].x, total[i][j][c]);
         }
       }
     }
     if (more) put_scales(tiles[turn ^ 1]);
   }
-  // Through shared memory, half of the inputs at a time: rows side by side are written together, by little code.
+  // Through shared memory, half of the inputs at a time: rows side by side are written together, by
+  // little code.
   auto* staged = reinterpret_cast<float*>(tiles->weights);
-  static_assert(sizeof tiles->weights + sizeof tiles->inputs == wide_inputs / 2 * wide_rows * sizeof(float));
+  static_assert(sizeof tiles->weights + sizeof tiles->inputs ==
+                wide_inputs / 2 * wide_rows * sizeof(float));
   for (uint32_t part = 0; part < 2; ++part) {
     __syncthreads();
     if (warp_input / (wide_inputs / 2) == part) {
@@ -324,11 +364,13 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
         for (int j = 0; j < input_tiles; ++j)
 #pragma unroll
           for (int c = 0; c < 4; ++c)
-            staged[(warp_input % (wide_inputs / 2) + j * 8 + 2 * t + c % 2) * wide_rows + warp_row + i * 16 + g + c / 2 * 8] = total[i][j][c];
+            staged[(warp_input % (wide_inputs / 2) + j * 8 + 2 * t + c % 2) * wide_rows + warp_row +
+                   i * 16 + g + c / 2 * 8] = total[i][j][c];
     }
     __syncthreads();
     const uint32_t row = first_row + thread % wide_rows;
-    for (uint32_t i = thread / wide_rows; row < rows && i < wide_inputs / 2; i += wide_threads / wide_rows)
+    for (uint32_t i = thread / wide_rows; row < rows && i < wide_inputs / 2;
+         i += wide_threads / wide_rows)
       if (const uint32_t input = first_input + part * (wide_inputs / 2) + i; input < n)
         put(products.add, bias, y, rows, input, row, staged[i * wide_rows + thread % wide_rows]);
   }
@@ -336,7 +378,8 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
 
 // Floats: tiles of 64 by 64, each thread 8 rows and 4 inputs.
 template <class T>
-__device__ void multiply_float_tile(const Products& products, uint32_t cols, uint32_t n, const float* x) {
+__device__ void multiply_float_tile(const Products& products, uint32_t cols, uint32_t n,
+                                    const float* x) {
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
   uint32_t first_row;
@@ -351,8 +394,11 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
     for (int i = thread; i < tile_rows * depth; i += tile_threads) {
       const int r = i / depth, c = i % depth;
       const bool there = at + c < cols;
-      weights[c][r] = there && first_row + r < rows ? to_float(w[std::size_t{first_row + r} * cols + at + c]) : 0.0f;
-      inputs[c][r] = there && first_input + r < n ? x[std::size_t{first_input + r} * cols + at + c] : 0.0f;
+      weights[c][r] = there && first_row + r < rows
+                          ? to_float(w[std::size_t{first_row + r} * cols + at + c])
+                          : 0.0f;
+      inputs[c][r] =
+          there && first_input + r < n ? x[std::size_t{first_input + r} * cols + at + c] : 0.0f;
     }
     __syncthreads();
     for (int c = 0; c < depth; ++c) {
@@ -376,41 +422,48 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
 // The kernels by their names in launch.cc.
 extern "C" {
 
-#define KERNELS(name)                                                                                                                              \
-  __global__ void __launch_bounds__(lay_out_threads) lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {                  \
-    after_previous();                                                                                                                               \
-    const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;                                                               \
-    if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                                                                 \
-  }                                                                                                                                                 \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale, \
-                                                               const int16_t* sums) {                                                               \
-    multiply_row<TensorType::name>(products, units, q, scale, sums);                                                                                \
-  }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
-                                                              const int16_t* sums) {                                                                \
-    multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                                                                            \
+#define KERNELS(name)                                                                           \
+  __global__ void __launch_bounds__(lay_out_threads)                                            \
+      lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {             \
+    after_previous();                                                                           \
+    const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;           \
+    if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);             \
+  }                                                                                             \
+  __global__ void __launch_bounds__(row_warps * 32)                                             \
+      row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale, \
+                 const int16_t* sums) {                                                         \
+    multiply_row<TensorType::name>(products, units, q, scale, sums);                            \
+  }                                                                                             \
+  __global__ void __launch_bounds__(tile_threads)                                               \
+      tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q,               \
+                  const float* scale, const int16_t* sums) {                                    \
+    multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                        \
   }
-KERNELS(q8_0) KERNELS(q4_0) KERNELS(q4_1) KERNELS(q5_0) KERNELS(q5_1) KERNELS(iq4_nl)
-KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
+KERNELS(q8_0)
+KERNELS(q4_0)
+KERNELS(q4_1)
+KERNELS(q5_0)
+KERNELS(q5_1) KERNELS(iq4_nl) KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
 
-#define WIDE_KERNEL(name)                                                                                                                          \
-  __global__ void __launch_bounds__(wide_threads, 2) wide_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
-                                                                 const int16_t*) {                                                                  \
-    multiply_wide<TensorType::name>(products, units, n, q, scale);                                                                                  \
+#define WIDE_KERNEL(name)                                                         \
+  __global__ void __launch_bounds__(wide_threads, 2)                              \
+      wide_##name(Products products, uint32_t units, uint32_t n, const int8_t* q, \
+                  const float* scale, const int16_t*) {                           \
+    multiply_wide<TensorType::name>(products, units, n, q, scale);                \
   }
-WIDE_KERNEL(q8_0)
+    WIDE_KERNEL(q8_0)
 
-#define FLOAT_KERNELS(name, T)                                                                                                                     \
-  __global__ void __launch_bounds__(row_warps * 32) row_##name(Given products, uint32_t cols, uint32_t, const float* x) { \
-    if (cols % (16 / sizeof(T)))                                                                                                                    \
-      multiply_float_row<T, 1>(products, cols, x);                                                                                                  \
-    else                                                                                                                                            \
-      multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                                                                                     \
-  }                                                                                                                                                 \
-  __global__ void __launch_bounds__(tile_threads) tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) { \
-    multiply_float_tile<T>(products, cols, n, x);                                                                                                   \
+#define FLOAT_KERNELS(name, T)                                                    \
+  __global__ void __launch_bounds__(row_warps * 32)                               \
+      row_##name(Given products, uint32_t cols, uint32_t, const float* x) {       \
+    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(products, cols, x);     \
+    else multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                \
+  }                                                                               \
+  __global__ void __launch_bounds__(tile_threads)                                 \
+      tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) { \
+    multiply_float_tile<T>(products, cols, n, x);                                 \
   }
-FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
+        FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

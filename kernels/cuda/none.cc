@@ -1,5 +1,5 @@
 // In place of the backend, in builds without it.
-#include "compute/device.h"
+#include "backend/device.h"
 
 namespace kvasir {
 

@@ -1,4 +1,5 @@
-// What the kernels of matrix products share: which product a block has rows of, and where its outputs go.
+// What the kernels of matrix products share: which product a block has rows of, and where its
+// outputs go.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,14 +15,17 @@ namespace kvasir::cuda {
 #define Given const __grid_constant__ Products
 
 // The one that the block has rows of; first_row: the block's.
-__device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block, uint32_t* first_row) {
-  static_assert(most_products == 3);
-  const Product& its = products.of[(blockIdx.x >= products.of[1].begin) + (blockIdx.x >= products.of[2].begin)];
+__device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block,
+                                                  uint32_t* first_row) {
+  static_assert(max_products == 3);
+  const Product& its =
+      products.of[(blockIdx.x >= products.of[1].begin) + (blockIdx.x >= products.of[2].begin)];
   *first_row = (blockIdx.x - its.begin) * rows_of_block;
   return its;
 }
 
-__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input, uint32_t row, float x) {
+__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input,
+                           uint32_t row, float x) {
   float& to = y[std::size_t{input} * rows + row];
   if (bias) x += bias[row];
   to = add ? to + x : x;

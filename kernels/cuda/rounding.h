@@ -1,7 +1,7 @@
 // Numbers that are the inputs of products: whether they are numbers, and rounded.
 #pragma once
 
-#include "compute/device_inputs.h"
+#include "backend/device_inputs.h"
 #include "dependent.h"
 
 namespace kvasir::cuda {
@@ -11,19 +11,22 @@ __device__ inline void report(bool bad, const DeviceCheck& check) {
   if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicMin(check.first, check.mark);
 }
 
-// Numbers [at, at + each) of out's, in the arithmetic of Kernels::quantize. By all lanes of a warp, whose numbers follow one another from a multiple of 32
-// on; inside: whether there are these.
+// Numbers [at, at + each) of out's, in the arithmetic of Kernels::quantize. By all lanes of a warp,
+// whose numbers follow one another from a multiple of 32 on; inside: whether there are these.
 template <int each>
-__device__ inline void round_inputs(const float (&v)[each], std::size_t at, bool inside, const DeviceActivations& out) {
+__device__ inline void round_inputs(const float (&v)[each], std::size_t at, bool inside,
+                                    const DeviceActivations& out) {
   float amax = 0;
   for (const float x : v) amax = fmaxf(amax, fabsf(x));
-  for (int step = 16 / each; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
+  for (int step = 16 / each; step > 0; step /= 2)
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
   const bool none = !(amax > 0x1p-100f);
   const float factor = none ? 0.0f : 127.0f / amax;
   int sum = 0;
   signed char value[each];
   for (int i = 0; i < each; ++i) {
-    const int rounded = __float2int_rn(fminf(fmaxf(v[i] * factor, -127.0f), 127.0f));  // of a not-a-number: -127
+    // of a not-a-number: -127
+    const int rounded = __float2int_rn(fminf(fmaxf(v[i] * factor, -127.0f), 127.0f));
     value[i] = static_cast<signed char>(rounded);
     sum += rounded;
   }

@@ -5,16 +5,22 @@
 
 namespace kvasir::cuda {
 
-// Shares are counted as rounded to thirteen bits behind the first one: four say which of the sizes between two powers of two it is, nine how much of it.
-constexpr uint32_t bin_shift = 19, step_shift = 10, first_bin = (127 - 43) << 4;  // of a float's bits
+// Shares are counted as rounded to thirteen bits behind the first one: four say which of the sizes
+// between two powers of two it is, nine how much of it.
+// of a float's bits
+constexpr uint32_t bin_shift = 19, step_shift = 10, first_bin = (127 - 43) << 4;
 constexpr uint32_t bin_steps = 1u << (bin_shift - step_shift);
 
-__device__ inline float bin_edge(uint32_t bin) { return __uint_as_float((first_bin + bin) << bin_shift); }
+__device__ inline float bin_edge(uint32_t bin) {
+  return __uint_as_float((first_bin + bin) << bin_shift);
+}
 
-// The sum of `count` shares of a size that are so many steps above its edge, all of them together, in units of 1 / share_unit.
+// The sum of `count` shares of a size that are so many steps above its edge, all of them together,
+// in units of 1 / share_unit.
 __device__ inline unsigned long long bin_sum(uint32_t bin, uint32_t count, uint32_t steps) {
   static_assert(share_unit == 0x1p56f);
-  return (static_cast<unsigned long long>(count) * ((16 + bin % 16) * bin_steps) + steps) << bin / 16;
+  return (static_cast<unsigned long long>(count) * ((16 + bin % 16) * bin_steps) + steps)
+         << bin / 16;
 }
 
 // The random number of a quad: Kernels::sample.
@@ -35,16 +41,24 @@ struct BinSums {
     count += b.count, sum += b.sum, squares += b.squares;
     return *this;
   }
-  __device__ BinSums operator+(const BinSums& b) const { return {count + b.count, sum + b.sum, squares + b.squares}; }
-  __device__ BinSums operator-(const BinSums& b) const { return {count - b.count, sum - b.sum, squares - b.squares}; }
+  __device__ BinSums operator+(const BinSums& b) const {
+    return {count + b.count, sum + b.sum, squares + b.squares};
+  }
+  __device__ BinSums operator-(const BinSums& b) const {
+    return {count - b.count, sum - b.sum, squares - b.squares};
+  }
 };
 
-__device__ inline uint32_t shift_up(uint32_t x, unsigned by) { return __shfl_up_sync(all_lanes, x, by); }
+__device__ inline uint32_t shift_up(uint32_t x, unsigned by) {
+  return __shfl_up_sync(all_lanes, x, by);
+}
 __device__ inline BinSums shift_up(const BinSums& x, unsigned by) {
-  return {__shfl_up_sync(all_lanes, x.count, by), __shfl_up_sync(all_lanes, x.sum, by), __shfl_up_sync(all_lanes, x.squares, by)};
+  return {__shfl_up_sync(all_lanes, x.count, by), __shfl_up_sync(all_lanes, x.sum, by),
+          __shfl_up_sync(all_lanes, x.squares, by)};
 }
 
-// The sum of x of a block's threads before this one, in their order; *all gets that of all. parts: [warps], not used by the call before.
+// The sum of x of a block's threads before this one, in their order; *all gets that of all. parts:
+// [warps], not used by the call before.
 template <uint32_t threads, class T>
 __device__ T before_this(T x, T* parts, T* all) {
   constexpr uint32_t warps = threads / warp;
@@ -67,29 +81,38 @@ __device__ T before_this(T x, T* parts, T* all) {
 
 struct FindingMemory {
   BinSums parts[choose_threads / warp];
-  uint32_t low;                                                           // bins of which the threshold is not below the edge: the first ones
-  float below[share_bins + 1], squares_below[share_bins + 1];             // the sums of shares below a bin's edge, and of their squares
-  uint32_t above[share_bins + 1];                                         // how many are not below
+  // bins of which the threshold is not below the edge: the first ones
+  uint32_t low;
+  // the sums of shares below a bin's edge, and of their squares
+  float below[share_bins + 1], squares_below[share_bins + 1];
+  uint32_t above[share_bins + 1];  // how many are not below
 };
 
-// The threshold by how many shares are of which size. By all threads of a block of choose_threads, to all. What select/sampling.cc finds by steps is found
-// by the bin in which it lies; the shares of that bin count as their mean, which makes it differ by a thousandth at most.
-__device__ inline float find_threshold(const DeviceBudget& budget, float variance, uint32_t n, const uint32_t* bin_counts, const unsigned long long* bin_sums,
-                               FindingMemory* m) {
+// The threshold by how many shares are of which size. By all threads of a block of choose_threads,
+// to all. What select/sampling.cc finds by steps is found by the bin in which it lies; the shares
+// of that bin count as their mean, which makes it differ by a thousandth at most.
+__device__ inline float find_threshold(const DeviceBudget& budget, float variance, uint32_t n,
+                                       const uint32_t* bin_counts,
+                                       const unsigned long long* bin_sums, FindingMemory* m) {
   constexpr uint32_t each = share_bins / choose_threads;
   static_assert(share_bins % choose_threads == 0);
   if (n <= budget.least) return 0;
   if (threadIdx.x == 0) m->low = 0;
-  const auto as_share = [](unsigned long long sum) { return static_cast<float>(sum) * (1 / share_unit); };
+  const auto as_share = [](unsigned long long sum) {
+    return static_cast<float>(sum) * (1 / share_unit);
+  };
   BinSums of[each], its{}, all;
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i;
-    of[i].count = __ldcg(bin_counts + bin), of[i].sum = __ldcg(bin_sums + bin);  // other blocks have counted too
+    // other blocks have counted too
+    of[i].count = __ldcg(bin_counts + bin), of[i].sum = __ldcg(bin_sums + bin);
   }
 #pragma unroll
   for (BinSums& bin : of) {
-    bin.squares = bin.count > 0 ? as_share(bin.sum) * as_share(bin.sum) / static_cast<float>(bin.count) : 0.0f;
+    bin.squares = bin.count > 0
+                      ? as_share(bin.sum) * as_share(bin.sum) / static_cast<float>(bin.count)
+                      : 0.0f;
     its += bin;
   }
   BinSums before = before_this<choose_threads>(its, m->parts, &all);
@@ -98,25 +121,39 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i, others = all.count - before.count;
-    const float t = bin_edge(bin), its_below = as_share(before.sum), expected = static_cast<float>(others) + its_below / t;
+    const float t = bin_edge(bin), its_below = as_share(before.sum),
+                expected = static_cast<float>(others) + its_below / t;
     below[bin] = its_below, squares_below[bin] = before.squares, above[bin] = others;
-    its_low += expected >= static_cast<float>(budget.least) && (t * its_below - before.squares <= variance || expected > static_cast<float>(budget.most));
+    its_low +=
+        expected >= static_cast<float>(budget.least) &&
+        (t * its_below - before.squares <= variance || expected > static_cast<float>(budget.most));
     before += of[i];
   }
   its_low = __reduce_add_sync(all_lanes, its_low);
   if (threadIdx.x % warp == 0) atomicAdd(&low, its_low);
-  if (threadIdx.x == 0) below[share_bins] = as_share(all.sum), squares_below[share_bins] = all.squares, above[share_bins] = 0;
+  if (threadIdx.x == 0)
+    below[share_bins] = as_share(all.sum), squares_below[share_bins] = all.squares,
+    above[share_bins] = 0;
   __syncthreads();
   const uint32_t bins = low;
   if (bins == 0) return bin_edge(0);
   const auto from = [&](uint32_t edge) {
     const auto others = static_cast<float>(above[edge]);
-    const auto by_count = [&](uint32_t wanted) { return static_cast<float>(wanted) > others ? below[edge] / (static_cast<float>(wanted) - others) : INFINITY; };
-    return below[edge] > 0 ? fminf(fmaxf((variance + squares_below[edge]) / below[edge], by_count(budget.most)), by_count(budget.least)) : INFINITY;
+    const auto by_count = [&](uint32_t wanted) {
+      return static_cast<float>(wanted) > others
+                 ? below[edge] / (static_cast<float>(wanted) - others)
+                 : INFINITY;
+    };
+    return below[edge] > 0
+               ? fminf(fmaxf((variance + squares_below[edge]) / below[edge], by_count(budget.most)),
+                       by_count(budget.least))
+               : INFINITY;
   };
   const uint32_t its_bin = above[bins - 1] - above[bins];
-  const float mean = its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
-  const float if_below = from(bins), if_not = from(bins - 1), t = if_below >= mean ? if_below : fminf(if_not, mean);
+  const float mean =
+      its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
+  const float if_below = from(bins), if_not = from(bins - 1),
+              t = if_below >= mean ? if_below : fminf(if_not, mean);
   return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);
 }
 

@@ -1,4 +1,5 @@
-// Tiles of rows in shared memory: copies to them that go on beside work, and matrices from them as tensor cores want them.
+// Tiles of rows in shared memory: copies to them that go on beside work, and matrices from them as
+// tensor cores want them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,13 +8,19 @@
 
 namespace kvasir::cuda {
 
-__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ inline void copy_async(uint32_t to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)); }
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
 __device__ inline void copies_given() { asm volatile("cp.async.commit_group;"); }
 __device__ inline void copies_done() { asm volatile("cp.async.wait_group 0;"); }
 
 __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
 }
 
 }  // namespace kvasir::cuda

@@ -10,21 +10,27 @@ namespace kvasir::reference {
 double from_bf16(uint16_t x) {
   // Sign, 8 bits of exponent, 7 of fraction.
   const int exponent = x >> 7 & 0xff, fraction = x & 0x7f;
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -133) : std::ldexp(128 + fraction, exponent - 134);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -133) : std::ldexp(128 + fraction, exponent - 134);
   return x >> 15 ? -magnitude : magnitude;
 }
 
-double page_key(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel) {
-  return data[token / 4 * dim * 4 + channel / 4 * 16 + token % 4 * 4 + channel % 4] * from_bf16(scales[token]);
+double page_key(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token,
+                uint32_t channel) {
+  return data[token / 4 * dim * 4 + channel / 4 * 16 + token % 4 * 4 + channel % 4] *
+         from_bf16(scales[token]);
 }
 
-double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token, uint32_t channel) {
+double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token,
+                  uint32_t channel) {
   const uint32_t tokens = page_bytes / 2 / dim;
-  return data[page_bytes / 2 + token / 4 * dim * 4 + channel * 4 + token % 4] * from_bf16(scales[tokens + token]);
+  return data[page_bytes / 2 + token / 4 * dim * 4 + channel * 4 + token % 4] *
+         from_bf16(scales[tokens + token]);
 }
 
 // One row: scores s of n tokens, v[t * dim + d].
-static void attend_row(const std::vector<double>& s, const std::vector<double>& v, uint32_t dim, double* o, double* m, double* l) {
+static void attend_row(const std::vector<double>& s, const std::vector<double>& v, uint32_t dim,
+                       double* o, double* m, double* l) {
   *m = -std::numeric_limits<double>::infinity();
   *l = 0;
   for (uint32_t d = 0; d < dim; ++d) o[d] = 0;
@@ -36,7 +42,8 @@ static void attend_row(const std::vector<double>& s, const std::vector<double>& 
   }
 }
 
-void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m, double* l) {
+void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m,
+                  double* l) {
   const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
   std::vector<double> k, v, bias;  // [chosen tokens][dim], [chosen tokens]
   for (uint32_t p = 0; p < n_pages; ++p) {
@@ -59,7 +66,8 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
   }
 }
 
-void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* scores, std::size_t stride) {
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* scores,
+                  std::size_t stride) {
   const std::size_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
   for (std::size_t r = 0; r < q.rows; ++r)
     for (std::size_t p = 0; p < n_pages; ++p)
@@ -67,20 +75,23 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
         double sum = 0;
         for (std::size_t d = 0; d < dim; ++d)
           sum += double{static_cast<float>(q.q[r * dim + d])} *
-                 page_key(pages[p].data, pages[p].scales, q.dim, static_cast<uint32_t>(t), static_cast<uint32_t>(d));
+                 page_key(pages[p].data, pages[p].scales, q.dim, static_cast<uint32_t>(t),
+                          static_cast<uint32_t>(d));
         scores[r * stride + p * page_tokens + t] =
-            pages[p].tokens >> t & 1 ? sum * double{q.scale[r]} + double{pages[p].bias} : -std::numeric_limits<double>::infinity();
+            pages[p].tokens >> t & 1 ? sum * double{q.scale[r]} + double{pages[p].bias}
+                                     : -std::numeric_limits<double>::infinity();
       }
 }
 
-void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n, const uint32_t* limit, double* o, double* m,
-                 double* l) {
+void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
+                 const uint32_t* limit, double* o, double* m, double* l) {
   const std::size_t dim = q.dim;
   const std::vector<double> values(v, v + n * dim);
   for (std::size_t r = 0; r < q.rows; ++r) {
     std::vector<double> s(limit && limit[r] < n ? limit[r] : n);
     for (std::size_t t = 0; t < s.size(); ++t) {
-      for (std::size_t d = 0; d < dim; ++d) s[t] += double{q.f32[r * dim + d]} * double{k[t * dim + d]};
+      for (std::size_t d = 0; d < dim; ++d)
+        s[t] += double{q.f32[r * dim + d]} * double{k[t * dim + d]};
     }
     attend_row(s, values, q.dim, o + r * dim, m + r, l + r);
   }

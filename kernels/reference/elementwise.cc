@@ -5,17 +5,20 @@
 
 namespace kvasir::reference {
 
-void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols, double* y) {
+void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols,
+              double* y) {
   for (std::size_t i = 0; i < n; ++i) {
     const float* row = x + i * cols;
     double sum = 0;
     for (std::size_t c = 0; c < cols; ++c) sum += double{row[c]} * double{row[c]};
     const double factor = 1.0 / std::sqrt(sum / cols + double{epsilon});
-    for (std::size_t c = 0; c < cols; ++c) y[i * cols + c] = double{row[c]} * factor * double{weight[c]};
+    for (std::size_t c = 0; c < cols; ++c)
+      y[i * cols + c] = double{row[c]} * factor * double{weight[c]};
   }
 }
 
-void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, const float* cos, const float* sin, bool neox) {
+void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, const float* cos,
+          const float* sin, bool neox) {
   const std::size_t half = rotary_dim / 2;
   for (std::size_t h = 0; h < n_heads; ++h) {
     double* head = x + h * stride;
@@ -30,7 +33,8 @@ void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, 
 }
 
 void swiglu(const float* gate, const float* up, std::size_t n, double* y) {
-  for (std::size_t i = 0; i < n; ++i) y[i] = double{gate[i]} / (1.0 + std::exp(-double{gate[i]})) * double{up[i]};
+  for (std::size_t i = 0; i < n; ++i)
+    y[i] = double{gate[i]} / (1.0 + std::exp(-double{gate[i]})) * double{up[i]};
 }
 
 }  // namespace kvasir::reference

@@ -1,4 +1,5 @@
-// Matrix products in scalar double precision, and what each weight format means, one weight at a time.
+// Matrix products in scalar double precision, and what each weight format means, one weight at a
+// time.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -29,9 +30,12 @@ double q8_0(Bytes p, uint32_t i) { return half(p) * static_cast<int8_t>(p[2 + i]
 double q4_0(Bytes p, uint32_t i) { return half(p) * (nibble(p + 2, i) - 8); }
 double q4_1(Bytes p, uint32_t i) { return half(p) * nibble(p + 4, i) + half(p + 2); }
 double q5_0(Bytes p, uint32_t i) { return half(p) * (nibble(p + 6, i) + 16 * bit(p + 2, i) - 16); }
-double q5_1(Bytes p, uint32_t i) { return half(p) * (nibble(p + 8, i) + 16 * bit(p + 4, i)) + half(p + 2); }
+double q5_1(Bytes p, uint32_t i) {
+  return half(p) * (nibble(p + 8, i) + 16 * bit(p + 4, i)) + half(p + 2);
+}
 double iq4_nl(Bytes p, uint32_t i) {
-  static constexpr int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  static constexpr int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
   return half(p) * values[nibble(p + 2, i)];
 }
 
@@ -45,11 +49,13 @@ double q3_k(Bytes p, uint32_t i) {
   const int q = p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
   const int high = p[i % 32] >> (i / 32) & 1;
   const uint32_t s = i / 16;
-  const int low = s < 8 ? p[96 + s] & 15 : p[96 + s - 8] >> 4, top = p[104 + s % 4] >> (s / 4 * 2) & 3;
+  const int low = s < 8 ? p[96 + s] & 15 : p[96 + s - 8] >> 4,
+            top = p[104 + s % 4] >> (s / 4 * 2) & 3;
   return half(p + 108) * (low + 16 * top - 32) * (q + 4 * high - 4);
 }
 
-// Scale and offset of run s (of 32 weights) of Q4_K and Q5_K: six bits each, packed in twelve bytes.
+// Scale and offset of run s (of 32 weights) of Q4_K and Q5_K: six bits each, packed in twelve
+// bytes.
 void scale_k4(Bytes packed, uint32_t s, int* scale, int* offset) {
   if (s < 4) {
     *scale = packed[s] & 63;
@@ -106,20 +112,34 @@ struct Format {
 
 Format format(TensorType type) {
   switch (type) {
-    case TensorType::f32: return {1, 4, f32};
-    case TensorType::f16: return {1, 2, f16};
-    case TensorType::bf16: return {1, 2, bf16};
-    case TensorType::q8_0: return {32, 34, q8_0};
-    case TensorType::q4_0: return {32, 18, q4_0};
-    case TensorType::q4_1: return {32, 20, q4_1};
-    case TensorType::q5_0: return {32, 22, q5_0};
-    case TensorType::q5_1: return {32, 24, q5_1};
-    case TensorType::iq4_nl: return {32, 18, iq4_nl};
-    case TensorType::q2_k: return {256, 84, q2_k};
-    case TensorType::q3_k: return {256, 110, q3_k};
-    case TensorType::q4_k: return {256, 144, q4_k};
-    case TensorType::q5_k: return {256, 176, q5_k};
-    case TensorType::q6_k: return {256, 210, q6_k};
+    case TensorType::f32:
+      return {1, 4, f32};
+    case TensorType::f16:
+      return {1, 2, f16};
+    case TensorType::bf16:
+      return {1, 2, bf16};
+    case TensorType::q8_0:
+      return {32, 34, q8_0};
+    case TensorType::q4_0:
+      return {32, 18, q4_0};
+    case TensorType::q4_1:
+      return {32, 20, q4_1};
+    case TensorType::q5_0:
+      return {32, 22, q5_0};
+    case TensorType::q5_1:
+      return {32, 24, q5_1};
+    case TensorType::iq4_nl:
+      return {32, 18, iq4_nl};
+    case TensorType::q2_k:
+      return {256, 84, q2_k};
+    case TensorType::q3_k:
+      return {256, 110, q3_k};
+    case TensorType::q4_k:
+      return {256, 144, q4_k};
+    case TensorType::q5_k:
+      return {256, 176, q5_k};
+    case TensorType::q6_k:
+      return {256, 210, q6_k};
   }
   return {};
 }
@@ -129,7 +149,8 @@ Format format(TensorType type) {
 void dequantize_row(const WeightView& w, uint32_t row, double* out) {
   const Format f = format(w.type);
   const Bytes p = reinterpret_cast<Bytes>(w.data) + row * w.row_bytes;
-  for (uint32_t c = 0; c < w.cols; ++c) out[c] = f.weight(p + std::size_t{c / f.block} * f.bytes, c % f.block);
+  for (uint32_t c = 0; c < w.cols; ++c)
+    out[c] = f.weight(p + std::size_t{c / f.block} * f.bytes, c % f.block);
 }
 
 void matmul(const WeightView& w, const Activations& x, double* y, std::size_t y_stride) {

@@ -9,14 +9,17 @@ namespace {
 Status read_shape(const kv_cache_shape* in, BareOptions* out) {
   if (!in) return Status::error(Code::bad_argument, "shape is NULL");
   kv_cache_shape s;
-  const auto init = [](kv_cache_shape* shape, std::size_t size) { api::write_defaults(kv_cache_shape{}, shape, size); };
+  const auto init = [](kv_cache_shape* shape, std::size_t size) {
+    api::write_defaults(kv_cache_shape{}, shape, size);
+  };
   if (Status e = api::read_options<kv_cache_shape>(in, init, &s); !e.ok()) return e;
-  if (s.reserved != 0) return Status::error(Code::bad_argument, "shape->reserved is %u: write 0", s.reserved);
+  if (s.reserved != 0)
+    return Status::error(Code::bad_argument, "shape->reserved is %u: write 0", s.reserved);
   out->shape.layers = s.layers;
   out->shape.heads = s.heads;
   out->shape.kv_heads = s.kv_heads;
   out->shape.head_dim = s.head_dim;
-  out->most_tokens = s.max_tokens;
+  out->max_tokens = s.max_tokens;
   std::copy_n(s.identity, out->identity.size(), out->identity.begin());
   return {};
 }
@@ -25,7 +28,8 @@ Status read_shape(const kv_cache_shape* in, BareOptions* out) {
 Status read_cache_options(const kv_cache_options* in, BareOptions* out) {
   kv_cache_options o;
   if (Status s = api::read_options(in, kv_cache_options_init, &o); !s.ok()) return s;
-  if (o.reserved != 0) return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
+  if (o.reserved != 0)
+    return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
   kv_session_options as;
   kv_session_options_init(&as, sizeof as);
   as.threads = o.threads;
@@ -57,7 +61,6 @@ Status check_type(uint32_t type) {
   return Status::error(Code::bad_argument, "type is %u: use KV_F32, KV_F16 or KV_BF16", type);
 }
 
-
 }  // namespace
 
 extern "C" {
@@ -70,16 +73,19 @@ void kv_cache_options_init(kv_cache_options* options, size_t size) {
   api::write_defaults(o, options, size);
 }
 
-void kv_cache_attention_options_init(kv_cache_attention_options* options, size_t size) { api::write_defaults(kv_cache_attention_options{}, options, size); }
+void kv_cache_attention_options_init(kv_cache_attention_options* options, size_t size) {
+  api::write_defaults(kv_cache_attention_options{}, options, size);
+}
 
-kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* options, kv_cache** out, kv_error* error) {
+kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* options,
+                        kv_cache** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     BareOptions o;
     if (Status s = read_shape(shape, &o); !s.ok()) return s;
     if (Status s = read_cache_options(options, &o); !s.ok()) return s;
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = BareCache::open(o, &handle->cache); !s.ok()) return s;
+    if (Status s = ExternalStore::open(o, &handle->cache); !s.ok()) return s;
     *out = handle.release();
     return {};
   });
@@ -87,9 +93,9 @@ kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* opt
 
 void kv_cache_close(kv_cache* cache) { api::close(cache); }
 
-kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const void* k, const void* v, const void* q, uint32_t tokens,
-                          kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const void* k,
+                          const void* v, const void* q, uint32_t tokens, kv_error* error) {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (Status s = check_type(type); !s.ok()) return s;
     if (!k) return Status::error(Code::bad_argument, "k is NULL");
     if (!v) return Status::error(Code::bad_argument, "v is NULL");
@@ -97,25 +103,28 @@ kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const 
   });
 }
 
-kv_status kv_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type, const void* q, void* out, uint32_t tokens,
-                             const kv_cache_attention_options* options, kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+kv_status kv_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type, const void* q,
+                             void* out, uint32_t tokens, const kv_cache_attention_options* options,
+                             kv_error* error) {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (Status s = check_type(type); !s.ok()) return s;
     if (!q) return Status::error(Code::bad_argument, "q is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     kv_cache_attention_options o;
-    if (Status s = api::read_options(options, kv_cache_attention_options_init, &o); !s.ok()) return s;
+    if (Status s = api::read_options(options, kv_cache_attention_options_init, &o); !s.ok())
+      return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.attention({layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap, api::flag_of(o.cancel)});
+    return c.attention({layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap,
+                        api::flag_of(o.cancel)});
   });
 }
 
 kv_status kv_cache_truncate(kv_cache* cache, uint64_t tokens, kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) { return c.truncate(tokens); });
+  return api::exclusive(cache, error, [&](ExternalStore& c) { return c.truncate(tokens); });
 }
 
 kv_status kv_cache_fork(kv_cache* cache, kv_cancel* cancel, kv_cache** out, kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     auto handle = std::make_unique<kv_cache>();
     if (Status s = c.fork(api::flag_of(cancel), &handle->cache); !s.ok()) return s;
@@ -124,17 +133,20 @@ kv_status kv_cache_fork(kv_cache* cache, kv_cancel* cancel, kv_cache** out, kv_e
   });
 }
 
-kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_call_options* options, kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_call_options* options,
+                        kv_error* error) {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.save(path, api::flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
+    return c.save(path, api::flag_of(o.cancel),
+                  api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
   });
 }
 
-kv_status kv_cache_load(const kv_cache_shape* shape, const char* path, const kv_cache_options* cache_options, const kv_call_options* options,
+kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
+                        const kv_cache_options* cache_options, const kv_call_options* options,
                         kv_cache** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
@@ -146,8 +158,9 @@ kv_status kv_cache_load(const kv_cache_shape* shape, const char* path, const kv_
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = BareCache::load(path, b, o.flags & KV_LOAD_VERIFY, api::flag_of(o.cancel),
-                                   api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->cache);
+    if (Status s = ExternalStore::load(
+            path, b, o.flags & KV_LOAD_VERIFY, api::flag_of(o.cancel),
+            api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->cache);
         !s.ok())
       return s;
     *out = handle.release();
@@ -155,9 +168,10 @@ kv_status kv_cache_load(const kv_cache_shape* shape, const char* path, const kv_
   });
 }
 
-kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens, size_t count, const kv_session_options* session_options,
+kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
+                                size_t count, const kv_session_options* session_options,
                                 const kv_call_options* options, kv_session** out, kv_error* error) {
-  return api::exclusive(cache, error, [&](BareCache& c) -> Status {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (!tokens) return Status::error(Code::bad_argument, "tokens is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
@@ -165,11 +179,14 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
     if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
     kv_call_options o;
     if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED); !s.ok()) return s;
+    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED); !s.ok())
+      return s;
     auto handle = std::make_unique<kv_session>();
-    const Session::Adopted how{.document = (o.flags & KV_TOKENIZE_DOCUMENT) != 0, .compared = (o.flags & KV_CACHE_UNCHECKED) == 0};
-    if (Status s = Session::adopt(model->model, c, {tokens, count}, so, how, api::flag_of(o.cancel),
-                                  api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
+    const Session::Adopted how{.document = (o.flags & KV_TOKENIZE_DOCUMENT) != 0,
+                               .compared = (o.flags & KV_CACHE_UNCHECKED) == 0};
+    if (Status s = Session::adopt(
+            model->model, c, {tokens, count}, so, how, api::flag_of(o.cancel),
+            api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
         !s.ok())
       return s;
     *out = handle.release();
@@ -177,8 +194,9 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
   });
 }
 
-kv_status kv_cache_stats(kv_cache* cache, char* json, size_t capacity, size_t* size, kv_error* error) {
-  return api::exclusive(cache, error, [&](const BareCache& c) {
+kv_status kv_cache_stats(kv_cache* cache, char* json, size_t capacity, size_t* size,
+                         kv_error* error) {
+  return api::exclusive(cache, error, [&](const ExternalStore& c) {
     const std::string text = c.stats_json();
     return api::write_array(text.c_str(), text.size() + 1, json, capacity, size);
   });

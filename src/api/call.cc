@@ -13,7 +13,8 @@ void Call::note_exception(const char* name, const char* what) {
 }
 
 kv_status Call::finish(Status status, kv_error* error) {
-  if (status.code() == Code::cancelled && exception_[0]) status = Status::error(Code::cancelled, "%s", exception_);
+  if (status.code() == Code::cancelled && exception_[0])
+    status = Status::error(Code::cancelled, "%s", exception_);
   if (error && !status.ok()) {
     error->status = static_cast<kv_status>(status.code());
     error->sys_errno = status.sys_errno();

@@ -1,4 +1,5 @@
-// One call of a host's, from its entry to its return: the host's thread works for the library meanwhile, but for the host's callbacks.
+// One call of a host's, from its entry to its return: the host's thread works for the library
+// meanwhile, but for the host's callbacks.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,11 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Runs a callback as the host's own code, with all that it has set for its thread, and returns what it returns. A C++ exception ends here,
-  // as if the callback had returned non-zero; the call's message then has its text. name: for it; null: none is wanted. What unwinds without being one (pthread_exit, a
-  // cancelled thread) passes through: the library's destructors leave whole handles.
+  // Runs a callback as the host's own code, with all that it has set for its thread, and returns
+  // what it returns. A C++ exception ends here, as if the callback had returned non-zero; the
+  // call's message then has its text. name: for it; null: none is wanted. What unwinds without
+  // being one (pthread_exit, a cancelled thread) passes through: the library's destructors leave
+  // whole handles.
   template <class F>
   static int32_t run_callback(const char* name, F&& callback) {
     Call& call = *current_;
@@ -46,7 +49,8 @@ class Call {
   };
   void note_exception(const char* name, const char* what);
 
-  static constinit thread_local Call* current_;  // the innermost of this thread: a callback may call other handles
+  // the innermost of this thread: a callback may call other handles
+  static constinit thread_local Call* current_;
   Call* outer_;
   char exception_[192] = {};  // of a callback, "" for none
   os::CallingThread thread_;

@@ -53,7 +53,9 @@ Status request_of(const kv_library_session_options& o, std::string_view text, Li
     if (Status s = Library::check_name(out->name); !s.ok()) return s;
   }
   out->cancel = api::flag_of(o.cancel);
-  const auto report = [&](kv_phase phase) { return api::progress_report(o.progress, o.progress_user, phase); };
+  const auto report = [&](kv_phase phase) {
+    return api::progress_report(o.progress, o.progress_user, phase);
+  };
   out->verifying = report(KV_PHASE_VERIFY);
   out->reading = report(KV_PHASE_PREFILL);
   out->preparing = report(KV_PHASE_PREPARE);
@@ -65,11 +67,16 @@ Status request_of(const kv_library_session_options& o, std::string_view text, Li
 
 extern "C" {
 
-void kv_library_options_init(kv_library_options* options, size_t size) { api::write_defaults(kv_library_options{}, options, size); }
+void kv_library_options_init(kv_library_options* options, size_t size) {
+  api::write_defaults(kv_library_options{}, options, size);
+}
 
-void kv_library_session_options_init(kv_library_session_options* options, size_t size) { api::write_defaults(kv_library_session_options{}, options, size); }
+void kv_library_session_options_init(kv_library_session_options* options, size_t size) {
+  api::write_defaults(kv_library_session_options{}, options, size);
+}
 
-kv_status kv_library_open(const char* folder, const kv_library_options* options, kv_library** out, kv_error* error) {
+kv_status kv_library_open(const char* folder, const kv_library_options* options, kv_library** out,
+                          kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!folder) return Status::error(Code::bad_argument, "folder is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
@@ -77,7 +84,10 @@ kv_status kv_library_open(const char* folder, const kv_library_options* options,
     if (Status s = api::read_options(options, kv_library_options_init, &o); !s.ok()) return s;
     if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
     auto handle = std::make_unique<kv_library>();
-    if (Status s = Library::open(folder, {o.most_bytes, api::log_function(o.log, o.log_user)}, &handle->library); !s.ok()) return s;
+    if (Status s = Library::open(folder, {o.max_bytes, api::log_function(o.log, o.log_user)},
+                                 &handle->library);
+        !s.ok())
+      return s;
     *out = handle.release();
     return {};
   });
@@ -85,7 +95,8 @@ kv_status kv_library_open(const char* folder, const kv_library_options* options,
 
 void kv_library_close(kv_library* library) { api::close(library); }
 
-kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_document* document, kv_error* error) {
+kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_document* document,
+                          kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!library) return Status::error(Code::bad_argument, "library is NULL");
     if (Status s = api::check_result(document, "document"); !s.ok()) return s;
@@ -95,13 +106,15 @@ kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_docume
       if (Status s = library->library->list(&listed); !s.ok()) return s;
       library->listed = std::move(listed);
     }
-    if (index >= library->listed.size()) return Status::error(Code::not_found, "there are %zu documents", library->listed.size());
+    if (index >= library->listed.size())
+      return Status::error(Code::not_found, "there are %zu documents", library->listed.size());
     return api::write_result(to_public(library->listed[index]), document, "document");
   });
 }
 
 kv_status kv_library_session(kv_library* library, kv_model* model, const char* text, size_t size,
-                             const kv_library_session_options* options, kv_session** out, kv_library_result* result, kv_error* error) {
+                             const kv_library_session_options* options, kv_session** out,
+                             kv_library_result* result, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!library) return Status::error(Code::bad_argument, "library is NULL");
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
@@ -110,18 +123,22 @@ kv_status kv_library_session(kv_library* library, kv_model* model, const char* t
     if (result)
       if (Status s = api::check_result(result, "result"); !s.ok()) return s;
     kv_library_session_options o;
-    if (Status s = api::read_options(options, kv_library_session_options_init, &o); !s.ok()) return s;
+    if (Status s = api::read_options(options, kv_library_session_options_init, &o); !s.ok())
+      return s;
     LibraryRequest request;
     if (Status s = request_of(o, {text, size}, &request); !s.ok()) return s;
     auto handle = std::make_unique<kv_session>();
     LibraryOutcome outcome;
-    if (Status s = library->library->session(model->model, request, &handle->session, &outcome); !s.ok()) return s;
+    if (Status s = library->library->session(model->model, request, &handle->session, &outcome);
+        !s.ok())
+      return s;
     *out = handle.release();
     return result ? api::write_result(to_public(outcome), result, "result") : Status();
   });
 }
 
-kv_status kv_library_rename(kv_library* library, const char* from, const char* to, kv_error* error) {
+kv_status kv_library_rename(kv_library* library, const char* from, const char* to,
+                            kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!library) return Status::error(Code::bad_argument, "library is NULL");
     if (!from || !to) return Status::error(Code::bad_argument, "%s is NULL", from ? "to" : "from");

@@ -1,4 +1,5 @@
-// What stands behind the public handles, and the one place where exceptions and Status values become codes.
+// What stands behind the public handles, and the one place where exceptions and Status values
+// become codes.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 #include "base/status.h"
 #include "kvasir.h"
 #include "model/model.h"
-#include "session/bare_cache.h"
+#include "session/external_store.h"
 #include "session/session.h"
 
 struct kv_cancel {
@@ -27,7 +28,7 @@ struct kv_model {
 };
 
 struct kv_cache {
-  std::unique_ptr<kvasir::BareCache> cache;
+  std::unique_ptr<kvasir::ExternalStore> cache;
   std::atomic<bool> busy{false};
 };
 
@@ -38,8 +39,9 @@ struct kv_session {
 
 namespace kvasir::api {
 
-// Runs f, which returns a Status, as a call of the host's. No exception escapes: nothing in the library throws what is no std::exception,
-// and what unwinds a thread that ends in a callback is none and passes.
+// Runs f, which returns a Status, as a call of the host's. No exception escapes: nothing in the
+// library throws what is no std::exception, and what unwinds a thread that ends in a callback is
+// none and passes.
 template <class F>
 kv_status guarded(kv_error* error, F&& f) {
   Call call;
@@ -85,7 +87,8 @@ kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) {
   return one_at_a_time(cache, "cache", error, [&] { return f(*cache->cache); });
 }
 
-// Into a caller's option struct of so many bytes, which another header may have made shorter or longer.
+// Into a caller's option struct of so many bytes, which another header may have made shorter or
+// longer.
 template <class Options>
 void write_defaults(const Options& defaults, Options* out, std::size_t size) {
   if (!out || size < sizeof(uint32_t)) return;
@@ -96,19 +99,29 @@ void write_defaults(const Options& defaults, Options* out, std::size_t size) {
   std::memcpy(out, &struct_size, sizeof struct_size);
 }
 
-// The caller's options over the defaults: shorter structs of older headers and longer ones with zeros are accepted.
+// The caller's options over the defaults: shorter structs of older headers and longer ones with
+// zeros are accepted.
 template <class Options>
 Status read_options(const Options* in, void (*init)(Options*, std::size_t), Options* out) {
   init(out, sizeof *out);
   if (!in) return {};
   const std::size_t size = in->struct_size;
-  if (size < sizeof(uint32_t)) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: call its init function", size);
-  if (size > 65536) return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: too large", size);
-  if (size < sizeof(Options) && size % alignof(Options))  // no header had one, and a pointer that is cut leads anywhere
-    return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: it ends within a field", size);
+  if (size < sizeof(uint32_t))
+    return Status::error(Code::bad_argument,
+                         "an option struct's struct_size is %zu: call its init function", size);
+  if (size > 65536)
+    return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: too large",
+                         size);
+  // no header had one, and a pointer that is cut leads anywhere
+  if (size < sizeof(Options) && size % alignof(Options))
+    return Status::error(Code::bad_argument,
+                         "an option struct's struct_size is %zu: it ends within a field", size);
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (std::size_t i = sizeof(Options); i < size; ++i)
-    if (bytes[i]) return Status::error(Code::bad_argument, "an option struct of a newer header sets what this library does not know");
+    if (bytes[i])
+      return Status::error(
+          Code::bad_argument,
+          "an option struct of a newer header sets what this library does not know");
   std::memcpy(out, in, std::min(size, sizeof(Options)));
   out->struct_size = sizeof(Options);
   return {};
@@ -120,7 +133,8 @@ Status check_result(const Result* out, const char* name) {
   if (!out) return Status::error(Code::bad_argument, "%s is NULL", name);
   const std::size_t size = out->struct_size;
   if (size < 2 * sizeof(uint32_t))
-    return Status::error(Code::bad_argument, "%s->struct_size is %zu: set it to the struct's size", name, size);
+    return Status::error(Code::bad_argument, "%s->struct_size is %zu: set it to the struct's size",
+                         name, size);
   return {};
 }
 
@@ -128,7 +142,8 @@ Status check_result(const Result* out, const char* name) {
 template <class Result>
 Status write_result(const Result& result, Result* out, const char* name) {
   if (Status s = check_result(out, name); !s.ok()) return s;
-  std::memcpy(reinterpret_cast<char*>(out) + sizeof(uint32_t), reinterpret_cast<const char*>(&result) + sizeof(uint32_t),
+  std::memcpy(reinterpret_cast<char*>(out) + sizeof(uint32_t),
+              reinterpret_cast<const char*>(&result) + sizeof(uint32_t),
               std::min<std::size_t>(out->struct_size, sizeof(Result)) - sizeof(uint32_t));
   return {};
 }
@@ -139,10 +154,13 @@ Status session_options(const kv_session_options* in, SessionOptions* out);
 template <class T>
 Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, std::size_t* count) {
   if (!count) return Status::error(Code::bad_argument, "the place for the size is NULL");
-  if (!to && capacity) return Status::error(Code::bad_argument, "the output is NULL and its capacity is %zu", capacity);
+  if (!to && capacity)
+    return Status::error(Code::bad_argument, "the output is NULL and its capacity is %zu",
+                         capacity);
   *count = n;
   std::copy_n(from, std::min(n, capacity), to);
-  if (capacity < n) return Status::error(Code::limit, "the capacity is %zu where %zu are needed", capacity, n);
+  if (capacity < n)
+    return Status::error(Code::limit, "the capacity is %zu where %zu are needed", capacity, n);
   return {};
 }
 
@@ -157,7 +175,8 @@ Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase);
 template <std::size_t N>
 void copy_text(char (&to)[N], std::string_view from) {
   std::size_t n = std::min(from.size(), N - 1);
-  while (n > 0 && n < from.size() && (static_cast<unsigned char>(from[n]) & 0xC0) == 0x80) --n;  // whole characters
+  // whole characters
+  while (n > 0 && n < from.size() && (static_cast<unsigned char>(from[n]) & 0xC0) == 0x80) --n;
   std::memcpy(to, from.data(), n);
   std::memset(to + n, 0, N - n);
 }

@@ -2,35 +2,41 @@
 #include <cstdio>
 
 #include "api/handles.h"
-#include "compute/device.h"
-#include "store/format.h"
-#include "store/pack.h"
+#include "backend/device.h"
+#include "cachefile/format.h"
+#include "cachefile/pack.h"
 
 namespace kvasir::api {
 
-static_assert(static_cast<int>(Code::device) == KV_DEVICE && static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
-              static_cast<int>(Code::context_full) == KV_CONTEXT_FULL && static_cast<int>(Code::io) == KV_IO);
+static_assert(static_cast<int>(Code::device) == KV_DEVICE &&
+              static_cast<int>(Code::not_a_cache) == KV_NOT_A_CACHE &&
+              static_cast<int>(Code::context_full) == KV_CONTEXT_FULL &&
+              static_cast<int>(Code::io) == KV_IO);
 
 Status check_text(const char* text, std::size_t size, const char* name) {
-  if (!text && size) return Status::error(Code::bad_argument, "%s is NULL and its size is %zu", name, size);
+  if (!text && size)
+    return Status::error(Code::bad_argument, "%s is NULL and its size is %zu", name, size);
   return {};
 }
 
 Status check_flags(uint32_t flags, uint32_t known) {
-  if (flags & ~known) return Status::error(Code::bad_argument, "flags has unknown bits: 0x%x", flags & ~known);
+  if (flags & ~known)
+    return Status::error(Code::bad_argument, "flags has unknown bits: 0x%x", flags & ~known);
   return {};
 }
 
 Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase) {
   if (!fn) return {};
   return [=](uint64_t done, uint64_t total) {
-    return Call::run_callback("the progress callback", [&] { return fn(phase, done, total, user); });
+    return Call::run_callback("the progress callback",
+                              [&] { return fn(phase, done, total, user); });
   };
 }
 
 std::string hexadecimal(std::span<const uint8_t> bytes) {
   std::string text;
-  for (const uint8_t byte : bytes) text += "0123456789abcdef"[byte >> 4], text += "0123456789abcdef"[byte & 15];
+  for (const uint8_t byte : bytes)
+    text += "0123456789abcdef"[byte >> 4], text += "0123456789abcdef"[byte & 15];
   return text;
 }
 
@@ -41,14 +47,31 @@ using namespace kvasir;
 extern "C" {
 
 const char* kv_status_text(kv_status status) {
-  static constexpr const char* texts[] = {
-      "ok", "cancelled", "bad argument", "busy", "bad state", "out of memory", "limit reached", "input or output error",
-      "no space left", "not found", "permission denied", "not a cache file", "other version", "corrupt", "cache of another model",
-      "unsupported", "context full", "internal error", "the GPU failed"};
+  static constexpr const char* texts[] = {"ok",
+                                          "cancelled",
+                                          "bad argument",
+                                          "busy",
+                                          "bad state",
+                                          "out of memory",
+                                          "limit reached",
+                                          "input or output error",
+                                          "no space left",
+                                          "not found",
+                                          "permission denied",
+                                          "not a cache file",
+                                          "other version",
+                                          "corrupt",
+                                          "cache of another model",
+                                          "unsupported",
+                                          "context full",
+                                          "internal error",
+                                          "the GPU failed"};
   return status >= 0 && status <= KV_DEVICE ? texts[status] : "unknown status";
 }
 
-int32_t kv_status_is_stale(kv_status status) { return status == KV_VERSION || status == KV_MODEL_MISMATCH; }
+int32_t kv_status_is_stale(kv_status status) {
+  return status == KV_VERSION || status == KV_MODEL_MISMATCH;
+}
 
 uint32_t kv_version(void) { return KV_VERSION_NUMBER; }
 
@@ -56,15 +79,18 @@ const char* kv_build_info(void) {
   static const auto info = [] {
     std::array<char, 512> text{};
     std::snprintf(text.data(), text.size(),
-                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":\"%s\",\"backends\":[\"cpu\"%s],"
+                  "{\"version\":\"%d.%d.%d\",\"cache_format\":%u,\"compiler\":\"%s\",\"kernels\":"
+                  "\"%s\",\"backends\":[\"cpu\"%s],"
                   "\"packed_format\":%u,\"zstd\":\"%s\"}",
-                  KV_VERSION_NUMBER / 10000, KV_VERSION_NUMBER / 100 % 100, KV_VERSION_NUMBER % 100, format::version,
+                  KV_VERSION_NUMBER / 10000, KV_VERSION_NUMBER / 100 % 100, KV_VERSION_NUMBER % 100,
+                  format::version,
 #if defined(__clang__)
                   "clang " __clang_version__,
 #else
                   "gcc " __VERSION__,
 #endif
-                  cpu_kernels().name, cuda_kernels() ? ",\"cuda\"" : "", packed::version, zstd_version());
+                  cpu_kernels().name, cuda_kernels() ? ",\"cuda\"" : "", packed::version,
+                  zstd_version());
     return text;
   }();
   return info.data();
@@ -88,6 +114,8 @@ void kv_cancel_reset(kv_cancel* cancel) {
 
 void kv_cancel_release(kv_cancel* cancel) { delete cancel; }
 
-void kv_call_options_init(kv_call_options* options, size_t size) { api::write_defaults(kv_call_options{}, options, size); }
+void kv_call_options_init(kv_call_options* options, size_t size) {
+  api::write_defaults(kv_call_options{}, options, size);
+}
 
 }  // extern "C"

@@ -21,7 +21,8 @@ kv_model_information describe(const Model& model) {
   i.context = c.context;
   i.parameters = model.weights().parameters;
   i.weight_bytes = model.weights().bytes;
-  i.kv_bytes_per_token = model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
+  i.kv_bytes_per_token =
+      model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
   HashBytes hash;
   if (model.full_hash() && model.full_hash()->get(&hash))
     api::copy_text(i.hash, api::hexadecimal(hash));
@@ -37,12 +38,14 @@ kv_model_information describe(const Model& model) {
 void tell_devices(const Model& model, const LogFn& log) {
   char text[512];
   if (!model.why_no_device().empty()) {
-    std::snprintf(text, sizeof text, "the processor computes the model: %s", model.why_no_device().c_str());
+    std::snprintf(text, sizeof text, "the CPU computes the model: %s",
+                  model.why_no_device().c_str());
     log(KV_LOG_INFO, text);
   }
   for (const DeviceWeights& d : model.device_weights()) {
-    std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes", d.device()->name().c_str(), d.device()->info().name,
-                  d.layers().size(), model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
+    std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes",
+                  d.device()->name().c_str(), d.device()->info().name, d.layers().size(),
+                  model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
     log(KV_LOG_INFO, text);
   }
 }
@@ -51,9 +54,12 @@ void tell_devices(const Model& model, const LogFn& log) {
 
 extern "C" {
 
-void kv_model_options_init(kv_model_options* options, size_t size) { api::write_defaults(kv_model_options{}, options, size); }
+void kv_model_options_init(kv_model_options* options, size_t size) {
+  api::write_defaults(kv_model_options{}, options, size);
+}
 
-kv_status kv_open(const char* path, const kv_model_options* options, kv_model** out, kv_error* error) {
+kv_status kv_open(const char* path, const kv_model_options* options, kv_model** out,
+                  kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
@@ -64,7 +70,9 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     DeviceOptions device;
     if (o.device) device.name = o.device;
     device.budget = o.device_memory;
-    if (device.name == "cpu" && device.budget) return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device", device.budget);
+    if (device.name == "cpu" && device.budget)
+      return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device",
+                           device.budget);
     if (o.hash_folder && !*o.hash_folder)
       return Status::error(Code::bad_argument, "hash_folder is empty: name a folder, or NULL");
     if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device,
@@ -118,12 +126,16 @@ kv_status kv_model_hash(kv_model* model, const kv_call_options* options, kv_erro
   });
 }
 
-kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags, kv_cancel* cancel, int32_t* tokens,
-                      size_t capacity, size_t* count, kv_error* error) {
+kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags,
+                      kv_cancel* cancel, int32_t* tokens, size_t capacity, size_t* count,
+                      kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (Status s = api::check_text(text, size, "text"); !s.ok()) return s;
-    if (Status s = api::check_flags(flags, KV_TOKENIZE_SPECIAL | KV_TOKENIZE_BOS | KV_TOKENIZE_DOCUMENT); !s.ok()) return s;
+    if (Status s =
+            api::check_flags(flags, KV_TOKENIZE_SPECIAL | KV_TOKENIZE_BOS | KV_TOKENIZE_DOCUMENT);
+        !s.ok())
+      return s;
     const Tokenizer& tokenizer = model->model->tokenizer();
     Array<Token> ids;
     if (flags & KV_TOKENIZE_DOCUMENT) {
@@ -135,25 +147,30 @@ kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint
     } else {
       if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
       const Tokenizer::Part part = {{text, size}, (flags & KV_TOKENIZE_SPECIAL) != 0};
-      if (Status s = tokenizer.encode({&part, 1}, true, &ids, {nullptr, api::flag_of(cancel)}); !s.ok()) return s;
+      if (Status s = tokenizer.encode({&part, 1}, true, &ids, {nullptr, api::flag_of(cancel)});
+          !s.ok())
+        return s;
     }
     return api::write_array(ids.data(), ids.size(), tokens, capacity, count);
   });
 }
 
-kv_status kv_detokenize(const kv_model* model, const int32_t* tokens, size_t count, uint32_t flags, char* text, size_t capacity,
-                        size_t* size, kv_error* error) {
+kv_status kv_detokenize(const kv_model* model, const int32_t* tokens, size_t count, uint32_t flags,
+                        char* text, size_t capacity, size_t* size, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
-    if (!tokens && count) return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
+    if (!tokens && count)
+      return Status::error(Code::bad_argument, "tokens is NULL and count is %zu", count);
     if (Status s = api::check_flags(flags, KV_TOKENIZE_SPECIAL); !s.ok()) return s;
     std::string out;
     for (std::size_t i = 0; i < count; ++i) {
       if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= model->model->config().vocabulary)
-        return Status::error(Code::bad_argument, "token %zu is %d: the vocabulary has %u", i, tokens[i], model->model->config().vocabulary);
+        return Status::error(Code::bad_argument, "token %zu is %d: the vocabulary has %u", i,
+                             tokens[i], model->model->config().vocabulary);
       out += model->model->tokenizer().piece(tokens[i], flags & KV_TOKENIZE_SPECIAL);
     }
-    if (model->model->tokenizer().strips_leading_space() && !out.empty() && out[0] == ' ') out.erase(0, 1);
+    if (model->model->tokenizer().strips_leading_space() && !out.empty() && out[0] == ' ')
+      out.erase(0, 1);
     return api::write_array(out.data(), out.size(), text, capacity, size);
   });
 }

@@ -1,30 +1,33 @@
 // kv_save, kv_load, what is asked of a cache file, and packed copies of it.
 #include "api/handles.h"
-#include "store/cache_peek.h"
-#include "store/pack.h"
+#include "cachefile/cache_peek.h"
+#include "cachefile/pack.h"
 
 using namespace kvasir;
 
 extern "C" {
 
-kv_status kv_save(kv_session* session, const char* path, const kv_call_options* options, kv_error* error) {
+kv_status kv_save(kv_session* session, const char* path, const kv_call_options* options,
+                  kv_error* error) {
   return api::exclusive(session, error, [&](Session& s) -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     kv_call_options o;
     if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
     if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
-    return s.save(path, api::flag_of(o.cancel), api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
+    return s.save(path, api::flag_of(o.cancel),
+                  api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
                   api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
   });
 }
 
-kv_status kv_load(kv_model* model, const char* path, const kv_session_options* session_options, const kv_call_options* options,
-                  kv_session** out, kv_error* error) {
+kv_status kv_load(kv_model* model, const char* path, const kv_session_options* session_options,
+                  const kv_call_options* options, kv_session** out, kv_error* error) {
   return kv_load_prefix(model, path, 0, session_options, options, out, error);
 }
 
-kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens, const kv_session_options* session_options,
-                         const kv_call_options* options, kv_session** out, kv_error* error) {
+kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
+                         const kv_session_options* session_options, const kv_call_options* options,
+                         kv_session** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
@@ -36,9 +39,10 @@ kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens, con
     if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
     const Cancel* cancel = api::flag_of(o.cancel);
     auto handle = std::make_unique<kv_session>();
-    if (Status s = Session::load(model->model, path, so, o.flags & KV_LOAD_VERIFY, cancel,
-                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session, tokens,
-                                 api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
+    if (Status s = Session::load(
+            model->model, path, so, o.flags & KV_LOAD_VERIFY, cancel,
+            api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session,
+            tokens, api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
         !s.ok())
       return s;
     *out = handle.release();
@@ -51,7 +55,7 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     CachePeek file;
     if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
-    SavedTimeline saved;
+    SavedSequence saved;
     ChatRecord chat;
     if (Status s = read_saved(file, &saved); !s.ok()) return s;
     if (Status s = read_chat(file, &chat); !s.ok()) return s;
@@ -85,29 +89,38 @@ kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_er
   });
 }
 
-void kv_pack_options_init(kv_pack_options* options, size_t size) { api::write_defaults(kv_pack_options{}, options, size); }
+void kv_pack_options_init(kv_pack_options* options, size_t size) {
+  api::write_defaults(kv_pack_options{}, options, size);
+}
 
-static Status packing(const char* path, const char* packed_path, const kv_pack_options* options, kv_pack_options* o) {
+static Status packing(const char* path, const char* packed_path, const kv_pack_options* options,
+                      kv_pack_options* o) {
   if (!path) return Status::error(Code::bad_argument, "path is NULL");
   if (!packed_path) return Status::error(Code::bad_argument, "packed_path is NULL");
   return api::read_options(options, kv_pack_options_init, o);
 }
 
-kv_status kv_pack(const char* path, const char* packed_path, const kv_pack_options* options, kv_error* error) {
+kv_status kv_pack(const char* path, const char* packed_path, const kv_pack_options* options,
+                  kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     kv_pack_options o;
     if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
-    if (o.level > most_level) return Status::error(Code::bad_argument, "level is %u: write 1 to %u, or 0", o.level, most_level);
+    if (o.level > max_level)
+      return Status::error(Code::bad_argument, "level is %u: write 1 to %u, or 0", o.level,
+                           max_level);
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_PACK));
-    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress, api::flag_of(o.cancel));
+    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress,
+                api::flag_of(o.cancel));
   });
 }
 
-kv_status kv_unpack(const char* packed_path, const char* path, const kv_pack_options* options, kv_error* error) {
+kv_status kv_unpack(const char* packed_path, const char* path, const kv_pack_options* options,
+                    kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     kv_pack_options o;
     if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
-    if (o.level != 0) return Status::error(Code::bad_argument, "level is %u: it is for packing", o.level);
+    if (o.level != 0)
+      return Status::error(Code::bad_argument, "level is %u: it is for packing", o.level);
     Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_UNPACK));
     return unpack(packed_path, path, &progress, api::flag_of(o.cancel));
   });

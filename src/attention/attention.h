@@ -1,12 +1,15 @@
-// Attention of a step's queries over the store: sinks + pages + window, as partial states that are merged.
+// Attention of a step's queries over the store: sinks + pages + window, as partial states that are
+// merged.
 //
 //   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
-//   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse prefill)
+//   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse
+//               prefill)
 //   together:   so do those of a question, which are few
 //
-// Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages depends on sizes alone, never on the number of
-// threads; blocks of queries may, as a query's sums do not depend on its neighbours. So results are the same bits on any number.
+// Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages
+// depends on sizes alone, never on the number of threads; blocks of queries may, as a query's sums
+// do not depend on its neighbours. So results are the same bits on any number.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +22,10 @@
 #include "attention/layer_scales.h"
 #include "attention/request.h"
 #include "attention/trace.h"
+#include "backend/kernels.h"
+#include "backend/thread_pool.h"
 #include "base/cancel.h"
 #include "base/memory.h"
-#include "compute/kernels.h"
-#include "compute/thread_pool.h"
 #include "model/config.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -31,16 +34,20 @@ namespace kvasir {
 
 // What attention read, summed over queries, layers and KV heads since the last reset.
 struct ReadCounts {
-  uint64_t tokens_read = 0;     // store tokens whose K and V were read (behind the sinks, before the window)
+  // store tokens whose K and V were read (behind the sinks, before the window)
+  uint64_t tokens_read = 0;
   uint64_t tokens_present = 0;  // and how many there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
   uint64_t tokens_hot = 0;      // of those read, what a device had from steps before
   uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
   uint64_t queries = 0;         // query heads whose pages were sampled,
-  double mass = 0;              // and the share of their attention that was read for certain, summed; the rest was estimated from samples
-  uint64_t certified = 0;       // query heads with a certificate,
-  double certificate = 0, least_certificate = 1;  // and what they have read at least, summed, and the least of them
+  // and the share of their attention that was read for certain, summed; the rest was estimated from
+  // samples
+  double mass = 0;
+  uint64_t certified = 0;  // query heads with a certificate,
+  // and what they have read at least, summed, and the least of them
+  double certificate = 0, min_certificate = 1;
 
   ReadCounts& operator+=(const ReadCounts& o) {
     tokens_read += o.tokens_read;
@@ -53,14 +60,15 @@ struct ReadCounts {
     mass += o.mass;
     certified += o.certified;
     certificate += o.certificate;
-    least_certificate = std::min(least_certificate, o.least_certificate);
+    min_certificate = std::min(min_certificate, o.min_certificate);
     return *this;
   }
 };
 
 class Attention {
  public:
-  Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels, ThreadPool* pool);
+  Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels,
+            ThreadPool* pool);
   ~Attention();
 
   // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are.
@@ -129,18 +137,21 @@ class Attention {
   // cap: as set_softcap() has it, here and below.
   Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
   // For `count` tokens from req.first on in strides; out: [count][heads][head_dim].
-  Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out, float* lse);
+  Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out,
+                   float* lse);
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
   Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
 
-  void attend_near(const AttentionRequest& req, const NearRows& near, const QueryRows& rows, float cap,
-                   const AttentionState& state, Worker* w) const;
+  void attend_sinks_and_window(const AttentionRequest& req, const NearRows& near,
+                               const QueryRows& rows, float cap, const AttentionState& state,
+                               Worker* w) const;
   void attend_rows(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                    const RowsOfKeys& keys, float cap, const AttentionState& state, Worker* w) const;
   void attend_pages(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                    std::span<const PageRef> pages, float cap, const AttentionState& state, Worker* w) const;
-  Status fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i, PageStore::Hold* hold,
-                      Worker* w) const;
+                    std::span<const PageRef> pages, float cap, const AttentionState& state,
+                    Worker* w) const;
+  Status fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i,
+                      PageStore::Hold* hold, Worker* w) const;
   Status attend_choice(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                        const AttentionState& state, bool traced, Worker* w) const;
   bool certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows, std::size_t list,
@@ -148,7 +159,8 @@ class Attention {
   // After exact(): its result against itself, as Comparison has it.
   Status compare_exact(const AttentionRequest& req, const float* out);
 
-  void choose_for_block(const AttentionRequest& req, const NearRows& block, uint64_t budget, Worker* w) const;
+  void choose_for_block(const AttentionRequest& req, const NearRows& block, uint64_t budget,
+                        Worker* w) const;
 
   struct Question;
   Status choose_for_batch(const Question& batch);
@@ -157,24 +169,26 @@ class Attention {
 
   // Some of what is attended in co-execution: by `rows` query rows of a head, from a row of token
   // `first` on.
-  struct BesidePart {
+  struct HybridPart {
     uint32_t head, first, row, rows;
     uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of all
-    bool is_of_rows(const BesidePart& o) const { return head == o.head && first == o.first && row == o.row; }
+    bool is_of_rows(const HybridPart& o) const {
+      return head == o.head && first == o.first && row == o.row;
+    }
   };
-  Status choose_beside(const AttentionRequest& req, const HybridGpu::Lists& lists, HybridGpu* gpu);
+  Status choose_hybrid(const AttentionRequest& req, const HybridGpu::Lists& lists, HybridGpu* gpu);
   Status share_chosen(const AttentionRequest& req, HybridGpu* gpu);
   Status share_all(const AttentionRequest& req, HybridGpu* gpu);
   void share_among_tasks(uint32_t n, uint32_t pages);
-  Status attend_pages_of(const AttentionRequest& req, const BesidePart& part, const QueryRows& rows,
+  Status attend_pages_of(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,
                          const AttentionState& state, Worker* w) const;
-  bool give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths, const HybridGpu::Lists& lists,
-                Selection* choice, Worker* w) const;
+  bool give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
+                const HybridGpu::Lists& lists, Selection* choice, Worker* w) const;
   Status attend_parts(const AttentionRequest& req, bool chosen);
   void merge_parts(uint32_t n, HybridGpu* gpu);
-  Status attend_chosen(const AttentionRequest& req, const BesidePart& part, const QueryRows& rows,
+  Status attend_chosen(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,
                        const AttentionState (&states)[2], Worker* w) const;
-  AttentionState beside_state(std::size_t i, uint32_t which, uint32_t rows);
+  AttentionState hybrid_state(std::size_t i, uint32_t which, uint32_t rows);
 
   void trace_near(const AttentionRequest& req, uint32_t head, const QueryRows& rows, uint32_t token,
                   const float* bases, Worker* w) const;
@@ -183,8 +197,8 @@ class Attention {
   void trace_exact(const AttentionRequest& req, const float* lse);
   QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride,
                    uint32_t kv_head, bool split) const;
-  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head, float* out,
-                 float* lse) const;
+  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head,
+                 float* out, float* lse) const;
 
   const HeadShape config_;
   float softcap_ = 0;
@@ -192,21 +206,23 @@ class Attention {
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;
-  const uint32_t block_rows_;   // query rows of a block: tokens of the block times heads of the group
+  // query rows of a block: tokens of the block times heads of the group
+  const uint32_t block_rows_;
   std::vector<Worker> workers_;
   std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
   Array<float> partials_;                   // states of a block's parts
   // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a
   // query batch chose; or [kv_heads][tokens] in co-execution.
   std::vector<Selection> block_choices_;
-  std::vector<Array<float>> question_sums_; // [parts of the batch][kv_heads] summed shares of quads
+  std::vector<Array<float>>
+      question_sums_;  // [parts of the batch][kv_heads] summed shares of quads
   struct QuestionPart {
-    uint32_t head, begin, end;              // pages of the head's choice
+    uint32_t head, begin, end;  // pages of the head's choice
   };
   std::vector<QuestionPart> question_parts_;
   LayerScales question_scales_;
-  std::vector<BesidePart> beside_parts_;    // those of the same rows one after another
-  Array<float> probed_;                     // [count][heads * head_dim] output of a probe
+  std::vector<HybridPart> hybrid_parts_;  // those of the same rows one after another
+  Array<float> probed_;                   // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;
 };

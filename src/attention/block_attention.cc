@@ -1,13 +1,15 @@
-// Sparse prefill: the queries of a block of neighbouring tokens read the same chosen pages, so that a page that is read serves a hundred
-// rows.
+// Sparse prefill: the queries of a block of neighbouring tokens read the same chosen pages, so that
+// a page that is read serves a hundred rows.
 //
-//   choose  the queries of every second token score the summaries, as if they were the heads of one group: a unit counts with the sum of the shares
-//           of attention that it would have. Choosing for a block of queries is what MInference (arXiv 2407.02490, section 3.2, block-sparse head)
-//           does; its blocks' mean queries and keys are replaced by the queries themselves and the strategy's own scores: what one token among
-//           forty looks for is not in their mean, nor in a sample of four
+//   choose  the queries of every second token score the summaries, as if they were the heads of one
+//           group: a unit counts with the sum of the shares of attention that it would have.
+//           Choosing for a block of queries is what MInference (arXiv 2407.02490, section 3.2,
+//           block-sparse head) does; its blocks' mean queries and keys are replaced by the queries
+//           themselves and the strategy's own scores: what one token among forty looks for is not
+//           in their mean, nor in a sample of four
 //   near    sinks, window, the step's own tokens and the newest pages are read by every block
-//   filter  with filter layers (OmniKV) these read everything; what the queries score highest there, in any KV head, is what all heads of the
-//           layers up to the next one read
+//   filter  with filter layers (OmniKV) these read everything; what the queries score highest
+//           there, in any KV head, is what all heads of the layers up to the next one read
 #include <bit>
 #include <span>
 
@@ -16,15 +18,17 @@
 
 namespace kvasir {
 
-constexpr uint32_t asking_stride = 2;  // of a block's tokens, every second one chooses for it
-constexpr uint32_t summed_rows = 12;  // whose scores are there together: 1.5 MB of quads' at 128K tokens
+constexpr uint32_t selecting_stride = 2;  // of a block's tokens, every second one chooses for it
+// whose scores are there together: 1.5 MB of quads' at 128K tokens
+constexpr uint32_t summed_rows = 12;
 
 namespace {
 
 // Every block also reads the pages from `first` on, whole.
 void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection* out) {
   if (out->sampled)
-    for (Array<uint32_t>& numbers = out->sample_numbers[0]; !numbers.empty() && numbers.back() >= first; numbers.pop_back())
+    for (Array<uint32_t>& numbers = out->sample_numbers[0];
+         !numbers.empty() && numbers.back() >= first; numbers.pop_back())
       out->samples[0].pop_back(), out->tokens -= quad_tokens;
   Array<PageRef>& list = out->lists[0];
   Array<uint32_t>& numbers = out->page_numbers[0];
@@ -43,7 +47,8 @@ void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection*
 void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
   Array<uint64_t> tokens(pages);
   for (const Selection& part : parts)
-    for (std::size_t i = 0; i < part.page_numbers[0].size(); ++i) tokens[part.page_numbers[0][i]] |= part.lists[0][i].tokens;
+    for (std::size_t i = 0; i < part.page_numbers[0].size(); ++i)
+      tokens[part.page_numbers[0][i]] |= part.lists[0][i].tokens;
   begin_selection(1, out);
   for (uint32_t p = 0; p < pages; ++p) {
     if (tokens[p] == 0) continue;
@@ -58,12 +63,23 @@ void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
 // For `count` tokens from `first` on, into the worker's selection.
 void Attention::choose_for_block(const AttentionRequest& req, const NearRows& block,
                                  uint64_t budget, Worker* w) const {
-  const auto tokens = static_cast<uint32_t>(ceil_div(block.count, asking_stride));
-  const uint32_t from = block.first + (block.count - 1) % asking_stride;  // the last one is among them
-  const QueryRows rows = gather(w, req.q, from, tokens, asking_stride, block.head, true);
+  const auto tokens = static_cast<uint32_t>(ceil_div(block.count, selecting_stride));
+  // the last one is among them
+  const uint32_t from = block.first + (block.count - 1) % selecting_stride;
+  const QueryRows rows = gather(w, req.q, from, tokens, selecting_stride, block.head, true);
   const AttentionState near = empty_state(w->state.data(), rows.rows, shape_.dim);
-  attend_near(req, {block.head, from, tokens, asking_stride}, rows, 0, near, w);
-  SelectorQuery query{.kernels = kernels_, .pages = req.store.pages(), .sketch = req.store.sketch(), .layer = req.layer, .kv_head = block.head, .rows = rows, .near_m = near.m, .near_l = near.l, .first_page = 1, .budget_tokens = budget, .share = true};
+  attend_sinks_and_window(req, {block.head, from, tokens, selecting_stride}, rows, 0, near, w);
+  SelectorQuery query{.kernels = kernels_,
+                      .pages = req.store.pages(),
+                      .sketch = req.store.sketch(),
+                      .layer = req.layer,
+                      .kv_head = block.head,
+                      .rows = rows,
+                      .near_m = near.m,
+                      .near_l = near.l,
+                      .first_page = 1,
+                      .budget_tokens = budget,
+                      .share = true};
   query.draw = static_cast<uint32_t>(req.store.tokens() + block.first);
   query.cancel = &req.cancel;
   req.selector->select_together(query, summed_rows, &w->selector, &w->selection);
@@ -72,23 +88,26 @@ void Attention::choose_for_block(const AttentionRequest& req, const NearRows& bl
 }
 
 Status Attention::by_blocks(const AttentionRequest& req, float* out, float* lse) {
-  const uint32_t heads = config_.kv_heads, block_tokens = block_rows_ / config_.group(), pages = req.store.pages().pages();
+  const uint32_t heads = config_.kv_heads, block_tokens = block_rows_ / config_.group(),
+                 pages = req.store.pages().pages();
   const auto blocks = static_cast<uint32_t>(ceil_div(req.tokens, block_tokens));
-  const auto near_pages = static_cast<uint32_t>(ceil_div(req.plan.recent_tokens, shape_.page_tokens));
-  const uint32_t recent = std::max(1u, pages - std::min(pages, near_pages));  // page 0 holds the sinks
+  const auto near_pages =
+      static_cast<uint32_t>(ceil_div(req.plan.recent_tokens, shape_.page_tokens));
+  // page 0 holds the sinks
+  const uint32_t recent = std::max(1u, pages - std::min(pages, near_pages));
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, block = blocks - 1 - task / heads, first = block * block_tokens, count = std::min(block_tokens, req.tokens - first);
+    const uint32_t h = task % heads, block = blocks - 1 - task / heads,
+                   first = block * block_tokens, count = std::min(block_tokens, req.tokens - first);
     if (req.plan.filter.empty())
       choose_for_block(req, {h, first, count}, req.plan.budget(req.layer), &w);
-    else
-      w.selection = block_choices_[block];
+    else w.selection = block_choices_[block];
     if (req.cancel.fired()) return;
     const QueryRows rows = gather(&w, req.q, first, count, 1, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
-    attend_near(req, {h, first, count, 1}, rows, 0, state, &w);
+    attend_sinks_and_window(req, {h, first, count, 1}, rows, 0, state, &w);
     if (!w.selection.intact) return failure.note(req.store.pages().damaged());
     add_recent(recent, pages, shape_.page_tokens, &w.selection);
     PageStore::Hold hold;
@@ -97,7 +116,10 @@ Status Attention::by_blocks(const AttentionRequest& req, float* out, float* lse)
     w.counts.pages_touched = touched + count * (w.counts.pages_touched - touched);
     const auto attend = [&](const Array<PageRef>& refs, uint32_t together) {
       for (std::size_t at = 0; at < refs.size() && !req.cancel.fired(); at += together)
-        kernels_.attend_pages(rows, refs.data() + at, static_cast<uint32_t>(std::min<std::size_t>(together, refs.size() - at)), state, w.scratch.data());
+        kernels_.attend_pages(
+            rows, refs.data() + at,
+            static_cast<uint32_t>(std::min<std::size_t>(together, refs.size() - at)), state,
+            w.scratch.data());
     };
     attend(w.selection.lists[0], part_tokens / shape_.page_tokens);
     if (w.selection.sampled) attend(w.selection.samples[0], part_tokens / quad_tokens);
@@ -115,7 +137,8 @@ Status Attention::filter_blocks(const AttentionRequest& req) {
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, block = task / heads, first = block * block_tokens, count = std::min(block_tokens, req.tokens - first);
+    const uint32_t h = task % heads, block = task / heads, first = block * block_tokens,
+                   count = std::min(block_tokens, req.tokens - first);
     choose_for_block(req, {h, first, count}, ceil_div(req.plan.budget_tokens, heads), &w);
     if (req.cancel.fired()) return;
     if (!w.selection.intact) return failure.note(req.store.pages().damaged());
@@ -124,7 +147,8 @@ Status Attention::filter_blocks(const AttentionRequest& req) {
   if (Status s = std::move(failure).take(); !s.ok() || req.cancel.fired()) return s;
   block_choices_.resize(blocks);
   pool_->run(blocks, [&](uint32_t block, uint32_t) {
-    unite({of_heads.data() + std::size_t{block} * heads, heads}, req.store.pages().pages(), &block_choices_[block]);
+    unite({of_heads.data() + std::size_t{block} * heads, heads}, req.store.pages().pages(),
+          &block_choices_[block]);
   });
   return {};
 }

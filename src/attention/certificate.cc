@@ -7,36 +7,46 @@
 
 namespace kvasir {
 
-// How much of its attention each row has read at least, whatever the keys are: a token that was not read scores at most its block's bound (Quest,
-// arXiv 2406.10774, section 3.3; here from extremes of the int8 keys, rounded outwards), so the rest is at most the sum of e^bound over such
-// tokens. What was sampled counts as not read. False: a summary of a mapped file is damaged.
+// How much of its attention each row has read at least, whatever the keys are: a token that was not
+// read scores at most its block's bound (Quest, arXiv 2406.10774, section 3.3; here from extremes
+// of the int8 keys, rounded outwards), so the rest is at most the sum of e^bound over such tokens.
+// What was sampled counts as not read. False: a summary of a mapped file is damaged.
 bool Attention::certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                         std::size_t i, const AttentionState& state, Worker* w) const {
   constexpr double rounding = 1.001;  // of float sums and products, on either side
   const PageStore& pages = req.store.pages();
-  const uint32_t stride = pages.extents() * shape_.extent_blocks(), page_blocks = shape_.page_blocks();
+  const uint32_t stride = pages.extents() * shape_.extent_blocks(),
+                 page_blocks = shape_.page_blocks();
   w->bounds.resize(std::size_t{rows.rows} * stride);
   for (uint32_t e = 0; e < pages.extents(); ++e) {
     if (!pages.intact_bounds(req.layer, head, e)) return false;
-    const int8_t* next = e + 1 < pages.extents() ? pages.extent(req.layer, head, e + 1).bounds : nullptr;
-    kernels_.score_bounds(shape_, rows, pages.extent(req.layer, head, e).bounds, next, w->bounds.data() + std::size_t{e} * shape_.extent_blocks(), stride);
+    const int8_t* next =
+        e + 1 < pages.extents() ? pages.extent(req.layer, head, e + 1).bounds : nullptr;
+    kernels_.score_bounds(shape_, rows, pages.extent(req.layer, head, e).bounds, next,
+                          w->bounds.data() + std::size_t{e} * shape_.extent_blocks(), stride);
   }
   w->unread_tokens.assign(stride, 0);
-  for (uint32_t b = page_blocks; b < pages.pages() * page_blocks; ++b) w->unread_tokens[b] = shape_.block_tokens;  // page 0 holds the sinks
+  // page 0 holds the sinks
+  for (uint32_t b = page_blocks; b < pages.pages() * page_blocks; ++b)
+    w->unread_tokens[b] = shape_.block_tokens;
   for (std::size_t p = 0; p < w->selection.lists[i].size(); ++p)
     for (uint32_t b = 0; b < page_blocks; ++b) {
-      const uint64_t block = (~uint64_t{0} >> (64 - shape_.block_tokens)) << b * shape_.block_tokens;
-      w->unread_tokens[w->selection.page_numbers[i][p] * page_blocks + b] -= static_cast<uint32_t>(std::popcount(w->selection.lists[i][p].tokens & block));
+      const uint64_t block = (~uint64_t{0} >> (64 - shape_.block_tokens))
+                             << b * shape_.block_tokens;
+      w->unread_tokens[w->selection.page_numbers[i][p] * page_blocks + b] -=
+          static_cast<uint32_t>(std::popcount(w->selection.lists[i][p].tokens & block));
     }
   for (uint32_t r = 0; r < rows.rows; ++r) {
     const float* bounds = w->bounds.data() + std::size_t{r} * stride;
     double unread = 0;
     for (uint32_t b = 0; b < stride; ++b)
-      if (w->unread_tokens[b]) unread += w->unread_tokens[b] * std::exp(static_cast<double>(bounds[b]) - static_cast<double>(state.m[r]));
+      if (w->unread_tokens[b])
+        unread += w->unread_tokens[b] *
+                  std::exp(static_cast<double>(bounds[b]) - static_cast<double>(state.m[r]));
     const double read = static_cast<double>(state.l[r]), share = read / (read + unread * rounding);
     w->counts.certified += 1;
     w->counts.certificate += share;
-    w->counts.least_certificate = std::min(w->counts.least_certificate, share);
+    w->counts.min_certificate = std::min(w->counts.min_certificate, share);
     w->compare.certified.push_back(share);
   }
   return true;

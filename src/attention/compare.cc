@@ -9,11 +9,11 @@ namespace kvasir {
 Compared& Compared::operator+=(const Compared& o) {
   queries += o.queries;
   mass += o.mass;
-  least_mass = std::min(least_mass, o.least_mass);
+  min_mass = std::min(min_mass, o.min_mass);
   error += o.error;
   largest_error = std::max(largest_error, o.largest_error);
   recall += o.recall;
-  least_recall = std::min(least_recall, o.least_recall);
+  min_recall = std::min(min_recall, o.min_recall);
   tokens += o.tokens;
   searches += o.searches;
   search_keys += o.search_keys;
@@ -36,7 +36,8 @@ void Comparison::Scratch::keep_near(const AttentionState& state, uint32_t rows, 
   estimated.clear(), certified.clear();
 }
 
-void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t first_page, uint32_t tokens) {
+void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t first_page,
+                       uint32_t tokens) {
   if (sums_.empty()) sums_.assign(std::size_t{layers_} * kv_heads_, {});
   step_.assign(std::size_t{tokens} * kv_heads_, {});
   tokens_ = tokens;
@@ -56,14 +57,17 @@ void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t firs
 
 namespace {
 
-// Every score behind the sinks, [rows][n], and the exact output, [rows][head_dim]. False: a page of a mapped file is damaged.
+// Every score behind the sinks, [rows][n], and the exact output, [rows][head_dim]. False: a page of
+// a mapped file is damaged.
 bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch* s) {
   const PageShape& shape = one.pages.shape().page;
   const uint32_t rows = one.rows.rows, pages = one.pages.pages();
   s->scores.resize(std::size_t{rows} * n);
   s->exact.resize(std::size_t{rows} * shape.head_dim);
-  s->bytes.resize(std::max<std::size_t>(one.kernels.attend_scratch(rows, shape.dim), std::size_t{n} * 4));
-  const AttentionState state{s->near.data(), s->near.data() + std::size_t{rows} * shape.dim, s->near.data() + std::size_t{rows} * (shape.dim + 1)};
+  s->bytes.resize(
+      std::max<std::size_t>(one.kernels.attend_scratch(rows, shape.dim), std::size_t{n} * 4));
+  const AttentionState state{s->near.data(), s->near.data() + std::size_t{rows} * shape.dim,
+                             s->near.data() + std::size_t{rows} * (shape.dim + 1)};
   PageRef refs[extent_pages];
   for (uint32_t p = one.first_page; p < pages; p += extent_pages) {
     if (one.cancelled()) return true;
@@ -72,7 +76,9 @@ bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch
       if (!one.pages.intact_page(one.layer, one.kv_head, p + i)) return false;
       refs[i] = one.pages.page(one.layer, one.kv_head, p + i);
     }
-    one.kernels.score_tokens(one.rows, refs, some, s->scores.data() + (p - one.first_page) * shape.page_tokens, n, s->bytes.data());
+    one.kernels.score_tokens(one.rows, refs, some,
+                             s->scores.data() + (p - one.first_page) * shape.page_tokens, n,
+                             s->bytes.data());
     one.kernels.attend_pages(one.rows, refs, some, state, s->bytes.data());
   }
   one.kernels.finish(state, rows, shape.dim, shape.head_dim, s->exact.data(), shape.head_dim);
@@ -89,7 +95,8 @@ uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<
   const auto mark = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers, uint8_t as) {
     for (std::size_t i = 0; i < pages.size(); ++i) {
       const uint32_t at = (numbers[i] - one.first_page) * page_tokens;
-      for (uint64_t left = pages[i].tokens; left; left &= left - 1, ++count) (*read)[at + static_cast<uint32_t>(std::countr_zero(left))] = as;
+      for (uint64_t left = pages[i].tokens; left; left &= left - 1, ++count)
+        (*read)[at + static_cast<uint32_t>(std::countr_zero(left))] = as;
     }
   };
   mark(one.chosen->lists[list], one.chosen->page_numbers[list], 1);
@@ -100,7 +107,8 @@ uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<
 // Those instead that the row's own search has scanned.
 void mark_found(const Comparison::Case& one, uint32_t row, uint32_t n, Array<uint8_t>* read) {
   read->assign(n, 0);
-  for (const uint32_t token : one.chosen->found[row]) (*read)[token - one.first_page * one.pages.shape().page.page_tokens] = 1;
+  for (const uint32_t token : one.chosen->found[row])
+    (*read)[token - one.first_page * one.pages.shape().page.page_tokens] = 1;
 }
 
 double output_error(const float* out, const float* exact, uint32_t n) {
@@ -117,13 +125,18 @@ double output_error(const float* out, const float* exact, uint32_t n) {
 
 bool Comparison::compare(const Case& one, Scratch* s) {
   if (n_ == 0) return true;
-  const uint32_t rows = one.rows.rows, dim = one.rows.dim, head_dim = one.pages.shape().page.head_dim;
-  const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim, s->near.data() + s->near.size());  // before the store is added to it
+  const uint32_t rows = one.rows.rows, dim = one.rows.dim,
+                 head_dim = one.pages.shape().page.head_dim;
+  // before the store is added to it
+  const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim,
+                             s->near.data() + s->near.size());
   if (!attend_exactly(one, n_, s)) return false;
   Compared& sum = step_[std::size_t{one.token} * kv_heads_ + one.kv_head];
   for (uint32_t r = 0; r < rows && !one.cancelled(); ++r) {
     const float* scores = s->scores.data() + std::size_t{r} * n_;
-    const double near_m = static_cast<double>(near_ml[r]), largest = std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)));
+    const double near_m = static_cast<double>(near_ml[r]),
+                 largest =
+                     std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)));
     const double near = static_cast<double>(near_ml[rows + r]) * std::exp(near_m - largest);
     const uint32_t count = mark_read(one, r, n_, &s->read);
     double total = near, read = near, certain = near;
@@ -134,17 +147,20 @@ bool Comparison::compare(const Case& one, Scratch* s) {
       if (s->read[t] == 1) certain += weight;
     }
     s->best.resize(std::min(compared_best, n_));
-    const uint32_t best = one.kernels.top_k(scores, n_, static_cast<uint32_t>(s->best.size()), s->best.data(), s->bytes.data());
+    const uint32_t best = one.kernels.top_k(scores, n_, static_cast<uint32_t>(s->best.size()),
+                                            s->best.data(), s->bytes.data());
     const auto share_of_best = [&] {
-      const auto found = std::count_if(s->best.begin(), s->best.begin() + best, [&](uint32_t t) { return s->read[t] != 0; });
+      const auto found = std::count_if(s->best.begin(), s->best.begin() + best,
+                                       [&](uint32_t t) { return s->read[t] != 0; });
       return static_cast<double>(found) / std::max(best, 1u);
     };
 
     Compared c;
     c.queries = 1;
-    c.mass = c.least_mass = read / total;
-    c.error = c.largest_error = output_error(one.out + std::size_t{r} * head_dim, s->exact.data() + std::size_t{r} * head_dim, head_dim);
-    c.recall = c.least_recall = share_of_best();
+    c.mass = c.min_mass = read / total;
+    c.error = c.largest_error = output_error(one.out + std::size_t{r} * head_dim,
+                                             s->exact.data() + std::size_t{r} * head_dim, head_dim);
+    c.recall = c.min_recall = share_of_best();
     c.tokens = count;
     if (!s->estimated.empty()) {
       c.estimates = 1;
@@ -168,12 +184,14 @@ bool Comparison::compare(const Case& one, Scratch* s) {
   return true;
 }
 
-void Comparison::keep_shares(const Case& one, const Scratch& s, uint32_t row, double largest, double total, double near) {
+void Comparison::keep_shares(const Case& one, const Scratch& s, uint32_t row, double largest,
+                             double total, double near) {
   const float* scores = s.scores.data() + std::size_t{row} * n_;
   float* best = best_.data() + std::size_t{one.kv_head} * n_;
   float* sum = shares_.data() + std::size_t{one.kv_head} * n_;
   for (uint32_t t = 0; t < n_; ++t) {
-    const auto share = static_cast<float>(std::exp(static_cast<double>(scores[t]) - largest) / total);
+    const auto share =
+        static_cast<float>(std::exp(static_cast<double>(scores[t]) - largest) / total);
     best[t] = std::max(best[t], share);
     sum[t] += share;
   }
@@ -182,7 +200,8 @@ void Comparison::keep_shares(const Case& one, const Scratch& s, uint32_t row, do
 }
 
 void Comparison::end(const Kernels& kernels, uint32_t layer) {
-  for (std::size_t i = 0; i < step_.size(); ++i) sums_[layer * kv_heads_ + i % kv_heads_] += step_[i];
+  for (std::size_t i = 0; i < step_.size(); ++i)
+    sums_[layer * kv_heads_ + i % kv_heads_] += step_[i];
   if (!layers_too_) return;
   end_layer_set(kernels, layer);
   if (layer + 1 == layers_) add_covered();
@@ -202,7 +221,8 @@ void Comparison::end_layer_set(const Kernels& kernels, uint32_t layer) {
     means[t] = static_cast<float>(sum / heads);
   }
   uint32_t* set = sets_.data() + std::size_t{layer} * set_size_;
-  std::fill(set + kernels.top_k(best_.data(), n_, set_size_, set, bytes_.data()), set + set_size_, UINT32_MAX);
+  std::fill(set + kernels.top_k(best_.data(), n_, set_size_, set, bytes_.data()), set + set_size_,
+            UINT32_MAX);
 }
 
 void Comparison::add_covered() {
@@ -210,7 +230,8 @@ void Comparison::add_covered() {
     for (std::size_t j = 0; j < layers_; ++j) {
       double mass = near_[j];
       for (uint32_t k = 0; k < set_size_; ++k)
-        if (const uint32_t t = sets_[i * set_size_ + k]; t != UINT32_MAX) mass += static_cast<double>(means_[j * n_ + t]);
+        if (const uint32_t t = sets_[i * set_size_ + k]; t != UINT32_MAX)
+          mass += static_cast<double>(means_[j * n_ + t]);
       covered_[i * layers_ + j] += mass;
     }
   ++covered_steps_;

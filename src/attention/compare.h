@@ -1,18 +1,23 @@
-// What a strategy's attention was worth, against exact attention over the whole store. For measurement: it costs what full attention costs.
+// What a strategy's attention was worth, against exact attention over the whole store. For
+// measurement: it costs what full attention costs.
 //
 // Of every query head of a token that decode attends, where there is something to choose:
 //   mass    the share of the exact softmax that was read: by sinks, window and the tokens chosen
-//   error   |output - exact output| / |exact output| of the head, L2, with all that the strategy adds for what it did not read
+//   error   |output - exact output| / |exact output| of the head, L2, with all that the strategy
+//           adds for what it did not read
 //   recall  the share of the 100 tokens with the largest exact scores that were read
-// and, where each query head searches an index, of its own search, were it alone: the keys that it scans, and the share of those 100 among them.
-// Exact is attention over the store's int8 keys and values behind the sinks, and sinks and window as they are. Layers that attend everything
-// are compared too.
+// and, where each query head searches an index, of its own search, were it alone: the keys that it
+// scans, and the share of those 100 among them. Exact is attention over the store's int8 keys and
+// values behind the sinks, and sinks and window as they are. Layers that attend everything are
+// compared too.
 //
-// With CompareLevel::layers the newest token of each step also tells how alike the layers are: a layer's set is the tokens behind the sinks that
-// any of its query heads attends most, as `filter-layers` chooses them (OmniKV, ICLR 2025), and covered[i][j] is the share of layer j's
+// With CompareLevel::layers the newest token of each step also tells how alike the layers are: a
+// layer's set is the tokens behind the sinks that any of its query heads attends most, as
+// `filter-layers` chooses them (OmniKV, ICLR 2025), and covered[i][j] is the share of layer j's
 // attention, the mean of its heads, that sinks, window and the set of layer i hold.
 //
-// A layer is begin(), compare() for each KV head and token of the step, end(), which sums in one order: the same numbers for any number of threads.
+// A layer is begin(), compare() for each KV head and token of the step, end(), which sums in one
+// order: the same numbers for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +30,26 @@
 
 namespace kvasir {
 
-constexpr uint32_t compared_best = 100;       // tokens of recall
-constexpr double similar_set_share = 0.05;    // of the tokens, that a layer's set has
+constexpr uint32_t compared_best = 100;     // tokens of recall
+constexpr double similar_set_share = 0.05;  // of the tokens, that a layer's set has
 
 // Sums over query heads and tokens.
 struct Compared {
   uint64_t queries = 0;
-  double mass = 0, least_mass = 1;
+  double mass = 0, min_mass = 1;
   double error = 0, largest_error = 0;
-  double recall = 0, least_recall = 1;
-  double tokens = 0;  // read, beside sinks and window
-  uint64_t searches = 0;                         // queries that searched an index:
-  double search_keys = 0, search_recall = 0;     // what their own searches scanned, and the recall of that
-  uint64_t estimates = 0;                        // queries whose strategy estimated the part of its mass that is no sample,
+  double recall = 0, min_recall = 1;
+  double tokens = 0;      // read, beside sinks and window
+  uint64_t searches = 0;  // queries that searched an index:
+  // what their own searches scanned, and the recall of that
+  double search_keys = 0, search_recall = 0;
+  // queries whose strategy estimated the part of its mass that is no sample,
+  uint64_t estimates = 0;
   double mass_estimated = 0, estimate_error = 0;  // the estimates, and how far they were from it
-  uint64_t certified = 0;                        // queries with a certificate of what they have read at least,
-  double certificate = 0, certificate_excess = -1;  // and by how much the worst of them was above the truth; below 0: none was
+  // queries with a certificate of what they have read at least,
+  uint64_t certified = 0;
+  // and by how much the worst of them was above the truth; below 0: none was
+  double certificate = 0, certificate_excess = -1;
 
   Compared& operator+=(const Compared& o);
 };
@@ -52,7 +61,9 @@ class Comparison {
     Array<float> near;    // o [rows][dim], m [rows], l [rows]: attention to sinks and window
     Array<float> scores;  // [rows][tokens]
     Array<float> exact;   // [rows][head_dim]
-    Array<double> estimated;  // [rows] shares of attention that the strategy thinks it read but for samples; empty: it does not say
+    // [rows] shares of attention that the strategy thinks it read but for samples; empty: it does
+    // not say
+    Array<double> estimated;
     Array<double> certified;  // [rows] of which it is certain; empty: no certificate was asked for
     Array<uint32_t> best;
     Array<uint8_t> read;  // [tokens]
@@ -65,11 +76,11 @@ class Comparison {
     const Kernels& kernels;
     const PageStore& pages;
     uint32_t layer, kv_head;
-    uint32_t first_page;      // as in SelectorQuery
-    uint32_t token;           // of the step
+    uint32_t first_page;  // as in SelectorQuery
+    uint32_t token;       // of the step
     QueryRows rows;
-    const Selection* chosen;  // null: everything was read
-    const float* out;         // [rows][head_dim] what the strategy's attention gave
+    const Selection* chosen;              // null: everything was read
+    const float* out;                     // [rows][head_dim] what the strategy's attention gave
     const CancelLatch* cancel = nullptr;  // once it has fired, what is added is meaningless
     bool cancelled() const { return cancel && cancel->fired(); }
   };
@@ -84,31 +95,37 @@ class Comparison {
 
   uint32_t layers() const { return layers_; }
   uint32_t kv_heads() const { return kv_heads_; }
-  Compared of(uint32_t layer, uint32_t kv_head) const { return sums_.empty() ? Compared{} : sums_[layer * kv_heads_ + kv_head]; }
+  Compared of(uint32_t layer, uint32_t kv_head) const {
+    return sums_.empty() ? Compared{} : sums_[layer * kv_heads_ + kv_head];
+  }
   uint64_t covered_steps() const { return covered_steps_; }
-  double covered(uint32_t i, uint32_t j) const { return covered_[i * layers_ + j] / static_cast<double>(covered_steps_); }
+  double covered(uint32_t i, uint32_t j) const {
+    return covered_[i * layers_ + j] / static_cast<double>(covered_steps_);
+  }
 
  private:
-  void keep_shares(const Case& one, const Scratch& scratch, uint32_t row, double largest, double total, double near);
+  void keep_shares(const Case& one, const Scratch& scratch, uint32_t row, double largest,
+                   double total, double near);
   void end_layer_set(const Kernels& kernels, uint32_t layer);
   void add_covered();
 
   uint32_t layers_, kv_heads_;
-  Array<Compared> sums_;  // [layers][kv_heads], from the first begin() on
-  Array<Compared> step_;  // [tokens of the step][kv_heads]
-  Array<double> covered_; // [layers][layers]
+  Array<Compared> sums_;   // [layers][kv_heads], from the first begin() on
+  Array<Compared> step_;   // [tokens of the step][kv_heads]
+  Array<double> covered_;  // [layers][layers]
   uint64_t covered_steps_ = 0;
 
   // The newest token of the step that runs.
   bool layers_too_ = false;
-  uint32_t tokens_ = 0;       // of the step
-  uint32_t n_ = 0;            // tokens behind the sinks
-  Array<float> best_, shares_;  // [kv_heads][n] the largest share of any query head, the sum of the heads' shares
-  Array<double> near_heads_;    // [kv_heads] shares of sinks and window, summed over query heads
+  uint32_t tokens_ = 0;  // of the step
+  uint32_t n_ = 0;       // tokens behind the sinks
+  // [kv_heads][n] the largest share of any query head, the sum of the heads' shares
+  Array<float> best_, shares_;
+  Array<double> near_heads_;  // [kv_heads] shares of sinks and window, summed over query heads
   uint32_t group_ = 1;
-  Array<float> means_;        // [layers][n] the mean share of the layer's query heads
-  Array<double> near_;        // [layers]
-  Array<uint32_t> sets_;      // [layers][set_size_]
+  Array<float> means_;    // [layers][n] the mean share of the layer's query heads
+  Array<double> near_;    // [layers]
+  Array<uint32_t> sets_;  // [layers][set_size_]
   uint32_t set_size_ = 0;
   Array<std::byte> bytes_;
 };

@@ -1,4 +1,5 @@
-// What the processor does of a layer of which a device attends sinks and window: it chooses, gives the device its part of the pages, and attends the others.
+// What the CPU does of a layer of which a device attends sinks and window: it chooses, gives the
+// device its part of the pages, and attends the others.
 //
 //   choose  each token for itself, as selective() does
 //   share   the end of every list is the device's; all lists are there before it begins
@@ -9,23 +10,25 @@
 #include <cmath>
 #include <limits>
 
-#include "base/checked.h"
-#include "compute/device_attention.h"
-#include "attention/worker.h"
 #include "attention/hybrid_gpu.h"
+#include "attention/worker.h"
+#include "backend/device_attention.h"
+#include "base/checked.h"
 #include "os/os.h"
 #include "select/blocks.h"
 
 namespace kvasir {
 
-constexpr uint32_t part_entries = 64;   // pages or samples of a choice that a task reads,
+constexpr uint32_t part_entries = 64;       // pages or samples of a choice that a task reads,
 constexpr uint32_t part_tokens_all = 4096;  // or tokens where all are attended
-constexpr std::size_t least_measured = std::size_t{1} << 20, most_measured = std::size_t{512} << 20;  // bytes of pages: of a layer, and of all, which no cache has
+// bytes of pages: of a layer, and of all, which no cache has
+constexpr std::size_t min_measured = std::size_t{1} << 20, max_measured = std::size_t{512} << 20;
 
 Status Attention::run_with_gpu(const AttentionRequest& req, HybridGpu* gpu) {
-  const uint64_t behind_sinks = req.store.pages().pages() > 1 ? req.store.sealed_tokens() - shape_.page_tokens : 0;
+  const uint64_t behind_sinks =
+      req.store.pages().pages() > 1 ? req.store.sealed_tokens() - shape_.page_tokens : 0;
   for (Worker& w : workers_) w.counts = {};
-  beside_parts_.clear();
+  hybrid_parts_.clear();
   Status s = req.selector ? share_chosen(req, gpu) : share_all(req, gpu);
   if (s.ok() && !req.cancel.fired()) s = attend_parts(req, req.selector != nullptr);
   if (s.ok() && !req.cancel.fired()) merge_parts(req.tokens, gpu);
@@ -34,28 +37,37 @@ Status Attention::run_with_gpu(const AttentionRequest& req, HybridGpu* gpu) {
   return s;
 }
 
-// Each token's choice, [kv_heads][n] of block_choices_, without the device's part, which is in `lists` where it reads some.
-Status Attention::choose_beside(const AttentionRequest& req, const HybridGpu::Lists& lists,
+// Each token's choice, [kv_heads][n] of block_choices_, without the device's part, which is in
+// `lists` where it reads some.
+Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Lists& lists,
                                 HybridGpu* gpu) {
   const uint32_t heads = config_.kv_heads, group = config_.group();
   const float* near = nullptr;
   if (req.plan.strategy->has(StrategyInfo::compares_near))
     if (Status s = gpu->near(&near); !s.ok()) return s;
-  const uint32_t most = req.plan.strategy->has(StrategyInfo::scans) ? std::max(1u, scanned_rows / group) : 1;  // tokens of a block
-  const auto blocks = static_cast<uint32_t>(std::max(ceil_div(req.tokens, most), std::min<uint64_t>(req.tokens, ceil_div(pool_->threads(), heads))));
-  block_choices_.resize(std::max<std::size_t>(block_choices_.size(), std::size_t{heads} * req.tokens));
+  // tokens of a block
+  const uint32_t most =
+      req.plan.strategy->has(StrategyInfo::scans) ? std::max(1u, scanned_rows / group) : 1;
+  const auto blocks = static_cast<uint32_t>(
+      std::max(ceil_div(req.tokens, most),
+               std::min<uint64_t>(req.tokens, ceil_div(pool_->threads(), heads))));
+  block_choices_.resize(
+      std::max<std::size_t>(block_choices_.size(), std::size_t{heads} * req.tokens));
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = task / heads;
-    const auto first = static_cast<uint32_t>(uint64_t{req.tokens} * block / blocks), end = static_cast<uint32_t>(uint64_t{req.tokens} * (block + 1) / blocks);
+    const auto first = static_cast<uint32_t>(uint64_t{req.tokens} * block / blocks),
+               end = static_cast<uint32_t>(uint64_t{req.tokens} * (block + 1) / blocks);
     const QueryRows rows = gather(&w, req.q, first, end - first, 1, h, true);
-    const std::size_t at = (std::size_t{h} * req.tokens + first) * group, all = std::size_t{heads} * req.tokens * group;
+    const std::size_t at = (std::size_t{h} * req.tokens + first) * group,
+                      all = std::size_t{heads} * req.tokens * group;
     const float *near_m = near ? near + at : nullptr, *near_l = near ? near + all + at : nullptr;
     SelectorQuery query = query_of(req, h, rows, req.plan.budget(req.layer));
     query.near_m = near_m, query.near_l = near_l, query.token = first;
-    query.first_extent = static_cast<uint32_t>(uint64_t{req.store.pages().extents()} * task / (heads * blocks));
+    query.first_extent =
+        static_cast<uint32_t>(uint64_t{req.store.pages().extents()} * task / (heads * blocks));
     const Scanned scanned = req.selector->scan(query, &w.selector);
     if (!scanned.intact) return failure.note(req.store.pages().damaged());
     w.counts.summary_bytes += scanned.summary_bytes, w.counts.keys_scanned += scanned.keys_scanned;
@@ -63,25 +75,30 @@ Status Attention::choose_beside(const AttentionRequest& req, const HybridGpu::Li
       query.first_row = (t - first) * group;
       query.token = t;
       query.rows = row_of(rows, query.first_row, group);
-      query.near_m = near_m ? near_m + query.first_row : nullptr, query.near_l = near_l ? near_l + query.first_row : nullptr;
+      query.near_m = near_m ? near_m + query.first_row : nullptr,
+      query.near_l = near_l ? near_l + query.first_row : nullptr;
       Selection& its = block_choices_[std::size_t{h} * req.tokens + t];
       req.selector->choose(query, &w.selector, &its);
       if (!its.intact) return failure.note(req.store.pages().damaged());
-      if (lists.most > 0 && !give_end(req, h, gpu->sixteenths(), lists, &its, &w)) return failure.note(req.store.pages().damaged());
-      w.counts.tokens_read += its.tokens, w.counts.summary_bytes += its.summary_bytes, w.counts.keys_scanned += its.keys_scanned;
+      if (lists.most > 0 && !give_end(req, h, gpu->sixteenths(), lists, &its, &w))
+        return failure.note(req.store.pages().damaged());
+      w.counts.tokens_read += its.tokens, w.counts.summary_bytes += its.summary_bytes,
+          w.counts.keys_scanned += its.keys_scanned;
     }
   });
   return std::move(failure).take();
 }
 
-// Takes the device's part off the end of what was chosen. One list of a head: those of single query heads the processor reads.
+// Takes the device's part off the end of what was chosen. One list of a head: those of single query
+// heads the CPU reads.
 bool Attention::give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
                          const HybridGpu::Lists& lists, Selection* choice, Worker* w) const {
   uint32_t count = 0;
   const std::size_t first = std::size_t{head} * lists.most;
   bool intact = true;
   const auto take = [&](Array<PageRef>& pages, Array<uint32_t>& numbers) {
-    for (std::size_t left = pages.size() * sixteenths / 16; left-- > 0; pages.pop_back(), numbers.pop_back()) {
+    for (std::size_t left = pages.size() * sixteenths / 16; left-- > 0;
+         pages.pop_back(), numbers.pop_back()) {
       if (count + shape_.page_quads() > lists.most) return;
       const PageRef& page = pages.back();
       for (uint32_t quad = 0; quad < shape_.page_quads(); ++quad) {
@@ -106,8 +123,9 @@ bool Attention::give_end(const AttentionRequest& req, uint32_t head, uint32_t si
 
 Status Attention::share_chosen(const AttentionRequest& req, HybridGpu* gpu) {
   const uint32_t heads = config_.kv_heads, group = config_.group();
-  const HybridGpu::Lists lists = req.tokens == 1 && gpu->sixteenths() > 0 ? gpu->lists() : HybridGpu::Lists();
-  if (Status s = choose_beside(req, lists, gpu); !s.ok() || req.cancel.fired()) return s;
+  const HybridGpu::Lists lists =
+      req.tokens == 1 && gpu->sixteenths() > 0 ? gpu->lists() : HybridGpu::Lists();
+  if (Status s = choose_hybrid(req, lists, gpu); !s.ok() || req.cancel.fired()) return s;
   if (lists.most > 0)
     if (Status s = gpu->give_lists(); !s.ok()) return s;
   for (uint32_t i = 0; i < heads * req.tokens; ++i) {
@@ -115,20 +133,28 @@ Status Attention::share_chosen(const AttentionRequest& req, HybridGpu* gpu) {
     for (uint32_t list = 0; list < choice.lists.size(); ++list) {
       const bool sampled = choice.sampled, by_row = choice.lists.size() > 1;
       const Array<uint32_t>& numbers =
-          sampled && choice.sample_numbers[list].size() > choice.page_numbers[list].size() ? choice.sample_numbers[list] : choice.page_numbers[list];
+          sampled && choice.sample_numbers[list].size() > choice.page_numbers[list].size()
+              ? choice.sample_numbers[list]
+              : choice.page_numbers[list];
       const auto parts = static_cast<uint32_t>(ceil_div(numbers.size(), part_entries));
       for (uint32_t p = 0; p < parts; ++p)
-        beside_parts_.push_back({i / req.tokens, i % req.tokens, by_row ? list : 0, by_row ? 1 : group, i, list, p == 0 ? 0 : numbers[numbers.size() * p / parts],
-                                 p + 1 == parts ? UINT32_MAX : numbers[numbers.size() * (p + 1) / parts]});
+        hybrid_parts_.push_back(
+            {i / req.tokens, i % req.tokens, by_row ? list : 0, by_row ? 1 : group, i, list,
+             p == 0 ? 0 : numbers[numbers.size() * p / parts],
+             p + 1 == parts ? UINT32_MAX : numbers[numbers.size() * (p + 1) / parts]});
     }
   }
   return {};
 }
 
-// Every page behind the sinks': the first ones are the processor's.
+// Every page behind the sinks': the first ones are the CPU's.
 Status Attention::share_all(const AttentionRequest& req, HybridGpu* gpu) {
-  const uint32_t heads = config_.kv_heads, sealed = req.store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
-  const uint32_t end = req.tokens > 1 ? pages : pages - static_cast<uint32_t>(uint64_t{pages} * gpu->sixteenths() / 16);  // of the processor's
+  const uint32_t heads = config_.kv_heads, sealed = req.store.pages().pages(),
+                 pages = sealed > 1 ? sealed - 1 : 0;
+  // of the CPU's
+  const uint32_t end =
+      req.tokens > 1 ? pages
+                     : pages - static_cast<uint32_t>(uint64_t{pages} * gpu->sixteenths() / 16);
   if (end < pages) {
     std::atomic<bool> intact{true};
     if (req.store.pages().mapped_bytes() > 0)
@@ -141,20 +167,23 @@ Status Attention::share_all(const AttentionRequest& req, HybridGpu* gpu) {
     if (Status s = gpu->give_pages(end + 1); !s.ok()) return s;
   }
   share_among_tasks(req.tokens, end);
-  counts_.tokens_read += uint64_t{req.tokens} * pages * shape_.page_tokens * heads, counts_.pages_touched += uint64_t{req.tokens} * pages * heads;
+  counts_.tokens_read += uint64_t{req.tokens} * pages * shape_.page_tokens * heads,
+      counts_.pages_touched += uint64_t{req.tokens} * pages * heads;
   return {};
 }
 
 // The first `pages` behind the sinks', all of them attended.
 void Attention::share_among_tasks(uint32_t n, uint32_t pages) {
-  const uint32_t part_pages = part_tokens_all / shape_.page_tokens, block_tokens = block_rows_ / config_.group();
+  const uint32_t part_pages = part_tokens_all / shape_.page_tokens,
+                 block_tokens = block_rows_ / config_.group();
   for (uint32_t h = 0; h < config_.kv_heads; ++h)
     for (uint32_t first = 0; first < n; first += block_tokens)
       for (uint32_t p = 0; p < pages; p += part_pages)
-        beside_parts_.push_back({h, first, 0, std::min(block_tokens, n - first) * config_.group(), 0, 0, p + 1, std::min(pages, p + part_pages) + 1});
+        hybrid_parts_.push_back({h, first, 0, std::min(block_tokens, n - first) * config_.group(),
+                                 0, 0, p + 1, std::min(pages, p + part_pages) + 1});
 }
 
-Status Attention::attend_pages_of(const AttentionRequest& req, const BesidePart& part,
+Status Attention::attend_pages_of(const AttentionRequest& req, const HybridPart& part,
                                   const QueryRows& rows, const AttentionState& state,
                                   Worker* w) const {
   w->pages.resize(part.end - part.begin);
@@ -166,22 +195,26 @@ Status Attention::attend_pages_of(const AttentionRequest& req, const BesidePart&
   return {};
 }
 
-Status Attention::attend_chosen(const AttentionRequest& req, const BesidePart& part,
+Status Attention::attend_chosen(const AttentionRequest& req, const HybridPart& part,
                                 const QueryRows& rows, const AttentionState (&states)[2],
                                 Worker* w) const {
   const Selection& choice = block_choices_[part.choice];
-  const auto take = [&](const Array<PageRef>& from, const Array<uint32_t>& of_pages, Array<PageRef>* to, Array<uint32_t>* numbers) {
-    const auto begin = std::lower_bound(of_pages.begin(), of_pages.end(), part.begin), end = std::lower_bound(begin, of_pages.end(), part.end);
+  const auto take = [&](const Array<PageRef>& from, const Array<uint32_t>& of_pages,
+                        Array<PageRef>* to, Array<uint32_t>* numbers) {
+    const auto begin = std::lower_bound(of_pages.begin(), of_pages.end(), part.begin),
+               end = std::lower_bound(begin, of_pages.end(), part.end);
     numbers->assign(begin, end);
     to->assign(from.begin() + (begin - of_pages.begin()), from.begin() + (end - of_pages.begin()));
   };
   Selection& its = w->selection;
   begin_selection(1, &its);
-  take(choice.lists[part.list], choice.page_numbers[part.list], &its.lists[0], &its.page_numbers[0]);
+  take(choice.lists[part.list], choice.page_numbers[part.list], &its.lists[0],
+       &its.page_numbers[0]);
   if (choice.sampled) {
     its.samples.resize(1), its.sample_numbers.resize(1);
     its.sampled = true;
-    take(choice.samples[part.list], choice.sample_numbers[part.list], &its.samples[0], &its.sample_numbers[0]);
+    take(choice.samples[part.list], choice.sample_numbers[part.list], &its.samples[0],
+         &its.sample_numbers[0]);
   }
   PageStore::Hold hold;
   if (Status s = fetch_choice(req, part.head, 0, &hold, w); !s.ok()) return s;
@@ -194,24 +227,30 @@ Status Attention::attend_chosen(const AttentionRequest& req, const BesidePart& p
 }
 
 // Of part i what stands for itself, and, behind it, samples.
-AttentionState Attention::beside_state(std::size_t i, uint32_t which, uint32_t rows) {
-  float* at = partials_.data() + (2 * i + which) * round_up(state_floats(block_rows_, shape_.dim), 16);
-  return {at, at + std::size_t{rows} * shape_.dim, at + std::size_t{rows} * shape_.dim + round_up(rows, 16)};
+AttentionState Attention::hybrid_state(std::size_t i, uint32_t which, uint32_t rows) {
+  float* at =
+      partials_.data() + (2 * i + which) * round_up(state_floats(block_rows_, shape_.dim), 16);
+  return {at, at + std::size_t{rows} * shape_.dim,
+          at + std::size_t{rows} * shape_.dim + round_up(rows, 16)};
 }
 
 Status Attention::attend_parts(const AttentionRequest& req, bool chosen) {
   const uint32_t group = config_.group(), dim = shape_.dim;
-  const std::size_t parts = beside_parts_.size();
-  partials_.resize(std::max(partials_.size(), 2 * parts * round_up(state_floats(block_rows_, dim), 16)));
+  const std::size_t parts = hybrid_parts_.size();
+  partials_.resize(
+      std::max(partials_.size(), 2 * parts * round_up(state_floats(block_rows_, dim), 16)));
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(parts), [&](uint32_t i, uint32_t worker) {
     if (req.cancel.fired()) return;
-    const BesidePart& part = beside_parts_[i];
+    const HybridPart& part = hybrid_parts_[i];
     Worker& w = workers_[worker];
     const uint32_t tokens = static_cast<uint32_t>(ceil_div(part.rows, group));
-    const QueryRows rows = row_of(gather(&w, req.q, part.first, tokens, 1, part.head, false), part.row, part.rows);
-    const AttentionState states[2] = {empty_state(beside_state(i, 0, part.rows).o, part.rows, dim), empty_state(beside_state(i, 1, part.rows).o, part.rows, dim)};
-    Status s = chosen ? attend_chosen(req, part, rows, states, &w) : attend_pages_of(req, part, rows, states[0], &w);
+    const QueryRows rows =
+        row_of(gather(&w, req.q, part.first, tokens, 1, part.head, false), part.row, part.rows);
+    const AttentionState states[2] = {empty_state(hybrid_state(i, 0, part.rows).o, part.rows, dim),
+                                      empty_state(hybrid_state(i, 1, part.rows).o, part.rows, dim)};
+    Status s = chosen ? attend_chosen(req, part, rows, states, &w)
+                      : attend_pages_of(req, part, rows, states[0], &w);
     if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
@@ -219,25 +258,30 @@ Status Attention::attend_parts(const AttentionRequest& req, bool chosen) {
 
 void Attention::merge_parts(uint32_t n, HybridGpu* gpu) {
   const uint32_t group = config_.group(), dim = shape_.dim;
-  const std::size_t parts = beside_parts_.size(), row_floats = dim + state_sums;
-  const auto row_at = [&](uint32_t head, uint32_t token, uint32_t row) { return gpu->states() + ((std::size_t{head} * n + token) * group + row) * row_floats; };
+  const std::size_t parts = hybrid_parts_.size(), row_floats = dim + state_sums;
+  const auto row_at = [&](uint32_t head, uint32_t token, uint32_t row) {
+    return gpu->states() + ((std::size_t{head} * n + token) * group + row) * row_floats;
+  };
   const auto put = [&](float* to, const float* o, float m, float l, float own) {
     o ? void(std::copy_n(o, dim, to)) : void(std::fill_n(to, dim, 0.0f));
     to[dim] = m, to[dim + 1] = l, to[dim + 2] = own;
   };
   for (uint32_t h = 0; h < config_.kv_heads; ++h)
-    for (uint32_t r = 0; r < n * group; ++r) put(row_at(h, 0, r), nullptr, -std::numeric_limits<float>::infinity(), 0, 0);
+    for (uint32_t r = 0; r < n * group; ++r)
+      put(row_at(h, 0, r), nullptr, -std::numeric_limits<float>::infinity(), 0, 0);
   for (std::size_t i = 0, end; i < parts; i = end) {
-    const BesidePart& part = beside_parts_[i];
-    const AttentionState read = beside_state(i, 0, part.rows), samples = beside_state(i, 1, part.rows);
-    for (end = i + 1; end < parts && beside_parts_[end].is_of_rows(part); ++end) {
-      kernels_.merge(read, beside_state(end, 0, part.rows), part.rows, dim);
-      kernels_.merge(samples, beside_state(end, 1, part.rows), part.rows, dim);
+    const HybridPart& part = hybrid_parts_[i];
+    const AttentionState read = hybrid_state(i, 0, part.rows),
+                         samples = hybrid_state(i, 1, part.rows);
+    for (end = i + 1; end < parts && hybrid_parts_[end].is_of_rows(part); ++end) {
+      kernels_.merge(read, hybrid_state(end, 0, part.rows), part.rows, dim);
+      kernels_.merge(samples, hybrid_state(end, 1, part.rows), part.rows, dim);
     }
     for (uint32_t r = 0; r < part.rows; ++r) {
       const float m = read.m[r], l = read.l[r];
       kernels_.merge(row_of(read, r, dim), row_of(samples, r, dim), 1, dim);
-      put(row_at(part.head, part.first, part.row + r), read.o + std::size_t{r} * dim, read.m[r], read.l[r], l > 0 ? l * std::exp(m - read.m[r]) : 0);
+      put(row_at(part.head, part.first, part.row + r), read.o + std::size_t{r} * dim, read.m[r],
+          read.l[r], l > 0 ? l * std::exp(m - read.m[r]) : 0);
     }
   }
 }
@@ -247,13 +291,14 @@ Status Attention::page_rate(uint32_t first_layer, uint32_t end_layer, AttentionR
   const KvStore& store = req.store;
   const uint32_t heads = config_.kv_heads, sealed = store.pages().pages();
   const uint32_t layers = end_layer - first_layer;
-  const std::size_t most = most_measured / layers / heads / page_bytes;
-  const auto pages = static_cast<uint32_t>(std::min<std::size_t>(sealed > 1 ? sealed - 1 : 0, most));
+  const std::size_t most = max_measured / layers / heads / page_bytes;
+  const auto pages =
+      static_cast<uint32_t>(std::min<std::size_t>(sealed > 1 ? sealed - 1 : 0, most));
   *rate = 0;
-  if (std::size_t{pages} * heads * page_bytes < least_measured) return {};
+  if (std::size_t{pages} * heads * page_bytes < min_measured) return {};
   const Array<float> q(config_.q_width(), 1.0f);
   req.q = q.data(), req.tokens = 1, req.selector = nullptr;
-  beside_parts_.clear();
+  hybrid_parts_.clear();
   share_among_tasks(1, pages);
   uint64_t took = 0;
   for (int time = 0; time < 2; ++time) {  // the first one verifies what was not verified before
@@ -262,8 +307,8 @@ Status Attention::page_rate(uint32_t first_layer, uint32_t end_layer, AttentionR
       RETURN_IF_ERROR(attend_parts(req, false));
     took = os::now_ns() - begin;
   }
-  const auto bytes = static_cast<double>(uint64_t{pages} * heads * layers *
-                                         (page_bytes + 4 * shape_.page_tokens));
+  const auto bytes =
+      static_cast<double>(uint64_t{pages} * heads * layers * (page_bytes + 4 * shape_.page_tokens));
   if (!req.cancel.fired()) *rate = bytes / static_cast<double>(std::max<uint64_t>(took, 1)) * 1e9;
   return {};
 }

@@ -23,9 +23,10 @@ struct AttentionRequest {
 
 // What a layer computes of a step's tokens, after RoPE.
 struct LayerRows {
-  const float *q, *k, *v;           // [tokens][heads or kv_heads][head_dim]
-  const float* lse = nullptr;       // [tokens][heads] ln of the sum of e^score, where it is known
-  const float* attended = nullptr;  // [..][heads][head_dim] attention's output, where it is asked for
+  const float *q, *k, *v;      // [tokens][heads or kv_heads][head_dim]
+  const float* lse = nullptr;  // [tokens][heads] ln of the sum of e^score, where it is known
+  // [..][heads][head_dim] attention's output, where it is asked for
+  const float* attended = nullptr;
 };
 
 }  // namespace kvasir

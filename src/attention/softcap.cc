@@ -1,10 +1,12 @@
-// Attention whose scores are capped, cap * tanh(score / cap), as Gemma 2 has it (arXiv 2408.00118, section 2). Kernels do not know it: scores of
-// pages come from the kernel, bit for bit those that strategies choose by, the rest is plain code.
+// Attention whose scores are capped, cap * tanh(score / cap), as Gemma 2 has it (arXiv 2408.00118,
+// section 2). Kernels do not know it: scores of pages come from the kernel, bit for bit those that
+// strategies choose by, the rest is plain code.
 //
-// Keys are stored less their head's mean key, which shifts all scores of a query alike. That is nothing to softmax, but something to tanh: the shift
-// is put back first.
+// Keys are stored less their head's mean key, which shifts all scores of a query alike. That is
+// nothing to softmax, but something to tanh: the shift is put back first.
 //
-// A row of tokens or a page of rows takes about a millisecond; cancel is looked at as often. What is half done then is meaningless anyway.
+// A row of tokens or a page of rows takes about a millisecond; cancel is looked at as often. What
+// is half done then is meaningless anyway.
 #include <cmath>
 
 #include "attention/worker.h"
@@ -13,8 +15,10 @@ namespace kvasir {
 
 namespace {
 
-// Adds tokens to one row's state: scores s, of which s[t] is as it is; values [n][dim]. bias: of the capped scores.
-void add_tokens(float cap, float shift, float bias, float* s, const float* v, uint32_t n, uint32_t dim, const AttentionState& state) {
+// Adds tokens to one row's state: scores s, of which s[t] is as it is; values [n][dim]. bias: of
+// the capped scores.
+void add_tokens(float cap, float shift, float bias, float* s, const float* v, uint32_t n,
+                uint32_t dim, const AttentionState& state) {
   float m = *state.m;
   for (uint32_t t = 0; t < n; ++t) {
     if (s[t] == -std::numeric_limits<float>::infinity()) continue;
@@ -36,9 +40,11 @@ void add_tokens(float cap, float shift, float bias, float* s, const float* v, ui
 // What centring took off a query's scores.
 float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float* q, uint32_t dim) {
   if (store.centre().empty()) return 0;
-  const float* centre = store.centre().data() + (std::size_t{layer} * store.shape().kv_heads + head) * dim;
+  const float* centre =
+      store.centre().data() + (std::size_t{layer} * store.shape().kv_heads + head) * dim;
   double sum = 0;
-  for (uint32_t d = 0; d < dim; ++d) sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
+  for (uint32_t d = 0; d < dim; ++d)
+    sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
   return static_cast<float>(sum);
 }
 
@@ -47,7 +53,9 @@ float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float*
 void Attention::attend_rows(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                             const RowsOfKeys& keys, float cap, const AttentionState& state,
                             Worker* w) const {
-  if (cap == 0) return kernels_.attend_rows(rows, keys.k, keys.v, keys.count, keys.limits, state, w->scratch.data());
+  if (cap == 0)
+    return kernels_.attend_rows(rows, keys.k, keys.v, keys.count, keys.limits, state,
+                                w->scratch.data());
   constexpr uint32_t together = 64;  // tokens
   const uint32_t dim = rows.dim;
   float s[together];
@@ -63,7 +71,8 @@ void Attention::attend_rows(const AttentionRequest& req, uint32_t head, const Qu
         for (uint32_t d = 0; d < dim; ++d) sum += q[d] * key[d];
         s[t] = sum;
       }
-      add_tokens(cap, shift, 0, s, keys.v + std::size_t{at} * dim, count, dim, row_of(state, r, dim));
+      add_tokens(cap, shift, 0, s, keys.v + std::size_t{at} * dim, count, dim,
+                 row_of(state, r, dim));
     }
   }
 }
@@ -71,22 +80,27 @@ void Attention::attend_rows(const AttentionRequest& req, uint32_t head, const Qu
 void Attention::attend_pages(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                              std::span<const PageRef> pages, float cap, const AttentionState& state,
                              Worker* w) const {
-  if (cap == 0) return kernels_.attend_pages(rows, pages.data(), static_cast<uint32_t>(pages.size()), state, w->scratch.data());
+  if (cap == 0)
+    return kernels_.attend_pages(rows, pages.data(), static_cast<uint32_t>(pages.size()), state,
+                                 w->scratch.data());
   const uint32_t dim = rows.dim, tokens = shape_.page_tokens;
-  const std::size_t scores = round_up(std::size_t{block_rows_} * tokens, 16);  // what follows stays aligned
+  // what follows stays aligned
+  const std::size_t scores = round_up(std::size_t{block_rows_} * tokens, 16);
   w->capped.resize(scores + 2 * std::size_t{tokens} * dim);
   float* const s = w->capped.data();
   float* const k = s + scores;
   float* const v = k + std::size_t{tokens} * dim;
   w->shifts.resize(block_rows_);
-  for (uint32_t r = 0; r < rows.rows; ++r) w->shifts[r] = shift_of(req.store, req.layer, head, rows.f32 + std::size_t{r} * dim, dim);
+  for (uint32_t r = 0; r < rows.rows; ++r)
+    w->shifts[r] = shift_of(req.store, req.layer, head, rows.f32 + std::size_t{r} * dim, dim);
   for (std::size_t p = 0; p < pages.size() && !req.cancel.fired(); ++p) {
     PageRef page = pages[p];
     page.bias = 0;
     kernels_.score_tokens(rows, &page, 1, s, tokens, w->scratch.data());
     kernels_.unseal_page(shape_, pages[p].data, pages[p].scales, k, v);
     for (uint32_t r = 0; r < rows.rows; ++r)
-      add_tokens(cap, w->shifts[r], pages[p].bias, s + std::size_t{r} * tokens, v, tokens, dim, row_of(state, r, dim));
+      add_tokens(cap, w->shifts[r], pages[p].bias, s + std::size_t{r} * tokens, v, tokens, dim,
+                 row_of(state, r, dim));
   }
 }
 

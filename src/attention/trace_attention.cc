@@ -1,5 +1,6 @@
-// What the last token of a step attends of a document, for Trace. What was read is scored once more: pages by the kernel by whose scores they were
-// weighed, sinks and window, a few dozen tokens, in plain code. A sample counts for itself, not for what it stands for.
+// What the last token of a step attends of a document, for Trace. What was read is scored once
+// more: pages by the kernel by whose scores they were weighed, sinks and window, a few dozen
+// tokens, in plain code. A sample counts for itself, not for what it stands for.
 #include "attention/worker.h"
 
 namespace kvasir {
@@ -27,17 +28,21 @@ void Attention::trace_near(const AttentionRequest& req, uint32_t head, const Que
     if (end <= first) return;
     w->traced.resize(end - first);
     for (uint32_t r = 0; r < rows.rows; ++r) {
-      for (uint64_t t = first; t < end; ++t) w->traced[t - first] = dot(rows.f32 + std::size_t{r} * rows.dim, k + (t - first) * rows.dim, rows.dim);
+      for (uint64_t t = first; t < end; ++t)
+        w->traced[t - first] =
+            dot(rows.f32 + std::size_t{r} * rows.dim, k + (t - first) * rows.dim, rows.dim);
       trace_->add(first_head + r, first, w->traced, bases[r]);
     }
   };
-  if (req.store.sink_count() > 0) add(req.store.sinks(req.layer, head).k, 0, req.store.sink_count());
-  add(req.store.window(req.layer, head).k, req.store.sealed_tokens(), req.store.tokens() + token + 1);
+  if (req.store.sink_count() > 0)
+    add(req.store.sinks(req.layer, head).k, 0, req.store.sink_count());
+  add(req.store.window(req.layer, head).k, req.store.sealed_tokens(),
+      req.store.tokens() + token + 1);
 }
 
 // What was read of a page by query heads of a group, from `row` on. bases: [rows].
-void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page, uint32_t number, const float* bases,
-                           Worker* w) const {
+void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page,
+                           uint32_t number, const float* bases, Worker* w) const {
   const uint32_t tokens = shape_.page_tokens;
   const uint64_t first = uint64_t{number} * tokens;
   if (first >= trace_->document()) return;
@@ -45,21 +50,25 @@ void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, P
   page.bias = 0;
   kernels_.score_tokens(rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
   for (uint32_t r = 0; r < rows.rows; ++r)
-    trace_->add(head * config_.group() + row + r, first, std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);
+    trace_->add(head * config_.group() + row + r, first,
+                std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);
 }
 
 // After exact(), which has left all pages in page_lists_. lse: [n][heads].
 void Attention::trace_exact(const AttentionRequest& req, const float* lse) {
   const uint32_t heads = config_.kv_heads, pages = static_cast<uint32_t>(page_lists_[0].size());
-  const uint32_t part_pages = part_tokens / shape_.page_tokens, parts = std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages)));
+  const uint32_t part_pages = part_tokens / shape_.page_tokens,
+                 parts = std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages)));
   pool_->run(heads * parts, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, part = task / heads, end = std::min(pages, (part + 1) * part_pages);
+    const uint32_t h = task % heads, part = task / heads,
+                   end = std::min(pages, (part + 1) * part_pages);
     const QueryRows rows = gather(&w, req.q, req.tokens - 1, 1, 1, h, false);
     const float* bases = lse + std::size_t{req.tokens - 1} * config_.heads + h * config_.group();
     if (part == 0) trace_near(req, h, rows, req.tokens - 1, bases, &w);
-    for (uint32_t p = part * part_pages; p < end; ++p) trace_page(h, 0, rows, page_lists_[h][p], p + 1, bases, &w);
+    for (uint32_t p = part * part_pages; p < end; ++p)
+      trace_page(h, 0, rows, page_lists_[h][p], p + 1, bases, &w);
   });
 }
 

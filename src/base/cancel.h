@@ -1,4 +1,5 @@
-// A flag that stops a long call. Firing is one lock-free store: any thread and any signal handler may do it.
+// A flag that stops a long call. Firing is one lock-free store: any thread and any signal handler
+// may do it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,8 @@ class Cancel {
   std::atomic<bool> fired_{false};
 };
 
-// One look at a token that stays true: work that was skipped because of it must not be mistaken for done when the token is reset meanwhile.
+// One look at a token that stays true: work that was skipped because of it must not be mistaken for
+// done when the token is reset meanwhile.
 class CancelLatch {
  public:
   explicit CancelLatch(const Cancel* cancel) : cancel_(cancel) {}

@@ -23,6 +23,8 @@ void RunningChecksum::add(const void* data, std::size_t size) noexcept {
   XXH3_64bits_update(std::launder(reinterpret_cast<XXH3_state_t*>(state_)), data, size);
 }
 
-uint64_t RunningChecksum::value() const noexcept { return XXH3_64bits_digest(std::launder(reinterpret_cast<const XXH3_state_t*>(state_))); }
+uint64_t RunningChecksum::value() const noexcept {
+  return XXH3_64bits_digest(std::launder(reinterpret_cast<const XXH3_state_t*>(state_)));
+}
 
 }  // namespace kvasir

@@ -8,8 +8,9 @@
 
 namespace kvasir {
 
-// Every magnitude is less than `limit` > 0; a NaN's is not. By bits, whose order is that of magnitudes: differences of integers, of which none may be
-// negative, are found many at a time by any processor, a search for the first float that fails is not.
+// Every magnitude is less than `limit` > 0; a NaN's is not. By bits, whose order is that of
+// magnitudes: differences of integers, of which none may be negative, are found many at a time by
+// any processor, a search for the first float that fails is not.
 inline bool all_below(std::span<const float> values, float limit) {
   const uint32_t largest = std::bit_cast<uint32_t>(limit) - 1;
   uint32_t over = 0;
@@ -17,6 +18,8 @@ inline bool all_below(std::span<const float> values, float limit) {
   return over >> 31 == 0;
 }
 
-inline bool all_finite(std::span<const float> values) { return all_below(values, std::numeric_limits<float>::infinity()); }
+inline bool all_finite(std::span<const float> values) {
+  return all_below(values, std::numeric_limits<float>::infinity());
+}
 
 }  // namespace kvasir

@@ -4,11 +4,13 @@
 
 #include <cstring>
 
-// Sanitizers watch the blocks of operator new; those of mimalloc would hide what is wrong with the arrays in them.
+// Sanitizers watch the blocks of operator new; those of mimalloc would hide what is wrong with the
+// arrays in them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KVASIR_WATCHED_BLOCKS 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 #define KVASIR_WATCHED_BLOCKS 1
 #endif
 #endif
@@ -19,7 +21,9 @@ constexpr std::size_t alignment = 64;  // a cache line, and the widest vector re
 
 constexpr std::size_t page = 4096;
 
-static std::size_t whole_pages(std::size_t size) noexcept { return size > SIZE_MAX - page ? SIZE_MAX : (size + page - 1) / page * page; }
+static std::size_t whole_pages(std::size_t size) noexcept {
+  return size > SIZE_MAX - page ? SIZE_MAX : (size + page - 1) / page * page;
+}
 
 std::atomic<AllocationFault> allocation_fault{nullptr};
 
@@ -31,7 +35,8 @@ static bool must_fail(std::size_t size) noexcept {
 #ifdef KVASIR_WATCHED_BLOCKS
 
 void* allocate(std::size_t size) noexcept {
-  return must_fail(size) ? nullptr : ::operator new(size, std::align_val_t{alignment}, std::nothrow);
+  return must_fail(size) ? nullptr
+                         : ::operator new (size, std::align_val_t{alignment}, std::nothrow);
 }
 
 void* allocate_zeroed(std::size_t size) noexcept {
@@ -39,10 +44,12 @@ void* allocate_zeroed(std::size_t size) noexcept {
   return p ? std::memset(p, 0, size) : nullptr;
 }
 
-void deallocate(void* p) noexcept { ::operator delete(p, std::align_val_t{alignment}); }
+void deallocate(void* p) noexcept { ::operator delete (p, std::align_val_t{alignment}); }
 
 void* allocate_pages(std::size_t size) noexcept {
-  return must_fail(size) ? nullptr : ::operator new(whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
+  return must_fail(size)
+             ? nullptr
+             : ::operator new (whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
 }
 
 void* allocate_zeroed_pages(std::size_t size) noexcept {
@@ -50,7 +57,7 @@ void* allocate_zeroed_pages(std::size_t size) noexcept {
   return p ? std::memset(p, 0, size) : nullptr;
 }
 
-void deallocate_pages(void* p) noexcept { ::operator delete(p, std::align_val_t{page}); }
+void deallocate_pages(void* p) noexcept { ::operator delete (p, std::align_val_t{page}); }
 
 #else
 
@@ -64,8 +71,12 @@ void* allocate_zeroed(std::size_t size) noexcept {
 
 void deallocate(void* p) noexcept { mi_free(p); }
 
-void* allocate_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_malloc_aligned(whole_pages(size ? size : 1), page); }
-void* allocate_zeroed_pages(std::size_t size) noexcept { return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page); }
+void* allocate_pages(std::size_t size) noexcept {
+  return must_fail(size) ? nullptr : mi_malloc_aligned(whole_pages(size ? size : 1), page);
+}
+void* allocate_zeroed_pages(std::size_t size) noexcept {
+  return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page);
+}
 
 void deallocate_pages(void* p) noexcept { mi_free(p); }
 

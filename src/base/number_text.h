@@ -1,4 +1,5 @@
-// Fractions as text. printf and streams write them as the host's locale wants, perhaps with a comma, which JSON does not take.
+// Fractions as text. printf and streams write them as the host's locale wants, perhaps with a
+// comma, which JSON does not take.
 #pragma once
 
 namespace kvasir {

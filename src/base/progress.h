@@ -1,5 +1,5 @@
-// How a long call tells its caller how far it is: at most ten calls a second, plus the first and the last.
-// All of it happens on the calling thread.
+// How a long call tells its caller how far it is: at most ten calls a second, plus the first and
+// the last. All of it happens on the calling thread.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,9 @@
 
 namespace kvasir {
 
-// Writes `text` so to `out`, with a zero at its end, in at most `capacity` bytes (at least 32). What
-// does not fit is left out of the middle, where "..." stands for it: a message keeps its subject
-// and its reason.
+// Writes `text` so to `out`, with a zero at its end, in at most `capacity` bytes (at least 32).
+// What does not fit is left out of the middle, where "..." stands for it: a message keeps its
+// subject and its reason.
 void quote(std::string_view text, char* out, std::size_t capacity) noexcept;
 
 // The same, but what does not fit is cut from the end, where `gap` stands for it.

@@ -1,4 +1,5 @@
-// Numbers that tell one content from another: who has made a copy knows by them whether it is still what the original is.
+// Numbers that tell one content from another: who has made a copy knows by them whether it is still
+// what the original is.
 #pragma once
 
 #include <atomic>

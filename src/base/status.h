@@ -1,8 +1,8 @@
 // Errors travel through the library as values of this type.
 //
 // A Status is one pointer wide when it is good. A failed one carries a code, the operating system's
-// errno, a file offset and a one-line message that names its subject and says what stayed unchanged.
-// Building one never throws: if even the message cannot be allocated, the code survives.
+// errno, a file offset and a one-line message that names its subject and says what stayed
+// unchanged. Building one never throws: if even the message cannot be allocated, the code survives.
 // std::bad_alloc is the one exception that crosses layers; src/api turns it into KV_NO_MEMORY.
 #pragma once
 
@@ -54,7 +54,7 @@ class [[nodiscard]] Status {
   bool ok() const noexcept { return code_ == Code::ok; }
   Code code() const noexcept { return code_; }
   int sys_errno() const noexcept;
-  uint64_t offset() const noexcept;     // UINT64_MAX when there is none
+  uint64_t offset() const noexcept;      // UINT64_MAX when there is none
   const char* message() const noexcept;  // "" when good; never null
 
  private:
@@ -72,8 +72,8 @@ class [[nodiscard]] Status {
 // Returns from the caller's function where a Status is an error.
 #define KVASIR_CONCAT_(a, b) a##b
 #define KVASIR_CONCAT(a, b) KVASIR_CONCAT_(a, b)
-#define RETURN_IF_ERROR(expression)                                                    \
-  do {                                                                                 \
-    ::kvasir::Status KVASIR_CONCAT(status_, __LINE__) = (expression);                  \
+#define RETURN_IF_ERROR(expression)                                                      \
+  do {                                                                                   \
+    ::kvasir::Status KVASIR_CONCAT(status_, __LINE__) = (expression);                    \
     if (!KVASIR_CONCAT(status_, __LINE__).ok()) return KVASIR_CONCAT(status_, __LINE__); \
   } while (false)

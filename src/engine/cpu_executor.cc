@@ -11,13 +11,16 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t tasks_per_thread = 4;  // of a matrix product: threads that start late still find work
-constexpr uint32_t rows_together = 16;    // activations normalised or rotated by one task
+// of a matrix product: threads that start late still find work
+constexpr uint32_t tasks_per_thread = 4;
+constexpr uint32_t rows_together = 16;  // activations normalised or rotated by one task
 
-// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are computed together), which takes
-// 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code, measured on Zen 5 with Q4_0.
+// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are
+// computed together), which takes 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code,
+// measured on Zen 5 with Q4_0.
 constexpr uint64_t task_products = uint64_t{1} << 25;
-constexpr uint32_t task_inputs = 512;  // a block of inputs; more than eight, as matmul then rounds the same whatever the block
+// a block of inputs; more than eight, as matmul then rounds the same whatever the block
+constexpr uint32_t task_inputs = 512;
 
 class CpuExecutor final : public LayerExecutor {
  public:
@@ -54,26 +57,23 @@ class CpuExecutor final : public LayerExecutor {
   // Of the step.
   const StepContext* step_ = nullptr;
   const CancelLatch* cancel_ = nullptr;
-  uint32_t n_ = 0;                 // tokens
+  uint32_t n_ = 0;  // tokens
 
-  uint32_t capacity_ = 0;          // tokens that the workspace holds
-  Buffer<float> h_;                // [n][width] the residual stream, normalised
-  Buffer<float> q_, k_, v_, a_;    // [n][heads or kv_heads][head_dim]; a: attention's output
-  Buffer<float> gate_, up_;        // [n][feed_forward]
-  Buffer<int8_t> quants_;          // [n][widest input]
-  Buffer<float> scales_;           // [n][widest input / 32]
-  Buffer<int16_t> sums_;           // [n][widest input / 16]
-  Array<std::byte> scratch_;       // [threads][scratch of the largest matrix]
-  std::size_t scratch_size_ = 0;   // of one thread
+  uint32_t capacity_ = 0;         // tokens that the workspace holds
+  Buffer<float> h_;               // [n][width] the residual stream, normalised
+  Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
+  Buffer<float> gate_, up_;       // [n][feed_forward]
+  Buffer<int8_t> quants_;         // [n][widest input]
+  Buffer<float> scales_;          // [n][widest input / 32]
+  Buffer<int16_t> sums_;          // [n][widest input / 16]
+  Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
+  std::size_t scratch_size_ = 0;  // of one thread
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
                          ThreadPool* pool)
-    : LayerExecutor(first_layer, model.config().layers),
-      model_(model),
-      kernels_(cpu_kernels()),
-      attention_(attention),
-      pool_(pool) {
+    : LayerExecutor(first_layer, model.config().layers), model_(model), kernels_(cpu_kernels()),
+      attention_(attention), pool_(pool) {
   const Weights& weights = model.weights();
   const auto consider = [&](const Linear& linear) {
     const std::size_t size = kernels_.matmul_scratch(linear.w.type, linear.w.cols);
@@ -81,7 +81,8 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   };
   for (uint32_t l = first_layer; l < end_layer(); ++l) {
     const LayerWeights& w = weights.layers[l];
-    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) consider(*linear);
+    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+      consider(*linear);
   }
   consider(weights.output);
   scratch_.resize(scratch_size_ * pool->threads());
@@ -145,7 +146,8 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
   const ModelConfig& c = model_.config();
   std::atomic<bool> good{true};
   const auto check = [&](const float* x, std::size_t at, uint32_t count, std::size_t cols) {
-    if (!all_below({x + at * cols, count * cols}, too_large)) good.store(false, std::memory_order_relaxed);
+    if (!all_below({x + at * cols, count * cols}, too_large))
+      good.store(false, std::memory_order_relaxed);
   };
   by_rows(n_, [&](std::size_t at, uint32_t count) {
     check(q_.get(), at, count, c.q_width());
@@ -173,7 +175,8 @@ void CpuExecutor::by_rows(uint32_t n, F&& f) {
 void CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n, float* y) {
   const auto cols = static_cast<uint32_t>(weight.size());
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.rms_norm(x + first * cols, weight.data(), model_.config().rms_epsilon, count, cols, y + first * cols);
+    kernels_.rms_norm(x + first * cols, weight.data(), model_.config().rms_epsilon, count, cols,
+                      y + first * cols);
   });
 }
 
@@ -184,36 +187,50 @@ void CpuExecutor::rotate(float* x, uint32_t n, uint32_t heads, const Array<float
   by_rows(n, [&](std::size_t first, uint32_t count) {
     for (std::size_t t = first; t < first + count; ++t) {
       float* row = x + t * heads * c.head_dim;
-      if (!head_norm.empty()) kernels_.rms_norm(row, head_norm.data(), c.rms_epsilon, heads, c.head_dim, row);
-      kernels_.rope(row, heads, c.head_dim, 2 * half, step_->cos + t * half, step_->sin + t * half, c.rope.neox);
+      if (!head_norm.empty())
+        kernels_.rms_norm(row, head_norm.data(), c.rms_epsilon, heads, c.head_dim, row);
+      kernels_.rope(row, heads, c.head_dim, 2 * half, step_->cos + t * half, step_->sin + t * half,
+                    c.rope.neox);
     }
   });
 }
 
 void CpuExecutor::add(float* x, const float* y, uint32_t n) {
   const std::size_t cols = model_.config().width;
-  by_rows(n, [&](std::size_t first, uint32_t count) { kernels_.add(x + first * cols, y + first * cols, count * cols); });
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    kernels_.add(x + first * cols, y + first * cols, count * cols);
+  });
 }
 
 void CpuExecutor::gate(float* gate, const float* up, uint32_t n) {
   const std::size_t cols = model_.config().feed_forward;
-  by_rows(n, [&](std::size_t first, uint32_t count) { kernels_.swiglu(gate + first * cols, up + first * cols, count * cols); });
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    kernels_.swiglu(gate + first * cols, up + first * cols, count * cols);
+  });
 }
 
 void CpuExecutor::quantize(const float* x, uint32_t n, uint32_t cols) {
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.quantize(x + first * cols, count, cols, quants_.get() + first * cols, scales_.get() + first * (cols / 32),
-                      sums_.get() + first * (cols / 16));
+    kernels_.quantize(x + first * cols, count, cols, quants_.get() + first * cols,
+                      scales_.get() + first * (cols / 32), sums_.get() + first * (cols / 16));
   });
 }
 
 static Activations block_of(const Activations& x, std::size_t first, uint32_t count) {
-  return {count, x.cols, x.f32 + first * x.cols, x.q + first * x.cols, x.scale + first * (x.cols / 32), x.sums + first * (x.cols / 16)};
+  return {count,
+          x.cols,
+          x.f32 + first * x.cols,
+          x.q + first * x.cols,
+          x.scale + first * (x.cols / 32),
+          x.sums + first * (x.cols / 16)};
 }
 
 // y = W x + b for matrices that share their input, in one parallel loop over all their rows.
-void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products) {
-  const auto is_float = [](const Product& p) { return tensor_type_info(p.linear->w.type)->block_elements == 1; };
+void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
+                           std::initializer_list<Product> products) {
+  const auto is_float = [](const Product& p) {
+    return tensor_type_info(p.linear->w.type)->block_elements == 1;
+  };
   if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
   const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get()};
 
@@ -222,20 +239,26 @@ void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols, std::initi
   const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
   const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
   const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
-  const auto per_task = static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
+  const auto per_task =
+      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
   uint32_t tasks = 0;
-  for (const Product& p : products) tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
+  for (const Product& p : products)
+    tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
 
   pool_->run(tasks * blocks, [&](uint32_t task, uint32_t worker) {
     if (cancel_->fired()) return;
-    const uint32_t block = task % blocks, first = block * task_inputs, count = block + 1 == blocks ? n - first : task_inputs;
+    const uint32_t block = task % blocks, first = block * task_inputs,
+                   count = block + 1 == blocks ? n - first : task_inputs;
     task /= blocks;
     const Product* p = products.begin();
-    for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task))); ++p) task -= own;
+    for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task)));
+         ++p)
+      task -= own;
     const WeightView& w = p->linear->w;
     const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
     float* y = p->y + std::size_t{first} * w.rows;
-    kernels_.matmul(w, block_of(input, first, count), y, w.rows, begin, end, scratch_.data() + worker * scratch_size_);
+    kernels_.matmul(w, block_of(input, first, count), y, w.rows, begin, end,
+                    scratch_.data() + worker * scratch_size_);
     if (p->linear->bias.empty()) return;
     for (uint32_t i = 0; i < count; ++i, y += w.rows)
       for (uint32_t r = begin; r < end; ++r) y[r] += p->linear->bias[r];
@@ -272,11 +295,12 @@ std::unique_ptr<LayerExecutor> make_cpu_executor(const Model& model, uint32_t fi
 }
 
 Status not_a_number(const std::string& where) {
-  return Status::error(Code::corrupt,
-                       "%s made NaN or infinity: the model's file, or the cache that was loaded, is "
-                       "damaged; compare it with its source or fetch it again; the sequence is as "
-                       "it was before the chunk",
-                       where.c_str());
+  return Status::error(
+      Code::corrupt,
+      "%s made NaN or infinity: the model's file, or the cache that was loaded, is "
+      "damaged; compare it with its source or fetch it again; the sequence is as "
+      "it was before the chunk",
+      where.c_str());
 }
 
 }  // namespace kvasir

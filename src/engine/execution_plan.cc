@@ -14,16 +14,19 @@ std::vector<Segment> segments_of(const SegmentFacts& f) {
   if (!f.has_pages) return out;
   const SegmentKind pages = f.chosen ? SegmentKind::chosen_pages : SegmentKind::all_pages;
   switch (f.attention) {
-    case AttentionMode::cpu: out.push_back({pages, host_pages, on_cpu}); break;
-    case AttentionMode::gpu_prefill: out.push_back({pages, Place::gpu_copy, f.executor}); break;
+    case AttentionMode::cpu:
+      out.push_back({pages, host_pages, on_cpu});
+      break;
+    case AttentionMode::gpu_prefill:
+      out.push_back({pages, Place::gpu_copy, f.executor});
+      break;
     case AttentionMode::gpu_selective:
       out.push_back({pages, f.staged ? Place::staging : Place::pinned_host, f.executor});
       break;
     case AttentionMode::co_execution:
       if (f.gpu_sixteenths > 0)
         out.push_back({pages, Place::pinned_host, f.executor, f.gpu_sixteenths});
-      if (f.gpu_sixteenths < 16)
-        out.push_back({pages, host_pages, on_cpu, 16 - f.gpu_sixteenths});
+      if (f.gpu_sixteenths < 16) out.push_back({pages, host_pages, on_cpu, 16 - f.gpu_sixteenths});
       break;
   }
   return out;
@@ -31,22 +34,32 @@ std::vector<Segment> segments_of(const SegmentFacts& f) {
 
 static const char* name_of(SegmentKind kind) {
   switch (kind) {
-    case SegmentKind::sinks: return "sinks";
-    case SegmentKind::window: return "window";
-    case SegmentKind::step: return "step";
-    case SegmentKind::all_pages: return "all pages";
-    case SegmentKind::chosen_pages: return "chosen pages";
+    case SegmentKind::sinks:
+      return "sinks";
+    case SegmentKind::window:
+      return "window";
+    case SegmentKind::step:
+      return "step";
+    case SegmentKind::all_pages:
+      return "all pages";
+    case SegmentKind::chosen_pages:
+      return "chosen pages";
   }
   return "";
 }
 
 static const char* name_of(Place place) {
   switch (place) {
-    case Place::host: return "host memory";
-    case Place::mapped_file: return "mapped file";
-    case Place::pinned_host: return "pinned host memory";
-    case Place::gpu_copy: return "GPU copy";
-    case Place::staging: return "staging buffer";
+    case Place::host:
+      return "host memory";
+    case Place::mapped_file:
+      return "mapped file";
+    case Place::pinned_host:
+      return "pinned host memory";
+    case Place::gpu_copy:
+      return "GPU copy";
+    case Place::staging:
+      return "staging buffer";
   }
   return "";
 }

@@ -29,8 +29,9 @@ enum class Place : uint8_t { host, mapped_file, pinned_host, gpu_copy, staging }
 enum class AttentionMode : uint8_t {
   cpu,            // the CPU attends every segment
   gpu_selective,  // the GPU chooses by its sketch and attends every segment
-  co_execution,   // the GPU attends sinks, window and a share of the pages; the CPU attends the rest
-  gpu_prefill,    // the GPU attends everything, over its copy of the pages
+  // the GPU attends sinks, window and a share of the pages; the CPU attends the rest
+  co_execution,
+  gpu_prefill,  // the GPU attends everything, over its copy of the pages
 };
 
 constexpr int on_cpu = -1;  // an executor: this, or a GPU's number in Model::device_weights()
@@ -58,10 +59,10 @@ struct LayerRun {
 struct SegmentFacts {
   AttentionMode attention = AttentionMode::cpu;
   int executor = on_cpu;
-  bool chosen = false;        // a strategy chooses pages
-  bool has_pages = false;     // there are sealed pages
-  bool mapped = false;        // pages are in a mapped file
-  bool staged = false;        // the GPU does not read pages from pinned host memory
+  bool chosen = false;          // a strategy chooses pages
+  bool has_pages = false;       // there are sealed pages
+  bool mapped = false;          // pages are in a mapped file
+  bool staged = false;          // the GPU does not read pages from pinned host memory
   uint32_t gpu_sixteenths = 0;  // co-execution: the GPU's share of the pages
 };
 std::vector<Segment> segments_of(const SegmentFacts& facts);

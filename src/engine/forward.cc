@@ -41,7 +41,8 @@ Status Forward::create(std::shared_ptr<const Model> model, ThreadPool* pool,
 }
 
 Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
-    : model_(std::move(model)), pool_(pool), host_(model_->config(), model_->store_shape().page, pool) {}
+    : model_(std::move(model)), pool_(pool),
+      host_(model_->config(), model_->store_shape().page, pool) {}
 
 Status Forward::run(const ForwardStep& step, KvStore* store) {
   const CancelLatch cancel(step.cancel);
@@ -63,7 +64,9 @@ Status Forward::run_layers(const StepContext& c) {
   for (const auto& executor : executors_) {
     struct Abandon {  // unless the executor has ended
       LayerExecutor* executor;
-      ~Abandon() { if (executor) executor->abandon(); }
+      ~Abandon() {
+        if (executor) executor->abandon();
+      }
     } unless_ended{executor.get()};
     RETURN_IF_ERROR(executor->begin(c));
     for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
@@ -89,7 +92,7 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
   if (c.gpus == 0 || step.trace) return {GpuWork::none, why};
   if (!chooses && !step.memory && n > 1) return {GpuWork::prefill, Fallback::none};
-  const bool few = n <= KvMirror::most_tokens && (chooses || n == 1);
+  const bool few = n <= KvMirror::max_tokens && (chooses || n == 1);
   if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)
     return {GpuWork::decode, Fallback::none};
   return {GpuWork::none, why};
@@ -107,8 +110,8 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
   step.tokens = {&any, 1};  // a step of an answer
   const CancelLatch cancel(step.cancel);
   const std::size_t gpus = model_->device_weights().size();
-  const StepContext c{step, cancel, *store, pool_, nullptr, nullptr, nullptr,
-                      static_cast<uint32_t>(gpus)};
+  const StepContext c{step,    cancel,  *store,  pool_,
+                      nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
   const auto stopped = [] {
     return Status::error(Code::cancelled, "stopped by the progress callback");
   };

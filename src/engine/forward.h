@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "backend/thread_pool.h"
 #include "base/memory.h"
 #include "base/progress.h"
 #include "base/status.h"
-#include "compute/thread_pool.h"
 #include "engine/execution_plan.h"
 #include "engine/host_attention.h"
 #include "engine/layer_executor.h"

@@ -4,23 +4,20 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/parallel_chunks.h"
 #include "base/checked.h"
-#include "compute/pieces.h"
 
 namespace kvasir {
 
 GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      config_(model.config()),
-      size_(widths_of(config_, model.rope().dim())),
-      number_(number),
+      config_(model.config()), size_(widths_of(config_, model.rope().dim())), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
-      device_(weights_.device()),
-      ops_(device_->kernels()),
-      host_(attention),
+      device_(weights_.device()), ops_(device_->kernels()), host_(attention),
       graphs_(ops_, 3 * std::size_t{layers()} + 3),
-      selective_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(), layers()),
+      selective_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(),
+                 layers()),
       hybrid_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(), layers()),
       prefill_attention_(device_, config_, model.store_shape(), first_layer(), layers()) {}
 
@@ -42,9 +39,15 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   pool_threads_ = c.pool->threads();
   Fallback why = request.why;
   switch (request.gpu) {
-    case HostAttention::GpuWork::none: trim(); break;
-    case HostAttention::GpuWork::prefill: RETURN_IF_ERROR(plan_prefill(c, &why)); break;
-    case HostAttention::GpuWork::decode: RETURN_IF_ERROR(plan_decode(c, &why)); break;
+    case HostAttention::GpuWork::none:
+      trim();
+      break;
+    case HostAttention::GpuWork::prefill:
+      RETURN_IF_ERROR(plan_prefill(c, &why));
+      break;
+    case HostAttention::GpuWork::decode:
+      RETURN_IF_ERROR(plan_decode(c, &why));
+      break;
   }
   const bool hybrid = mode_ == AttentionMode::co_execution;
   run->attention = mode_;
@@ -100,7 +103,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   const bool by_host = x + 2 * half <= prefill_host_room_;  // large; the buffer is unused so far
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     if (by_host) {
-      copy_by_pieces(from, n, prefill_host_.get() + at, c.pool);
+      parallel_copy(from, n, prefill_host_.get() + at, c.pool);
       from = prefill_host_.get() + at;
     }
     enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
@@ -110,8 +113,10 @@ Status GpuExecutor::begin(const StepContext& c) {
   upload(work_.sin, c.sin, half, x + half);
   if (!by_host) RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
-    case AttentionMode::cpu: return resize_host(n_);
-    case AttentionMode::gpu_prefill: return {};
+    case AttentionMode::cpu:
+      return resize_host(n_);
+    case AttentionMode::gpu_prefill:
+      return {};
     case AttentionMode::gpu_selective:
       RETURN_IF_ERROR(prepare_output());
       selective_.begin();
@@ -127,8 +132,10 @@ Status GpuExecutor::begin(const StepContext& c) {
 
 Status GpuExecutor::project(uint32_t layer) {
   switch (mode_) {
-    case AttentionMode::cpu: return project_for_cpu(layer);
-    case AttentionMode::co_execution: return project_hybrid(layer);
+    case AttentionMode::cpu:
+      return project_for_cpu(layer);
+    case AttentionMode::co_execution:
+      return project_hybrid(layer);
     case AttentionMode::gpu_selective:
       if (!replays_) enqueue_attended(layer);
       return {};
@@ -142,10 +149,14 @@ Status GpuExecutor::project(uint32_t layer) {
 
 Status GpuExecutor::attend(uint32_t layer) {
   switch (mode_) {
-    case AttentionMode::cpu: return attend_on_cpu(layer);
-    case AttentionMode::gpu_selective: return attend_selective(layer);
-    case AttentionMode::co_execution: return attend_hybrid(layer);
-    case AttentionMode::gpu_prefill: return attend_prefill(layer);
+    case AttentionMode::cpu:
+      return attend_on_cpu(layer);
+    case AttentionMode::gpu_selective:
+      return attend_selective(layer);
+    case AttentionMode::co_execution:
+      return attend_hybrid(layer);
+    case AttentionMode::gpu_prefill:
+      return attend_prefill(layer);
   }
   return {};
 }
@@ -153,10 +164,18 @@ Status GpuExecutor::attend(uint32_t layer) {
 Status GpuExecutor::end() {
   Status s;
   switch (mode_) {
-    case AttentionMode::cpu: s = end_on_cpu(); break;
-    case AttentionMode::gpu_selective: s = end_selective(); break;
-    case AttentionMode::co_execution: s = end_hybrid(); break;
-    case AttentionMode::gpu_prefill: s = end_prefill(); break;
+    case AttentionMode::cpu:
+      s = end_on_cpu();
+      break;
+    case AttentionMode::gpu_selective:
+      s = end_selective();
+      break;
+    case AttentionMode::co_execution:
+      s = end_hybrid();
+      break;
+    case AttentionMode::gpu_prefill:
+      s = end_prefill();
+      break;
   }
   if (!s.ok() || step_->cancel.fired()) return s;
   if (weights_.has_output()) return {};
@@ -176,10 +195,17 @@ void GpuExecutor::abandon() noexcept {
 
 void GpuExecutor::committed(const KvStore& store) {
   switch (mode_) {
-    case AttentionMode::cpu: break;
-    case AttentionMode::gpu_selective: selective_.committed(store); break;
-    case AttentionMode::co_execution: hybrid_.committed(store); break;
-    case AttentionMode::gpu_prefill: prefill_attention_.committed(store); break;
+    case AttentionMode::cpu:
+      break;
+    case AttentionMode::gpu_selective:
+      selective_.committed(store);
+      break;
+    case AttentionMode::co_execution:
+      hybrid_.committed(store);
+      break;
+    case AttentionMode::gpu_prefill:
+      prefill_attention_.committed(store);
+      break;
   }
 }
 
@@ -196,7 +222,8 @@ Status GpuExecutor::logits(uint32_t first, float* out) {
   return {};
 }
 
-// ---- attention on the CPU ------------------------------------------------------------------------
+// ---- attention on the CPU
+// ------------------------------------------------------------------------
 
 Status GpuExecutor::project_for_cpu(uint32_t layer) {
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
@@ -229,7 +256,8 @@ void GpuExecutor::complete_before(uint32_t layer) {
   check_and_feed_forward(layer - 1, work_.a);
 }
 
-// ---- work of the stream ----------------------------------------------------------------------------
+// ---- work of the stream
+// ----------------------------------------------------------------------------
 
 Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
   stream = stream ? stream : stream_;
@@ -265,10 +293,18 @@ void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
   const DeviceActivations normed = inputs(work_.h, size_.width, {&w.q, &w.k, &w.v});
   norm(w.attention_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
   multiply(normed, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
-  const DeviceHeads heads{n_, config_.heads, config_.kv_heads, config_.head_dim, qkv,
-                          w.q_norm.get(), w.k_norm.get(), config_.rms_epsilon,
-                          static_cast<uint32_t>(2 * size_.half), config_.rope.neox,
-                          work_.cos, work_.sin};
+  const DeviceHeads heads{n_,
+                          config_.heads,
+                          config_.kv_heads,
+                          config_.head_dim,
+                          qkv,
+                          w.q_norm.get(),
+                          w.k_norm.get(),
+                          config_.rms_epsilon,
+                          static_cast<uint32_t>(2 * size_.half),
+                          config_.rope.neox,
+                          work_.cos,
+                          work_.sin};
   enqueue(ops_.rotate(stream_, heads, check(layer)));
 }
 
@@ -312,7 +348,8 @@ void GpuExecutor::enqueue_results() {
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   if (!has_logits_) return;
   enqueue_logits(n_ - 1, 1);
-  enqueue(ops_.download(stream_, host_logits_.get(), work_.logits, size_.vocabulary * sizeof(float)));
+  enqueue(
+      ops_.download(stream_, host_logits_.get(), work_.logits, size_.vocabulary * sizeof(float)));
 }
 
 // What a decode step that a GPU attended leaves goes to the store.
@@ -321,7 +358,7 @@ Status GpuExecutor::finish_decode() {
   step_->pool->run(layers(), [&](uint32_t i, uint32_t) {
     const float* q = attended_host_.get() + i * attended_floats();
     const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-    const float* lse = hybrid ? hybrid_.totals_of(i) : selective_.totals(i);
+    const float* lse = hybrid ? hybrid_.lse_of(i) : selective_.totals(i);
     host_->keep(*step_, first_layer() + i, {.q = q, .k = k, .v = v, .lse = lse});
   });
   return {};

@@ -56,7 +56,8 @@ class GpuExecutor final : public LayerExecutor {
   Fallback staging() const;
   void trim();
 
-  // ---- the four modes of attention ---------------------------------------------------------------
+  // ---- the four modes of attention
+  // ---------------------------------------------------------------
   Status project_for_cpu(uint32_t layer);
   Status project_hybrid(uint32_t layer);
   Status attend_on_cpu(uint32_t layer);
@@ -68,7 +69,8 @@ class GpuExecutor final : public LayerExecutor {
   Status end_hybrid();
   Status end_prefill();
 
-  // ---- work of the stream ------------------------------------------------------------------------
+  // ---- work of the stream
+  // ------------------------------------------------------------------------
   void enqueue(int error) { error_ = error_ ? error_ : error; }  // keeps the step's first error
   Status wait(const char* what, DeviceStream* stream = nullptr);
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
@@ -98,11 +100,13 @@ class GpuExecutor final : public LayerExecutor {
                            std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
     return work_.inputs(n_, f32, cols, matrices);
   }
-  void multiply(const DeviceActivations& x, std::initializer_list<Product> products, bool add = false);
+  void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
+                bool add = false);
   void norm(const float* weight, uint32_t layer, const DeviceActivations& out);
   DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
 
-  // ---- memory ------------------------------------------------------------------------------------
+  // ---- memory
+  // ------------------------------------------------------------------------------------
   Status resize(uint32_t n);
   Status try_resize(uint32_t n);
   Status resize_host(uint32_t n);
@@ -118,10 +122,14 @@ class GpuExecutor final : public LayerExecutor {
   void wait_for_streams() noexcept;
   void forget_graphs() { graphs_.forget(stream_); }
   std::size_t attended_floats() const { return n_ * (size_.q + 2 * size_.kv); }  // of a layer
-  float* attended(uint32_t layer) const { return attended_.get() + local(layer) * attended_floats(); }
+  float* attended(uint32_t layer) const {
+    return attended_.get() + local(layer) * attended_floats();
+  }
   std::size_t lse_floats(uint32_t n) const;
   std::size_t prefill_floats(uint32_t n) const;
-  float* prefill_slot(uint32_t layer) const { return prefill_.get() + layer % 2 * prefill_floats(n_); }
+  float* prefill_slot(uint32_t layer) const {
+    return prefill_.get() + layer % 2 * prefill_floats(n_);
+  }
   float* prefill_output(uint32_t layer) const;
 
   const ModelConfig& config_;
@@ -141,18 +149,18 @@ class GpuExecutor final : public LayerExecutor {
   // Of the step.
   const StepContext* step_ = nullptr;
   AttentionMode mode_ = AttentionMode::cpu;
-  uint32_t n_ = 0;                     // tokens
+  uint32_t n_ = 0;  // tokens
   int error_ = 0;
-  bool replays_ = false;               // the step's graph does all that is asked for
-  bool records_ = false;               // what is enqueued goes to a graph
-  bool has_logits_ = false;            // computed with the step
+  bool replays_ = false;     // the step's graph does all that is asked for
+  bool records_ = false;     // what is enqueued goes to a graph
+  bool has_logits_ = false;  // computed with the step
 
-  uint32_t capacity_ = 0;              // tokens that work_ has room for
-  bool gave_way_ = false;              // to attention, which fitted then
+  uint32_t capacity_ = 0;  // tokens that work_ has room for
+  bool gave_way_ = false;  // to attention, which fitted then
   DeviceBuffer<std::byte> memory_;
   Workspace work_{};
-  PinnedBuffer<uint32_t> bad_layer_;   // the host's copy
-  uint32_t host_capacity_ = 0;         // tokens that the next two have room for
+  PinnedBuffer<uint32_t> bad_layer_;  // the host's copy
+  uint32_t host_capacity_ = 0;        // tokens that the next two have room for
   PinnedBuffer<float> host_qkv_, host_a_;
   uint32_t pool_threads_ = 0;
 
@@ -165,12 +173,12 @@ class GpuExecutor final : public LayerExecutor {
     bool is(uint32_t now, uint32_t n) const { return size == now && n >= tokens; }
   } refused_selective_, refused_hybrid_, refused_prefill_;
 
-  DeviceBuffer<float> attended_;       // [layers][n][q and k and v]
+  DeviceBuffer<float> attended_;  // [layers][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
-  DeviceBuffer<float> prefill_;        // [2][q, k, v, lse, output] of two layers
+  DeviceBuffer<float> prefill_;                         // [2][q, k, v, lse, output] of two layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
-  std::size_t prefill_host_room_ = 0;  // floats
-  uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
+  std::size_t prefill_host_room_ = 0;                   // floats
+  uint32_t outputs_ = 0, outputs_room_ = 0;             // tokens whose outputs are wanted; and fit
 };
 
 }  // namespace kvasir

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "compute/device.h"
+#include "backend/device.h"
 
 namespace kvasir {
 

@@ -11,7 +11,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   const bool exact = c.attends_everything();
   if (refused_hybrid_.is(size, n)) return *why = Fallback::no_room, Status();
   if (selective_.holds_memory()) release_selective();
-  const uint32_t least = std::max(n, KvMirror::most_tokens);
+  const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
     const auto rope_dim = static_cast<uint32_t>(2 * size_.half);
     const uint64_t workspace = device_workspace_bytes(config_, rope_dim, usual_step);
@@ -66,14 +66,13 @@ Status GpuExecutor::attend_hybrid(uint32_t layer) {
   const uint32_t l = local(layer);
   if (hybrid_.is_packed(l)) return {};
   const DeviceActivations out = output_of(layer, work_.a);
-  enqueue(hybrid_.give_near(l));
+  enqueue(hybrid_.enqueue_near(l));
   RETURN_IF_ERROR(wait("a layer"));
   hybrid_.set_layer({l, out, check(layer)});
   const float* q = attended_host_.get() + l * attended_floats();
   RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
   if (step_->cancel.fired()) return {};
-  if (!hybrid_.is_finished())
-    enqueue(hybrid_.give_finish(stream_, l, false, out, check(layer)));
+  if (!hybrid_.is_finished()) enqueue(hybrid_.give_finish(stream_, l, false, out, check(layer)));
   return {};
 }
 

@@ -52,7 +52,8 @@ Status GpuExecutor::resize_prefill(uint32_t n) {
   if (2 * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
   prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
   const std::size_t room = 2 * (prefill_floats(n) - n * size_.q);
-  Status s = prefill_.allocate(device_, 2 * prefill_floats(n), "two layers' queries, keys and values");
+  Status s =
+      prefill_.allocate(device_, 2 * prefill_floats(n), "two layers' queries, keys and values");
   if (s.ok()) s = prefill_host_.allocate(device_, room);
   s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
   return s;
@@ -101,7 +102,10 @@ Status GpuExecutor::deliver(uint32_t layer) {
   const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
   const float* outputs = prefill_outputs_.get() + layer % 2 * outputs_ * size_.q;
   RETURN_IF_ERROR(host_->take(*step_, layer,
-                              {.q = q, .k = k, .v = v, .lse = q + projected,
+                              {.q = q,
+                               .k = k,
+                               .v = v,
+                               .lse = q + projected,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
   enqueue(prefill_attention_.put_ahead(step_->store, local(layer), step_->pool, copies_));
   return {};

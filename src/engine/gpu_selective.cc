@@ -35,9 +35,10 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   const uint32_t size = c.store.pages().extents() + 1;
   if (refused_selective_.is(size, n)) return *why = Fallback::no_room, Status();
 
-  const uint32_t least = std::max(n, KvMirror::most_tokens);
+  const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
-    RETURN_IF_ERROR(selective_.prepare(c.store, plan, n, c.gpus, c.pool, {stream_, copies_}, c.cancel));
+    RETURN_IF_ERROR(
+        selective_.prepare(c.store, plan, n, c.gpus, c.pool, {stream_, copies_}, c.cancel));
     return resize_attended(n);
   };
   Status s = resize(least);
@@ -74,14 +75,16 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
 Status GpuExecutor::attend_selective(uint32_t layer) {
   if (replays_ || error_) return {};
   const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-  enqueue(selective_.give_choice(stream_, local(layer), q, k, v));
+  enqueue(selective_.enqueue_choice(stream_, local(layer), q, k, v));
   if (error_) return {};
   if (selective_.hands()) {
     const StepContext& c = *step_;
-    RETURN_IF_ERROR(selective_.hand_over(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
+    RETURN_IF_ERROR(
+        selective_.hand_over(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
     if (c.cancel.fired()) return {};
   }
-  enqueue(selective_.give_chosen(stream_, local(layer), output_of(layer, work_.a), check(layer)));
+  enqueue(
+      selective_.enqueue_chosen(stream_, local(layer), output_of(layer, work_.a), check(layer)));
   return {};
 }
 

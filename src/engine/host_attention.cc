@@ -30,7 +30,8 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
 }
 
 Status HostAttention::reserve_pages(const StepContext& c) {
-  return std::exchange(has_pages_, true) ? Status() : c.store.prepare_pages(c.tokens(), pool_, c.step.cancel);
+  return std::exchange(has_pages_, true) ? Status()
+                                         : c.store.prepare_pages(c.tokens(), pool_, c.step.cancel);
 }
 
 void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows& rows) {
@@ -68,9 +69,15 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   const Selector* selector = plan.is_dense(layer) ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
-  const AttentionRequest request{.layer = layer, .first = first, .tokens = n, .q = q,
-                                 .store = c.store, .selector = selector, .plan = plan,
-                                 .memory = step.memory, .cancel = c.cancel};
+  const AttentionRequest request{.layer = layer,
+                                 .first = first,
+                                 .tokens = n,
+                                 .q = q,
+                                 .store = c.store,
+                                 .selector = selector,
+                                 .plan = plan,
+                                 .memory = step.memory,
+                                 .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
   if (plan.is_filter(layer)) {
     AttentionRequest filtered = request;
@@ -81,7 +88,7 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   if (step.queries) step.queries->write(layer, n, q, lse_.get(), pool_);
   if (step.asked) step.asked->write(cpu_kernels(), layer, step.asked_at, n, q);
   if (step.probe) RETURN_IF_ERROR(probe(c, layer, q, out));
-  if (!selector || plan.strategy->has(StrategyInfo::reads_keys)) c.store.let_go(layer);
+  if (!selector || plan.strategy->has(StrategyInfo::reads_keys)) c.store.drop_resident_pages(layer);
   return {};
 }
 
@@ -89,9 +96,14 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
                                       HybridGpu* gpu) {
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
-  AttentionRequest request{.layer = layer, .tokens = c.tokens(), .q = q, .store = c.store,
+  AttentionRequest request{.layer = layer,
+                           .tokens = c.tokens(),
+                           .q = q,
+                           .store = c.store,
                            .selector = plan.is_dense(layer) ? nullptr : step.selector,
-                           .plan = plan, .memory = step.memory, .cancel = c.cancel};
+                           .plan = plan,
+                           .memory = step.memory,
+                           .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run_with_gpu(request, gpu));
   if (c.cancel.fired() || !step.memory || !plan.is_filter(layer)) return {};
   const float* lse = nullptr;
@@ -102,10 +114,17 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
   // What the filter layer chose for the layers after it goes to the GPU at once.
   SelectorScratch scratch;
   Selection choice;
-  SelectorQuery query{.kernels = cpu_kernels(), .pages = c.store.pages(),
-                      .sketch = c.store.sketch(), .layer = layer, .kv_head = 0, .rows = {},
-                      .near_m = nullptr, .near_l = nullptr, .first_page = 1,
-                      .budget_tokens = plan.budget(layer), .share = true};
+  SelectorQuery query{.kernels = cpu_kernels(),
+                      .pages = c.store.pages(),
+                      .sketch = c.store.sketch(),
+                      .layer = layer,
+                      .kv_head = 0,
+                      .rows = {},
+                      .near_m = nullptr,
+                      .near_l = nullptr,
+                      .first_page = 1,
+                      .budget_tokens = plan.budget(layer),
+                      .share = true};
   query.memory = step.memory;
   step.selector->choose(query, &scratch, &choice);
   return gpu->pack(layer, choice);
@@ -150,8 +169,12 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
 Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q,
                             const float* exact) {
   const ForwardStep& step = c.step;
-  const AttentionRequest request{.layer = layer, .tokens = c.tokens(), .q = q, .store = c.store,
-                                 .selector = step.probe, .plan = step.plan,
+  const AttentionRequest request{.layer = layer,
+                                 .tokens = c.tokens(),
+                                 .q = q,
+                                 .store = c.store,
+                                 .selector = step.probe,
+                                 .plan = step.plan,
                                  .cancel = c.cancel};
   double difference = 0, norm = 0;
   RETURN_IF_ERROR(attention_.probe(request, step.probe_tokens, exact, &difference, &norm));

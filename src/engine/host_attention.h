@@ -39,7 +39,7 @@ class HostAttention {
   // take(): of a prefill step; rows.attended has the outputs where the step probes.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
-  uint32_t outputs_wanted(const ForwardStep& step) const;  // first tokens of rows.attended
+  uint32_t outputs_wanted(const ForwardStep& step) const;        // first tokens of rows.attended
   void count_prefill(const StepContext& step, uint32_t layers);  // that a GPU attended
 
   Attention& attention() { return attention_; }
@@ -50,9 +50,9 @@ class HostAttention {
   const ModelConfig& config_;
   ThreadPool* pool_;
   Attention attention_;
-  Buffer<float> lse_;        // [tokens][heads]
+  Buffer<float> lse_;         // [tokens][heads]
   std::size_t lse_room_ = 0;  // floats
-  bool has_pages_ = false;   // reserve_pages() was called in this step
+  bool has_pages_ = false;    // reserve_pages() was called in this step
 };
 
 }  // namespace kvasir

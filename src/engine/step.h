@@ -5,9 +5,9 @@
 #include <span>
 
 #include "attention/trace.h"
+#include "backend/thread_pool.h"
 #include "base/cancel.h"
-#include "compute/thread_pool.h"
-#include "select/index_build.h"
+#include "select/graph/index_build.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
 #include "text/tokenizer.h"
@@ -24,14 +24,14 @@ struct ForwardStep {
   uint32_t asked_at = 0;               // from this token on
   Trace* trace = nullptr;              // where set, receives what the last token attends
   enum class Logits { none, last, all } want = Logits::none;
-  float* logits = nullptr;             // [vocabulary] or [tokens][vocabulary]
+  float* logits = nullptr;  // [vocabulary] or [tokens][vocabulary]
   const Cancel* cancel = nullptr;
 
   // Where set, probe_tokens of an exact step's tokens also go through this selector.
   // errors[layer] receives the relative L2 error of its attention. The step's result is the same.
   const Selector* probe = nullptr;
   uint32_t probe_tokens = 0;
-  float* errors = nullptr;             // [layers]
+  float* errors = nullptr;  // [layers]
 
   uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
   // Tokens at the end of the step whose logits are wanted.

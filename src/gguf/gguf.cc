@@ -1,4 +1,5 @@
-// Lookup and typed access to a parsed GGUF file. parse() is in parse.cc; what it has checked is relied upon here.
+// Lookup and typed access to a parsed GGUF file. parse() is in parse.cc; what it has checked is
+// relied upon here.
 #include "gguf/gguf.h"
 
 #include <algorithm>
@@ -9,9 +10,11 @@ namespace kvasir {
 namespace {
 
 template <class T>
-const T* find_by_name(const std::vector<T>& items, const std::vector<uint32_t>& order, std::string_view name) {
-  const auto it = std::lower_bound(order.begin(), order.end(), name,
-                                   [&](uint32_t i, std::string_view n) { return name_of(items[i]) < n; });
+const T* find_by_name(const std::vector<T>& items, const std::vector<uint32_t>& order,
+                      std::string_view name) {
+  const auto it =
+      std::lower_bound(order.begin(), order.end(), name,
+                       [&](uint32_t i, std::string_view n) { return name_of(items[i]) < n; });
   if (it == order.end() || name_of(items[*it]) != name) return nullptr;
   return &items[*it];
 }
@@ -63,21 +66,25 @@ GgufStrings::Iterator& GgufStrings::Iterator::operator++() {
 
 std::optional<GgufStrings> Gguf::get_strings(std::string_view key) const {
   const GgufValue* value = find(key);
-  if (!value || value->type != GgufType::array || value->element_type != GgufType::string) return std::nullopt;
+  if (!value || value->type != GgufType::array || value->element_type != GgufType::string)
+    return std::nullopt;
   return GgufStrings(value->bytes, value->count);
 }
 
 std::optional<std::vector<float>> Gguf::get_floats(std::string_view key) const {
   const GgufValue* value = find(key);
-  if (!value || value->type != GgufType::array || value->element_type != GgufType::f32) return std::nullopt;
+  if (!value || value->type != GgufType::array || value->element_type != GgufType::f32)
+    return std::nullopt;
   std::vector<float> floats(value->count);
-  for (std::size_t i = 0; i < floats.size(); ++i) floats[i] = load<float>(value->bytes.data() + 4 * i);
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    floats[i] = load<float>(value->bytes.data() + 4 * i);
   return floats;
 }
 
 std::optional<std::vector<int32_t>> Gguf::get_ints(std::string_view key) const {
   const GgufValue* value = find(key);
-  if (!value || value->type != GgufType::array || !is_integer(value->element_type)) return std::nullopt;
+  if (!value || value->type != GgufType::array || !is_integer(value->element_type))
+    return std::nullopt;
   const uint64_t size = scalar_bytes(value->element_type);
   std::vector<int32_t> ints(value->count);
   for (std::size_t i = 0; i < ints.size(); ++i) {

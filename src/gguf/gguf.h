@@ -24,22 +24,35 @@
 namespace kvasir {
 
 enum class GgufType : uint32_t {
-  u8 = 0, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64,
+  u8 = 0,
+  i8,
+  u16,
+  i16,
+  u32,
+  i32,
+  f32,
+  boolean,
+  string,
+  array,
+  u64,
+  i64,
+  f64,
 };
 
 struct GgufValue {
-  GgufType type;             // of the value; for an array: GgufType::array
-  GgufType element_type;     // of an array's elements
-  uint64_t count;            // of an array's elements; 1 otherwise
-  std::span<const std::byte> bytes;  // the value's bytes in the file; for a string, without its length
+  GgufType type;          // of the value; for an array: GgufType::array
+  GgufType element_type;  // of an array's elements
+  uint64_t count;         // of an array's elements; 1 otherwise
+  // the value's bytes in the file; for a string, without its length
+  std::span<const std::byte> bytes;
 };
 
 struct GgufTensor {
   std::string_view name;
   TensorType type;
   uint32_t n_dims;
-  uint64_t dims[4];   // dims[0] is the contiguous one; missing ones are 1
-  uint64_t offset;    // from the file's beginning, bytes
+  uint64_t dims[4];  // dims[0] is the contiguous one; missing ones are 1
+  uint64_t offset;   // from the file's beginning, bytes
   uint64_t bytes;
 };
 
@@ -84,15 +97,16 @@ class Gguf {
   using Entry = std::pair<std::string_view, GgufValue>;
 
   uint32_t version() const { return version_; }
-  uint64_t data_offset() const { return data_offset_; }  // where tensor data begins, bytes; the file's size if there is none
+  // where tensor data begins, bytes; the file's size if there is none
+  uint64_t data_offset() const { return data_offset_; }
 
   const GgufValue* find(std::string_view key) const;
   const GgufTensor* find_tensor(std::string_view name) const;
   std::span<const GgufTensor> tensors() const { return tensors_; }  // in file order
   std::span<const Entry> entries() const { return entries_; }       // in file order
 
-  // Typed access: nothing when the key is absent or of another type. Integers of any width convert when the value
-  // (of an array: every value) fits; get_float takes f32 and f64.
+  // Typed access: nothing when the key is absent or of another type. Integers of any width convert
+  // when the value (of an array: every value) fits; get_float takes f32 and f64.
   std::optional<uint64_t> get_uint(std::string_view key) const;
   std::optional<double> get_float(std::string_view key) const;
   std::optional<bool> get_bool(std::string_view key) const;
@@ -109,7 +123,8 @@ class Gguf {
   uint64_t data_offset_ = 0;
   std::vector<Entry> entries_;
   std::vector<GgufTensor> tensors_;
-  // Positions in entries_ and tensors_, sorted by name. Not hash tables: a file cannot choose names that make these slow.
+  // Positions in entries_ and tensors_, sorted by name. Not hash tables: a file cannot choose names
+  // that make these slow.
   std::vector<uint32_t> key_order_;
   std::vector<uint32_t> tensor_order_;
 };

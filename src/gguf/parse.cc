@@ -6,7 +6,8 @@
 //   padding   to general.alignment (32 when not given)
 //   data      each tensor at a multiple of the alignment
 //
-// Numbers are little-endian and stand unaligned. v2 and v3 share this layout (v3 only added big-endian files).
+// Numbers are little-endian and stand unaligned. v2 and v3 share this layout (v3 only added
+// big-endian files).
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -23,9 +24,10 @@ namespace {
 
 using ull = unsigned long long;  // what %llu wants
 
-constexpr uint64_t kMaxKeyBytes = 65535;    // the format's own limit
+constexpr uint64_t kMaxKeyBytes = 65535;      // the format's own limit
 constexpr uint64_t kMaxTensorNameBytes = 64;  // the format's own limit
-constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;             // a name of one byte, a value of one byte
+// a name of one byte, a value of one byte
+constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;  // a name of one byte, one dimension
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMinAlignment = 8;
@@ -76,7 +78,8 @@ Status refuse_tensor_type(std::string_view tensor, uint32_t type, uint64_t at) {
 
 }  // namespace
 
-// One pass over the file, filling a new Gguf. Every read goes through take(), which is where the file's end is checked.
+// One pass over the file, filling a new Gguf. Every read goes through take(), which is where the
+// file's end is checked.
 class GgufParser {
  public:
   explicit GgufParser(std::span<const std::byte> file) : file_(file) {}
@@ -142,7 +145,8 @@ class GgufParser {
 
 Status GgufParser::read_header() {
   if (file_.size() < 4 || std::memcmp(file_.data(), "GGUF", 4) != 0) {
-    return Status::error(Code::unsupported, "not a GGUF file: it does not begin with 'GGUF'").with_offset(0);
+    return Status::error(Code::unsupported, "not a GGUF file: it does not begin with 'GGUF'")
+        .with_offset(0);
   }
   at_ = 4;
   if (!read(&result_.version_) || !read(&tensor_count_) || !read(&key_count_)) {
@@ -150,16 +154,20 @@ Status GgufParser::read_header() {
   }
   const uint32_t version = result_.version_;
   if (version != 0 && (version & 0xffff) == 0) {
-    return Status::error(Code::unsupported, "the file is big-endian GGUF: only little-endian files can be read")
+    return Status::error(Code::unsupported,
+                         "the file is big-endian GGUF: only little-endian files can be read")
         .with_offset(4);
   }
   if (version != 2 && version != 3) {
-    return Status::error(Code::unsupported, "the file is GGUF version %u: only versions 2 and 3 can be read", version)
+    return Status::error(Code::unsupported,
+                         "the file is GGUF version %u: only versions 2 and 3 can be read", version)
         .with_offset(4);
   }
   if (key_count_ > remaining() / kMinKeyBytes || tensor_count_ > remaining() / kMinTensorBytes) {
-    return Status::error(Code::corrupt, "the header counts %llu keys and %llu tensors, more than the file can hold",
-                         ull(key_count_), ull(tensor_count_))
+    return Status::error(
+               Code::corrupt,
+               "the header counts %llu keys and %llu tensors, more than the file can hold",
+               ull(key_count_), ull(tensor_count_))
         .with_offset(8);
   }
   if (key_count_ > gguf_limits::keys || tensor_count_ > gguf_limits::tensors) {
@@ -201,12 +209,13 @@ Status GgufParser::read_key() {
   std::string_view key;
   uint32_t type;
   if (!read_text(&key) || !read(&type)) {
-    return Status::error(Code::corrupt, "the file ends within key %zu of %llu", result_.entries_.size(),
-                         ull(key_count_))
+    return Status::error(Code::corrupt, "the file ends within key %zu of %llu",
+                         result_.entries_.size(), ull(key_count_))
         .with_offset(start);
   }
   if (key.empty() || key.size() > kMaxKeyBytes) {
-    return Status::error(Code::corrupt, "the name of key %zu is %zu bytes long: 1 to %llu are allowed",
+    return Status::error(Code::corrupt,
+                         "the name of key %zu is %zu bytes long: 1 to %llu are allowed",
                          result_.entries_.size(), key.size(), ull(kMaxKeyBytes))
         .with_offset(start);
   }
@@ -262,7 +271,8 @@ Status GgufParser::read_array(std::string_view key, GgufValue* out) {
     return Status::error(Code::corrupt, "key '%s': %s", Quoted(key).text(), why).with_offset(start);
   };
   uint32_t element;
-  if (!read(&element) || !read(&out->count)) return refuse("the file ends within the head of an array");
+  if (!read(&element) || !read(&out->count))
+    return refuse("the file ends within the head of an array");
   out->element_type = static_cast<GgufType>(element);
   if (out->element_type == GgufType::array) return refuse("an array of arrays is not allowed");
   const bool strings = out->element_type == GgufType::string;
@@ -288,7 +298,8 @@ Status GgufParser::read_array(std::string_view key, GgufValue* out) {
   }
   out->bytes = file_.subspan(begin, at_ - begin);
   if (out->element_type == GgufType::boolean &&
-      std::any_of(out->bytes.begin(), out->bytes.end(), [](std::byte b) { return b > std::byte{1}; })) {
+      std::any_of(out->bytes.begin(), out->bytes.end(),
+                  [](std::byte b) { return b > std::byte{1}; })) {
     return refuse("a boolean of the array is neither 0 nor 1");
   }
   return {};
@@ -298,8 +309,10 @@ Status GgufParser::read_alignment() {
   const GgufValue* value = result_.find("general.alignment");
   if (!value) return {};
   const std::optional<uint64_t> alignment = result_.get_uint("general.alignment");
-  if (!alignment || *alignment < kMinAlignment || *alignment > kMaxAlignment || !std::has_single_bit(*alignment)) {
-    return Status::error(Code::corrupt, "general.alignment must be a power of two between %llu and %llu",
+  if (!alignment || *alignment < kMinAlignment || *alignment > kMaxAlignment ||
+      !std::has_single_bit(*alignment)) {
+    return Status::error(Code::corrupt,
+                         "general.alignment must be a power of two between %llu and %llu",
                          ull(kMinAlignment), ull(kMaxAlignment))
         .with_offset(static_cast<uint64_t>(value->bytes.data() - file_.data()));
   }
@@ -310,7 +323,8 @@ Status GgufParser::read_alignment() {
 Status GgufParser::read_tensors() {
   // The header's count was checked against the whole file; the keys have taken their part since.
   if (tensor_count_ > remaining() / kMinTensorBytes) {
-    return Status::error(Code::corrupt, "the header counts %llu tensors, more than the file can hold",
+    return Status::error(Code::corrupt,
+                         "the header counts %llu tensors, more than the file can hold",
                          ull(tensor_count_))
         .with_offset(8);
   }
@@ -331,14 +345,15 @@ Status GgufParser::read_tensors() {
 Status GgufParser::read_tensor() {
   const uint64_t start = at_;
   const auto cut = [&] {
-    return Status::error(Code::corrupt, "the file ends within tensor %zu of %llu", result_.tensors_.size(),
-                         ull(tensor_count_))
+    return Status::error(Code::corrupt, "the file ends within tensor %zu of %llu",
+                         result_.tensors_.size(), ull(tensor_count_))
         .with_offset(start);
   };
   GgufTensor tensor{};
   if (!read_text(&tensor.name) || !read(&tensor.n_dims)) return cut();
   if (tensor.name.empty() || tensor.name.size() > kMaxTensorNameBytes) {
-    return Status::error(Code::corrupt, "the name of tensor %zu is %zu bytes long: 1 to %llu are allowed",
+    return Status::error(Code::corrupt,
+                         "the name of tensor %zu is %zu bytes long: 1 to %llu are allowed",
                          result_.tensors_.size(), tensor.name.size(), ull(kMaxTensorNameBytes))
         .with_offset(start);
   }
@@ -390,11 +405,13 @@ Status GgufParser::measure_tensor(uint64_t at, GgufTensor* tensor) const {
   return {};
 }
 
-// Turns offsets from the data into offsets from the file's beginning and checks that each tensor lies in the file.
+// Turns offsets from the data into offsets from the file's beginning and checks that each tensor
+// lies in the file.
 Status GgufParser::place_tensors() {
   result_.data_offset_ = file_.size();
   if (result_.tensors_.empty()) return {};
-  const uint64_t data = round_up(at_, alignment_);  // no overflow: at_ is at most the size of a span
+  // no overflow: at_ is at most the size of a span
+  const uint64_t data = round_up(at_, alignment_);
   result_.data_offset_ = data;
   for (std::size_t i = 0; i < result_.tensors_.size(); ++i) {
     GgufTensor& tensor = result_.tensors_[i];
@@ -404,7 +421,8 @@ Status GgufParser::place_tensors() {
           .with_offset(tensor_at_[i]);
     }
     uint64_t offset;
-    if (!checked_add(tensor.offset, data, &offset) || !range_fits(offset, tensor.bytes, file_.size())) {
+    if (!checked_add(tensor.offset, data, &offset) ||
+        !range_fits(offset, tensor.bytes, file_.size())) {
       return Status::error(
                  Code::corrupt,
                  "tensor '%s' reaches past the end of the file: the file may be cut short",
@@ -420,7 +438,8 @@ Status GgufParser::refuse_overlap() const {
   const std::vector<GgufTensor>& tensors = result_.tensors_;
   std::vector<uint32_t> order(tensors.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<uint32_t>(i);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return tensors[a].offset < tensors[b].offset; });
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return tensors[a].offset < tensors[b].offset; });
   for (std::size_t i = 1; i < order.size(); ++i) {
     const GgufTensor& before = tensors[order[i - 1]];
     const GgufTensor& after = tensors[order[i]];
@@ -433,6 +452,8 @@ Status GgufParser::refuse_overlap() const {
   return {};
 }
 
-Status Gguf::parse(std::span<const std::byte> file, Gguf* out) { return GgufParser(file).parse(out); }
+Status Gguf::parse(std::span<const std::byte> file, Gguf* out) {
+  return GgufParser(file).parse(out);
+}
 
 }  // namespace kvasir

@@ -1,5 +1,5 @@
-// The table of GGML's tensor formats: every id that files in the wild use, and the block size of those that the
-// library computes with.
+// The table of GGML's tensor formats: every id that files in the wild use, and the block size of
+// those that the library computes with.
 #include "gguf/tensor_type.h"
 
 #include <cstddef>
@@ -63,6 +63,8 @@ const TensorTypeInfo* tensor_type_info(TensorType type) {
   return &kTypes[id];
 }
 
-const char* tensor_type_name(uint32_t id) { return id < std::size(kTypes) ? kTypes[id].name : nullptr; }
+const char* tensor_type_name(uint32_t id) {
+  return id < std::size(kTypes) ? kTypes[id].name : nullptr;
+}
 
 }  // namespace kvasir

@@ -1,4 +1,5 @@
-// Number formats of GGUF tensors: the ids that files use, their names, and the size of their blocks.
+// Number formats of GGUF tensors: the ids that files use, their names, and the size of their
+// blocks.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ enum class TensorType : uint32_t {
 };
 
 struct TensorTypeInfo {
-  const char* name;        // "Q4_K"; a file's unknown type is named by gguf.cc where it is refused
+  const char* name;         // "Q4_K"; a file's unknown type is named by gguf.cc where it is refused
   uint32_t block_elements;  // 1, 32 or 256
   uint32_t block_bytes;
 };
@@ -32,7 +33,8 @@ struct TensorTypeInfo {
 // Null for an id that the library cannot compute with.
 const TensorTypeInfo* tensor_type_info(TensorType type);
 
-// "IQ2_XS" and so on for ids the library knows but cannot compute with, for a message; "type 99" is the caller's job when null.
+// "IQ2_XS" and so on for ids the library knows but cannot compute with, for a message; "type 99" is
+// the caller's job when null.
 const char* tensor_type_name(uint32_t id);
 
 }  // namespace kvasir

@@ -1,4 +1,5 @@
-// Values as they stand in a GGUF file: unaligned and little-endian. Shared by the parser and the accessors.
+// Values as they stand in a GGUF file: unaligned and little-endian. Shared by the parser and the
+// accessors.
 #pragma once
 
 #include <bit>
@@ -11,30 +12,37 @@
 
 namespace kvasir {
 
-static_assert(std::endian::native == std::endian::little, "values are read from the file as they stand");
+static_assert(std::endian::native == std::endian::little,
+              "values are read from the file as they stand");
 
 // Bytes of one value; 0 for types without a fixed size.
 inline uint64_t scalar_bytes(GgufType type) {
   switch (type) {
     case GgufType::u8:
     case GgufType::i8:
-    case GgufType::boolean: return 1;
+    case GgufType::boolean:
+      return 1;
     case GgufType::u16:
-    case GgufType::i16: return 2;
+    case GgufType::i16:
+      return 2;
     case GgufType::u32:
     case GgufType::i32:
-    case GgufType::f32: return 4;
+    case GgufType::f32:
+      return 4;
     case GgufType::u64:
     case GgufType::i64:
-    case GgufType::f64: return 8;
+    case GgufType::f64:
+      return 8;
     case GgufType::string:
-    case GgufType::array: return 0;
+    case GgufType::array:
+      return 0;
   }
   return 0;
 }
 
 inline bool is_integer(GgufType type) {
-  return scalar_bytes(type) != 0 && type != GgufType::f32 && type != GgufType::f64 && type != GgufType::boolean;
+  return scalar_bytes(type) != 0 && type != GgufType::f32 && type != GgufType::f64 &&
+         type != GgufType::boolean;
 }
 
 template <class T>
@@ -52,15 +60,24 @@ std::optional<T> load_integer(GgufType type, const std::byte* p) {
     return static_cast<T>(value);
   };
   switch (type) {
-    case GgufType::u8: return fit(load<uint8_t>(p));
-    case GgufType::i8: return fit(load<int8_t>(p));
-    case GgufType::u16: return fit(load<uint16_t>(p));
-    case GgufType::i16: return fit(load<int16_t>(p));
-    case GgufType::u32: return fit(load<uint32_t>(p));
-    case GgufType::i32: return fit(load<int32_t>(p));
-    case GgufType::u64: return fit(load<uint64_t>(p));
-    case GgufType::i64: return fit(load<int64_t>(p));
-    default: return std::nullopt;
+    case GgufType::u8:
+      return fit(load<uint8_t>(p));
+    case GgufType::i8:
+      return fit(load<int8_t>(p));
+    case GgufType::u16:
+      return fit(load<uint16_t>(p));
+    case GgufType::i16:
+      return fit(load<int16_t>(p));
+    case GgufType::u32:
+      return fit(load<uint32_t>(p));
+    case GgufType::i32:
+      return fit(load<int32_t>(p));
+    case GgufType::u64:
+      return fit(load<uint64_t>(p));
+    case GgufType::i64:
+      return fit(load<int64_t>(p));
+    default:
+      return std::nullopt;
   }
 }
 

@@ -20,7 +20,9 @@ constexpr int lock_tries = 1000;  // 10 ms apart
 Status make_durable(const std::string& path, const char* change) {
   Status s = os::sync_folder_of(path);
   if (s.ok()) return s;
-  return Status::error(s.code(), "%s is %s, but a power cut may still undo it: %s", path.c_str(), change, s.message()).with_errno(s.sys_errno());
+  return Status::error(s.code(), "%s is %s, but a power cut may still undo it: %s", path.c_str(),
+                       change, s.message())
+      .with_errno(s.sys_errno());
 }
 
 bool is_utf8(std::string_view text) {
@@ -41,7 +43,7 @@ std::string with_ending(const std::string& name, const std::string& hash, uint32
   if (number == 0) return name;
   const std::string added =
       "-" + hash.substr(0, 8) + (number == 1 ? "" : "-" + std::to_string(number));
-  std::size_t size = std::min(name.size(), Library::most_name - added.size());
+  std::size_t size = std::min(name.size(), Library::max_name - added.size());
   while (size < name.size() && size > 0 && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80)
     --size;
   return name.substr(0, size) + added;
@@ -50,12 +52,17 @@ std::string with_ending(const std::string& name, const std::string& hash, uint32
 }  // namespace
 
 Status Library::check_name(const std::string& name) {
-  const auto refused = [&](const char* why) { return Status::error(Code::bad_argument, "such a name cannot be a document's: %s", why); };
+  const auto refused = [&](const char* why) {
+    return Status::error(Code::bad_argument, "such a name cannot be a document's: %s", why);
+  };
   if (name.empty()) return refused("it is empty");
-  if (name.size() > Library::most_name) return refused("it is longer than 200 bytes");
+  if (name.size() > Library::max_name) return refused("it is longer than 200 bytes");
   if (name.front() == '.') return refused("it begins with a dot");
-  const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
-  if (std::any_of(name.begin(), name.end(), bad)) return refused("it has a slash, a backslash or a control character");
+  const auto bad = [](char c) {
+    return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+  };
+  if (std::any_of(name.begin(), name.end(), bad))
+    return refused("it has a slash, a backslash or a control character");
   if (!is_utf8(name)) return refused("it is not UTF-8");
   if (!os::can_name_file(name)) return refused("this system's files cannot have it");
   return {};
@@ -67,26 +74,30 @@ class Library::Update {
   Status begin(const std::string& folder, const Cancel* cancel = nullptr) {
     if (Status s = os::File::open_lock(folder + "/" + lock_name, &file_); !s.ok()) return s;
     for (int i = 0; i < lock_tries; ++i) {
-      if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was changed");
+      if (is_cancelled(cancel))
+        return Status::error(Code::cancelled, "cancelled; nothing was changed");
       bool got = false;
       if (Status s = file_.lock(os::Lock::exclusive, &got); !s.ok() || got) return s;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    return Status::error(Code::busy, "%s: others have been changing the library for 10 seconds; nothing was changed", folder.c_str());
+    return Status::error(
+        Code::busy, "%s: others have been changing the library for 10 seconds; nothing was changed",
+        folder.c_str());
   }
 
  private:
   os::File file_;
 };
 
-Status Library::open(const std::string& folder, const LibraryOptions& options, std::unique_ptr<Library>* out) {
+Status Library::open(const std::string& folder, const LibraryOptions& options,
+                     std::unique_ptr<Library>* out) {
   if (folder.empty()) return Status::error(Code::bad_argument, "the library's folder has no name");
   std::string path;  // the current folder may change
   if (Status s = os::absolute_path(folder, &path); !s.ok()) return s;
   if (Status s = os::make_folder(path); !s.ok()) return s;
   std::unique_ptr<Library> library(new Library(std::move(path), options));
   if (Status s = library->sweep(); !s.ok()) return s;
-  if (options.most_bytes > 0)
+  if (options.max_bytes > 0)
     if (Status s = library->keep_limit(); !s.ok()) return s;
   *out = std::move(library);
   return {};
@@ -105,7 +116,9 @@ Status Library::keep_limit() const {
   return s;
 }
 
-std::string Library::path_of(const std::string& name) const { return folder_ + "/" + name + std::string(ending); }
+std::string Library::path_of(const std::string& name) const {
+  return folder_ + "/" + name + std::string(ending);
+}
 
 void Library::log(int level, const Status& status, const char* what) const {
   if (options_.log) options_.log(level, (std::string(status.message()) + what).c_str());
@@ -168,9 +181,12 @@ Status Library::sweep() const {
     const std::string path = folder_ + "/" + entry.name;
     os::File file;
     bool locked = false;
-    if (!os::File::open_to_lock(path, &file).ok() || !file.lock(os::Lock::exclusive, &locked).ok() || !locked) continue;
+    if (!os::File::open_to_lock(path, &file).ok() ||
+        !file.lock(os::Lock::exclusive, &locked).ok() || !locked)
+      continue;
     if (!may_be_unfinished(file)) continue;
-    if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found) log(1, s, "; a writer that is gone left it behind");
+    if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found)
+      log(1, s, "; a writer that is gone left it behind");
   }
   return {};
 }
@@ -179,8 +195,9 @@ Status Library::sweep() const {
 // the document `replaced`, fit. Where that would not do none goes, Code::no_space; but with no
 // bytes to come what can go goes. During an update. Files that cannot be read may be anybody's:
 // they neither count nor go.
-Status Library::choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const {
-  if (options_.most_bytes == 0) return {};
+Status Library::choose_victims(uint64_t bytes, const std::string& replaced,
+                               std::vector<Victim>* out) const {
+  if (options_.max_bytes == 0) return {};
   std::vector<LibraryDocument> files;
   if (Status s = list(&files); !s.ok()) return s;
   std::erase_if(files, [&](const LibraryDocument& file) {
@@ -188,15 +205,19 @@ Status Library::choose_victims(uint64_t bytes, const std::string& replaced, std:
   });
   uint64_t remaining = bytes;
   for (const LibraryDocument& file : files) remaining += file.bytes;
-  for (std::size_t i = files.size(); i-- > 0 && remaining > options_.most_bytes && bytes <= options_.most_bytes;) {
+  for (std::size_t i = files.size();
+       i-- > 0 && remaining > options_.max_bytes && bytes <= options_.max_bytes;) {
     Victim victim{files[i].name, path_of(files[i].name), {}};
     if (!lock_unused(victim.name, &victim.lock)) continue;
     remaining -= files[i].bytes;
     out->push_back(std::move(victim));
   }
-  if (bytes == 0 || remaining <= options_.most_bytes) return {};
-  return Status::error(Code::no_space, "%s has no room for the new document of %" PRIu64 " bytes: it may hold %" PRIu64
-                       ", and what is in it is in use; the document was not kept", folder_.c_str(), bytes, options_.most_bytes);
+  if (bytes == 0 || remaining <= options_.max_bytes) return {};
+  return Status::error(Code::no_space,
+                       "%s has no room for the new document of %" PRIu64
+                       " bytes: it may hold %" PRIu64
+                       ", and what is in it is in use; the document was not kept",
+                       folder_.c_str(), bytes, options_.max_bytes);
 }
 
 // What is left goes when room is made the next time.
@@ -204,7 +225,8 @@ void Library::evict(const std::vector<Victim>& victims) const {
   try {
     for (const Victim& victim : victims) {
       Status s = os::remove_file(victim.path);
-      if (s.ok() && options_.log) options_.log(2, (victim.name + " was evicted from the library").c_str());
+      if (s.ok() && options_.log)
+        options_.log(2, (victim.name + " was evicted from the library").c_str());
       if (!s.ok() && s.code() != Code::not_found) log(1, s, "; it cannot be evicted");
     }
   } catch (const std::bad_alloc&) {
@@ -219,9 +241,9 @@ Status Library::choose_place(const Wanted& wanted, Place* out) const {
     *out = {wanted.damaged.front(), true, false};
     return {};
   }
-  constexpr uint32_t most_endings = 1000;
+  constexpr uint32_t max_endings = 1000;
   const std::string& name = wanted.name.empty() ? wanted.hash : wanted.name;
-  for (uint32_t i = 0; i < most_endings; ++i) {
+  for (uint32_t i = 0; i < max_endings; ++i) {
     *out = {with_ending(name, wanted.hash, i), false, false};
     const std::string path = path_of(out->name);
     if (!os::exists(path)) return {};
@@ -240,9 +262,11 @@ Status Library::choose_place(const Wanted& wanted, Place* out) const {
                        folder_.c_str(), name.c_str());
 }
 
-// The folder changes when the file is whole: only then is it locked, for a moment. A document that is being removed by its name is locked, which says
-// nothing of the file that a save puts in its place: so saves, removals and renames do not meet. What goes for the new document goes after it has its
-// name, durably: a failure in between costs no document, and a crash leaves more than there may be until room is made again, by the next save or open.
+// The folder changes when the file is whole: only then is it locked, for a moment. A document that
+// is being removed by its name is locked, which says nothing of the file that a save puts in its
+// place: so saves, removals and renames do not meet. What goes for the new document goes after it
+// has its name, durably: a failure in between costs no document, and a crash leaves more than there
+// may be until room is made again, by the next save or open.
 Status Library::save(Session* session, const LibraryRequest& request, const Wanted& wanted,
                      Place* place) const {
   Update update;
@@ -271,7 +295,8 @@ Status Library::rename(const std::string& from, const std::string& to) const {
   if (Status s = update.begin(folder_); !s.ok()) return s;
   if (Status s = require(from); !s.ok()) return s;
   if (from == to) return {};
-  os::File there;  // under a name that the file system takes for this one, as where it does not tell capitals
+  // under a name that the file system takes for this one, as where it does not tell capitals
+  os::File there;
   const auto is_from = [&] {
     return os::File::open_to_lock(path_of(to), &there).ok() && there.is_at(path_of(from));
   };
@@ -293,7 +318,9 @@ Status Library::remove(const std::string& name) const {
   bool locked = false;
   if (Status s = file.lock(os::Lock::exclusive, &locked); !s.ok()) return s;
   if (!locked)
-    return Status::error(Code::busy, "%s is open in a session: close it first; the document is still there", path_of(name).c_str());
+    return Status::error(Code::busy,
+                         "%s is open in a session: close it first; the document is still there",
+                         path_of(name).c_str());
   if (Status s = os::remove_file(path_of(name)); !s.ok()) return s;
   return make_durable(path_of(name), "removed");
 }

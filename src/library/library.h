@@ -2,7 +2,7 @@
 // that only the rest is read, and keeps what was read.
 //
 // The folder's files are all there is: NAME.kv is the document of that name, its own hashes
-// (store/token_chain.h) are what it is found by, the file's time is its last use. Nothing else
+// (cachefile/token_chain.h) are what it is found by, the file's time is its last use. Nothing else
 // could disagree with them.
 //
 // A document is a plain file NAME.kv, no link, whose NAME check_name() accepts and whose first
@@ -35,24 +35,24 @@
 #include <string_view>
 #include <vector>
 
+#include "cachefile/cache_peek.h"
+#include "cachefile/format.h"
 #include "os/os.h"
 #include "session/session.h"
-#include "store/cache_peek.h"
-#include "store/format.h"
 
 namespace kvasir {
 
 struct LibraryOptions {
-  uint64_t most_bytes = 0;  // of all documents; 0: no limit
+  uint64_t max_bytes = 0;  // of all documents; 0: no limit
   LogFn log;
 };
 
 struct LibraryDocument {
   std::string name;
   uint64_t bytes = 0;
-  uint64_t used_ns = 0;        // since 1970
-  format::Identity identity;   // zeros where the file cannot be read
-  Status damage;               // why it cannot
+  uint64_t used_ns = 0;       // since 1970
+  format::Identity identity;  // zeros where the file cannot be read
+  Status damage;              // why it cannot
 };
 
 struct LibraryRequest {
@@ -60,8 +60,8 @@ struct LibraryRequest {
   bool parse_special = false;
   std::string
       name;  // of the document that is saved, made unique where it is taken; empty: after its hash
-  bool replace = false;     // a document of that name
-  bool verify = false;      // check all of a file before it is used
+  bool replace = false;  // a document of that name
+  bool verify = false;   // check all of a file before it is used
   SessionOptions session;
   const Cancel* cancel = nullptr;
   Progress::Report verifying, reading, preparing, saving;
@@ -72,24 +72,28 @@ struct LibraryOutcome {
   uint64_t tokens = 0;        // of the session
   uint64_t found_tokens = 0;  // of these the document had
   bool saved = false;
-  Status save_failure;        // why a new document is not in the library though the session is there
+  // why a new document is not in the library though the session is there
+  Status save_failure;
 };
 
 class Library {
  public:
-  static constexpr std::size_t most_name = 200;  // bytes
+  static constexpr std::size_t max_name = 200;  // bytes
   // A name is a file's: no path, not hidden, UTF-8, and room for a temporary file's ending.
   // Code::bad_argument.
   static Status check_name(const std::string& name);
 
   // Makes the folder where there is none, removes what dead writers left, evicts what is too much.
-  static Status open(const std::string& folder, const LibraryOptions& options, std::unique_ptr<Library>* out);
+  static Status open(const std::string& folder, const LibraryOptions& options,
+                     std::unique_ptr<Library>* out);
 
   Status list(std::vector<LibraryDocument>* out) const;  // the last used first
-  // A session that has read the text: mapped as far as a document begins like it, read from there on, and saved. Code::cancelled: nothing
-  // was saved. A document that the save meets damaged is done without, by reading once more; where that fails *out is what had been read, with
-  // the damage as save_failure.
-  Status session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+  // A session that has read the text: mapped as far as a document begins like it, read from there
+  // on, and saved. Code::cancelled: nothing was saved. A document that the save meets damaged is
+  // done without, by reading once more; where that fails *out is what had been read, with the
+  // damage as save_failure.
+  Status session(std::shared_ptr<const Model> model, const LibraryRequest& request,
+                 std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   Status rename(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;
 
@@ -108,7 +112,8 @@ class Library {
   static bool longer(const Found& a, const Found& b);
   class Update;
 
-  Library(std::string folder, LibraryOptions options) : folder_(std::move(folder)), options_(std::move(options)) {}
+  Library(std::string folder, LibraryOptions options)
+      : folder_(std::move(folder)), options_(std::move(options)) {}
   std::string path_of(const std::string& name) const;
   void log(int level, const Status& status, const char* what) const;
   // Calls it for each document, the last used first, until it fails. Status: why the peek tells
@@ -120,18 +125,23 @@ class Library {
   Status keep_limit() const;
   Status sweep() const;
   void go_on_without(const std::string& name, const Status& why) const;
-  Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel, std::vector<Found>* out) const;
-  Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh, std::span<const Token> tokens,
-                   std::vector<Found>* unusable, uint64_t* again, Found* used, std::unique_ptr<Session>* out) const;
-  Status read(const std::shared_ptr<const Model>& model, const LibraryRequest& request, std::span<const Token> tokens,
-              std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
-  void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> unusable,
-            LibraryOutcome* outcome) const;
+  Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
+              std::vector<Found>* out) const;
+  Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+                   const Session& fresh, std::span<const Token> tokens,
+                   std::vector<Found>* unusable, uint64_t* again, Found* used,
+                   std::unique_ptr<Session>* out) const;
+  Status read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+              std::span<const Token> tokens, std::unique_ptr<Session> fresh,
+              std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+  void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
+            std::span<const Found> unusable, LibraryOutcome* outcome) const;
   Status choose_place(const Wanted& wanted, Place* out) const;
   Status save(Session* session, const LibraryRequest& request, const Wanted& wanted,
               Place* place) const;
   bool lock_unused(const std::string& name, os::File* file) const;
-  Status choose_victims(uint64_t bytes, const std::string& replaced, std::vector<Victim>* out) const;
+  Status choose_victims(uint64_t bytes, const std::string& replaced,
+                        std::vector<Victim>* out) const;
   void evict(const std::vector<Victim>& victims) const;
 
   std::string folder_;

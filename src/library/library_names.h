@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cachefile/token_chain.h"
 #include "library/library.h"
-#include "store/token_chain.h"
 
 namespace kvasir {
 

@@ -4,9 +4,9 @@
 #include <cstdio>
 
 #include "base/checksum.h"
+#include "cachefile/cache_peek.h"
 #include "library/library_names.h"
 #include "session/chat_record.h"
-#include "store/cache_peek.h"
 
 namespace kvasir {
 
@@ -21,21 +21,25 @@ struct Library::Found {
 bool Library::Wanted::is_in(const CachePeek& peek) const {
   TokenChain other;
   uint64_t all = 0;
-  if (peek.identity().model != model || !peek.read_chain(tokens.size(), &other, &all).ok() || all != tokens.size())
+  if (peek.identity().model != model || !peek.read_chain(tokens.size(), &other, &all).ok() ||
+      all != tokens.size())
     return false;
   return exact.common(tokens, other, all) == all ||
          (sparse && sparse->common(tokens, other, all) == all);
 }
 
 // Longest beginning first; of equal ones the document that is no longer than that.
-bool Library::longer(const Found& a, const Found& b) { return a.tokens != b.tokens ? a.tokens > b.tokens : a.all < b.all; }
+bool Library::longer(const Found& a, const Found& b) {
+  return a.tokens != b.tokens ? a.tokens > b.tokens : a.all < b.all;
+}
 
 namespace {
 
 // What says of a file that it cannot be used, where others may do.
 bool is_of_the_file(Code code) {
-  return code == Code::corrupt || code == Code::not_found || code == Code::not_a_cache || code == Code::version || code == Code::model_mismatch ||
-         code == Code::io || code == Code::permission || code == Code::bad_argument;
+  return code == Code::corrupt || code == Code::not_found || code == Code::not_a_cache ||
+         code == Code::version || code == Code::model_mismatch || code == Code::io ||
+         code == Code::permission || code == Code::bad_argument;
 }
 
 // In some formats a document's tokens are the same: it has a name in each.
@@ -70,7 +74,8 @@ void Library::go_on_without(const std::string& name, const Status& why) const {
 // By their hashes.
 Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
                      std::vector<Found>* out) const {
-  const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)), sparse = TokenChain::of(tokens, fresh.reading_key(true));
+  const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)),
+                   sparse = TokenChain::of(tokens, fresh.reading_key(true));
   const auto compare = [&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
     TokenChain chain;
@@ -81,7 +86,8 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
       go_on_without(file.name, s);
       return Status();
     }
-    const uint64_t same = std::max(exact.common(tokens, chain, all), fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
+    const uint64_t same = std::max(exact.common(tokens, chain, all),
+                                   fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
     if (same > 0) out->push_back({file.name, same, all, false});
     return Status();
   };
@@ -90,10 +96,11 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
   return {};
 }
 
-// *out stays null where no document begins like the text, or none that does can be used: those that cannot are in *unusable, and passed
-// over where they are already.
-Status Library::load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request, const Session& fresh,
-                          std::span<const Token> tokens, std::vector<Found>* unusable, uint64_t* again, Found* used,
+// *out stays null where no document begins like the text, or none that does can be used: those that
+// cannot are in *unusable, and passed over where they are already.
+Status Library::load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+                          const Session& fresh, std::span<const Token> tokens,
+                          std::vector<Found>* unusable, uint64_t* again, Found* used,
                           std::unique_ptr<Session>* out) const {
   std::vector<Found> found;
   if (Status s = find(fresh, tokens, request.cancel, &found); !s.ok()) return s;
@@ -102,12 +109,16 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
     unusable->push_back(f);
     unusable->back().is_damaged = why.code() == Code::corrupt;
   };
-  // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What follows in the order of hashes can be better by less
-  // than a block.
+  // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What
+  // follows in the order of hashes can be better by less than a block.
   std::size_t known = 0;
   while (!found.empty()) {
-    const auto best = [&] { return std::min_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(known), longer); };
-    while (known < found.size() && (known == 0 || found[known].tokens + TokenChain::block > best()->tokens)) {
+    const auto best = [&] {
+      return std::min_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(known),
+                              longer);
+    };
+    while (known < found.size() &&
+           (known == 0 || found[known].tokens + TokenChain::block > best()->tokens)) {
       Found& f = found[known++];
       CachePeek peek;
       Array<Token> its;
@@ -117,8 +128,10 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       if (s.ok()) s = has_format(peek, fresh.chat(), &same_turns);
       if (!s.ok()) pass_over(f, s);
       if (!same_turns) its.clear();
-      f.tokens = static_cast<uint64_t>(std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
-      if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
+      f.tokens = static_cast<uint64_t>(
+          std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
+      if (is_cancelled(request.cancel))
+        return Status::error(Code::cancelled, "cancelled; nothing was read");
     }
     const Found f = *best();
     found.erase(best()), --known;
@@ -129,12 +142,14 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       return request.reading(done, total + rest);
     };
     std::unique_ptr<Session> session;
-    Status s = Session::load(model, path_of(f.name), request.session, request.verify, request.cancel, request.verifying, &session, f.tokens,
+    Status s = Session::load(model, path_of(f.name), request.session, request.verify,
+                             request.cancel, request.verifying, &session, f.tokens,
                              request.reading ? Progress::Report(reading) : Progress::Report());
     if (!s.ok() && !is_of_the_file(s.code())) return s;
     if (!s.ok()) pass_over(f, s);
     if (!s.ok() || !session->in_document()) continue;
-    if (Status touched = os::touch(path_of(f.name)); !touched.ok()) log(2, touched, "; it stays as old as it was");
+    if (Status touched = os::touch(path_of(f.name)); !touched.ok())
+      log(2, touched, "; it stays as old as it was");
     *used = f;
     *out = std::move(session);
     return {};
@@ -143,23 +158,32 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
 }
 
 // The tokens that the session does not have yet.
-static Status read_rest(Session* session, const LibraryRequest& request, std::span<const Token> tokens, uint64_t again) {
+static Status read_rest(Session* session, const LibraryRequest& request,
+                        std::span<const Token> tokens, uint64_t again) {
   if (tokens.empty()) return {};
-  const auto reading = [&](uint64_t done, uint64_t total) { return request.reading(again + done, again + total); };
+  const auto reading = [&](uint64_t done, uint64_t total) {
+    return request.reading(again + done, again + total);
+  };
   uint64_t done = 0;
-  return session->read_document(tokens, request.cancel, request.reading ? Progress::Report(reading) : Progress::Report(), &done);
+  return session->read_document(tokens, request.cancel,
+                                request.reading ? Progress::Report(reading) : Progress::Report(),
+                                &done);
 }
 
-// Reads the text and saves what was read, and where a document is met damaged on the way once more without that one. *out and *outcome are the last
-// reading that came to its end, over a damaged document where only its save met the damage and no other reading came to its end.
-Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request, std::span<const Token> tokens,
-                     std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
+// Reads the text and saves what was read, and where a document is met damaged on the way once more
+// without that one. *out and *outcome are the last reading that came to its end, over a damaged
+// document where only its save met the damage and no other reading came to its end.
+Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+                     std::span<const Token> tokens, std::unique_ptr<Session> fresh,
+                     std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
   std::vector<Found> unusable;
   for (;;) {
     std::unique_ptr<Session> session;
     uint64_t again = 0;  // tokens of a document's window that were read once more
     Found used;
-    if (Status s = load_best(model, request, *fresh, tokens, &unusable, &again, &used, &session); !s.ok()) return s;
+    if (Status s = load_best(model, request, *fresh, tokens, &unusable, &again, &used, &session);
+        !s.ok())
+      return s;
     const bool is_new = session == nullptr;
     if (is_new) session = std::move(fresh);
     LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
@@ -167,7 +191,8 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
     Status s = read_rest(session.get(), request, rest, again);
     if (s.ok()) {
       *outcome = std::move(its);
-      *out = std::move(session);  // the one before has its document open no longer, so that it can be evicted
+      // the one before has its document open no longer, so that it can be evicted
+      *out = std::move(session);
       if (!rest.empty()) keep(out->get(), request, tokens, unusable, outcome);
     }
     // A page, an index, met only now by reading on or by copying.
@@ -179,8 +204,8 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
   }
 }
 
-Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest& request, std::unique_ptr<Session>* out,
-                        LibraryOutcome* outcome) const {
+Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest& request,
+                        std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
   *outcome = {};
   if (!request.name.empty())
     if (Status s = check_name(request.name); !s.ok()) return s;
@@ -189,7 +214,10 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
   if (Status s = Session::open(model, request.session, &fresh); !s.ok()) return s;
   Array<Token> tokens;
   Array<uint32_t> lengths;
-  if (Status s = fresh->encode_document(request.text, request.parse_special, request.cancel, &tokens, &lengths); !s.ok()) return s;
+  if (Status s = fresh->encode_document(request.text, request.parse_special, request.cancel,
+                                        &tokens, &lengths);
+      !s.ok())
+    return s;
   try {
     Status s = read(model, request, tokens, std::move(fresh), &session, outcome);
     if (!session) return s;
@@ -202,11 +230,13 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
 }
 
 // Saves what was read. Whatever becomes of that, the session is there.
-void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens, std::span<const Found> unusable,
-                   LibraryOutcome* outcome) const {
+void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
+                   std::span<const Found> unusable, LibraryOutcome* outcome) const {
   try {
     // The place of a damaged document is taken by what begins with all of it that can be told.
-    const auto covers = [&](const Found& f) { return f.tokens == std::min<uint64_t>(f.all, tokens.size()); };
+    const auto covers = [&](const Found& f) {
+      return f.tokens == std::min<uint64_t>(f.all, tokens.size());
+    };
     Wanted wanted;
     wanted.name = request.name;
     wanted.replace = request.replace;

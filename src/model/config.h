@@ -1,4 +1,5 @@
-// The hyper-parameters of a model, read from GGUF metadata and checked: after read() every field is in its range and they agree.
+// The hyper-parameters of a model, read from GGUF metadata and checked: after read() every field is
+// in its range and they agree.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@ enum class Architecture : uint32_t { llama, qwen2, qwen3 };
 enum class RopeScaling : uint32_t { none, linear, yarn };
 
 struct RopeConfig {
-  uint32_t dim = 0;            // dimensions of a head that rotate, even
+  uint32_t dim = 0;  // dimensions of a head that rotate, even
   double base = 10000;
-  bool neox = false;           // pairs (i, i + dim/2) instead of (2i, 2i + 1)
+  bool neox = false;  // pairs (i, i + dim/2) instead of (2i, 2i + 1)
   RopeScaling scaling = RopeScaling::none;
-  double factor = 1;           // context extension: positions are divided by it
+  double factor = 1;  // context extension: positions are divided by it
   uint64_t original_context = 0;
   double yarn_attention_factor = 1;
   double yarn_beta_fast = 32, yarn_beta_slow = 1;  // YaRN, arXiv 2309.00071, section 3.2
@@ -37,7 +38,7 @@ struct HeadShape {
 struct ModelConfig : HeadShape {
   Architecture architecture = Architecture::llama;
   std::string architecture_name;
-  std::string name;          // "" when the file has none
+  std::string name;  // "" when the file has none
   uint32_t width = 0;
   uint32_t feed_forward = 0;
   uint32_t vocabulary = 0;
@@ -45,7 +46,8 @@ struct ModelConfig : HeadShape {
   float rms_epsilon = 0;
   RopeConfig rope;
 
-  // Code::unsupported for a feature that is not supported, Code::corrupt for what is missing or contradicts itself.
+  // Code::unsupported for a feature that is not supported, Code::corrupt for what is missing or
+  // contradicts itself.
   static Status read(const Gguf& gguf, ModelConfig* out);
 };
 

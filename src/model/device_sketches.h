@@ -1,9 +1,11 @@
-// The sketches of keys that a device has in its memory, in blocks of some extents that lie side by side. Forks of a timeline share the blocks that they
-// have in common: where one writes on, it has the last block for itself.
+// The sketches of keys that a device has in its memory, in blocks of some extents that lie side by
+// side. Forks of a sequence share the blocks that they have in common: where one writes on, it has
+// the last block for itself.
 //
-// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one session has had, or may find, does not change: who needs
-// another lets go of it, when its own stream has been waited for, and the last one to do so gives the memory back. Threads: all functions of DeviceSketches
-// may run together.
+// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one
+// session has had, or may find, does not change: who needs another lets go of it, when its own
+// stream has been waited for, and the last one to do so gives the memory back. Threads: all
+// functions of DeviceSketches may run together.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +16,15 @@
 #include <mutex>
 #include <vector>
 
-#include "compute/device.h"
+#include "backend/device.h"
 
 namespace kvasir {
 
 struct SketchBlock {
-  DeviceBuffer<int8_t> memory;    // [extents of a block][layers][kv_heads][sketch_bytes]
-  std::vector<uint64_t> stamps;   // [extents of a block]; 0: nothing is there
-  bool shared = false;            // others than the first session have found it; guarded by DeviceSketches' mutex
+  DeviceBuffer<int8_t> memory;   // [extents of a block][layers][kv_heads][sketch_bytes]
+  std::vector<uint64_t> stamps;  // [extents of a block]; 0: nothing is there
+  // others than the first session have found it; guarded by DeviceSketches' mutex
+  bool shared = false;
 
   // Whether it has all that is wanted; a wanted stamp of 0 is nothing.
   bool has(const std::vector<uint64_t>& wanted) const {
@@ -44,12 +47,16 @@ class DeviceSketches {
   bool take(const std::shared_ptr<SketchBlock>& block) {
     const std::lock_guard lock(mutex_);
     if (block->shared) return false;
-    if (const auto at = blocks_.find(block->stamps); at != blocks_.end() && at->second.lock() == block) blocks_.erase(at);
+    if (const auto at = blocks_.find(block->stamps);
+        at != blocks_.end() && at->second.lock() == block)
+      blocks_.erase(at);
     return true;
   }
-  // The block has these stamps, and others find it from now on. What the caller is to have: this one, or what another was first to add with the same.
-  // Throws std::bad_alloc, and nothing has changed.
-  std::shared_ptr<SketchBlock> add(const std::vector<uint64_t>& stamps, std::shared_ptr<SketchBlock> block) {
+  // The block has these stamps, and others find it from now on. What the caller is to have: this
+  // one, or what another was first to add with the same. Throws std::bad_alloc, and nothing has
+  // changed.
+  std::shared_ptr<SketchBlock> add(const std::vector<uint64_t>& stamps,
+                                   std::shared_ptr<SketchBlock> block) {
     const std::lock_guard lock(mutex_);
     std::erase_if(blocks_, [](const auto& entry) { return entry.second.expired(); });
     std::weak_ptr<SketchBlock>& there = blocks_[stamps];

@@ -11,17 +11,21 @@
 
 namespace kvasir {
 
-constexpr std::size_t piece_bytes = std::size_t{32} << 20;  // of a matrix that is on its way; a row that is longer goes alone
+// of a matrix that is on its way; a row that is longer goes alone
+constexpr std::size_t piece_bytes = std::size_t{32} << 20;
 
-// Of the processor's memory that is kept for what goes to a device (Device::keep_host): as a share of the weights, and from and up to so many bytes.
-constexpr uint64_t staged_share = 128, least_staged = uint64_t{4} << 20, most_staged = uint64_t{64} << 20;
+// Of host memory that is kept for what goes to a device (Device::keep_host): as a share of the
+// weights, and from and up to so many bytes.
+constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
+                   max_staged = uint64_t{64} << 20;
 
 // Of a matrix beside others: the next one begins where every kernel can read it.
 static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linear) {
   return round_up(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols), 256);
 }
 
-// Copies weights to the device, piece by piece, through memory from which it reads at its full rate.
+// Copies weights to the device, piece by piece, through memory from which it reads at its full
+// rate.
 class DeviceWeights::Loader {
  public:
   Loader(const std::shared_ptr<Device>& device, const Cancel* cancel)
@@ -47,14 +51,16 @@ class DeviceWeights::Loader {
     for (std::size_t at = 0; at < from.size(); at += most) {
       const std::size_t bytes = std::min(most, from.size() - at) * sizeof(float);
       std::memcpy(host_.get(), from.data() + at, bytes);
-      if (const int error = ops_.upload(stream_, to->get() + at, host_.get(), bytes)) return failed(error);
+      if (const int error = ops_.upload(stream_, to->get() + at, host_.get(), bytes))
+        return failed(error);
       if (const int error = ops_.wait(stream_)) return failed(error);
     }
     return {};
   }
 
   // Side by side in one piece of memory.
-  Status matrices(std::span<const std::pair<const Linear*, Matrix*>> all, DeviceBuffer<std::byte>* memory) {
+  Status matrices(std::span<const std::pair<const Linear*, Matrix*>> all,
+                  DeviceBuffer<std::byte>* memory) {
     std::size_t size = 0;
     for (const auto& [from, to] : all) size += matrix_room(ops_, *from);
     if (Status s = memory->allocate(device_, size, what); !s.ok()) return s;
@@ -75,8 +81,10 @@ class DeviceWeights::Loader {
         return Status::error(Code::cancelled, "cancelled; the model was not opened");
       n = std::min(rows, w.rows - row);
       std::memcpy(host_.get(), w.data + row * w.row_bytes, n * w.row_bytes);
-      if (const int error = ops_.upload(stream_, staging_.get(), host_.get(), n * w.row_bytes)) return failed(error);
-      if (const int error = ops_.lay_out(stream_, to->w, staging_.get(), row, n)) return failed(error);
+      if (const int error = ops_.upload(stream_, staging_.get(), host_.get(), n * w.row_bytes))
+        return failed(error);
+      if (const int error = ops_.lay_out(stream_, to->w, staging_.get(), row, n))
+        return failed(error);
       if (const int error = ops_.wait(stream_)) return failed(error);
     }
     return vector(from.bias, &to->bias);
@@ -84,11 +92,15 @@ class DeviceWeights::Loader {
 
   Status layer(const LayerWeights& from, Layer* to) {
     const std::pair<const Array<float>*, DeviceBuffer<float>*> vectors[] = {
-        {&from.attention_norm, &to->attention_norm}, {&from.q_norm, &to->q_norm}, {&from.k_norm, &to->k_norm}, {&from.ffn_norm, &to->ffn_norm}};
+        {&from.attention_norm, &to->attention_norm},
+        {&from.q_norm, &to->q_norm},
+        {&from.k_norm, &to->k_norm},
+        {&from.ffn_norm, &to->ffn_norm}};
     for (const auto& [host, device] : vectors)
       if (Status s = vector(*host, device); !s.ok()) return s;
-    const std::pair<const Linear*, Matrix*> its[] = {{&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
-                                                     {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
+    const std::pair<const Linear*, Matrix*> its[] = {
+        {&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
+        {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
     return matrices(its, &to->memory);
   }
 
@@ -109,16 +121,21 @@ namespace {
 
 // What the parts of a model take of a device.
 struct Sizes {
-  Sizes(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceKernels& kernels) {
-    const auto floats = [](const Array<float>& x) { return Device::taken_by(x.size() * sizeof(float)); };
+  Sizes(const Weights& weights, const ModelConfig& config, uint32_t rope_dim,
+        const DeviceKernels& kernels) {
+    const auto floats = [](const Array<float>& x) {
+      return Device::taken_by(x.size() * sizeof(float));
+    };
     const auto add = [&](const Linear& linear, std::size_t* matrices, uint64_t* biases) {
       piece = std::max(piece, linear.w.row_bytes);
       *matrices += matrix_room(kernels, linear), *biases += floats(linear.bias);
     };
     for (const LayerWeights& w : weights.layers) {
       std::size_t matrices = 0;
-      layers.push_back(floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) + floats(w.ffn_norm));
-      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) add(*linear, &matrices, &layers.back());
+      layers.push_back(floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) +
+                       floats(w.ffn_norm));
+      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+        add(*linear, &matrices, &layers.back());
       layers.back() += Device::taken_by(matrices);
     }
     std::size_t matrix = 0;
@@ -127,23 +144,27 @@ struct Sizes {
     output += Device::taken_by(matrix);
     beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
   }
-  uint64_t room(const Device& device) const { return device.left() - std::min(device.left(), beside); }
+  uint64_t room(const Device& device) const {
+    return device.left() - std::min(device.left(), beside);
+  }
 
   std::vector<uint64_t> layers;
-  uint64_t output, beside;           // a session's workspace and what weights come through
-  std::size_t piece = piece_bytes;   // bytes that weights come in, at least those of any row
+  uint64_t output, beside;          // a session's workspace and what weights come through
+  std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
 };
 
 }  // namespace
 
-LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output, std::span<const uint64_t> rooms) {
+LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output,
+                        std::span<const uint64_t> rooms) {
   LayerSplit split;
   // Each device takes what fits into this share of its room; whether that is everything.
   const auto fill = [&](double share, bool with_output) {
     split.layers.assign(rooms.size(), 0);
     std::size_t next = 0;
     for (std::size_t d = 0; d < rooms.size(); ++d) {
-      uint64_t left = share < 1 ? static_cast<uint64_t>(share * static_cast<double>(rooms[d])) : rooms[d];
+      uint64_t left =
+          share < 1 ? static_cast<uint64_t>(share * static_cast<double>(rooms[d])) : rooms[d];
       for (; next < sizes.size(); ++next, ++split.layers[d]) {
         const uint64_t size = sizes[next] + (with_output && next + 1 == sizes.size() ? output : 0);
         if (size > left) break;
@@ -155,14 +176,16 @@ LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output, std::s
   split.output = fill(1, true);
   if (!split.output && !fill(1, false)) return split;
   double least = 0, enough = 1;
-  for (int i = 0; i < 50; ++i) (fill((least + enough) / 2, split.output) ? enough : least) = (least + enough) / 2;
+  for (int i = 0; i < 50; ++i)
+    (fill((least + enough) / 2, split.output) ? enough : least) = (least + enough) / 2;
   fill(enough, split.output);
   return split;
 }
 
-// Where others have taken some of what was free, fewer layers: one of them makes room for the workspace.
-Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output, std::size_t piece,
-                           const Cancel* cancel) {
+// Where others have taken some of what was free, fewer layers: one of them makes room for the
+// workspace.
+Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output,
+                           std::size_t piece, const Cancel* cancel) {
   Loader loader(device_, cancel);
   if (Status s = loader.open(piece); !s.ok()) return s;
   first_ = first;
@@ -190,8 +213,9 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   return {};
 }
 
-Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim, const DeviceOptions& options,
-                             const Cancel* cancel, std::vector<DeviceWeights>* out) {
+Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim,
+                             const DeviceOptions& options, const Cancel* cancel,
+                             std::vector<DeviceWeights>* out) {
   std::vector<int> indexes;
   if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
   const Sizes sizes(weights, config, rope_dim, *cuda_kernels());
@@ -200,7 +224,9 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
   Status missing;
   for (const int index : indexes) {
     std::shared_ptr<Device> device;
-    Status s = Device::open(index, options.budget, static_cast<uint32_t>(std::count(indexes.begin(), indexes.end(), index)), &device);
+    Status s = Device::open(
+        index, options.budget,
+        static_cast<uint32_t>(std::count(indexes.begin(), indexes.end(), index)), &device);
     if (!s.ok() && !optional) return s;
     if (!s.ok()) {
       missing = std::move(s);
@@ -209,30 +235,44 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, 
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
-  if (choose) {  // the one with the most room, where that is enough: sessions' attention wants some too
-    const auto by_room = [&](const auto& a, const auto& b) { return sizes.room(*a) < sizes.room(*b); };
-    const std::shared_ptr<Device> largest = *std::max_element(devices.begin(), devices.end(), by_room);
-    if (const uint64_t room = sizes.room(*largest); split_layers(sizes.layers, sizes.output, {&room, 1}).output) devices = {largest};
+  // the one with the most room, where that is enough: sessions' attention wants some too
+  if (choose) {
+    const auto by_room = [&](const auto& a, const auto& b) {
+      return sizes.room(*a) < sizes.room(*b);
+    };
+    const std::shared_ptr<Device> largest =
+        *std::max_element(devices.begin(), devices.end(), by_room);
+    if (const uint64_t room = sizes.room(*largest);
+        split_layers(sizes.layers, sizes.output, {&room, 1}).output)
+      devices = {largest};
   }
 
-  missing = Status::error(Code::no_memory, "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64 " and the workspace %" PRIu64,
-                          devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.beside);
+  missing =
+      Status::error(Code::no_memory,
+                    "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
+                    " and the workspace %" PRIu64,
+                    devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.beside);
   std::vector<DeviceWeights> result;
   uint32_t next = 0;
   for (std::size_t d = 0; d < devices.size() && next < config.layers; ++d) {
     std::vector<uint64_t> rooms;
-    for (std::size_t other = d; other < devices.size(); ++other) rooms.push_back(sizes.room(*devices[other]));
-    const LayerSplit split = split_layers(std::span(sizes.layers).subspan(next), sizes.output, rooms);
+    for (std::size_t other = d; other < devices.size(); ++other)
+      rooms.push_back(sizes.room(*devices[other]));
+    const LayerSplit split =
+        split_layers(std::span(sizes.layers).subspan(next), sizes.output, rooms);
     if (split.layers[0] == 0) continue;
     DeviceWeights part;
     part.device_ = devices[d];
-    Status s = part.load(weights, next, split.layers[0], split.output && next + split.layers[0] == config.layers, sizes.piece, cancel);
+    Status s =
+        part.load(weights, next, split.layers[0],
+                  split.output && next + split.layers[0] == config.layers, sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
       continue;
     }
     if (!s.ok()) return s;
-    part.device_->keep_host(std::clamp<uint64_t>(part.bytes_ / staged_share, least_staged, most_staged));
+    part.device_->keep_host(
+        std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged));
     next = part.end_layer();
     result.push_back(std::move(part));
   }

@@ -11,8 +11,8 @@
 #include "base/checksum.h"
 #include "base/little_endian.h"
 #include "base/memory.h"
+#include "cachefile/atomic_file.h"
 #include "os/signals.h"
-#include "store/atomic_file.h"
 
 namespace kvasir {
 namespace {

@@ -7,8 +7,8 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "backend/device.h"
 #include "base/checked.h"
-#include "compute/device.h"
 #include "model/config.h"
 #include "model/device_weights.h"
 
@@ -20,47 +20,57 @@ struct Widths {
   std::size_t width, q, kv, feed_forward, widest, half, vocabulary;
 };
 inline Widths widths_of(const ModelConfig& c, uint32_t rope_dim) {
-  return {c.width, c.q_width(), c.kv_width(), c.feed_forward, std::max({c.width, c.q_width(), c.feed_forward}), rope_dim / 2, c.vocabulary};
+  return {c.width,
+          c.q_width(),
+          c.kv_width(),
+          c.feed_forward,
+          std::max({c.width, c.q_width(), c.feed_forward}),
+          rope_dim / 2,
+          c.vocabulary};
 }
 
 // A step's arrays in the device's memory, one behind the other in one allocation.
 struct Workspace {
-  float *x, *h, *qkv, *a, *gate, *up;  // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
-  float *cos, *sin;                    // [n][rope dim / 2]
-  int8_t* quants;                      // DeviceActivations of the widest input
+  // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
+  float *x, *h, *qkv, *a, *gate, *up;
+  float *cos, *sin;  // [n][rope dim / 2]
+  int8_t* quants;    // DeviceActivations of the widest input
   float* scales;
   int16_t* sums;
-  float* logits;                       // [logit_rows][vocabulary]
-  uint32_t* first_bad;                 // layer in which a number was too large
+  float* logits;        // [logit_rows][vocabulary]
+  uint32_t* first_bad;  // layer in which a number was too large
 
   // Returns its bytes. memory null: that alone.
   std::size_t place(const Widths& s, std::size_t n, std::byte* memory) {
     std::size_t at = 0;
     const auto put = [&](auto** array, std::size_t count) {
-      *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(reinterpret_cast<uintptr_t>(memory) + at);
+      *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(
+          reinterpret_cast<uintptr_t>(memory) + at);
       at += round_up(count * sizeof **array, 256);
     };
     put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
-    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.half), put(&sin, n * s.half);
-    put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)), put(&sums, n * ceil_div(s.widest, 16));
+    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.half),
+        put(&sin, n * s.half);
+    put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)),
+        put(&sums, n * ceil_div(s.widest, 16));
     put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
     return at;
   }
 
   // Of n tokens, for products with these matrices.
-  DeviceActivations inputs(uint32_t n, float* f32, std::size_t cols, std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
+  DeviceActivations inputs(uint32_t n, float* f32, std::size_t cols,
+                           std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
     DeviceActivations to{n, static_cast<uint32_t>(cols)};
     for (const DeviceWeights::Matrix* m : matrices) {
-      if (tensor_type_info(m->w.type)->block_elements == 1)
-        to.f32 = f32;
-      else
-        to.q = quants, to.scale = scales, to.sums = sums;
+      if (tensor_type_info(m->w.type)->block_elements == 1) to.f32 = f32;
+      else to.q = quants, to.scale = scales, to.sums = sums;
     }
     return to;
   }
 };
 
-constexpr uint32_t usual_step = 1024;  // tokens that a session's workspace on a device is kept free for
+// tokens that a session's workspace on a device is kept free for
+constexpr uint32_t usual_step = 1024;
 
 // The device memory that a stage takes for steps of n tokens.
 inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {

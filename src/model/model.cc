@@ -17,8 +17,9 @@ void for_samples(const GgufTensor& t, F f) {
   for (uint64_t at : {uint64_t{0}, (t.bytes - n) / 2, t.bytes - n}) f(t.offset + at, n);
 }
 
-// Four 64-bit hashes chained over the metadata, the tensor table, the size and three 4 KiB blocks of every tensor: other
-// weights of the same shapes differ in almost every block, so a few of each tell them apart without reading gigabytes.
+// Four 64-bit hashes chained over the metadata, the tensor table, the size and three 4 KiB blocks
+// of every tensor: other weights of the same shapes differ in almost every block, so a few of each
+// tell them apart without reading gigabytes.
 Fingerprint fingerprint_of(const Gguf& gguf, const std::byte* file, uint64_t size) {
   Fingerprint out;
   for (uint64_t part = 0; part < 4; ++part) {
@@ -31,10 +32,14 @@ Fingerprint fingerprint_of(const Gguf& gguf, const std::byte* file, uint64_t siz
   return out;
 }
 
-Status open_cancelled() { return Status::error(Code::cancelled, "cancelled; the model was not opened"); }
+Status open_cancelled() {
+  return Status::error(Code::cancelled, "cancelled; the model was not opened");
+}
 
 Status with_path(const std::string& path, const Status& s) {
-  return Status::error(s.code(), "%s: %s", path.c_str(), s.message()).with_errno(s.sys_errno()).with_offset(s.offset());
+  return Status::error(s.code(), "%s: %s", path.c_str(), s.message())
+      .with_errno(s.sys_errno())
+      .with_offset(s.offset());
 }
 
 }  // namespace
@@ -45,7 +50,8 @@ StoreShape Model::store_shape() const {
 
 std::string Model::device_names() const {
   std::string names;
-  for (const DeviceWeights& weights : device_weights_) names += (names.empty() ? "" : ",") + weights.device()->name();
+  for (const DeviceWeights& weights : device_weights_)
+    names += (names.empty() ? "" : ",") + weights.device()->name();
   return names.empty() ? "cpu" : names;
 }
 
@@ -91,7 +97,9 @@ Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* c
   if (Status s = Tokenizer::load(gguf_, &tokenizer_); !s.ok()) return s;
   if (is_cancelled(cancel)) return open_cancelled();
   const GgufTensor* embedding = gguf_.find_tensor("token_embd.weight");
-  if (!embedding) return Status::error(Code::corrupt, "the model has no tensor 'token_embd.weight': it holds no weights");
+  if (!embedding)
+    return Status::error(Code::corrupt,
+                         "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
   Array<float> divisors;
   if (Status s = bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors); !s.ok())
@@ -133,11 +141,13 @@ Status Model::open(const std::string& path, const std::string& chat_format,
                    std::shared_ptr<const Model>* out, const DeviceOptions& device,
                    const std::string& hash_folder, const Cancel* cancel) {
   auto model = std::make_shared<Model>();
-  if (Status s = model->map(path, chat_format, ModelUse::run, hash_folder, cancel); !s.ok()) return s;
+  if (Status s = model->map(path, chat_format, ModelUse::run, hash_folder, cancel); !s.ok())
+    return s;
   if (device.name != "cpu") {
-    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(), device, cancel,
-                                           &model->device_weights_);
-    if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled)) return with_path(path, s);
+    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(),
+                                           device, cancel, &model->device_weights_);
+    if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled))
+      return with_path(path, s);
     model->why_no_device_ = s.message();
   }
   if (!hash_folder.empty()) model->full_hash_->begin();

@@ -1,4 +1,5 @@
-// A model: the mapped GGUF file, its configuration, views of its weights, tokenizer and chat format. Immutable; shared by threads.
+// A model: the mapped GGUF file, its configuration, views of its weights, tokenizer and chat
+// format. Immutable; shared by threads.
 #pragma once
 
 #include <array>
@@ -9,17 +10,17 @@
 #include <string>
 #include <vector>
 
+#include "backend/kernels.h"
 #include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
-#include "compute/kernels.h"
+#include "cachefile/format.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
 #include "model/device_weights.h"
 #include "model/full_hash.h"
 #include "model/rope.h"
 #include "os/os.h"
-#include "store/format.h"
 #include "store/page_store.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
@@ -34,20 +35,21 @@ struct Linear {
 
 struct LayerWeights {
   Array<float> attention_norm;  // [width]
-  Linear q, k, v, o;            // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
+  // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
+  Linear q, k, v, o;
   Array<float> q_norm, k_norm;  // [head_dim]; empty where the architecture has none
   Array<float> ffn_norm;        // [width]
   Linear gate, up, down;        // [feed_forward][width] twice, [width][feed_forward]
 };
 
 struct Weights {
-  WeightView embedding;       // [vocabulary][width]
+  WeightView embedding;  // [vocabulary][width]
   std::vector<LayerWeights> layers;
-  Array<float> output_norm;   // [width]
-  Linear output;              // [vocabulary][width]; the embedding when tied
+  Array<float> output_norm;  // [width]
+  Linear output;             // [vocabulary][width]; the embedding when tied
   uint64_t parameters = 0;
-  uint64_t bytes = 0;         // in the file
-  std::string formats;        // "Q4_K Q6_K F32", most bytes first
+  uint64_t bytes = 0;   // in the file
+  std::string formats;  // "Q4_K Q6_K F32", most bytes first
 };
 
 using Fingerprint = std::array<uint8_t, 32>;
@@ -81,9 +83,11 @@ class Model {
   // the fingerprint.
   bool is_of(const format::Identity& identity) const;
   StoreShape store_shape() const;
-  const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }  // of each device; empty: the processor computes everything
+  // of each device; empty: the CPU computes everything
+  const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }
   std::string device_names() const;  // theirs, with commas between them, or "cpu"
-  const std::string& why_no_device() const { return why_no_device_; }  // where DeviceOptions left it open and there is none
+  // where DeviceOptions left it open and there is none
+  const std::string& why_no_device() const { return why_no_device_; }
 
  private:
   Status map(const std::string& path, const std::string& chat_format, ModelUse use,

@@ -7,9 +7,12 @@
 namespace kvasir {
 namespace {
 
-// The dimension whose wave turns `rotations` times in the original context (YaRN, equation 17 solved for the dimension).
+// The dimension whose wave turns `rotations` times in the original context (YaRN, equation 17
+// solved for the dimension).
 double yarn_dimension(const RopeConfig& c, double rotations) {
-  return c.dim * std::log(static_cast<double>(c.original_context) / (rotations * 2 * std::numbers::pi)) / (2 * std::log(c.base));
+  return c.dim *
+         std::log(static_cast<double>(c.original_context) / (rotations * 2 * std::numbers::pi)) /
+         (2 * std::log(c.base));
 }
 
 }  // namespace
@@ -17,7 +20,8 @@ double yarn_dimension(const RopeConfig& c, double rotations) {
 Rope::Rope(const RopeConfig& c, std::span<const float> divisors) : frequency_(c.dim / 2) {
   const bool yarn = c.scaling == RopeScaling::yarn;
   const double low = yarn ? std::max(0.0, std::floor(yarn_dimension(c, c.yarn_beta_fast))) : 0;
-  const double high = yarn ? std::min(c.dim - 1.0, std::ceil(yarn_dimension(c, c.yarn_beta_slow))) : 0;
+  const double high =
+      yarn ? std::min(c.dim - 1.0, std::ceil(yarn_dimension(c, c.yarn_beta_slow))) : 0;
   for (uint32_t i = 0; i < c.dim / 2; ++i) {
     double f = std::pow(c.base, -2.0 * i / c.dim);
     if (!divisors.empty()) f /= static_cast<double>(divisors[i]);

@@ -1,4 +1,5 @@
-// Rotary position embeddings (RoFormer, arXiv 2104.09864): the angles of each position, with context extension.
+// Rotary position embeddings (RoFormer, arXiv 2104.09864): the angles of each position, with
+// context extension.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,8 @@ class Binder {
 
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
 
-  // Everything in the file must have found its place: a tensor we do not know would change the result.
+  // Everything in the file must have found its place: a tensor we do not know would change the
+  // result.
   Status finish() {
     for (const GgufTensor& t : gguf_.tensors())
       if (!used_[number(t)])
@@ -83,7 +84,8 @@ class Binder {
   const GgufTensor* take(const std::string& name, bool required) {
     const GgufTensor* t = gguf_.find_tensor(name);
     if (t) used_[number(*t)] = true;
-    if (!t && required) fail(Status::error(Code::corrupt, "the model has no tensor '%s'", name.c_str()));
+    if (!t && required)
+      fail(Status::error(Code::corrupt, "the model has no tensor '%s'", name.c_str()));
     return t;
   }
 
@@ -116,7 +118,8 @@ std::string formats_by_bytes(const Gguf& gguf) {
   for (const auto& [type, size] : bytes) order.emplace_back(size, type);
   std::sort(order.rbegin(), order.rend());
   std::string out;
-  for (const auto& [size, type] : order) out += (out.empty() ? "" : " ") + std::string(tensor_type_info(type)->name);
+  for (const auto& [size, type] : order)
+    out += (out.empty() ? "" : " ") + std::string(tensor_type_info(type)->name);
   return out;
 }
 
@@ -158,7 +161,9 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
     return s;
   }
   for (float d : *rope_divisors)
-    if (!(d > 0)) return Status::error(Code::corrupt, "tensor 'rope_freqs.weight' holds a number that is not positive");
+    if (!(d > 0))
+      return Status::error(Code::corrupt,
+                           "tensor 'rope_freqs.weight' holds a number that is not positive");
   for (const GgufTensor& t : gguf.tensors()) {
     w.parameters += t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3];
     w.bytes += t.bytes;

@@ -1,16 +1,17 @@
-// The quads that a filter layer has chosen for the layers after it, in a device's memory: read from the processor's for all of them and all KV heads in one go
-// (OmniKV, ICLR 2025, section 4), and kept for the next token, which chooses many of them again.
+// The quads that a filter layer has chosen for the layers after it, in a device's memory: read from
+// the CPU's for all of them and all KV heads in one go (OmniKV, ICLR 2025, section 4), and kept for
+// the next token, which chooses many of them again.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "attention/attention.h"
+#include "backend/device.h"
+#include "backend/thread_pool.h"
 #include "base/memory.h"
 #include "base/status.h"
-#include "compute/device.h"
-#include "compute/thread_pool.h"
-#include "attention/attention.h"
 #include "offload/fallback.h"
 #include "select/plan.h"
 #include "store/page_store.h"
@@ -20,12 +21,14 @@ namespace kvasir {
 class FilterGroupCache {
  public:
   // Of `layers` layers from `first` on.
-  FilterGroupCache(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first, uint32_t layers)
+  FilterGroupCache(const std::shared_ptr<Device>& device, const StoreShape& shape, uint32_t first,
+                   uint32_t layers)
       : device_(device), shape_(shape), first_(first), layers_(layers) {}
 
-  // For the next step, of one token; while no work is under way. Where room is left besides `reserve` bytes; *why_not: none, or why the layers read for
-  // themselves. Code::device, Code::no_memory; throws std::bad_alloc.
-  Status prepare(const PageStore& pages, const Plan& plan, uint64_t reserve, Fallback* why_not);
+  // For the next step, of one token; while no work is under way. Where room is left besides
+  // `reserve` bytes; *fallback: none, or why the layers read for themselves. Code::device,
+  // Code::no_memory; throws std::bad_alloc.
+  Status prepare(const PageStore& pages, const Plan& plan, uint64_t reserve, Fallback* fallback);
   void release();
   bool holds_memory() const { return quads_.get() != nullptr; }
   // What has been given stays valid as long as this does.
@@ -33,16 +36,25 @@ class FilterGroupCache {
   // A step that came to no end may not have read what it wanted to.
   void forget();
 
-  // Gives the stream the reading of what a filter layer has chosen; kv: of a layer, from the first one on. False: it has chosen for none of these layers.
-  // Code::corrupt.
+  // Gives the stream the reading of what a filter layer has chosen; kv: of a layer, from the first
+  // one on. False: it has chosen for none of these layers. Code::corrupt.
   bool chooses(uint32_t filter_layer) const { return group_of(filter_layer) != nullptr; }
   template <class KvOf>
-  Status give(DeviceStream* stream, uint32_t filter_layer, const Selection& choice, const PageStore& pages, KvOf&& kv_of, ThreadPool* pool, ReadCounts* counts) {
+  Status give(DeviceStream* stream, uint32_t filter_layer, const Selection& choice,
+              const PageStore& pages, KvOf&& kv_of, ThreadPool* pool, ReadCounts* counts) {
     Group* const group = group_of(filter_layer);
     if (Status s = place(choice, pages, pool, group, counts); !s.ok()) return s;
-    const DeviceGroup its{group->end - group->begin, room_, group->fresh.get(), group->fresh.get() + 1, group->fresh.get() + 1 + room_, room_, quads_.get() + bytes_before(*group)};
+    const DeviceGroup its{group->end - group->begin,
+                          room_,
+                          group->fresh.get(),
+                          group->fresh.get() + 1,
+                          group->fresh.get() + 1 + room_,
+                          room_,
+                          quads_.get() + bytes_before(*group)};
     group->is_given = true;
-    return device_->status(device_->kernels().gather_group(stream, kv_of(group->begin - first_), its), "pages that a filter layer chose");
+    return device_->status(
+        device_->kernels().gather_group(stream, kv_of(group->begin - first_), its),
+        "pages that a filter layer chose");
   }
   void begin_step();
   // Whether what a layer attends was given in this step; layers as the model has them.
@@ -58,25 +70,34 @@ class FilterGroupCache {
     uint32_t hand = 0;                       // the place that is looked at first when one is wanted
     std::vector<uint32_t> place_of;          // [quads of the store] + 1; 0: it has none
     std::vector<uint32_t> quad_at, used_at;  // [room] + 1; 0: none; and the step that chose it last
-    PinnedBuffer<uint32_t> found, counts;    // [kv_heads][room] as DeviceHotQuads; [kv_heads][2] as DeviceAttention
-    PinnedBuffer<uint8_t> present;           // [kv_heads][room] likewise
-    PinnedBuffer<uint32_t> fresh;            // how many are to be read; [room] their quads, and their places
+    // [kv_heads][room] as DeviceHotQuads; [kv_heads][2] as DeviceAttention
+    PinnedBuffer<uint32_t> found, counts;
+    PinnedBuffer<uint8_t> present;  // [kv_heads][room] likewise
+    // how many are to be read; [room] their quads, and their places
+    PinnedBuffer<uint32_t> fresh;
   };
   Group* group_of(uint32_t filter_layer) const;
   void find_groups(const Plan& plan);
-  Status place(const Selection& choice, const PageStore& pages, ThreadPool* pool, Group* group, ReadCounts* counts);
+  Status place(const Selection& choice, const PageStore& pages, ThreadPool* pool, Group* group,
+               ReadCounts* counts);
   void forget(Group* group, uint32_t quad);
-  std::size_t bytes_before(const Group& group) const { return std::size_t{group.before} * layer_bytes(); }
-  std::size_t layer_bytes() const { return std::size_t{shape_.kv_heads} * room_ * quad_bytes_of(shape_.page.dim); }
+  std::size_t bytes_before(const Group& group) const {
+    return std::size_t{group.before} * layer_bytes();
+  }
+  std::size_t layer_bytes() const {
+    return std::size_t{shape_.kv_heads} * room_ * quad_bytes_of(shape_.page.dim);
+  }
 
   const std::shared_ptr<Device> device_;
   const StoreShape shape_;
   const uint32_t first_, layers_;
   uint64_t generation_ = 0;
-  uint32_t step_ = 0, room_ = 0, tried_ = 0;  // room_: places of a KV head; tried_: those that there was no room for
+  // room_: places of a KV head; tried_: those that there was no room for
+  uint32_t step_ = 0, room_ = 0, tried_ = 0;
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<uint64_t> stamps_;              // of the extents whose quads the groups have
-  DeviceBuffer<uint8_t> quads_;               // [layers of the groups][kv_heads][room][quad_bytes_of(dim)]
+  std::vector<uint64_t> stamps_;  // of the extents whose quads the groups have
+  // [layers of the groups][kv_heads][room][quad_bytes_of(dim)]
+  DeviceBuffer<uint8_t> quads_;
 };
 
 }  // namespace kvasir

@@ -13,19 +13,17 @@ namespace kvasir {
 constexpr const char* what = "co-execution";
 constexpr std::size_t measured_bytes = std::size_t{8} << 20;
 
-GpuHybridAttention::GpuHybridAttention(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads, const StoreShape& shape,
-                           uint32_t first, uint32_t layers)
-    : device_(device),
-      ops_(device->kernels()),
-      heads_(heads),
-      shape_(shape),
-      first_(first),
-      layers_(layers),
-      timeline_(device, std::move(sketches), shape, first, layers, heads.heads),
+GpuHybridAttention::GpuHybridAttention(const std::shared_ptr<Device>& device,
+                                       std::shared_ptr<DeviceSketches> sketches,
+                                       const HeadShape& heads, const StoreShape& shape,
+                                       uint32_t first, uint32_t layers)
+    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first),
+      layers_(layers), sequence_(device, std::move(sketches), shape, first, layers, heads.heads),
       packed_(device, shape, first, layers) {}
 
-Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const {
-  if (n > KvMirror::most_tokens || plan.by_blocks) return Fallback::is_prefill;
+Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, bool exact,
+                                     uint32_t n) const {
+  if (n > KvMirror::max_tokens || plan.by_blocks) return Fallback::is_prefill;
   if (exact && n > 1) return Fallback::attends_everything;
   if (plan.together && n > 1) return Fallback::query_batch;
   if (plan.certify || plan.compare != CompareLevel::none) return Fallback::compared;
@@ -35,22 +33,25 @@ Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, boo
 // All that depends on the step's tokens and the text's length.
 Status GpuHybridAttention::make_room(uint32_t n, uint32_t most) {
   if (n <= room_ && most <= most_) return {};
-  const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
+  const uint32_t tokens = n == 1
+                              ? std::max(room_, 1u)
+                              : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   most = std::max(most_, most + most / 8);
   room_ = most_ = 0;
   ++generation_;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   const PageShape& page = shape_.page;
-  const std::size_t rows = std::size_t{tokens} * heads_.heads, list = std::size_t{shape_.kv_heads} * most;
+  const std::size_t rows = std::size_t{tokens} * heads_.heads,
+                    list = std::size_t{shape_.kv_heads} * most;
   Status s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q_scale_.allocate(device_, rows, what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
-  if (s.ok()) s = totals_.allocate(device_, layers_ * rows, what);
+  if (s.ok()) s = lse_.allocate(device_, layers_ * rows, what);
   if (s.ok()) s = mass_.allocate(device_, layers_ * rows, what);
   if (s.ok()) s = near_sums_.allocate(device_, 2 * rows);
   if (s.ok()) s = states_host_.allocate(device_, rows * (page.dim + state_sums));
-  if (s.ok()) s = totals_host_.allocate(device_, layers_ * rows);
+  if (s.ok()) s = lse_host_.allocate(device_, layers_ * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers_ * rows);
   if (s.ok()) s = list_counts_.allocate(device_, 2 * shape_.kv_heads);
   if (s.ok() && most > 0) s = quads_.allocate(device_, list);
@@ -61,42 +62,51 @@ Status GpuHybridAttention::make_room(uint32_t n, uint32_t most) {
   return {};
 }
 
-Status GpuHybridAttention::prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n, uint32_t devices, uint64_t reserve, ThreadPool* pool,
-                             const KvMirror::Streams& streams, const CancelLatch& cancel) {
+Status GpuHybridAttention::prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n,
+                                   uint32_t devices, uint64_t reserve, ThreadPool* pool,
+                                   const KvMirror::Streams& streams, const CancelLatch& cancel) {
   rates_ = device_->page_rates(pool->threads());
   const uint32_t sixteenths = rates_.sixteenths();
   wants_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
   bool reads = false;
-  if (Status s = timeline_.update(store, {false, n == 1 && (sixteenths > 0 || wants_packed_)}, devices, pool, streams, cancel, &reads); !s.ok()) return s;
+  if (Status s = sequence_.update(store, {false, n == 1 && (sixteenths > 0 || wants_packed_)},
+                                  devices, pool, streams, cancel, &reads);
+      !s.ok())
+    return s;
   reads_ = reads;
   sixteenths_ = reads ? sixteenths : 0;
   // A list has at most as many quads as tokens are chosen, or what there is.
   uint64_t most = 0;
   for (uint32_t l = first_; l < first_ + layers_ && !exact && sixteenths_ > 0; ++l)
-    if (!plan.is_dense(l)) most = std::max(most, plan.coverage > 0 ? 4 * plan.budget(l) : plan.budget(l));
-  most = std::min<uint64_t>(most * sixteenths_ / 16 + shape_.page.page_quads(), std::uint64_t{store.pages().pages()} * shape_.page.page_quads());
+    if (!plan.is_dense(l))
+      most = std::max(most, plan.coverage > 0 ? 4 * plan.budget(l) : plan.budget(l));
+  most = std::min<uint64_t>(most * sixteenths_ / 16 + shape_.page.page_quads(),
+                            std::uint64_t{store.pages().pages()} * shape_.page.page_quads());
   if (Status s = make_room(n, static_cast<uint32_t>(most)); !s.ok()) return s;
   packs_ = false, why_not_packed_ = Fallback::none;
   if (std::exchange(under_way_, false)) packed_.forget();
   if (!wants_packed_) {
     packed_.release();
   } else if (reads && n == 1) {
-    if (Status s = packed_.prepare(store.pages(), plan, reserve, &why_not_packed_); !s.ok()) return s;
+    if (Status s = packed_.prepare(store.pages(), plan, reserve, &why_not_packed_); !s.ok())
+      return s;
     packs_ = why_not_packed_ == Fallback::none;
   }
   n_ = n;
-  return timeline_.begin_step(store, streams.own);
+  return sequence_.begin_step(store, streams.own);
 }
 
 Fallback GpuHybridAttention::cannot_read() const {
   if (n_ > 1) return Fallback::several_tokens;
   if (!rates_.known()) return Fallback::unknown_rate;
-  return rates_.sixteenths() == 0 && !wants_packed_ ? Fallback::cpu_is_faster : timeline_.cannot_share();
+  return rates_.sixteenths() == 0 && !wants_packed_ ? Fallback::cpu_is_faster
+                                                    : sequence_.cannot_share();
 }
 
 std::string GpuHybridAttention::share() const {
   char text[256];
-  std::snprintf(text, sizeof text, "%u sixteenths of the pages: the CPU attends %s GB/s, the GPU reads %s GB/s",
+  std::snprintf(text, sizeof text,
+                "%u sixteenths of the pages: the CPU attends %s GB/s, the GPU reads %s GB/s",
                 sixteenths_, fixed_text(rates_.processor / 1e9, 1).c_str(),
                 fixed_text(rates_.device / 1e9, 1).c_str());
   std::string out = rates_.known() ? text : text_of(Fallback::unknown_rate);
@@ -106,26 +116,31 @@ std::string GpuHybridAttention::share() const {
 }
 
 // The best of some readings of memory like that of the pages. What is there makes no difference.
-Status GpuHybridAttention::measure(double processor, uint32_t threads, const CancelLatch& cancel, DeviceStream* stream) {
+Status GpuHybridAttention::measure(double processor, uint32_t threads, const CancelLatch& cancel,
+                                   DeviceStream* stream) {
   if (!(processor > 0) || room_ == 0) return {};
   Device::Staging staged;
-  if (Status s = device_->stage(measured_bytes, cancel, &staged); !s.ok()) return s.code() == Code::no_memory ? Status() : std::move(s);
+  if (Status s = device_->stage(measured_bytes, cancel, &staged); !s.ok())
+    return s.code() == Code::no_memory ? Status() : std::move(s);
   DeviceAttention a = work();
   a.n = a.blocks = 1;
   a.most = static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);
   a.lists = nullptr, a.present = nullptr, a.biases = nullptr;
   a.gathered = reinterpret_cast<uint8_t*>(staged.data);
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) list_counts_.get()[2 * h] = a.most, list_counts_.get()[2 * h + 1] = 0;
+  for (uint32_t h = 0; h < shape_.kv_heads; ++h)
+    list_counts_.get()[2 * h] = a.most, list_counts_.get()[2 * h + 1] = 0;
   uint64_t best = UINT64_MAX;
   for (int i = 0; i < 4; ++i) {
     const uint64_t begin = os::now_ns();
-    int error = ops_.attend_chosen(stream, timeline_.layer(0), a);
+    int error = ops_.attend_chosen(stream, sequence_.layer(0), a);
     if (!error) error = ops_.wait(stream);
     if (error) return device_->status(error, what);
     best = std::min(best, os::now_ns() - begin);
   }
-  const double bytes = static_cast<double>(std::size_t{a.most} * shape_.kv_heads * quad_bytes_of(shape_.page.dim));
-  device_->set_page_rates(threads, {processor, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
+  const double bytes =
+      static_cast<double>(std::size_t{a.most} * shape_.kv_heads * quad_bytes_of(shape_.page.dim));
+  device_->set_page_rates(
+      threads, {processor, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
   return {};
 }
 
@@ -134,47 +149,54 @@ DeviceAttention GpuHybridAttention::work() const {
   a.n = a.blocks = n_;
   a.most = most_;
   a.q = q_.get(), a.q8 = q8_.get(), a.q_scale = q_scale_.get();
-  a.lists = quads_.get(), a.biases = biases_.get(), a.present = present_.get(), a.list_counts = list_counts_.get();
+  a.lists = quads_.get(), a.biases = biases_.get(), a.present = present_.get(),
+  a.list_counts = list_counts_.get();
   a.states = states_.get();
   a.parts = near_parts;
   a.near_sums = near_sums_.get();
   return a;
 }
 
-void GpuHybridAttention::begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream, DeviceStream* beside) {
+void GpuHybridAttention::begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
+                               DeviceStream* beside) {
   store_ = &store, pool_ = pool, stream_ = stream, beside_ = beside, counts_ = {};
   under_way_ = true, waits_for_packed_ = false;
   packed_.begin_step();
 }
 
-int GpuHybridAttention::give_projected(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v) {
-  return ops_.begin_attention(stream, timeline_.layer(layer), work(), q, k, v);
+int GpuHybridAttention::give_projected(DeviceStream* stream, uint32_t layer, const float* q,
+                                       const float* k, const float* v) {
+  return ops_.begin_attention(stream, sequence_.layer(layer), work(), q, k, v);
 }
 
-int GpuHybridAttention::give_near(uint32_t layer) {
+int GpuHybridAttention::enqueue_near(uint32_t layer) {
   const int error = ops_.after(beside_, stream_);
-  return error ? error : ops_.attend_near(beside_, timeline_.layer(layer), work());
+  return error ? error : ops_.attend_sinks_and_window(beside_, sequence_.layer(layer), work());
 }
 
-int GpuHybridAttention::wait_for_packed(DeviceStream* stream) { return std::exchange(waits_for_packed_, false) ? ops_.after(stream, beside_) : 0; }
+int GpuHybridAttention::wait_for_packed(DeviceStream* stream) {
+  return std::exchange(waits_for_packed_, false) ? ops_.after(stream, beside_) : 0;
+}
 
 int GpuHybridAttention::give_packed(DeviceStream* stream, uint32_t layer) {
-  const DeviceKv kv = timeline_.layer(layer);
+  const DeviceKv kv = sequence_.layer(layer);
   DeviceAttention a = work();
   a.near_sums = nullptr;
   packed_.fill(first_ + layer, &a);
-  const int error = ops_.attend_near(stream, kv, a);
+  const int error = ops_.attend_sinks_and_window(stream, kv, a);
   return error ? error : ops_.attend_chosen(stream, kv, a);
 }
 
-int GpuHybridAttention::give_finish(DeviceStream* stream, uint32_t layer, bool packed, const DeviceActivations& out, const DeviceCheck& check) {
+int GpuHybridAttention::give_finish(DeviceStream* stream, uint32_t layer, bool packed,
+                                    const DeviceActivations& out, const DeviceCheck& check) {
   DeviceAttention a = work();
   a.parts = packed || has_parts_ ? attention_parts : near_parts;
   a.beside = packed ? nullptr : states_host_.get();
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
   if (!packed)
     if (const int error = ops_.after(stream, beside_)) return error;
-  return ops_.finish_attention(stream, timeline_.layer(layer), a, out, check, totals_.get() + rows, mass_.get() + rows);
+  return ops_.finish_attention(stream, sequence_.layer(layer), a, out, check, lse_.get() + rows,
+                               mass_.get() + rows);
 }
 
 Status GpuHybridAttention::near(const float** sums) {
@@ -182,40 +204,48 @@ Status GpuHybridAttention::near(const float** sums) {
   return device_->status(ops_.wait(beside_), what);
 }
 
-HybridGpu::Lists GpuHybridAttention::lists() { return {most_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()}; }
+HybridGpu::Lists GpuHybridAttention::lists() {
+  return {most_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()};
+}
 
 Status GpuHybridAttention::give_lists() {
   has_parts_ = true;
-  return device_->status(ops_.attend_chosen(stream_, timeline_.layer(of_.layer), work()), what);
+  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), work()), what);
 }
 
 Status GpuHybridAttention::give_pages(uint32_t first) {
   has_parts_ = true;
   const uint32_t page_quads = shape_.page.page_quads(), end = store_->pages().pages() * page_quads;
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) list_counts_.get()[2 * h] = end - first * page_quads, list_counts_.get()[2 * h + 1] = first * page_quads;
+  for (uint32_t h = 0; h < shape_.kv_heads; ++h)
+    list_counts_.get()[2 * h] = end - first * page_quads,
+                           list_counts_.get()[2 * h + 1] = first * page_quads;
   DeviceAttention a = work();
   a.lists = nullptr, a.biases = nullptr, a.present = nullptr;
-  return device_->status(ops_.attend_chosen(stream_, timeline_.layer(of_.layer), a), what);
+  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), a), what);
 }
 
 Status GpuHybridAttention::totals(const float** totals) {
   const std::size_t rows = std::size_t{n_} * heads_.heads, first = of_.layer * rows;
   int error = give_finish(stream_, of_.layer, false, of_.out, of_.check);
   is_finished_ = true;
-  if (!error) error = ops_.download(stream_, totals_host_.get() + first, totals_.get() + first, rows * sizeof(float));
+  if (!error)
+    error =
+        ops_.download(stream_, lse_host_.get() + first, lse_.get() + first, rows * sizeof(float));
   if (!error) error = ops_.wait(stream_);
-  *totals = totals_host_.get() + first;
+  *totals = lse_host_.get() + first;
   return device_->status(error, what);
 }
 
 Status GpuHybridAttention::pack(uint32_t filter_layer, const Selection& choice) {
   waits_for_packed_ = true;
-  return packed_.give(beside_, filter_layer, choice, store_->pages(), [&](uint32_t layer) { return timeline_.layer(layer); }, pool_, &counts_);
+  return packed_.give(
+      beside_, filter_layer, choice, store_->pages(),
+      [&](uint32_t layer) { return sequence_.layer(layer); }, pool_, &counts_);
 }
 
 int GpuHybridAttention::give_end(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads;
-  const int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
+  const int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   return error ? error : ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
 }
 
@@ -226,17 +256,18 @@ void GpuHybridAttention::collect(const Plan& plan, bool exact, ReadCounts* count
   for (uint32_t l = 0; l < layers_; ++l) {
     if (plan.is_dense(first_ + l)) continue;
     counts->queries += rows;
-    for (std::size_t i = 0; i < rows; ++i) counts->mass += static_cast<double>(mass_host_.get()[l * rows + i]);
+    for (std::size_t i = 0; i < rows; ++i)
+      counts->mass += static_cast<double>(mass_host_.get()[l * rows + i]);
   }
 }
 
 void GpuHybridAttention::committed(const KvStore& store) {
-  timeline_.committed(store, n_);
+  sequence_.committed(store, n_);
   under_way_ = false;
 }
 
 void GpuHybridAttention::release() {
-  timeline_.release();
+  sequence_.release();
   packed_.release();
   ++generation_;
   room_ = most_ = 0;

@@ -11,17 +11,23 @@
 namespace kvasir {
 
 constexpr const char* what = "a text that is read";
-constexpr std::size_t least_half = std::size_t{8} << 20;  // bytes of pages that are on their way together
+// bytes of pages that are on their way together
+constexpr std::size_t min_half = std::size_t{8} << 20;
 
-GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers)
-    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first), layers_(layers) {}
+GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device,
+                                         const HeadShape& heads, const StoreShape& shape,
+                                         uint32_t first, uint32_t layers)
+    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first),
+      layers_(layers) {}
 
 Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
   constexpr uint32_t few = 64;  // tokens: for fewer the pages are not copied
   if (n == 1 || (n <= few && !holds_memory())) return Fallback::few_tokens;
   if (store.budget().bytes > 0) return Fallback::memory_limit;
   if (store.window_tokens() == KvStore::keep_all) return Fallback::full_precision;
-  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) == std::end(attended_dims)) return Fallback::head_size;
+  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) ==
+      std::end(attended_dims))
+    return Fallback::head_size;
   return Fallback::none;
 }
 
@@ -36,47 +42,58 @@ void GpuPrefillAttention::release() {
   sinks_stamp_ = staging_half_ = 0;
 }
 
-// What grows with the text. Arrays that every layer fills anew are never there old and new together.
+// What grows with the text. Arrays that every layer fills anew are never there old and new
+// together.
 Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
   const PageShape& page = shape_.page;
   const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, reading_keys));
-  const auto q_rows = static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), reading_rows));
+  const auto q_rows =
+      static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), reading_rows));
   const uint32_t window = std::max(store.window_count(), 1u), extents = store.pages().extents();
   const std::size_t kv_heads = shape_.kv_heads, dim = page.dim, heads = heads_total();
   Status s;
   if (rows > room_) {
     room_ = 0, keys_ = {}, values_ = {};
     const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, reading_keys));
-    if (s = keys_.allocate(device_, kv_heads * more * dim, what); s.ok()) s = values_.allocate(device_, kv_heads * more * dim, what);
+    if (s = keys_.allocate(device_, kv_heads * more * dim, what); s.ok())
+      s = values_.allocate(device_, kv_heads * more * dim, what);
     if (s.ok()) room_ = more;
   }
   if (s.ok() && q_rows > q_room_) {
     q_room_ = 0, q_ = {}, q_scale_ = {};
-    if (s = q_.allocate(device_, kv_heads * q_rows * dim, what); s.ok()) s = q_scale_.allocate(device_, kv_heads * q_rows, what);
+    if (s = q_.allocate(device_, kv_heads * q_rows * dim, what); s.ok())
+      s = q_scale_.allocate(device_, kv_heads * q_rows, what);
     if (s.ok()) q_room_ = q_rows;
   }
   if (s.ok() && window > window_room_) {
     window_room_ = 0, window_ = {};
-    const auto more = static_cast<uint32_t>(round_up(std::max(window, store.window_tokens() + page.page_tokens), 16));
+    const auto more = static_cast<uint32_t>(
+        round_up(std::max(window, store.window_tokens() + page.page_tokens), 16));
     if (s = window_.allocate(device_, heads * 2 * more * dim, what); s.ok()) window_room_ = more;
   }
   if (s.ok() && !largest_.get()) s = largest_.allocate(device_, kv_heads * 2, what);
-  if (s.ok() && !sinks_.get()) s = sinks_.allocate(device_, heads * 2 * page.page_tokens * dim, what);
+  if (s.ok() && !sinks_.get())
+    s = sinks_.allocate(device_, heads * 2 * page.page_tokens * dim, what);
   if (s.ok() && !centre_.get()) s = centre_.allocate(device_, heads * dim, what);
   if (s.ok() && extents > extents_room_) {
     extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
     const uint32_t more = extents + extents / 2 + 64;
-    if (s = pages_at_.allocate(device_, more, what); s.ok()) s = scales_at_.allocate(device_, more, what);
+    if (s = pages_at_.allocate(device_, more, what); s.ok())
+      s = scales_at_.allocate(device_, more, what);
     if (s.ok()) extents_room_ = more;
   }
-  // What the step will seal too, so that it can be put ahead, and a quarter more at a time, within the budget; where that is too much as many as are needed.
-  const auto after = static_cast<uint32_t>(ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
+  // What the step will seal too, so that it can be put ahead, and a quarter more at a time, within
+  // the budget; where that is too much as many as are needed.
+  const auto after = static_cast<uint32_t>(
+      ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
   while (s.ok() && after > addresses_.size()) {
-    const auto has = static_cast<uint32_t>(addresses_.size()), least = extents - std::min(has, extents);
+    const auto has = static_cast<uint32_t>(addresses_.size()),
+               least = extents - std::min(has, extents);
     uint32_t more = std::max(after - has, has / 4);
     const std::size_t size = pages_size() + scales_size();
     blocks_.emplace_back();
-    if (s = blocks_.back().allocate(device_, more * size, what); s.code() == Code::no_memory && least > 0 && more > least)
+    if (s = blocks_.back().allocate(device_, more * size, what);
+        s.code() == Code::no_memory && least > 0 && more > least)
       s = blocks_.back().allocate(device_, (more = least) * size, what);
     if (!s.ok()) {
       blocks_.pop_back();
@@ -85,14 +102,18 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
     }
     stamps_.resize(has + more, 0);  // the addresses last: they say how much there is
     addresses_.reserve(has + more);
-    for (uint32_t e = 0; e < more; ++e) addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
+    for (uint32_t e = 0; e < more; ++e)
+      addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
     if (addresses_.size() <= extents_room_) continue;
     extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
-    if (s = pages_at_.allocate(device_, addresses_.size(), what); s.ok()) s = scales_at_.allocate(device_, addresses_.size(), what);
+    if (s = pages_at_.allocate(device_, addresses_.size(), what); s.ok())
+      s = scales_at_.allocate(device_, addresses_.size(), what);
     if (s.ok()) extents_room_ = static_cast<uint32_t>(addresses_.size());
   }
-  const std::size_t half = std::max({least_half, pages_size() + scales_size(), heads * 2 * window_room_ * dim * sizeof(float) / 2 + 1,
-                                     heads * 2 * page.page_tokens * dim * sizeof(float), addresses_.size() * 2 * sizeof(uint64_t)});
+  const std::size_t half = std::max({min_half, pages_size() + scales_size(),
+                                     heads * 2 * window_room_ * dim * sizeof(float) / 2 + 1,
+                                     heads * 2 * page.page_tokens * dim * sizeof(float),
+                                     addresses_.size() * 2 * sizeof(uint64_t)});
   if (s.ok() && half > staging_half_) {
     staging_half_ = 0, staging_ = {};
     if (s = staging_.allocate(device_, 2 * half); s.ok()) staging_half_ = half;
@@ -101,7 +122,8 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
 }
 
 // The extents that are others than what the device has.
-Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
+Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
+                                      const CancelLatch& cancel) {
   const PageStore& pages = store.pages();
   std::vector<uint32_t> wanted;
   for (uint32_t e = 0; e < pages.extents(); ++e)
@@ -112,7 +134,9 @@ Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, De
   std::byte* half = staging_.get();
   std::atomic<bool> intact{true};
   for (std::size_t at = 0; at < wanted.size(); at += together) {
-    if (cancel.fired()) return (void)ops_.wait(stream), Status::error(Code::cancelled, "cancelled; the timeline is as it was");
+    if (cancel.fired())
+      return (void)ops_.wait(stream),
+             Status::error(Code::cancelled, "cancelled; the sequence is as it was");
     const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
     pool->run(count * layers_, [&](uint32_t task, uint32_t) {
       const uint32_t e = wanted[at + task / layers_], layer = task % layers_;
@@ -129,40 +153,55 @@ Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, De
     if (!intact) return pages.damaged();
     int error = ops_.wait(stream);  // for the other half, which is filled next
     for (uint32_t i = 0; i < count && !error; ++i)
-      error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[wanted[at + i]]), half + i * size, size);
+      error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[wanted[at + i]]),
+                          half + i * size, size);
     if (error) return device_->status(error, what);
     for (uint32_t i = 0; i < count; ++i) stamps_[wanted[at + i]] = pages.stamp(wanted[at + i]);
     half = half == staging_.get() ? staging_.get() + staging_half_ : staging_.get();
   }
   if (const int error = ops_.wait(stream)) return device_->status(error, what);
   auto* at = reinterpret_cast<uint64_t*>(staging_.get());
-  for (std::size_t e = 0; e < addresses_.size(); ++e) at[e] = addresses_[e], at[addresses_.size() + e] = addresses_[e] + pages_size();
+  for (std::size_t e = 0; e < addresses_.size(); ++e)
+    at[e] = addresses_[e], at[addresses_.size() + e] = addresses_[e] + pages_size();
   int error = ops_.upload(stream, pages_at_.get(), at, addresses_.size() * sizeof(uint64_t));
-  if (!error) error = ops_.upload(stream, scales_at_.get(), at + addresses_.size(), addresses_.size() * sizeof(uint64_t));
+  if (!error)
+    error = ops_.upload(stream, scales_at_.get(), at + addresses_.size(),
+                        addresses_.size() * sizeof(uint64_t));
   if (!error) error = ops_.wait(stream);
   if (!error) placed_ = addresses_.size();
   return device_->status(error, what);
 }
 
-int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream) {
+int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool,
+                                   DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const uint32_t first = pages.pages() / extent_pages;
-  const auto end = static_cast<uint32_t>(ceil_div(pages.pages() + store.pages_after(store.window_count() + n_), extent_pages));
-  const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_, size = its_pages + its_scales;
+  const auto end = static_cast<uint32_t>(
+      ceil_div(pages.pages() + store.pages_after(store.window_count() + n_), extent_pages));
+  const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_,
+                    size = its_pages + its_scales;
   if (layer == 0) ahead_ = 0;
-  if (!store.sealed_ahead(first_ + layer) || end > addresses_.size() || (end - first) * size > 2 * staging_half_) return 0;
+  if (!store.sealed_ahead(first_ + layer) || end > addresses_.size() ||
+      (end - first) * size > 2 * staging_half_)
+    return 0;
   std::byte* staged = staging_.get();
   pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
     const uint32_t e = task / shape_.kv_heads, h = task % shape_.kv_heads;
     const ExtentView view = pages.extent(first_ + layer, h, first + e);
-    std::memcpy(staged + e * size + h * PageShape::pages_bytes(), view.pages, PageShape::pages_bytes());
-    std::memcpy(staged + e * size + its_pages + h * shape_.page.scales_bytes(), view.scales, shape_.page.scales_bytes());
+    std::memcpy(staged + e * size + h * PageShape::pages_bytes(), view.pages,
+                PageShape::pages_bytes());
+    std::memcpy(staged + e * size + its_pages + h * shape_.page.scales_bytes(), view.scales,
+                shape_.page.scales_bytes());
   });
   int error = 0;
   for (uint32_t e = first; e < end && !error; ++e, staged += size) {
     stamps_[e] = 0;
-    error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + layer * its_pages), staged, its_pages);
-    if (!error) error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + pages_size() + layer * its_scales), staged + its_pages, its_scales);
+    error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + layer * its_pages), staged,
+                        its_pages);
+    if (!error)
+      error = ops_.upload(
+          stream, reinterpret_cast<void*>(addresses_[e] + pages_size() + layer * its_scales),
+          staged + its_pages, its_scales);
   }
   ++ahead_;
   return error;
@@ -170,17 +209,21 @@ int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadP
 
 void GpuPrefillAttention::committed(const KvStore& store) {
   if (std::exchange(ahead_, 0) < layers_) return;
-  for (uint32_t e = pages_ / extent_pages; e < store.pages().extents(); ++e) stamps_[e] = store.pages().stamp(e);
+  for (uint32_t e = pages_ / extent_pages; e < store.pages().extents(); ++e)
+    stamps_[e] = store.pages().stamp(e);
 }
 
 // What is in full precision.
 Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream) {
-  const std::size_t dim = shape_.page.dim, heads = heads_total(), filled = store.window_count() * dim;
+  const std::size_t dim = shape_.page.dim, heads = heads_total(),
+                    filled = store.window_count() * dim;
   auto* staged = reinterpret_cast<float*>(staging_.get());
   int error = 0;
   centred_ = !store.centre().empty();
   if (sinks_stamp_ != store.sinks_stamp()) {
-    const std::size_t rows = 2 * shape_.page.page_tokens * dim, size = store.sink_floats().empty() ? 0 : heads * rows, centre = centred_ ? heads * dim : 0;
+    const std::size_t rows = 2 * shape_.page.page_tokens * dim,
+                      size = store.sink_floats().empty() ? 0 : heads * rows,
+                      centre = centred_ ? heads * dim : 0;
     if (size > 0) std::copy_n(store.sink_floats().data() + first_head() * rows, size, staged);
     if (centred_) std::copy_n(store.centre().data() + first_head() * dim, centre, staged + size);
     error = ops_.upload(stream, sinks_.get(), staged, size * sizeof(float));
@@ -197,10 +240,12 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
     std::copy_n(rows.v, filled, staged + (h * 2 + 1) * room);
   });
   error = ops_.upload(stream, window_.get(), staged, heads * 2 * room * sizeof(float));
-  return device_->status(error, what);  // the staging memory is left alone until the stream has been waited for
+  // the staging memory is left alone until the stream has been waited for
+  return device_->status(error, what);
 }
 
-Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel) {
+Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool* pool,
+                                    DeviceStream* stream, const CancelLatch& cancel) {
   Status s = device_->status(ops_.wait(stream), what);
   if (s.ok()) s = make_room(store, n);
   if (s.ok()) s = put_pages(store, pool, stream, cancel);
@@ -209,10 +254,12 @@ Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool
   return s;
 }
 
-int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out, float* totals) const {
+int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
+                              const float* v, float* out, float* totals) const {
   const PageShape& page = shape_.page;
   const std::size_t first = std::size_t{layer} * shape_.kv_heads;
-  const auto q_rows = static_cast<uint32_t>(round_up(std::size_t{n_} * heads_.group(), reading_rows));
+  const auto q_rows =
+      static_cast<uint32_t>(round_up(std::size_t{n_} * heads_.group(), reading_rows));
   const DeviceReading r{shape_.kv_heads,
                         heads_.group(),
                         page.head_dim,

@@ -1,14 +1,15 @@
-// Attention of a text that is read, on a device: exact, of everything before. While the text is read the device has a copy of its sealed pages, which
-// grows with it; the window and the sinks come with every step. What the copy is of is known by the store's stamps.
+// Attention of a text that is read, on a device: exact, of everything before. While the text is
+// read the device has a copy of its sealed pages, which grows with it; the window and the sinks
+// come with every step. What the copy is of is known by the store's stamps.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "backend/device.h"
+#include "backend/thread_pool.h"
 #include "base/status.h"
-#include "compute/device.h"
-#include "compute/thread_pool.h"
 #include "model/config.h"
 #include "offload/fallback.h"
 #include "store/kv_store.h"
@@ -18,18 +19,24 @@ namespace kvasir {
 class GpuPrefillAttention {
  public:
   // As GpuSelectiveAttention has them.
-  GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads, const StoreShape& shape, uint32_t first, uint32_t layers);
+  GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads,
+                      const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why the CPU attends a step of n tokens.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Brings what the device has up to date; waits for the stream. Code::no_memory: there is no room for the text, and release() comes next. Code::corrupt
-  // (a damaged page of a mapped file); Code::device; Code::cancelled: what has come stays.
-  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
-  // Gives the work of a layer to the stream; all device, as GpuSelectiveAttention::give() has them. totals: [n][heads]. An error of the table.
-  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v, float* out, float* totals) const;
-  // Of what the store has sealed of a layer ahead of its commit(), when the stream's work of it is done: brings it to the device too, so that the next
-  // prepare() need not. Waits for nothing; the next call's layer comes when the stream has been waited for. committed(): it was the whole step. An error of
-  // the table.
+  // Brings what the device has up to date; waits for the stream. Code::no_memory: there is no room
+  // for the text, and release() comes next. Code::corrupt (a damaged page of a mapped file);
+  // Code::device; Code::cancelled: what has come stays.
+  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream,
+                 const CancelLatch& cancel);
+  // Gives the work of a layer to the stream; all device, as GpuSelectiveAttention::give() has them.
+  // totals: [n][heads]. An error of the table.
+  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
+           float* out, float* totals) const;
+  // Of what the store has sealed of a layer ahead of its commit(), when the stream's work of it is
+  // done: brings it to the device too, so that the next prepare() need not. Waits for nothing; the
+  // next call's layer comes when the stream has been waited for. committed(): it was the whole
+  // step. An error of the table.
   int put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream);
   void committed(const KvStore& store);
   // While no work is under way: lets go of everything.
@@ -38,7 +45,8 @@ class GpuPrefillAttention {
 
  private:
   Status make_room(const KvStore& store, uint32_t n);
-  Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
+  Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
+                   const CancelLatch& cancel);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
@@ -52,17 +60,18 @@ class GpuPrefillAttention {
   const uint32_t first_, layers_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
-  std::vector<DeviceBuffer<std::byte>> blocks_;  // some extents' pages, then their scales, of all the layers' heads
-  std::vector<uint64_t> addresses_;              // [extents] of their pages
-  std::vector<uint64_t> stamps_;                 // [extents] of what was copied; 0: nothing yet
-  std::size_t placed_ = 0;                       // of the addresses, that the device knows
-  uint32_t ahead_ = 0;                           // layers of the step whose pages were put ahead
+  // some extents' pages, then their scales, of all the layers' heads
+  std::vector<DeviceBuffer<std::byte>> blocks_;
+  std::vector<uint64_t> addresses_;  // [extents] of their pages
+  std::vector<uint64_t> stamps_;     // [extents] of what was copied; 0: nothing yet
+  std::size_t placed_ = 0;           // of the addresses, that the device knows
+  uint32_t ahead_ = 0;               // layers of the step whose pages were put ahead
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
   DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_;
-  PinnedBuffer<std::byte> staging_;   // two halves: one is filled while the other is on its way
+  PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is on its way
   std::size_t staging_half_ = 0;
 };
 

@@ -13,32 +13,34 @@
 namespace kvasir {
 
 constexpr const char* what = "attention";
-constexpr uint32_t most_hot_quads = 8192;  // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
-// As many quads of a layer stay as so many of its lists usually have, fewer where memory is short. Of a list of 512 quads two lists' worth has 85% where the bundled
-// model goes on with a text of 120,000 tokens, four 94%; of a text that is made up, of 131,072 tokens, two, four and eight have 85, 97 and 98%.
+// of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
+constexpr uint32_t max_hot_quads = 8192;
+// As many quads of a layer stay as so many of its lists usually have, fewer where memory is short.
+// Of a list of 512 quads two lists' worth has 85% where the bundled model goes on with a text of
+// 120,000 tokens, four 94%; of a text that is made up, of 131,072 tokens, two, four and eight have
+// 85, 97 and 98%.
 constexpr uint32_t hot_lists = 4;
 constexpr uint32_t alone_lists = 2;  // more than so many only where a fork may have as many
 
-GpuSelectiveAttention::GpuSelectiveAttention(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
-                                 const StoreShape& shape, uint32_t first, uint32_t layers)
-    : device_(device),
-      ops_(device->kernels()),
-      heads_(heads),
-      shape_(shape),
-      first_(first),
-      layers_(layers),
-      timeline_(device, std::move(sketches), shape, first, layers, heads.heads),
+GpuSelectiveAttention::GpuSelectiveAttention(const std::shared_ptr<Device>& device,
+                                             std::shared_ptr<DeviceSketches> sketches,
+                                             const HeadShape& heads, const StoreShape& shape,
+                                             uint32_t first, uint32_t layers)
+    : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first),
+      layers_(layers), sequence_(device, std::move(sketches), shape, first, layers, heads.heads),
       handed_(device, shape) {}
 
-Fallback GpuSelectiveAttention::refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const {
+Fallback GpuSelectiveAttention::refuses(const KvStore& store, const Plan& plan, bool exact,
+                                        uint32_t n) const {
   if (exact) return Fallback::attends_everything;
   if (!plan.strategy->has(StrategyInfo::on_device)) return Fallback::other_strategy;
-  if (n > KvMirror::most_tokens || plan.by_blocks) return Fallback::is_prefill;
+  if (n > KvMirror::max_tokens || plan.by_blocks) return Fallback::is_prefill;
   if (!plan.share_heads) return Fallback::separate_heads;
   if (plan.dense_layers > 0) return Fallback::dense_layers;
   if (plan.certify || plan.compare != CompareLevel::none) return Fallback::compared;
   if (const Fallback why = KvMirror::unfit(store, heads_); why != Fallback::none) return why;
-  if (store.pages().pages() > 0 && store.sketch().pages() != store.pages().pages()) return Fallback::no_sketch;
+  if (store.pages().pages() > 0 && store.sketch().pages() != store.pages().pages())
+    return Fallback::no_sketch;
   return Fallback::none;
 }
 
@@ -51,42 +53,54 @@ DeviceBudget GpuSelectiveAttention::budget_of(const Plan& plan, uint32_t layer) 
 Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
   for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
-  // A sample has so many in the mean: with room for eight standard deviations more none is left out.
-  most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64, extents * shape_.page.extent_quads());
+  // A sample has so many in the mean: with room for eight standard deviations more none is left
+  // out.
+  most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64,
+                  extents * shape_.page.extent_quads());
   if (n <= room_ && extents == extents_ && most <= most_) return {};
-  const uint32_t tokens = n == 1 ? std::max(room_, 1u) : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
+  const uint32_t tokens = n == 1
+                              ? std::max(room_, 1u)
+                              : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
   room_ = extents_ = most_ = 0;
   ++generation_;
-  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {}, states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
+  scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {},
+  states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
   uint32_t blocks = 0, askers = 0;  // of any step of so many tokens
   for (uint32_t i = 1; i <= tokens; ++i) {
     const uint32_t its = question_blocks(i, heads_.group());
-    blocks = std::max(blocks, its), askers = std::max(askers, its * most_asking(i, its));
+    blocks = std::max(blocks, its), askers = std::max(askers, its * max_selecting(i, its));
   }
-  const std::size_t rows = std::size_t{tokens} * heads_.heads, of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
-  Status s = scores_.allocate(device_, std::size_t{askers} * heads_.heads * extents * page.extent_quads(), what);
-  if (s.ok()) s = score_sums_.allocate(device_, std::size_t{askers} * heads_.heads * most_score_parts * 2, what);
+  const std::size_t rows = std::size_t{tokens} * heads_.heads,
+                    of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
+  Status s = scores_.allocate(
+      device_, std::size_t{askers} * heads_.heads * extents * page.extent_quads(), what);
+  if (s.ok())
+    s = score_sums_.allocate(device_, std::size_t{askers} * heads_.heads * max_score_parts * 2,
+                             what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
-  if (s.ok()) s = part_counts_.allocate(device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
+  if (s.ok())
+    s = part_counts_.allocate(
+        device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
   if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
   if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
   if (s.ok()) s = biases_.allocate(device_, of_heads * most, what);
-  if (s.ok() && tokens > 1) s = gathered_.allocate(device_, of_heads * most * quad_bytes_of(page.dim), what);
+  if (s.ok() && tokens > 1)
+    s = gathered_.allocate(device_, of_heads * most * quad_bytes_of(page.dim), what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
   if (s.ok()) s = q_scale_.allocate(device_, rows, what);
   if (s.ok()) s = projected_scale_.allocate(device_, rows, what);
-  if (s.ok()) s = totals_.allocate(device_, layers * rows, what);
+  if (s.ok()) s = lse_.allocate(device_, layers * rows, what);
   if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
-  if (s.ok()) s = totals_host_.allocate(device_, layers * rows);
+  if (s.ok()) s = lse_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
   if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
   if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
@@ -102,20 +116,28 @@ void GpuSelectiveAttention::forget_hot_quads() {
 }
 
 // Where a sample may have more than its budget it seldom has twice as many.
-std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const {
-  const uint32_t quads = store.pages().pages() * shape_.page.page_quads(), all = quads + quads / 4 + shape_.page.extent_quads();
+std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, const Plan& plan,
+                                                      uint32_t lists) const {
+  const uint32_t quads = store.pages().pages() * shape_.page.page_quads(),
+                 all = quads + quads / 4 + shape_.page.extent_quads();
   std::vector<uint32_t> ends;
   uint32_t end = 0;
   for (uint32_t l = 0; l < layers_; ++l) {
-    const uint64_t mean = std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).most / 2);
-    const uint64_t wanted = lists * (mean + 2 * static_cast<uint64_t>(std::sqrt(static_cast<double>(mean))));  // two standard deviations more
-    ends.push_back(end += static_cast<uint32_t>(round_up(std::min<uint64_t>(wanted, std::min(all, most_hot_quads)), hot_ways)));
+    const uint64_t mean =
+        std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).most / 2);
+    // two standard deviations more
+    const uint64_t wanted =
+        lists * (mean + 2 * static_cast<uint64_t>(std::sqrt(static_cast<double>(mean))));
+    ends.push_back(end += static_cast<uint32_t>(round_up(
+                       std::min<uint64_t>(wanted, std::min(all, max_hot_quads)), hot_ways)));
   }
   return ends;
 }
 
-// A budget that is a fraction grows with the text, as a short text does itself: there is room for more when it is a quarter more.
-Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream) {
+// A budget that is a fraction grows with the text, as a short text does itself: there is room for
+// more when it is a quarter more.
+Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& plan,
+                                             uint64_t reserve, DeviceStream* stream) {
   if (store.pages().pages() == 0) return {};
   std::vector<uint32_t> ends = hot_ends(store, plan, hot_lists);
   if (ends.back() <= hot_tried_ + hot_tried_ / 4) return {};
@@ -123,11 +145,15 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   forget_hot_quads();
   ++generation_;
   // Not in the place of what a fork has for itself, which takes the steps that were taken here.
-  const uint64_t its_work = std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
-  const uint64_t left = device_->left(), fork = reserve + timeline_.bytes_of_fork() + its_work, heads = shape_.kv_heads, found = layers_ * heads * most_;
+  const uint64_t its_work =
+      std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
+  const uint64_t left = device_->left(), fork = reserve + sequence_.bytes_of_fork() + its_work,
+                 heads = shape_.kv_heads, found = layers_ * heads * most_;
   const auto bytes = [&] { return heads * ends.back() * quad_bytes_of(shape_.page.dim); };
   const auto fits = [&](uint32_t lists) {
-    const uint64_t all = Device::taken_by(bytes()) + Device::taken_by(heads * ends.back() * sizeof(uint64_t)) + Device::taken_by(found * sizeof(uint32_t));
+    const uint64_t all = Device::taken_by(bytes()) +
+                         Device::taken_by(heads * ends.back() * sizeof(uint64_t)) +
+                         Device::taken_by(found * sizeof(uint32_t));
     return all * (lists > alone_lists ? 2 : 1) + fork <= left;
   };
   uint32_t lists = hot_lists;
@@ -138,7 +164,9 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   if (s.ok()) s = hot_entries_.allocate(device_, none.size(), what);
   if (s.ok()) s = found_.allocate(device_, found, what);
   if (s.ok()) s = found_host_.allocate(device_, heads * most_);
-  if (s.ok()) s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()), what);
+  if (s.ok())
+    s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()),
+                        what);
   if (s.ok()) return hot_ends_ = std::move(ends), Status();
   forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);
@@ -151,24 +179,28 @@ bool GpuSelectiveAttention::drop_hot_quads() {
   return true;
 }
 
-Status GpuSelectiveAttention::prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const KvMirror::Streams& streams,
-                                const CancelLatch& cancel) {
+Status GpuSelectiveAttention::prepare(const KvStore& store, const Plan& plan, uint32_t n,
+                                      uint32_t devices, ThreadPool* pool,
+                                      const KvMirror::Streams& streams, const CancelLatch& cancel) {
   DeviceStream* const stream = streams.own;
   bool reads = false;
-  if (Status s = timeline_.update(store, {}, devices, pool, streams, cancel, &reads); !s.ok()) return s;
-  if (Status s = make_room(plan, n, timeline_.extents()); !s.ok()) return s;
+  if (Status s = sequence_.update(store, {}, devices, pool, streams, cancel, &reads); !s.ok())
+    return s;
+  if (Status s = make_room(plan, n, sequence_.extents()); !s.ok()) return s;
   n_ = n;
   if (hands_ = !reads; !hands_) handed_.release();
   if (hands_)
     if (Status s = handed_.make_room(lists() * most_); !s.ok()) return s;
-  if (std::exchange(under_way_, false)) timeline_.forget_kept();
-  if (Status s = timeline_.begin_step(store, stream); !s.ok()) return s;
+  if (std::exchange(under_way_, false)) sequence_.forget_kept();
+  if (Status s = sequence_.begin_step(store, stream); !s.ok()) return s;
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
-  return device_->status(ops_.upload(stream, timeline_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)), what);
+  return device_->status(
+      ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)),
+      what);
 }
 
 void GpuSelectiveAttention::release() {
-  timeline_.release();
+  sequence_.release();
   ++generation_;
   room_ = extents_ = most_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
@@ -178,10 +210,12 @@ void GpuSelectiveAttention::release() {
 }
 
 DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
-  const std::size_t heads = layer * std::size_t{shape_.kv_heads}, hot = std::size_t{hot_before(layer)} * shape_.kv_heads, quad_bytes = quad_bytes_of(shape_.page.dim);
+  const std::size_t heads = layer * std::size_t{shape_.kv_heads},
+                    hot = std::size_t{hot_before(layer)} * shape_.kv_heads,
+                    quad_bytes = quad_bytes_of(shape_.page.dim);
   return {n_,
           blocks(),
-          most_asking(n_, blocks()) * heads_.group(),
+          max_selecting(n_, blocks()) * heads_.group(),
           extents_,
           most_,
           q_.get(),
@@ -200,79 +234,115 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           nullptr,
           list_counts_.get() + layer * lists() * 2,
           states_.get(),
-          n_ > 1 ? gathered_.get() : hands_ ? handed_.data() : nullptr,
-          {n_ == 1 ? hot_room(layer) : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes, hot_entries_.get() + hot, found_.get() + heads * most_},
+          n_ > 1   ? gathered_.get()
+          : hands_ ? handed_.data()
+                   : nullptr,
+          {n_ == 1 ? hot_room(layer) : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes,
+           hot_entries_.get() + hot, found_.get() + heads * most_},
           attention_parts,
           nullptr,
           nullptr};
 }
 
-int GpuSelectiveAttention::give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v) {
-  const DeviceKv kv = timeline_.layer(layer);
+int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q,
+                                          const float* k, const float* v) {
+  const DeviceKv kv = sequence_.layer(layer);
   const DeviceAttention a = work(layer);
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
   if (!hands_) return error;
-  if (!error) error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts, lists() * 2 * sizeof(uint32_t));
-  if (!error) error = ops_.download(stream, lists_host_.get() + layer * lists() * most_, a.lists, lists() * most_ * sizeof(uint32_t));
-  return error || a.hot.room == 0 ? error : ops_.download(stream, found_host_.get(), a.hot.found, lists() * most_ * sizeof(uint32_t));
+  if (!error)
+    error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts,
+                          lists() * 2 * sizeof(uint32_t));
+  if (!error)
+    error = ops_.download(stream, lists_host_.get() + layer * lists() * most_, a.lists,
+                          lists() * most_ * sizeof(uint32_t));
+  return error || a.hot.room == 0 ? error
+                                  : ops_.download(stream, found_host_.get(), a.hot.found,
+                                                  lists() * most_ * sizeof(uint32_t));
 }
 
-Status GpuSelectiveAttention::hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream) {
+Status GpuSelectiveAttention::hand_over(const KvStore& store, const Plan& plan, uint32_t layer,
+                                        const CancelLatch& cancel, ThreadPool* pool,
+                                        DeviceStream* stream) {
   const uint64_t wanted = plan.budget(first_ + layer) / quad_tokens * lists();
   if (store.pages().pages() > 0) handed_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
   if (Status s = device_->status(ops_.wait(stream), what); !s.ok()) return s;
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
-  StagedPages::Lists its{0, 0, a.blocks, most_, lists_host_.get() + layer * lists() * most_, counts, a.hot.room ? found_host_.get() : nullptr};
+  StagedPages::Lists its{0,
+                         0,
+                         a.blocks,
+                         most_,
+                         lists_host_.get() + layer * lists() * most_,
+                         counts,
+                         a.hot.room ? found_host_.get() : nullptr};
   const std::size_t quad_bytes = quad_bytes_of(shape_.page.dim);
-  const auto all = static_cast<uint32_t>(lists()), parts = n_ == 1 ? 1u : std::min(all, 2u);  // one is fetched while the other is on its way
+  // one is fetched while the other is on its way
+  const auto all = static_cast<uint32_t>(lists()), parts = n_ == 1 ? 1u : std::min(all, 2u);
   int error = 0;
   for (uint32_t part = 0; part < parts && !error; ++part) {
     its.first = its.end, its.end = all * (part + 1) / parts;
-    if (Status s = handed_.fetch(store.pages(), first_ + layer, its, cannot_share() != Fallback::none, cancel, pool); !s.ok()) return s;
-    for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {  // one token reads them where they are
+    if (Status s = handed_.fetch(store.pages(), first_ + layer, its,
+                                 cannot_share() != Fallback::none, cancel, pool);
+        !s.ok())
+      return s;
+    // one token reads them where they are
+    for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {
       const std::size_t at = std::size_t{i} * most_ * quad_bytes;
-      error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at, counts[2 * i] * quad_bytes);
+      error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at,
+                          counts[2 * i] * quad_bytes);
     }
   }
   return device_->status(error, what);
 }
 
-int GpuSelectiveAttention::give_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out, const DeviceCheck& check) {
-  const DeviceKv kv = timeline_.layer(layer);
+int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,
+                                          const DeviceActivations& out, const DeviceCheck& check) {
+  const DeviceKv kv = sequence_.layer(layer);
   const DeviceAttention a = work(layer);
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
   int error = n_ > 1 && !hands_ ? ops_.gather_chosen(stream, kv, a) : 0;
   if (!error) error = ops_.attend_chosen(stream, kv, a);
-  return error ? error : ops_.finish_attention(stream, kv, a, out, check, totals_.get() + rows, mass_.get() + rows);
+  return error ? error
+               : ops_.finish_attention(stream, kv, a, out, check, lse_.get() + rows,
+                                       mass_.get() + rows);
 }
 
 int GpuSelectiveAttention::give_results(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, all = layers_ * lists();
-  int error = ops_.download(stream, totals_host_.get(), totals_.get(), rows * sizeof(float));
+  int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
   if (hands_) return error;  // the rest has come
-  if (!error) error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(), all * 2 * sizeof(uint32_t));
-  return error ? error : ops_.download(stream, lists_host_.get(), lists_.get(), all * most_ * sizeof(uint32_t));
+  if (!error)
+    error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(),
+                          all * 2 * sizeof(uint32_t));
+  return error ? error
+               : ops_.download(stream, lists_host_.get(), lists_.get(),
+                               all * most_ * sizeof(uint32_t));
 }
 
-Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const {
+Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
+                                      ReadCounts* counts) const {
   const PageStore& pages = store.pages();
   const std::size_t all = layers_ * lists();
   const bool checks = pages.mapped_bytes() > 0 && !hands_;  // what was handed over is intact
-  const auto readers = [&](std::size_t list) { return uint64_t{askers_of(n_, blocks(), static_cast<uint32_t>(list % blocks())).count}; };
+  const auto readers = [&](std::size_t list) {
+    return uint64_t{query_group_of(n_, blocks(), static_cast<uint32_t>(list % blocks())).count};
+  };
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
   pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
-    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * most_;  // its layer and head
+    // its layer and head
+    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * most_;
     uint64_t its = 0;
     for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
       const uint32_t page = list[q] / shape_.page.page_quads();
       if (page == last) continue;
       last = page, ++its;
-      if (checks && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page)) intact = false;
+      if (checks && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page))
+        intact = false;
     }
     touched += its * readers(i);
   });
@@ -280,7 +350,8 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool, Re
   counts->pages_touched += touched;
   for (std::size_t i = 0; i < all; ++i) {
     const uint32_t* its = list_counts_host_.get() + 2 * i;
-    counts->tokens_read += its[0] * readers(i) * quad_tokens, counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
+    counts->tokens_read += its[0] * readers(i) * quad_tokens,
+        counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};

@@ -1,6 +1,7 @@
-// Attention of new tokens on a device, by the strategy `bounded`: what the processor does in attention/attention.cc, for the layers that the device has, in
-// one stream of work without a wait between the layers. The device reads the chosen pages where they lie in the processor's memory; as long as it cannot,
-// the processor hands it those of each layer when they are chosen.
+// Attention of new tokens on a device, by the strategy `bounded`: what the CPU does in
+// attention/attention.cc, for the layers that the device has, in one stream of work without a wait
+// between the layers. The device reads the chosen pages where they lie in host memory; as long as
+// it cannot, the CPU hands it those of each layer when they are chosen.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,11 @@
 #include <tuple>
 #include <vector>
 
-#include "base/status.h"
-#include "compute/askers.h"
-#include "compute/device.h"
-#include "compute/thread_pool.h"
 #include "attention/attention.h"
+#include "backend/device.h"
+#include "backend/query_groups.h"
+#include "backend/thread_pool.h"
+#include "base/status.h"
 #include "offload/fallback.h"
 #include "offload/kv_mirror.h"
 #include "offload/staged_pages.h"
@@ -23,59 +24,76 @@ namespace kvasir {
 class GpuSelectiveAttention {
  public:
   // Of `layers` layers from `first` on, from which they are numbered here.
-  GpuSelectiveAttention(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads, const StoreShape& shape,
-                  uint32_t first, uint32_t layers);
+  GpuSelectiveAttention(const std::shared_ptr<Device>& device,
+                        std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
+                        const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Brings what the device has up to date; devices and errors: as KvMirror::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices, ThreadPool* pool, const KvMirror::Streams& streams,
-                 const CancelLatch& cancel);
-  // Whether hand_over() comes between give_choice() and give_chosen(), and whether later steps may do without it.
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices,
+                 ThreadPool* pool, const KvMirror::Streams& streams, const CancelLatch& cancel);
+  // Whether hand_over() comes between enqueue_choice() and enqueue_chosen(), and whether later
+  // steps may do without it.
   bool hands() const { return hands_; }
-  Fallback cannot_share() const { return timeline_.cannot_share(); }  // why they may not
+  Fallback cannot_share() const { return sequence_.cannot_share(); }  // why they may not
 
-  // After prepare(): makes room for quads that stay from token to token, where enough is left besides for a fork of this length that attends too and
-  // takes `reserve` bytes for the rest of its steps; fewer where less is left. The others are read from the processor's memory. Code::device.
-  Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve, DeviceStream* stream);
+  // After prepare(): makes room for quads that stay from token to token, where enough is left
+  // besides for a fork of this length that attends too and takes `reserve` bytes for the rest of
+  // its steps; fewer where less is left. The others are read from host memory. Code::device.
+  Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve,
+                        DeviceStream* stream);
   // Whether there were any: there is more room then.
   bool drop_hot_quads();
 
-  // Give the work of a layer to the stream, up to what is read and the rest; all device. q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after
-  // RoPE; out: as q, as finish_attention() has it. An error of the table.
-  int give_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v);
-  int give_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out, const DeviceCheck& check);
-  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io, Code::device; throws std::bad_alloc, and work may be under way
-  // then.
-  Status hand_over(const KvStore& store, const Plan& plan, uint32_t layer, const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
+  // Give the work of a layer to the stream, up to what is read and the rest; all device. q:
+  // [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
+  // finish_attention() has it. An error of the table.
+  int enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
+                     const float* v);
+  int enqueue_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out,
+                     const DeviceCheck& check);
+  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io,
+  // Code::device; throws std::bad_alloc, and work may be under way then.
+  Status hand_over(const KvStore& store, const Plan& plan, uint32_t layer,
+                   const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
   // Comes before a step's work, given anew or by a graph.
   void begin() { under_way_ = true; }
   // What collect() looks at, after the last layer.
   int give_results(DeviceStream* stream);
-  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt otherwise, and the step is to be dropped.
+  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt
+  // otherwise, and the step is to be dropped.
   Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
-  const float* totals(uint32_t layer) const { return totals_host_.get() + std::size_t{layer} * n_ * heads_.heads; }  // [n][heads]
+  // [n][heads]
+  const float* totals(uint32_t layer) const {
+    return lse_host_.get() + std::size_t{layer} * n_ * heads_.heads;
+  }
 
   void committed(const KvStore& store) {
-    timeline_.committed(store, n_);
+    sequence_.committed(store, n_);
     under_way_ = false;
   }
 
-  // The stream has been waited for. trim(): lets go of the processor's memory that the store has let go of; release(): of everything.
-  void trim() { timeline_.trim(); }
+  // The stream has been waited for. trim(): lets go of host memory that the store has let go of;
+  // release(): of everything.
+  void trim() { sequence_.trim(); }
   void release();
-  bool holds_memory() const { return timeline_.holds_memory(); }
+  bool holds_memory() const { return sequence_.holds_memory(); }
 
   // What was given stays valid as long as this does.
-  uint64_t generation() const { return timeline_.generation() + generation_; }
+  uint64_t generation() const { return sequence_.generation() + generation_; }
 
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   std::vector<uint32_t> hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   void forget_hot_quads();
-  uint32_t hot_before(uint32_t layer) const { return layer > 0 && !hot_ends_.empty() ? hot_ends_[layer - 1] : 0; }
-  uint32_t hot_room(uint32_t layer) const { return hot_ends_.empty() ? 0 : hot_ends_[layer] - hot_before(layer); }
+  uint32_t hot_before(uint32_t layer) const {
+    return layer > 0 && !hot_ends_.empty() ? hot_ends_[layer - 1] : 0;
+  }
+  uint32_t hot_room(uint32_t layer) const {
+    return hot_ends_.empty() ? 0 : hot_ends_[layer] - hot_before(layer);
+  }
   uint32_t blocks() const { return question_blocks(n_, heads_.group()); }
   std::size_t lists() const { return std::size_t{shape_.kv_heads} * blocks(); }  // of a layer
   DeviceAttention work(uint32_t layer) const;
@@ -85,29 +103,35 @@ class GpuSelectiveAttention {
   const HeadShape heads_;
   const StoreShape shape_;
   const uint32_t first_, layers_;
-  KvMirror timeline_;
+  KvMirror sequence_;
   uint64_t generation_ = 0;
-  uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;  // tokens of the step, and what there is room for
-  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_;
+  // tokens of the step, and what there is room for
+  uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;
+  DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
+      states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
   DeviceBuffer<uint32_t> share_counts_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
   DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
   DeviceBuffer<uint8_t> gathered_;              // of one; of steps of several tokens
-  auto buffers() {  // all but those of quads that stay
-    return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_, states_, totals_, mass_, q8_, projected_, share_counts_, part_counts_,
-                    share_sums_, lists_, list_counts_, gathered_);
+  auto buffers() {                              // all but those of quads that stay
+    return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
+                    states_, lse_, mass_, q8_, projected_, share_counts_, part_counts_, share_sums_,
+                    lists_, list_counts_, gathered_);
   }
-  uint64_t hot_tried_ = 0;    // quads of a KV head of all layers, that room was last looked for
-  std::vector<uint32_t> hot_ends_;  // [layers] the sum of what these and the layers before have room for, of a KV head's quads; empty: none stay
+  uint64_t hot_tried_ = 0;  // quads of a KV head of all layers, that room was last looked for
+  // [layers] the sum of what these and the layers before have room for, of a KV head's quads;
+  // empty: none stay
+  std::vector<uint32_t> hot_ends_;
   bool hands_ = false;
   StagedPages handed_;
   PinnedBuffer<uint32_t> found_host_;  // of a layer
-  bool under_way_ = false;    // a step that may have kept quads; one that fails may have kept some that it has not read
+  // a step that may have kept quads; one that fails may have kept some that it has not read
+  bool under_way_ = false;
   DeviceBuffer<uint8_t> hot_quads_;
   DeviceBuffer<unsigned long long> hot_entries_;
   DeviceBuffer<uint32_t> found_;
-  PinnedBuffer<float> totals_host_, mass_host_;
+  PinnedBuffer<float> lse_host_, mass_host_;
   PinnedBuffer<uint32_t> lists_host_, list_counts_host_;
   PinnedBuffer<DeviceBudget> budgets_host_;
 };

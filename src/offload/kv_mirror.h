@@ -1,8 +1,10 @@
-// What a device has of a timeline, so that it can attend it: the window, the sinks and the sketch of its layers in its own memory, and
-// where in the processor's memory it reads the pages, once they are shared with it. A session has its own, of which forks share the sketch.
+// What a device has of a sequence, so that it can attend it: the window, the sinks and the sketch
+// of its layers in its own memory, and where in host memory it reads the pages, once they are
+// shared with it. A session has its own, of which forks share the sketch.
 //
-// update() brings it up to date with a store, by the stamps of what the store has; what has not changed stays. Pages of a mapped file are not checked
-// here: who reads them asks the store afterwards whether they were intact.
+// update() brings it up to date with a store, by the stamps of what the store has; what has not
+// changed stays. Pages of a mapped file are not checked here: who reads them asks the store
+// afterwards whether they were intact.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +14,12 @@
 #include <tuple>
 #include <vector>
 
+#include "backend/device.h"
+#include "backend/thread_pool.h"
 #include "base/memory.h"
 #include "base/status.h"
-#include "compute/device.h"
-#include "compute/thread_pool.h"
-#include "model/device_sketches.h"
 #include "model/config.h"
+#include "model/device_sketches.h"
 #include "offload/fallback.h"
 #include "store/kv_store.h"
 
@@ -26,16 +28,18 @@ namespace kvasir {
 class KvMirror {
  public:
   // Of `layers` layers from `first` on; heads: query heads.
-  KvMirror(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches, const StoreShape& shape, uint32_t first, uint32_t layers,
-                 uint32_t heads);
+  KvMirror(const std::shared_ptr<Device>& device, std::shared_ptr<DeviceSketches> sketches,
+           const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads);
   ~KvMirror();
 
-  static constexpr uint32_t most_tokens = most_asking_tokens;  // of a step: a question's. Longer texts are read together: gpu_prefill_attention.h
+  // of a step: a question's. Longer texts are read together: gpu_prefill_attention.h
+  static constexpr uint32_t max_tokens = max_asking_tokens;
 
   // Why no GPU can have the window and attend by it; none: one can.
   static Fallback unfit(const KvStore& store, const HeadShape& heads);
 
-  // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are made ready.
+  // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are
+  // made ready.
   struct Streams {
     DeviceStream *own, *beside;
   };
@@ -43,36 +47,42 @@ class KvMirror {
   struct Wants {
     bool sketch = true, pages = true;
   };
-  // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the pages where they lie in the processor's memory. A text of many pages takes long
-  // to share: several calls do, of which the first does next to nothing; shares() is whether more have to follow. devices: that do so in the same step.
-  // Code::no_memory: the device has no room for it: release() comes next, or another try. Code::cancelled: what has come stays, and the next call brings the
-  // rest. Code::corrupt (a damaged summary of a mapped file); Code::device.
-  // Throws std::bad_alloc.
-  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel, bool* reads);
+  // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the
+  // pages where they lie in host memory. A text of many pages takes long to share: several calls
+  // do, of which the first does next to nothing; shares() is whether more have to follow. devices:
+  // that do so in the same step. Code::no_memory: the device has no room for it: release() comes
+  // next, or another try. Code::cancelled: what has come stays, and the next call brings the rest.
+  // Code::corrupt (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
+  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool,
+                const Streams& streams, const CancelLatch& cancel, bool* reads);
   // Why the GPU will not read them, as far as is known; none: it does, or will.
   Fallback cannot_share() const { return cannot_share_; }
   // Then: tells the device what there is now.
   Status begin_step(const KvStore& store, DeviceStream* stream);
   // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
   void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
-  // After the step: the store has committed the very keys and values that the device has written to its window.
+  // After the step: the store has committed the very keys and values that the device has written to
+  // its window.
   void committed(const KvStore& store, uint32_t n);
 
-  // While no work is under way: lets go of the processor's memory that the store has let go of, or of everything.
+  // While no work is under way: lets go of host memory that the store has let go of, or of
+  // everything.
   void trim();
   void release();
 
   // As of the last update(); layer: from `first` on. Where its memory is changes with generation().
   DeviceKv layer(uint32_t layer) const;
-  DeviceBudget* budgets() const { return budgets_.get(); }  // device, [layers]; who gives a step writes them
+  // device, [layers]; who gives a step writes them
+  DeviceBudget* budgets() const { return budgets_.get(); }
   uint32_t extents() const { return extents_; }  // that there is room for
   bool holds_memory() const { return extents_ > 0 || !regions_.empty() || !blocks_.empty(); }
-  // What a fork of this length takes besides what it shares; of the sketch the block that it writes to, and the next one.
+  // What a fork of this length takes besides what it shares; of the sketch the block that it writes
+  // to, and the next one.
   uint64_t bytes_of_fork();
   uint64_t generation() const { return generation_; }
 
  private:
-  // Memory of the processor's that the device reads.
+  // Memory of the CPU's that the device reads.
   struct Region {
     uint64_t begin = 0, end = 0;  // addresses
     uint64_t seen = 0;            // where the device has the first byte
@@ -81,21 +91,28 @@ class KvMirror {
   };
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
-  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel);
+  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool,
+                       const Streams& streams, const CancelLatch& cancel);
   bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
   Status make_block(uint32_t b);  // of different ones several at a time
-  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool, const Streams& streams, const CancelLatch& cancel,
+  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool,
+                    const Streams& streams, const CancelLatch& cancel,
                     std::size_t* done);  // done: how many of them are there, the first ones
   Status need_staging(const CancelLatch& cancel);
-  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
-  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream, const CancelLatch& cancel);
+  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
+                    const CancelLatch& cancel);
+  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
+                       const CancelLatch& cancel);
   void note_changes(const PageStore& pages);
   void forget_regions();
-  Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep, uint64_t* allowance);
+  Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep,
+               uint64_t* allowance);
   uint64_t seen(const void* p);  // 0: in no region
-  Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);  // from pinned memory; waits
+  // from pinned memory; waits
+  Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
-  std::size_t sketch_bytes() const { return heads_total() * shape_.page.sketch_bytes(); }  // of an extent
+  // of an extent
+  std::size_t sketch_bytes() const { return heads_total() * shape_.page.sketch_bytes(); }
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
 
   const std::shared_ptr<Device> device_;
@@ -106,29 +123,36 @@ class KvMirror {
   const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool has_begun_ = false;                  // to share pages,
-  Fallback cannot_share_ = Fallback::none;      // why that cannot be done, of this text,
-  uint32_t refused_extents_ = 0;            // or not for want of memory as long as it has so many; 0: it can
-  uint32_t step_ = 0, kept_since_ = 0;      // as DeviceCounts has them, and so are
+  Fallback cannot_share_ = Fallback::none;  // why that cannot be done, of this text,
+  // or not for want of memory as long as it has so many; 0: it can
+  uint32_t refused_extents_ = 0;
+  uint32_t step_ = 0, kept_since_ = 0;                      // as DeviceCounts has them, and so are
   uint32_t changed_from_ = UINT32_MAX, changed_since_ = 0;  // these
   uint64_t generation_ = 0;
-  std::vector<std::shared_ptr<SketchBlock>> blocks_;  // of the sketch
-  bool blocks_moved_ = false;               // since sketch_at_ was written
+  std::vector<std::shared_ptr<SketchBlock>> blocks_;         // of the sketch
+  bool blocks_moved_ = false;                                // since sketch_at_ was written
   DeviceBuffer<uint64_t> sketch_at_, pages_at_, scales_at_;  // [extents]
   DeviceBuffer<float> basis_, sinks_, centre_, window_;
   DeviceBuffer<DeviceCounts> counts_;
   DeviceBuffer<DeviceBudget> budgets_;
-  auto buffers() { return std::tie(sketch_at_, pages_at_, scales_at_, basis_, sinks_, centre_, window_, counts_, budgets_); }
-  PinnedBuffer<DeviceCounts> known_;        // what counts_ gets
-  Device::Staging staged_;                  // while update() needs it
-  PinnedBuffer<int8_t> last_;               // a copy of the extent that is being filled: pages, then scales, of the layers
+  auto buffers() {
+    return std::tie(sketch_at_, pages_at_, scales_at_, basis_, sinks_, centre_, window_, counts_,
+                    budgets_);
+  }
+  PinnedBuffer<DeviceCounts> known_;  // what counts_ gets
+  Device::Staging staged_;            // while update() needs it
+  // a copy of the extent that is being filled: pages, then scales, of the layers
+  PinnedBuffer<int8_t> last_;
   uint64_t last_stamp_ = 0;
-  uint32_t last_pages_ = 0;                 // pages that there were in all
+  uint32_t last_pages_ = 0;  // pages that there were in all
 
-  std::vector<uint64_t> page_stamps_, sketch_stamps_;  // of the pages, and of the sketch that is in blocks_, at the last update
+  // of the pages, and of the sketch that is in blocks_, at the last update
+  std::vector<uint64_t> page_stamps_, sketch_stamps_;
   uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
-  uint32_t addressed_ = 0;                  // of so many extents, the first ones, the device has the addresses as they still are
+  // of so many extents, the first ones, the device has the addresses as they still are
+  uint32_t addressed_ = 0;
   std::vector<Region> regions_;
-  std::size_t last_seen_ = 0;               // of regions_; may be past its end
+  std::size_t last_seen_ = 0;  // of regions_; may be past its end
 };
 
 }  // namespace kvasir

@@ -1,40 +1,46 @@
-// What a device attends that does not read the processor's memory, or not yet: the quads that it has chosen, which the processor fetches as for its own
-// attention and hands to it, layer by layer.
+// What a device attends that does not read host memory, or not yet: the quads that it has chosen,
+// which the CPU fetches as for its own attention and hands to it, layer by layer.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "attention/layer_scales.h"
+#include "backend/device.h"
+#include "backend/thread_pool.h"
 #include "base/cancel.h"
 #include "base/status.h"
-#include "compute/device.h"
-#include "compute/thread_pool.h"
-#include "attention/layer_scales.h"
 #include "store/page_store.h"
 
 namespace kvasir {
 
 class StagedPages {
  public:
-  StagedPages(const std::shared_ptr<Device>& device, const StoreShape& shape) : device_(device), shape_(shape) {}
+  StagedPages(const std::shared_ptr<Device>& device, const StoreShape& shape)
+      : device_(device), shape_(shape) {}
 
-  // For lists of at most so many quads, of one layer. Code::no_memory, also where that is a sixteenth of the memory; Code::device; it has none then.
+  // For lists of at most so many quads, of one layer. Code::no_memory, also where that is a
+  // sixteenth of the memory; Code::device; it has none then.
   Status make_room(std::size_t quads);
   void release();
 
   // While the device chooses about so many pages.
-  void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, const CancelLatch& cancel, ThreadPool* pool);
+  void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, const CancelLatch& cancel,
+             ThreadPool* pool);
   // As DeviceAttention has them, of the layer: [first, end) of them.
   struct Lists {
     uint32_t first, end, blocks, most;
     const uint32_t *quads, *counts;
     const uint32_t* found;  // null: none is with the device
   };
-  // Into data(), verified. keeps: pages of a file stay for later ones. What the device has is left out. Nothing is to be used once it is cancelled. Code::corrupt,
-  // Code::io; throws std::bad_alloc.
-  Status fetch(const PageStore& pages, uint32_t layer, const Lists& lists, bool keeps, const CancelLatch& cancel, ThreadPool* pool);
-  uint8_t* data() const { return quads_.get(); }  // as DeviceAttention::gathered; the device sees it
+  // Into data(), verified. keeps: pages of a file stay for later ones. What the device has is left
+  // out. Nothing is to be used once it is cancelled. Code::corrupt, Code::io; throws
+  // std::bad_alloc.
+  Status fetch(const PageStore& pages, uint32_t layer, const Lists& lists, bool keeps,
+               const CancelLatch& cancel, ThreadPool* pool);
+  // as DeviceAttention::gathered; the device sees it
+  uint8_t* data() const { return quads_.get(); }
 
  private:
   struct Worker {
@@ -46,7 +52,8 @@ class StagedPages {
   struct Part {
     uint32_t list, begin, end;
   };
-  Status fetch_part(const PageStore& pages, uint32_t layer, const Lists& lists, const Part& part, Worker* w) const;
+  Status fetch_part(const PageStore& pages, uint32_t layer, const Lists& lists, const Part& part,
+                    Worker* w) const;
 
   const std::shared_ptr<Device> device_;
   const StoreShape shape_;

@@ -1,4 +1,5 @@
-// What a host has set for its own thread and what must not change the library's work: floating-point environment and cancellation.
+// What a host has set for its own thread and what must not change the library's work:
+// floating-point environment and cancellation.
 #pragma once
 
 #include <cfenv>
@@ -6,16 +7,19 @@
 
 namespace kvasir::os {
 
-// The library's own floating-point environment on the calling thread: rounding to nearest, subnormal numbers as they are, no exception
-// traps. Results then depend on no host, and no operation raises SIGFPE.
+// The library's own floating-point environment on the calling thread: rounding to nearest,
+// subnormal numbers as they are, no exception traps. Results then depend on no host, and no
+// operation raises SIGFPE.
 void use_own_float_environment();
 
-// While it lives, the calling thread works for the library: in the library's own floating-point environment, and not to be
-// cancelled. pthread_cancel then takes effect at the thread's next cancellation point after it. Windows has no cancellation.
+// While it lives, the calling thread works for the library: in the library's own floating-point
+// environment, and not to be cancelled. pthread_cancel then takes effect at the thread's next
+// cancellation point after it. Windows has no cancellation.
 class CallingThread {
  public:
   CallingThread() { enter(); }
-  // Where the host has asynchronous cancellation and asked for it meanwhile, the thread ends here, by unwinding.
+  // Where the host has asynchronous cancellation and asked for it meanwhile, the thread ends here,
+  // by unwinding.
   ~CallingThread() noexcept(false) { leave(); }
   CallingThread(const CallingThread&) = delete;
   CallingThread& operator=(const CallingThread&) = delete;

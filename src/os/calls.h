@@ -1,4 +1,5 @@
-// What the files of this folder share: one system call tried until a signal does not interrupt it, and its failure as a Status.
+// What the files of this folder share: one system call tried until a signal does not interrupt it,
+// and its failure as a Status.
 #pragma once
 
 #include <cerrno>
@@ -16,7 +17,8 @@ inline int consult(const char* operation, const std::string& path) {
   return hook ? hook(operation, path.c_str()) : 0;
 }
 
-// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on failure.
+// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on
+// failure.
 template <class Call>
 auto retried(const char* operation, const std::string& path, Call call) -> decltype(call()) {
   for (;;) {
@@ -76,7 +78,9 @@ inline const char* error_text(int error, char*, std::size_t) {
 // strerror_r comes in two kinds, told apart by what it returns.
 [[maybe_unused]] inline const char* chosen_text(const char* text, const char*) { return text; }
 [[maybe_unused]] inline const char* chosen_text(int, const char* buffer) { return buffer; }
-inline const char* error_text(int error, char* buffer, std::size_t size) { return chosen_text(strerror_r(error, buffer, size), buffer); }
+inline const char* error_text(int error, char* buffer, std::size_t size) {
+  return chosen_text(strerror_r(error, buffer, size), buffer);
+}
 #endif
 
 // The end of a path that is too long for a message: the reason after it must survive.
@@ -92,7 +96,8 @@ inline const char* shown(const std::string& path) {
 inline Status failed(const char* what, const std::string& path, int error) {
   char buffer[128] = {};
   const char* reason = error_text(error, buffer, sizeof buffer);
-  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason).with_errno(error);
+  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason)
+      .with_errno(error);
 }
 
 // Where a path's last name begins.
@@ -113,10 +118,12 @@ inline std::string folder_of(const std::string& path) {
 // "<target>.kvasir-<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
 std::string temporary_name(const std::string& target, uint64_t random);
 
-// A system's refusal of what is no plain file: reading a folder, a pipe or a device would fail late or wait for ever.
+// A system's refusal of what is no plain file: reading a folder, a pipe or a device would fail late
+// or wait for ever.
 inline Status not_a_file(const std::string& path, bool folder) {
   const char* kind = folder ? "a folder" : "a pipe, a socket or a device";
-  return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind).with_errno(folder ? EISDIR : EINVAL);
+  return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind)
+      .with_errno(folder ? EISDIR : EINVAL);
 }
 
 }  // namespace kvasir::os

@@ -1,5 +1,5 @@
-// The floating-point environment: the registers themselves where they are known, because <cfenv> does not promise to reset
-// how subnormal numbers are treated.
+// The floating-point environment: the registers themselves where they are known, because <cfenv>
+// does not promise to reset how subnormal numbers are treated.
 #include "os/calling_thread.h"
 
 namespace kvasir::os {
@@ -7,8 +7,8 @@ namespace kvasir::os {
 #if defined(__x86_64__)
 
 void use_own_float_environment() {
-  constexpr uint32_t mxcsr = 0x1f80;  // all exceptions masked, to nearest, neither FTZ nor DAZ
-  constexpr uint16_t control = 0x37f; // the same, in the full precision of long double
+  constexpr uint32_t mxcsr = 0x1f80;   // all exceptions masked, to nearest, neither FTZ nor DAZ
+  constexpr uint16_t control = 0x37f;  // the same, in the full precision of long double
   __asm__ volatile("ldmxcsr %0\n\tfnclex\n\tfldcw %1" : : "m"(mxcsr), "m"(control) : "memory");
 }
 
@@ -18,7 +18,8 @@ CallingThread::FloatEnvironment CallingThread::save_float_environment() {
   return host;
 }
 
-// The flags come back too: those that the library's work raised would trap in the host's next operation.
+// The flags come back too: those that the library's work raised would trap in the host's next
+// operation.
 void CallingThread::restore_float_environment(const FloatEnvironment& host) {
   __asm__ volatile("fldenv %0\n\tldmxcsr %1" : : "m"(host.x87), "m"(host.mxcsr) : "memory");
 }
@@ -31,12 +32,18 @@ void use_own_float_environment() {
 
 CallingThread::FloatEnvironment CallingThread::save_float_environment() {
   FloatEnvironment host;
-  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(host.control), "=r"(host.status) : : "memory");
+  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr"
+                   : "=r"(host.control), "=r"(host.status)
+                   :
+                   : "memory");
   return host;
 }
 
 void CallingThread::restore_float_environment(const FloatEnvironment& host) {
-  __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(host.control), "r"(host.status) : "memory");
+  __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1"
+                   :
+                   : "r"(host.control), "r"(host.status)
+                   : "memory");
 }
 
 #else
@@ -49,7 +56,9 @@ CallingThread::FloatEnvironment CallingThread::save_float_environment() {
   return host;
 }
 
-void CallingThread::restore_float_environment(const FloatEnvironment& host) { (void)std::fesetenv(&host); }
+void CallingThread::restore_float_environment(const FloatEnvironment& host) {
+  (void)std::fesetenv(&host);
+}
 
 #endif
 

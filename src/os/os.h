@@ -1,8 +1,10 @@
-// The only seam to the operating system: files, read-only mappings, folders, processors, time.
-// Two implementations, os_posix.cc and os_windows.cc, each with its helpers beside it. Everything above is portable C++.
+// The only seam to the operating system: files, read-only mappings, folders, processors, time. Two
+// implementations, os_posix.cc and os_windows.cc, each with its helpers beside it. Everything above
+// is portable C++.
 //
-// Paths are UTF-8. Errors name the path. EINTR is retried and short transfers are continued here, so callers
-// see all of a transfer or an error. No function throws except on a failed small allocation.
+// Paths are UTF-8. Errors name the path. EINTR is retried and short transfers are continued here,
+// so callers see all of a transfer or an error. No function throws except on a failed small
+// allocation.
 #pragma once
 
 #include <atomic>
@@ -17,8 +19,8 @@
 
 namespace kvasir::os {
 
-// Locks are of whole files, advisory, and not waited for. Other processes and other Files of this one see them. They end with their File, or with the
-// process however it ends.
+// Locks are of whole files, advisory, and not waited for. Other processes and other Files of this
+// one see them. They end with their File, or with the process however it ends.
 enum class Lock { shared, exclusive };
 
 // Which file a handle leads to, and whether it has been written since: a file of the same identity
@@ -64,26 +66,32 @@ class File {
   // has the access list of its folder.
   Status keep_access_of(const std::string& path, bool* changed);
 
-  // The very file to be read, opened once more: threads that read by the same handle wait for each other. Code::not_found where its path leads elsewhere now.
+  // The very file to be read, opened once more: threads that read by the same handle wait for each
+  // other. Code::not_found where its path leads elsewhere now.
   Status reopen(File* out) const;
 
   bool is_open() const { return fd_ >= 0; }
   const std::string& path() const { return path_; }
-  bool is_at(const std::string& path) const;  // whether a path leads to this very file, however it is written
+  // whether a path leads to this very file, however it is written
+  bool is_at(const std::string& path) const;
 
   Status size(uint64_t* out) const;
   Status identity(FileIdentity* out) const;
-  Status read(uint64_t offset, void* data, std::size_t size) const;  // all of it, or Code::corrupt at the file's end
-  // The same into several places, one after the other from `offset` on; as few system calls as the system allows.
+  // all of it, or Code::corrupt at the file's end
+  Status read(uint64_t offset, void* data, std::size_t size) const;
+  // The same into several places, one after the other from `offset` on; as few system calls as the
+  // system allows.
   struct Piece {
     void* data;
     std::size_t size;
   };
   Status read(uint64_t offset, std::span<const Piece> pieces) const;
   Status write(uint64_t offset, const void* data, std::size_t size);
-  Status preallocate(uint64_t size);  // reserves the blocks now, so that a full disk is known before the work
+  // reserves the blocks now, so that a full disk is known before the work
+  Status preallocate(uint64_t size);
   void unlock();  // what create_temporary locked, before the destructor
-  Status lock(Lock kind, bool* got) const;  // *got is false where another has a lock that this one cannot stand beside
+  // *got is false where another has a lock that this one cannot stand beside
+  Status lock(Lock kind, bool* got) const;
   // Gives the blocks of a part of the file back, which reads as zeros from then on; advice.
   void discard(uint64_t offset, uint64_t size) const;
   Status sync();
@@ -101,9 +109,10 @@ class File {
   std::string path_;
 };
 
-// A read-only shared mapping of a whole file; an empty file has no data. Valid after the File is closed.
-// Reading a page that another process has cut off the file raises SIGBUS: the size is checked when it is made. Windows does not let a mapped file
-// be cut; there a page that a network or a drive does not give any more raises EXCEPTION_IN_PAGE_ERROR.
+// A read-only shared mapping of a whole file; an empty file has no data. Valid after the File is
+// closed. Reading a page that another process has cut off the file raises SIGBUS: the size is
+// checked when it is made. Windows does not let a mapped file be cut; there a page that a network
+// or a drive does not give any more raises EXCEPTION_IN_PAGE_ERROR.
 class Mapping {
  public:
   Mapping() = default;
@@ -127,10 +136,11 @@ class Mapping {
   uint64_t size_ = 0;
 };
 
-// Atomic. On Windows a file that is in use is replaced where the system does it as POSIX says, which of a mapped one it need not; otherwise EBUSY, and
-// nothing is changed. Removed, it may keep its name until nobody has it.
+// Atomic. On Windows a file that is in use is replaced where the system does it as POSIX says,
+// which of a mapped one it need not; otherwise EBUSY, and nothing is changed. Removed, it may keep
+// its name until nobody has it.
 Status rename_replace(const std::string& from, const std::string& to);
-Status sync_folder_of(const std::string& path);                         // makes the rename durable
+Status sync_folder_of(const std::string& path);  // makes the rename durable
 Status remove_file(const std::string& path);
 
 // The path from the root: it leads to the same place when the current folder has changed.
@@ -152,19 +162,20 @@ bool can_name_file(const std::string& name);
 Status list_folder(const std::string& folder,
                    std::vector<FolderEntry>* out);  // its plain files, no links, in no order
 Status make_folder(const std::string& folder);      // unless there is one; mode 0700
-Status touch(const std::string& path);                                         // modified now
+Status touch(const std::string& path);              // modified now
 
 // Whether a name is one that create_temporary() gives.
 bool is_temporary_name(std::string_view name);
 
-// Asks for the largest pages of memory that the system gives for what lies wholly in them; advice. What is touched then becomes resident
-// by as much.
+// Asks for the largest pages of memory that the system gives for what lies wholly in them; advice.
+// What is touched then becomes resident by as much.
 void prefer_huge_pages(void* data, std::size_t size);
 
 uint32_t processor_count();  // those this process may use
 uint64_t now_ns();           // monotonic
 uint64_t physical_memory();  // bytes that the machine has
-uint64_t hash_seed();        // another in every process: who writes a file cannot choose what collides in its tables
+// another in every process: who writes a file cannot choose what collides in its tables
+uint64_t hash_seed();
 
 // Of the calling thread, in the order in which threads first asked.
 inline uint32_t thread_number() {

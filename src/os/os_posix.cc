@@ -35,7 +35,8 @@ std::atomic<Fault> fault{nullptr};
 
 namespace {
 
-// What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2 GiB less a page.
+// What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2
+// GiB less a page.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
 // Whether a file may become `size` bytes long under this process's limit.
@@ -49,7 +50,8 @@ bool within_file_limit(uint64_t size) {
 }  // namespace
 
 File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)),
+      path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
@@ -78,13 +80,15 @@ Status File::lock(Lock kind, bool* got) const {
 
 void File::discard([[maybe_unused]] uint64_t offset, [[maybe_unused]] uint64_t size) const {
 #ifdef FALLOC_FL_PUNCH_HOLE
-  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size));
+  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(size));
 #endif
 }
 
 bool File::is_at(const std::string& path) const {
   struct stat there, here;
-  return stat(path.c_str(), &there) == 0 && fstat(fd_, &here) == 0 && there.st_dev == here.st_dev && there.st_ino == here.st_ino;
+  return stat(path.c_str(), &there) == 0 && fstat(fd_, &here) == 0 && there.st_dev == here.st_dev &&
+         there.st_ino == here.st_ino;
 }
 
 Status File::size(uint64_t* out) const {
@@ -102,7 +106,8 @@ Status File::read(uint64_t offset, void* data, std::size_t size) const {
 Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
   uint64_t left = 0;
   for (const Piece& piece : pieces) left += piece.size;
-  if (offset + left < offset || offset + left > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+  if (offset + left < offset ||
+      offset + left > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     return failed("read", path_, EOVERFLOW).with_offset(offset);
   }
   std::size_t first = 0, skip = 0;  // the piece that is filled next, and how much of it is
@@ -112,7 +117,8 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
     iovec parts[most];
     int count = 0;
     std::size_t asked = 0;
-    for (std::size_t i = first; i < pieces.size() && count < static_cast<int>(most) && asked < max_transfer; ++i) {
+    for (std::size_t i = first;
+         i < pieces.size() && count < static_cast<int>(most) && asked < max_transfer; ++i) {
       const std::size_t done = i == first ? skip : 0;
       const std::size_t size = std::min(pieces[i].size - done, max_transfer - asked);
       parts[count++] = {static_cast<char*>(pieces[i].data) + done, size};
@@ -135,8 +141,9 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
       return failed("read", path_, errno).with_offset(offset);
     }
     if (n == 0) {
-      return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early", shown(path_),
-                           static_cast<unsigned long long>(offset), static_cast<unsigned long long>(left))
+      return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early",
+                           shown(path_), static_cast<unsigned long long>(offset),
+                           static_cast<unsigned long long>(left))
           .with_offset(offset);
     }
     offset += static_cast<uint64_t>(n);
@@ -233,7 +240,8 @@ Status File::close() {
   const int failure = consult("close", path_);
   int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
   if (failure > 0) error = failure;
-  // Interrupted, the descriptor is gone all the same; closing again could hit another thread's new file.
+  // Interrupted, the descriptor is gone all the same; closing again could hit another thread's new
+  // file.
   if (error == 0 || error == EINTR) return {};
   return failed("close", path_, error);
 }
@@ -266,7 +274,8 @@ Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* o
   if (mapping.size_ > 0) {
     void* data = MAP_FAILED;
     const int result = retried("map", file.path_, [&] {
-      data = mmap(nullptr, static_cast<std::size_t>(mapping.size_), PROT_READ, MAP_SHARED, file.fd_, static_cast<off_t>(offset));
+      data = mmap(nullptr, static_cast<std::size_t>(mapping.size_), PROT_READ, MAP_SHARED, file.fd_,
+                  static_cast<off_t>(offset));
       return data == MAP_FAILED ? -1 : 0;
     });
     if (result != 0) return failed("map", file.path_, errno);
@@ -283,16 +292,26 @@ void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
   const uint64_t begin = offset / page * page;
   int flag = MADV_NORMAL;
   switch (advice) {
-    case Advice::sequential: flag = MADV_SEQUENTIAL; break;
-    case Advice::random: flag = MADV_RANDOM; break;
-    case Advice::will_need: flag = MADV_WILLNEED; break;
-    case Advice::dont_need: flag = MADV_DONTNEED; break;
+    case Advice::sequential:
+      flag = MADV_SEQUENTIAL;
+      break;
+    case Advice::random:
+      flag = MADV_RANDOM;
+      break;
+    case Advice::will_need:
+      flag = MADV_WILLNEED;
+      break;
+    case Advice::dont_need:
+      flag = MADV_DONTNEED;
+      break;
   }
-  (void)madvise(const_cast<std::byte*>(data_) + begin, static_cast<std::size_t>(offset + size - begin), flag);
+  (void)madvise(const_cast<std::byte*>(data_) + begin,
+                static_cast<std::size_t>(offset + size - begin), flag);
 }
 
 Status rename_replace(const std::string& from, const std::string& to) {
-  if (retried("rename", to, [&] { return std::rename(from.c_str(), to.c_str()); }) != 0) return failed("replace", to, errno);
+  if (retried("rename", to, [&] { return std::rename(from.c_str(), to.c_str()); }) != 0)
+    return failed("replace", to, errno);
   return {};
 }
 
@@ -308,7 +327,8 @@ Status sync_folder_of(const std::string& path) {
   } while (result != 0 && errno == EINTR);
   const int error = errno;
   ::close(fd);
-  // Some file systems cannot sync a folder and say so by these; their renames are as durable as they make them.
+  // Some file systems cannot sync a folder and say so by these; their renames are as durable as
+  // they make them.
   if (result != 0 && error != EINVAL && error != ENOTSUP && error != EOPNOTSUPP) {
     return failed("sync the folder", folder, error);
   }
@@ -333,7 +353,8 @@ void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t
 uint32_t processor_count() {
 #ifdef __linux__
   // The kernel's mask may be wider than cpu_set_t: grow until it fits.
-  for (std::size_t processors = CPU_SETSIZE; processors <= (std::size_t{1} << 18); processors *= 2) {
+  for (std::size_t processors = CPU_SETSIZE; processors <= (std::size_t{1} << 18);
+       processors *= 2) {
     cpu_set_t* set = CPU_ALLOC(processors);
     if (!set) break;
     const std::size_t bytes = CPU_ALLOC_SIZE(processors);
@@ -351,7 +372,8 @@ uint32_t processor_count() {
 
 uint64_t physical_memory() {
   const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size) : UINT64_MAX;
+  return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size)
+                               : UINT64_MAX;
 }
 
 uint64_t hash_seed() {

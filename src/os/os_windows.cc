@@ -1,6 +1,8 @@
-// The seam to Windows, 10 or newer. Work in files is in this file, in folders in windows_folders.cc, with the machine in windows_machine.cc.
+// The seam to Windows, 10 or newer. Work in files is in this file, in folders in
+// windows_folders.cc, with the machine in windows_machine.cc.
 //
-// The errors of the system are turned into errno, so that callers and their tests meet the same codes and words on every system.
+// The errors of the system are turned into errno, so that callers and their tests meet the same
+// codes and words on every system.
 #include "os/windows_calls.h"  // before the system's own parts, which take its types for there
 
 #include <winioctl.h>
@@ -19,12 +21,13 @@ namespace {
 // What one system call is asked to move at most; it takes 32 bits.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
-// Locks of Windows keep others from reading and writing what is locked. Ours are advisory: of a byte that no file has.
+// Locks of Windows keep others from reading and writing what is locked. Ours are advisory: of a
+// byte that no file has.
 constexpr uint64_t locked_byte = uint64_t{1} << 62;
 
 constexpr DWORD share_nothing = 0;
 
-constexpr uint64_t most_offset = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+constexpr uint64_t max_offset = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
 HANDLE handle_of(intptr_t descriptor) { return reinterpret_cast<HANDLE>(descriptor); }
 
@@ -45,7 +48,8 @@ intptr_t open_file(const std::string& path, DWORD access, DWORD how, DWORD flags
   if (handle != INVALID_HANDLE_VALUE) return reinterpret_cast<intptr_t>(handle);
   const DWORD error = GetLastError();
   const DWORD attributes = GetFileAttributesW(name.c_str());
-  if (error == ERROR_ACCESS_DENIED && attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0) {
+  if (error == ERROR_ACCESS_DENIED && attributes != INVALID_FILE_ATTRIBUTES &&
+      (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0) {
     errno = EISDIR;
     return -1;
   }
@@ -67,10 +71,12 @@ Status open_plain(const std::string& path, DWORD access, DWORD how, intptr_t* ou
 
 bool is_being_removed(HANDLE handle) {
   FILE_STANDARD_INFO info;
-  return !GetFileInformationByHandleEx(handle, FileStandardInfo, &info, sizeof info) || info.DeletePending || info.NumberOfLinks == 0;
+  return !GetFileInformationByHandleEx(handle, FileStandardInfo, &info, sizeof info) ||
+         info.DeletePending || info.NumberOfLinks == 0;
 }
 
-// Reads or writes until it is not interrupted, which only tests do here: they may also have it move only a part.
+// Reads or writes until it is not interrupted, which only tests do here: they may also have it move
+// only a part.
 template <class Call>
 int transferred(const char* operation, const std::string& path, std::size_t* part, Call call) {
   for (;;) {
@@ -86,7 +92,8 @@ int transferred(const char* operation, const std::string& path, std::size_t* par
 }  // namespace
 
 File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)),
+      path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
@@ -113,7 +120,8 @@ Status File::reopen(File* out) const {
   file.path_ = path_;
   file.fd_ = retried("open", path_, [&] {
     const HANDLE handle = ReOpenFile(handle_of(fd_), GENERIC_READ, share_all, 0);
-    return handle == INVALID_HANDLE_VALUE ? intptr_t{failing()} : reinterpret_cast<intptr_t>(handle);
+    return handle == INVALID_HANDLE_VALUE ? intptr_t{failing()}
+                                          : reinterpret_cast<intptr_t>(handle);
   });
   if (file.fd_ < 0) return failed("open", path_, errno);
   *out = std::move(file);
@@ -122,18 +130,23 @@ Status File::reopen(File* out) const {
 
 Status File::create_temporary(const std::string& target, File* out) {
   const std::size_t name = name_begin(target);
-  if (name == target.size()) return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
+  if (name == target.size())
+    return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   const WidePath wide_target(target);
   if (!wide_target.good()) return failed("name a temporary file for", target, errno);
-  const DWORD attributes = GetFileAttributesW(wide_target.c_str());  // known before the work, not when the rename fails after it
-  if (attributes != INVALID_FILE_ATTRIBUTES && (attributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0)
+  // known before the work, not when the rename fails after it
+  const DWORD attributes = GetFileAttributesW(wide_target.c_str());
+  if (attributes != INVALID_FILE_ATTRIBUTES &&
+      (attributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0)
     return not_a_file(target, (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0);
   File file;
   for (int attempt = 0; attempt < 16; ++attempt) {
     uint64_t random;
     if (!random_bits(&random)) return failed("name a temporary file for", target, EIO);
     file.path_ = temporary_name(target, random);
-    file.fd_ = retried("open", file.path_, [&] { return open_file(file.path_, GENERIC_READ | GENERIC_WRITE, CREATE_NEW); });
+    file.fd_ = retried("open", file.path_, [&] {
+      return open_file(file.path_, GENERIC_READ | GENERIC_WRITE, CREATE_NEW);
+    });
     if (file.fd_ < 0 && errno != EEXIST) break;
     if (file.fd_ < 0) continue;
     if (GetFileType(handle_of(file.fd_)) != FILE_TYPE_DISK) {  // "nul.kv" is the device
@@ -141,7 +154,8 @@ Status File::create_temporary(const std::string& target, File* out) {
       return not_a_file(target, false);
     }
     bool locked = false;
-    const bool can_lock = file.lock(Lock::exclusive, &locked).ok();  // some file systems have no locks
+    // some file systems have no locks
+    const bool can_lock = file.lock(Lock::exclusive, &locked).ok();
     // Who takes away what dead writers left may have come between; then the name is going.
     if (can_lock && (!locked || is_being_removed(handle_of(file.fd_)))) {
       CloseHandle(handle_of(std::exchange(file.fd_, -1)));
@@ -149,7 +163,8 @@ Status File::create_temporary(const std::string& target, File* out) {
       continue;
     }
     HANDLE same = nullptr;  // a lock lasts until the last handle of the same opening is closed
-    if (DuplicateHandle(GetCurrentProcess(), handle_of(file.fd_), GetCurrentProcess(), &same, 0, FALSE, DUPLICATE_SAME_ACCESS)) {
+    if (DuplicateHandle(GetCurrentProcess(), handle_of(file.fd_), GetCurrentProcess(), &same, 0,
+                        FALSE, DUPLICATE_SAME_ACCESS)) {
       file.lock_fd_ = reinterpret_cast<intptr_t>(same);
     } else if (can_lock) {
       (void)failing();
@@ -169,7 +184,8 @@ Status File::open_lock(const std::string& path, File* out) {
   if (is_link(path))
     return Status::error(Code::bad_argument, "%s is a symbolic link, not a file", shown(path))
         .with_errno(EINVAL);
-  if (Status s = open_plain(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, &file.fd_); !s.ok()) return s;
+  if (Status s = open_plain(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, &file.fd_); !s.ok())
+    return s;
   *out = std::move(file);
   return {};
 }
@@ -193,7 +209,8 @@ void File::unlock() {
 // As flock() has it: a File's lock of one kind is given up when it asks for the other.
 Status File::lock(Lock kind, bool* got) const {
   *got = false;
-  const DWORD how = (kind == Lock::exclusive ? LOCKFILE_EXCLUSIVE_LOCK : 0) | LOCKFILE_FAIL_IMMEDIATELY;
+  const DWORD how =
+      (kind == Lock::exclusive ? LOCKFILE_EXCLUSIVE_LOCK : 0) | LOCKFILE_FAIL_IMMEDIATELY;
   bool taken = false;
   const int result = retried("lock", path_, [&] {
     OVERLAPPED place = at(locked_byte);
@@ -211,7 +228,8 @@ Status File::lock(Lock kind, bool* got) const {
 // the file when it is closed, with its process at the latest. A power cut leaves the file.
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
-  if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0) return Status::error(Code::io, "Windows names no folder for temporary files");
+  if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0)
+    return Status::error(Code::io, "Windows names no folder for temporary files");
   const std::string where = folder.empty() ? narrow(temporary) : folder;
   File file;
   for (int attempt = 0; file.fd_ < 0 && attempt < 16; ++attempt) {
@@ -225,8 +243,10 @@ Status File::create_nameless(const std::string& folder, File* out) {
     if (file.fd_ < 0 && errno != EEXIST) break;
   }
   if (file.fd_ < 0) return failed("create a file in", where, errno);
-  DWORD none = 0;  // only a sparse file gives blocks back; where there are no sparse files it keeps them
-  (void)DeviceIoControl(handle_of(file.fd_), FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &none, nullptr);
+  // only a sparse file gives blocks back; where there are no sparse files it keeps them
+  DWORD none = 0;
+  (void)DeviceIoControl(handle_of(file.fd_), FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &none,
+                        nullptr);
   *out = std::move(file);
   return {};
 }
@@ -236,22 +256,26 @@ void File::discard(uint64_t offset, uint64_t size) const {
   range.FileOffset.QuadPart = static_cast<LONGLONG>(offset);
   range.BeyondFinalZero.QuadPart = static_cast<LONGLONG>(offset + size);
   DWORD none = 0;
-  (void)DeviceIoControl(handle_of(fd_), FSCTL_SET_ZERO_DATA, &range, sizeof range, nullptr, 0, &none, nullptr);
+  (void)DeviceIoControl(handle_of(fd_), FSCTL_SET_ZERO_DATA, &range, sizeof range, nullptr, 0,
+                        &none, nullptr);
 }
 
 bool File::is_at(const std::string& path) const {
   const WidePath name(path);
   if (!name.good()) return false;
-  const Handle other(CreateFileW(name.c_str(), FILE_READ_ATTRIBUTES, share_all, nullptr, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+  const Handle other(CreateFileW(name.c_str(), FILE_READ_ATTRIBUTES, share_all, nullptr,
+                                 OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
   BY_HANDLE_FILE_INFORMATION there, here;
-  return other.good() && GetFileInformationByHandle(other, &there) && GetFileInformationByHandle(handle_of(fd_), &here) &&
-         there.dwVolumeSerialNumber == here.dwVolumeSerialNumber && there.nFileIndexHigh == here.nFileIndexHigh &&
-         there.nFileIndexLow == here.nFileIndexLow;
+  return other.good() && GetFileInformationByHandle(other, &there) &&
+         GetFileInformationByHandle(handle_of(fd_), &here) &&
+         there.dwVolumeSerialNumber == here.dwVolumeSerialNumber &&
+         there.nFileIndexHigh == here.nFileIndexHigh && there.nFileIndexLow == here.nFileIndexLow;
 }
 
 Status File::size(uint64_t* out) const {
   LARGE_INTEGER size;
-  if (!GetFileSizeEx(handle_of(fd_), &size) && failing() != 0) return failed("ask the size of", path_, errno);
+  if (!GetFileSizeEx(handle_of(fd_), &size) && failing() != 0)
+    return failed("ask the size of", path_, errno);
   *out = static_cast<uint64_t>(size.QuadPart);
   return {};
 }
@@ -265,7 +289,8 @@ Status File::read(uint64_t offset, void* data, std::size_t size) const {
 Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
   uint64_t left = 0;
   for (const Piece& piece : pieces) left += piece.size;
-  if (offset + left < offset || offset + left > most_offset) return failed("read", path_, EOVERFLOW).with_offset(offset);
+  if (offset + left < offset || offset + left > max_offset)
+    return failed("read", path_, EOVERFLOW).with_offset(offset);
   std::size_t first = 0, skip = 0;  // the piece that is filled next, and how much of it is
   while (left > 0) {
     while (skip == pieces[first].size) ++first, skip = 0;
@@ -274,14 +299,17 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
     bool at_end = false;
     const int result = transferred("read", path_, &part, [&] {
       OVERLAPPED place = at(offset);
-      if (ReadFile(handle_of(fd_), static_cast<char*>(pieces[first].data) + skip, static_cast<DWORD>(part), &n, &place)) return 0;
+      if (ReadFile(handle_of(fd_), static_cast<char*>(pieces[first].data) + skip,
+                   static_cast<DWORD>(part), &n, &place))
+        return 0;
       at_end = GetLastError() == ERROR_HANDLE_EOF;
       return at_end ? 0 : failing();
     });
     if (result != 0) return failed("read", path_, errno).with_offset(offset);
     if (at_end || n == 0) {
-      return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early", shown(path_),
-                           static_cast<unsigned long long>(offset), static_cast<unsigned long long>(left))
+      return Status::error(Code::corrupt, "%s ends at byte %llu, %llu bytes too early",
+                           shown(path_), static_cast<unsigned long long>(offset),
+                           static_cast<unsigned long long>(left))
           .with_offset(offset);
     }
     offset += n;
@@ -292,7 +320,8 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
 }
 
 Status File::write(uint64_t offset, const void* data, std::size_t size) {
-  if (offset + size < offset || offset + size > most_offset) return failed("write", path_, EFBIG).with_offset(offset);
+  if (offset + size < offset || offset + size > max_offset)
+    return failed("write", path_, EFBIG).with_offset(offset);
   const char* from = static_cast<const char*>(data);
   while (size > 0) {
     std::size_t part = std::min(size, max_transfer);
@@ -301,7 +330,8 @@ Status File::write(uint64_t offset, const void* data, std::size_t size) {
       OVERLAPPED place = at(offset);
       return WriteFile(handle_of(fd_), from, static_cast<DWORD>(part), &n, &place) ? 0 : failing();
     });
-    if (result != 0 || n == 0) return failed("write", path_, result != 0 ? errno : EIO).with_offset(offset);
+    if (result != 0 || n == 0)
+      return failed("write", path_, result != 0 ? errno : EIO).with_offset(offset);
     from += n;
     offset += n;
     size -= n;
@@ -320,7 +350,8 @@ static int reserve_blocks(HANDLE file, uint64_t size) {
   blocks.AllocationSize.QuadPart = static_cast<LONGLONG>(size);
   if (!SetFileInformationByHandle(file, FileAllocationInfo, &blocks, sizeof blocks)) {
     // Some systems say of what they do not know that the parameter is wrong.
-    return failing(GetLastError() == ERROR_INVALID_PARAMETER ? ERROR_NOT_SUPPORTED : GetLastError());
+    return failing(GetLastError() == ERROR_INVALID_PARAMETER ? ERROR_NOT_SUPPORTED
+                                                             : GetLastError());
   }
   return set_end(file, size);
 }
@@ -329,7 +360,9 @@ static int reserve_blocks(HANDLE file, uint64_t size) {
 static int extend_file(HANDLE file, const std::string& path, uint64_t more, uint64_t size) {
   const WidePath name(path);
   ULARGE_INTEGER free;
-  if (name.good() && GetDiskFreeSpaceExW(name.folder().c_str(), &free, nullptr, nullptr) && more > free.QuadPart) return failing(ERROR_DISK_FULL);
+  if (name.good() && GetDiskFreeSpaceExW(name.folder().c_str(), &free, nullptr, nullptr) &&
+      more > free.QuadPart)
+    return failing(ERROR_DISK_FULL);
   return set_end(file, size);
 }
 
@@ -338,7 +371,7 @@ Status File::preallocate(uint64_t size) {
   if (Status s = this->size(&now); !s.ok()) return s;
   if (size <= now) return {};
   int result = -1;
-  if (size > most_offset) {
+  if (size > max_offset) {
     errno = EFBIG;
   } else {
     result = retried("preallocate", path_, [&] { return reserve_blocks(handle_of(fd_), size); });
@@ -353,7 +386,8 @@ Status File::preallocate(uint64_t size) {
 }
 
 Status File::sync() {
-  const int result = retried("sync", path_, [&] { return FlushFileBuffers(handle_of(fd_)) ? 0 : failing(); });
+  const int result =
+      retried("sync", path_, [&] { return FlushFileBuffers(handle_of(fd_)) ? 0 : failing(); });
   if (result != 0) return failed("sync", path_, errno);
   return {};
 }
@@ -388,13 +422,16 @@ Status Mapping::map(const File& file, Mapping* out) {
 Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* out) {
   Mapping mapping;
   mapping.size_ = size;
-  if (size > std::numeric_limits<std::size_t>::max()) return Status::error(Code::limit, "%s is larger than the address space", shown(file.path_));
+  if (size > std::numeric_limits<std::size_t>::max())
+    return Status::error(Code::limit, "%s is larger than the address space", shown(file.path_));
   if (size > 0) {
     const void* data = nullptr;
     const int result = retried("map", file.path_, [&] {
-      const Handle section(CreateFileMappingW(handle_of(file.fd_), nullptr, PAGE_READONLY, 0, 0, nullptr));
+      const Handle section(
+          CreateFileMappingW(handle_of(file.fd_), nullptr, PAGE_READONLY, 0, 0, nullptr));
       if (!section.good()) return failing();
-      data = MapViewOfFile(section, FILE_MAP_READ, static_cast<DWORD>(offset >> 32), static_cast<DWORD>(offset), static_cast<std::size_t>(size));
+      data = MapViewOfFile(section, FILE_MAP_READ, static_cast<DWORD>(offset >> 32),
+                           static_cast<DWORD>(offset), static_cast<std::size_t>(size));
       return data ? 0 : failing();
     });
     if (result != 0) return failed("map", file.path_, errno);
@@ -413,7 +450,8 @@ void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
     WIN32_MEMORY_RANGE_ENTRY range{begin, static_cast<std::size_t>(size)};
     (void)PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
   } else if (advice == Advice::dont_need) {
-    (void)VirtualUnlock(begin, static_cast<std::size_t>(size));  // pages that were not locked leave the process's memory by it
+    // pages that were not locked leave the process's memory by it
+    (void)VirtualUnlock(begin, static_cast<std::size_t>(size));
   }
 }
 

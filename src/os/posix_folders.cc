@@ -36,7 +36,8 @@ bool can_name_file(const std::string&) { return true; }
 
 Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
   DIR* stream = nullptr;
-  const int opened = retried("list", folder, [&] { return (stream = opendir(folder.c_str())) ? 0 : -1; });
+  const int opened =
+      retried("list", folder, [&] { return (stream = opendir(folder.c_str())) ? 0 : -1; });
   if (opened != 0) return failed("list the folder", folder, errno);
   struct Close {
     DIR* stream;
@@ -52,8 +53,8 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
     if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISREG(info.st_mode))
       continue;  // gone meanwhile, or no file
-    found.push_back({entry->d_name, static_cast<uint64_t>(info.st_size),
-                     nanoseconds(info.KVASIR_TIME(m))});
+    found.push_back(
+        {entry->d_name, static_cast<uint64_t>(info.st_size), nanoseconds(info.KVASIR_TIME(m))});
   }
   *out = std::move(found);
   return {};
@@ -62,7 +63,8 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
 Status make_folder(const std::string& folder) {
   const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0700); });
   struct stat info;
-  if (result == 0) (void)sync_folder_of(folder);  // the folder above may be one that this process cannot read
+  // the folder above may be one that this process cannot read
+  if (result == 0) (void)sync_folder_of(folder);
   if (result == 0) return {};
   const int error = errno;
   // A file system that is read-only may say that first.
@@ -70,12 +72,15 @@ Status make_folder(const std::string& folder) {
       S_ISDIR(info.st_mode))
     return {};
   errno = error;
-  if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
+  if (errno == EEXIST)
+    return Status::error(Code::bad_argument, "%s is not a folder", shown(folder))
+        .with_errno(ENOTDIR);
   return failed("make the folder", folder, errno);
 }
 
 Status touch(const std::string& path) {
-  const int result = retried("touch", path, [&] { return utimensat(AT_FDCWD, path.c_str(), nullptr, 0); });
+  const int result =
+      retried("touch", path, [&] { return utimensat(AT_FDCWD, path.c_str(), nullptr, 0); });
   if (result != 0) return failed("set the time of", path, errno);
   return {};
 }

@@ -1,8 +1,8 @@
 // Threads, their signals and their cancellation.
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +25,8 @@ static_assert(sizeof(pthread_t) == sizeof(uintptr_t));
 SignalsHeld::SignalsHeld() {
   sigset_t held, before;
   sigfillset(&held);
-  for (int let_through : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) sigdelset(&held, let_through);
+  for (int let_through : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF})
+    sigdelset(&held, let_through);
   pthread_sigmask(SIG_SETMASK, &held, &before);
   std::memcpy(before_, &before, sizeof before);
 }
@@ -57,11 +58,15 @@ Status Thread::start(void (*run)(void* context), void* context, Thread* out) {
   int error = pthread_attr_init(&attributes);
   pthread_t thread;
   if (error == 0) {
-    error = pthread_attr_setstacksize(&attributes, std::max<std::size_t>(stack_bytes, static_cast<std::size_t>(PTHREAD_STACK_MIN)));
+    error = pthread_attr_setstacksize(
+        &attributes,
+        std::max<std::size_t>(stack_bytes, static_cast<std::size_t>(PTHREAD_STACK_MIN)));
     if (error == 0) error = pthread_create(&thread, &attributes, start_routine, start.get());
     pthread_attr_destroy(&attributes);
   }
-  if (error != 0) return Status::error(error == ENOMEM ? Code::no_memory : Code::limit, "cannot start a thread").with_errno(error);
+  if (error != 0)
+    return Status::error(error == ENOMEM ? Code::no_memory : Code::limit, "cannot start a thread")
+        .with_errno(error);
   (void)start.release();
   std::memcpy(&out->handle_, &thread, sizeof thread);
   return {};

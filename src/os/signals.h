@@ -5,8 +5,9 @@
 
 namespace kvasir::os {
 
-// While it is there, the calling thread holds signals back; threads that it starts meanwhile do so for good. What is sent to the process then goes to
-// threads of the host, which may be waiting for it. Faults and profiling concern the thread itself and are let through.
+// While it is there, the calling thread holds signals back; threads that it starts meanwhile do so
+// for good. What is sent to the process then goes to threads of the host, which may be waiting for
+// it. Faults and profiling concern the thread itself and are let through.
 class SignalsHeld {
  public:
   SignalsHeld();

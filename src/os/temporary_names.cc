@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::string_view beginning = ".kvasir-", ending = ".tmp";
 constexpr std::size_t digits = 16;
-constexpr std::size_t most_name = 255;  // bytes of a folder's entry; Windows counts UTF-16 units, which are never more
+// bytes of a folder's entry; Windows counts UTF-16 units, which are never more
+constexpr std::size_t max_name = 255;
 
 }  // namespace
 
@@ -19,7 +20,7 @@ std::string temporary_name(const std::string& target, uint64_t random) {
   std::snprintf(added, sizeof added, ".kvasir-%016llx.tmp",
                 static_cast<unsigned long long>(random));
   const std::size_t name = name_begin(target);
-  std::size_t end = std::min(target.size(), name + most_name + 1 - sizeof added);
+  std::size_t end = std::min(target.size(), name + max_name + 1 - sizeof added);
   if (end < target.size()) {
     while (end > name && (static_cast<unsigned char>(target[end]) & 0xC0) == 0x80) --end;
   }

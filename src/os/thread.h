@@ -9,8 +9,9 @@
 
 namespace kvasir::os {
 
-// Joined by the destructor. Its stack has a size of its own, whatever the host's limits say: the deepest work takes a sixteenth of it;
-// the rest is for what the system and the host's thread-local variables take of it.
+// Joined by the destructor. Its stack has a size of its own, whatever the host's limits say: the
+// deepest work takes a sixteenth of it; the rest is for what the system and the host's thread-local
+// variables take of it.
 class Thread {
  public:
   static constexpr std::size_t stack_bytes = std::size_t{1} << 20;

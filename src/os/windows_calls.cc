@@ -11,11 +11,14 @@ namespace {
 // What errno has no name for: the system's number above these. Messages then say the number.
 constexpr int unnamed_errors = 100'000;
 
-constexpr std::size_t most_name = 255;         // UTF-16 units of one name
-constexpr std::size_t most_ordinary = 240;     // of a path without the prefix for long ones; folders may have 12 less than files' 260
-constexpr std::size_t most_path = 32'700 * 3;  // bytes: of UTF-16 the system takes 32,767 units, which have at most three each
+constexpr std::size_t max_name = 255;  // UTF-16 units of one name
+// of a path without the prefix for long ones; folders may have 12 less than files' 260
+constexpr std::size_t max_ordinary = 240;
+// bytes: of UTF-16 the system takes 32,767 units, which have at most three each
+constexpr std::size_t max_path = 32'700 * 3;
 
-constexpr DWORD disk_quota_exceeded = 1295;  // ERROR_DISK_QUOTA_EXCEEDED, which MinGW's headers lack
+// ERROR_DISK_QUOTA_EXCEEDED, which MinGW's headers lack
+constexpr DWORD disk_quota_exceeded = 1295;
 
 struct Meaning {
   DWORD error;
@@ -23,15 +26,40 @@ struct Meaning {
 };
 
 constexpr Meaning meanings[] = {
-    {ERROR_FILE_NOT_FOUND, ENOENT},      {ERROR_PATH_NOT_FOUND, ENOENT},      {ERROR_INVALID_DRIVE, ENOENT},       {ERROR_BAD_NETPATH, ENOENT},
-    {ERROR_BAD_NET_NAME, ENOENT},        {ERROR_DIRECTORY, ENOTDIR},          {ERROR_INVALID_NAME, EINVAL},        {ERROR_BAD_PATHNAME, EINVAL},
-    {ERROR_ACCESS_DENIED, EACCES},       {ERROR_DELETE_PENDING, EBUSY},       {ERROR_SHARING_VIOLATION, EBUSY},    {ERROR_LOCK_VIOLATION, EBUSY},
-    {ERROR_USER_MAPPED_FILE, EBUSY},     {ERROR_WRITE_PROTECT, EROFS},        {ERROR_FILE_EXISTS, EEXIST},         {ERROR_ALREADY_EXISTS, EEXIST},
-    {ERROR_DISK_FULL, ENOSPC},           {ERROR_HANDLE_DISK_FULL, ENOSPC},    {disk_quota_exceeded, ENOSPC},       {ERROR_FILE_TOO_LARGE, EFBIG},
-    {ERROR_NOT_ENOUGH_MEMORY, ENOMEM},   {ERROR_OUTOFMEMORY, ENOMEM},         {ERROR_COMMITMENT_LIMIT, ENOMEM},    {ERROR_NO_SYSTEM_RESOURCES, ENOMEM},
-    {ERROR_NOT_ENOUGH_QUOTA, ENOMEM},    {ERROR_TOO_MANY_OPEN_FILES, EMFILE}, {ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG}, {ERROR_CRC, EIO},
-    {ERROR_IO_DEVICE, EIO},              {ERROR_NOT_READY, EIO},              {ERROR_NOT_SUPPORTED, EOPNOTSUPP},   {ERROR_INVALID_FUNCTION, EOPNOTSUPP},
-    {ERROR_INVALID_PARAMETER, EINVAL},   {ERROR_INVALID_HANDLE, EBADF},
+    {ERROR_FILE_NOT_FOUND, ENOENT},
+    {ERROR_PATH_NOT_FOUND, ENOENT},
+    {ERROR_INVALID_DRIVE, ENOENT},
+    {ERROR_BAD_NETPATH, ENOENT},
+    {ERROR_BAD_NET_NAME, ENOENT},
+    {ERROR_DIRECTORY, ENOTDIR},
+    {ERROR_INVALID_NAME, EINVAL},
+    {ERROR_BAD_PATHNAME, EINVAL},
+    {ERROR_ACCESS_DENIED, EACCES},
+    {ERROR_DELETE_PENDING, EBUSY},
+    {ERROR_SHARING_VIOLATION, EBUSY},
+    {ERROR_LOCK_VIOLATION, EBUSY},
+    {ERROR_USER_MAPPED_FILE, EBUSY},
+    {ERROR_WRITE_PROTECT, EROFS},
+    {ERROR_FILE_EXISTS, EEXIST},
+    {ERROR_ALREADY_EXISTS, EEXIST},
+    {ERROR_DISK_FULL, ENOSPC},
+    {ERROR_HANDLE_DISK_FULL, ENOSPC},
+    {disk_quota_exceeded, ENOSPC},
+    {ERROR_FILE_TOO_LARGE, EFBIG},
+    {ERROR_NOT_ENOUGH_MEMORY, ENOMEM},
+    {ERROR_OUTOFMEMORY, ENOMEM},
+    {ERROR_COMMITMENT_LIMIT, ENOMEM},
+    {ERROR_NO_SYSTEM_RESOURCES, ENOMEM},
+    {ERROR_NOT_ENOUGH_QUOTA, ENOMEM},
+    {ERROR_TOO_MANY_OPEN_FILES, EMFILE},
+    {ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG},
+    {ERROR_CRC, EIO},
+    {ERROR_IO_DEVICE, EIO},
+    {ERROR_NOT_READY, EIO},
+    {ERROR_NOT_SUPPORTED, EOPNOTSUPP},
+    {ERROR_INVALID_FUNCTION, EOPNOTSUPP},
+    {ERROR_INVALID_PARAMETER, EINVAL},
+    {ERROR_INVALID_HANDLE, EBADF},
     {ERROR_CALL_NOT_IMPLEMENTED, ENOSYS},
 };
 
@@ -50,10 +78,14 @@ const char* error_text(int error, char* buffer, std::size_t size) {
     return buffer;
   }
   switch (error) {  // where the C library's words say nothing, or not enough
-    case EBUSY: return "In use, here or by another program";
-    case EOPNOTSUPP: return "Operation not supported";
-    case EOVERFLOW: return "Value too large";
-    default: break;
+    case EBUSY:
+      return "In use, here or by another program";
+    case EOPNOTSUPP:
+      return "Operation not supported";
+    case EOVERFLOW:
+      return "Value too large";
+    default:
+      break;
   }
   return strerror_s(buffer, size, error) == 0 ? buffer : "Unknown error";
 }
@@ -65,7 +97,7 @@ wchar_t* WidePath::Units::reserve(std::size_t size) noexcept {
 }
 
 WidePath::WidePath(const std::string& path) {
-  if (path.empty() || path.size() > most_path) {
+  if (path.empty() || path.size() > max_path) {
     errno = path.empty() ? ENOENT : ENAMETOOLONG;
     return;
   }
@@ -76,7 +108,8 @@ WidePath::WidePath(const std::string& path) {
     return;
   }
   const int bytes = static_cast<int>(path.size());
-  const int units = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path.data(), bytes, text, bytes);
+  const int units =
+      MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path.data(), bytes, text, bytes);
   if (units <= 0) {
     errno = EILSEQ;
     return;
@@ -86,12 +119,13 @@ WidePath::WidePath(const std::string& path) {
   for (wchar_t* unit = text; unit < text + units; ++unit) {
     if (*unit == L'/') *unit = L'\\';
     name = *unit == L'\\' ? 0 : name + 1;
-    if (name > most_name) {
+    if (name > max_name) {
       errno = ENAMETOOLONG;
       return;
     }
   }
-  // Before a long one belongs a prefix, behind which the system takes it as it is: \\?\C:\..., \\?\UNC\server\...
+  // Before a long one belongs a prefix, behind which the system takes it as it is: \\?\C:\...,
+  // \\?\UNC\server\...
   constexpr std::size_t room = 8;
   const DWORD needed = GetFullPathNameW(text, 0, nullptr, nullptr);
   wchar_t* full = needed == 0 ? nullptr : full_.reserve(room + needed);
@@ -105,7 +139,7 @@ WidePath::WidePath(const std::string& path) {
   size_ = size;
   const std::wstring_view absolute(full, size);
   const bool prefixed = absolute.starts_with(L"\\\\?\\") || absolute.starts_with(L"\\\\.\\");
-  if (size > most_ordinary && !prefixed) {
+  if (size > max_ordinary && !prefixed) {
     const bool server = absolute.starts_with(L"\\\\");
     const std::wstring_view prefix = server ? L"\\\\?\\UNC" : L"\\\\?\\";
     if (server) ++full, --size_;
@@ -124,7 +158,8 @@ std::wstring WidePath::folder() const {
 std::string narrow(std::wstring_view text) {
   if (text.empty()) return {};
   const int units = static_cast<int>(text.size());
-  const int bytes = WideCharToMultiByte(CP_UTF8, 0, text.data(), units, nullptr, 0, nullptr, nullptr);
+  const int bytes =
+      WideCharToMultiByte(CP_UTF8, 0, text.data(), units, nullptr, 0, nullptr, nullptr);
   std::string out(static_cast<std::size_t>(bytes), '\0');
   WideCharToMultiByte(CP_UTF8, 0, text.data(), units, out.data(), bytes, nullptr, nullptr);
   return out;

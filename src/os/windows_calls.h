@@ -1,4 +1,5 @@
-// What the Windows files of this folder share: paths as the system wants them, and its errors as errno.
+// What the Windows files of this folder share: paths as the system wants them, and its errors as
+// errno.
 #pragma once
 
 #ifndef WIN32_LEAN_AND_MEAN
@@ -18,7 +19,8 @@
 
 namespace kvasir::os {
 
-// A path in UTF-16, absolute and of any length. Ordinary ones are made without the heap: a temporary file is removed also when memory is out.
+// A path in UTF-16, absolute and of any length. Ordinary ones are made without the heap: a
+// temporary file is removed also when memory is out.
 class WidePath {
  public:
   explicit WidePath(const std::string& path);
@@ -51,7 +53,8 @@ inline int failing() { return failing(GetLastError()); }
 
 bool random_bits(uint64_t* out);
 
-// Everybody may read, write, rename and remove what this process has open: what is held against that are locks.
+// Everybody may read, write, rename and remove what this process has open: what is held against
+// that are locks.
 constexpr DWORD share_all = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
 
 // Closed at the end of its block.

@@ -10,18 +10,22 @@ namespace kvasir::os {
 namespace {
 
 uint64_t since_1970(const FILETIME& time) {
-  constexpr uint64_t between = 116'444'736'000'000'000u;  // from 1601, which Windows counts from, in its units of 100 ns
+  // from 1601, which Windows counts from, in its units of 100 ns
+  constexpr uint64_t between = 116'444'736'000'000'000u;
   const uint64_t ticks = uint64_t{time.dwHighDateTime} << 32 | time.dwLowDateTime;
   return ticks < between ? 0 : (ticks - between) * 100;
 }
 
-// Old systems, and file systems such as FAT, know only the older way, which refuses while somebody has the file.
+// Old systems, and file systems such as FAT, know only the older way, which refuses while somebody
+// has the file.
 bool is_unknown(DWORD error) {
-  return error == ERROR_INVALID_PARAMETER || error == ERROR_INVALID_FUNCTION || error == ERROR_NOT_SUPPORTED || error == ERROR_CALL_NOT_IMPLEMENTED;
+  return error == ERROR_INVALID_PARAMETER || error == ERROR_INVALID_FUNCTION ||
+         error == ERROR_NOT_SUPPORTED || error == ERROR_CALL_NOT_IMPLEMENTED;
 }
 
 HANDLE open_to_change(const WidePath& name, DWORD flags) {
-  return CreateFileW(name.c_str(), DELETE | SYNCHRONIZE, share_all, nullptr, OPEN_EXISTING, flags, nullptr);
+  return CreateFileW(name.c_str(), DELETE | SYNCHRONIZE, share_all, nullptr, OPEN_EXISTING, flags,
+                     nullptr);
 }
 
 bool is_folder(const wchar_t* name) {
@@ -29,18 +33,24 @@ bool is_folder(const wchar_t* name) {
   return attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0;
 }
 
-bool is_file(const wchar_t* name) { return GetFileAttributesW(name) != INVALID_FILE_ATTRIBUTES && !is_folder(name); }
+bool is_file(const wchar_t* name) {
+  return GetFileAttributesW(name) != INVALID_FILE_ATTRIBUTES && !is_folder(name);
+}
 
-// The system only says that access is denied: where the file could be changed but for that, somebody has it open or mapped.
+// The system only says that access is denied: where the file could be changed but for that,
+// somebody has it open or mapped.
 int refused(const WidePath& name, DWORD error) {
   const DWORD attributes = GetFileAttributesW(name.c_str());
-  const bool may_write = attributes == INVALID_FILE_ATTRIBUTES || (attributes & FILE_ATTRIBUTE_READONLY) == 0;
-  if (error == ERROR_ACCESS_DENIED && may_write && Handle(open_to_change(name, 0)).good()) return failing(ERROR_SHARING_VIOLATION);
+  const bool may_write =
+      attributes == INVALID_FILE_ATTRIBUTES || (attributes & FILE_ATTRIBUTE_READONLY) == 0;
+  if (error == ERROR_ACCESS_DENIED && may_write && Handle(open_to_change(name, 0)).good())
+    return failing(ERROR_SHARING_VIOLATION);
   return failing(error);
 }
 
-// Who has the file at the path open keeps it as it was, and new openings meet the new one; a mapped one may still be refused. The handle writes
-// through, and with it the change of names (there is no call for a folder).
+// Who has the file at the path open keeps it as it was, and new openings meet the new one; a mapped
+// one may still be refused. The handle writes through, and with it the change of names (there is no
+// call for a folder).
 int replace(const WidePath& from, const WidePath& to) {
   {
     const Handle file(open_to_change(from, FILE_FLAG_WRITE_THROUGH));
@@ -51,17 +61,22 @@ int replace(const WidePath& from, const WidePath& to) {
     rename->Flags = FILE_RENAME_FLAG_REPLACE_IF_EXISTS | FILE_RENAME_FLAG_POSIX_SEMANTICS;
     rename->FileNameLength = static_cast<DWORD>(bytes);
     std::memcpy(rename->FileName, to.c_str(), bytes);
-    if (SetFileInformationByHandle(file, FileRenameInfoEx, rename, static_cast<DWORD>(memory.size()))) return 0;
+    if (SetFileInformationByHandle(file, FileRenameInfoEx, rename,
+                                   static_cast<DWORD>(memory.size())))
+      return 0;
     if (!is_unknown(GetLastError())) return refused(to, GetLastError());
   }
-  return MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) ? 0 : refused(to, GetLastError());
+  return MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)
+             ? 0
+             : refused(to, GetLastError());
 }
 
 int remove(const WidePath& name) {
   {
     const Handle file(open_to_change(name, FILE_FLAG_OPEN_REPARSE_POINT));
     if (!file.good()) return failing();
-    FILE_DISPOSITION_INFO_EX gone{FILE_DISPOSITION_FLAG_DELETE | FILE_DISPOSITION_FLAG_POSIX_SEMANTICS};
+    FILE_DISPOSITION_INFO_EX gone{FILE_DISPOSITION_FLAG_DELETE |
+                                  FILE_DISPOSITION_FLAG_POSIX_SEMANTICS};
     if (SetFileInformationByHandle(file, FileDispositionInfoEx, &gone, sizeof gone)) return 0;
     if (!is_unknown(GetLastError())) return refused(name, GetLastError());
   }
@@ -79,14 +94,16 @@ Status rename_replace(const std::string& from, const std::string& to) {
   return {};
 }
 
-// Renames are written through; where the system lets a folder be flushed, so is what else happened in it.
+// Renames are written through; where the system lets a folder be flushed, so is what else happened
+// in it.
 Status sync_folder_of(const std::string& path) {
   const WidePath name(path);
   if (!name.good()) return failed("open the folder of", path, errno);
   const std::wstring folder = name.folder();
   const int result = retried("sync_folder", folder_of(path), [&] {
     if (!is_folder(folder.c_str())) return failing(ERROR_PATH_NOT_FOUND);
-    const Handle handle(CreateFileW(folder.c_str(), GENERIC_WRITE, share_all, nullptr, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+    const Handle handle(CreateFileW(folder.c_str(), GENERIC_WRITE, share_all, nullptr,
+                                    OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
     if (handle.good()) (void)FlushFileBuffers(handle);
     return 0;
   });
@@ -174,13 +191,16 @@ Status File::identity(FileIdentity* out) const {
 
 // The names of devices are theirs with any ending.
 bool can_name_file(const std::string& name) {
-  if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' || name.back() == ' ' || !WidePath(name).good()) return false;
+  if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' ||
+      name.back() == ' ' || !WidePath(name).good())
+    return false;
   std::string stem = name.substr(0, name.find('.'));
   while (!stem.empty() && stem.back() == ' ') stem.pop_back();
   for (char& c : stem) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   for (const char* device : {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"})
     if (stem == device) return false;
-  return !(stem.size() == 4 && (stem.starts_with("COM") || stem.starts_with("LPT")) && stem[3] >= '0' && stem[3] <= '9');
+  return !(stem.size() == 4 && (stem.starts_with("COM") || stem.starts_with("LPT")) &&
+           stem[3] >= '0' && stem[3] <= '9');
 }
 
 Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
@@ -189,7 +209,8 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
   const int opened = retried("list", folder, [&] {
     const WidePath pattern(folder + "/*");
     if (!pattern.good()) return -1;
-    search = FindFirstFileExW(pattern.c_str(), FindExInfoBasic, &entry, FindExSearchNameMatch, nullptr, FIND_FIRST_EX_LARGE_FETCH);
+    search = FindFirstFileExW(pattern.c_str(), FindExInfoBasic, &entry, FindExSearchNameMatch,
+                              nullptr, FIND_FIRST_EX_LARGE_FETCH);
     if (search != INVALID_HANDLE_VALUE) return 0;
     const DWORD error = GetLastError();
     const WidePath name(folder);
@@ -202,10 +223,14 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
   } close{search};
   std::vector<FolderEntry> found;
   do {
-    if ((entry.dwFileAttributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0) continue;
-    const bool link = (entry.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) != 0 && entry.dwReserved0 == IO_REPARSE_TAG_SYMLINK;
+    if ((entry.dwFileAttributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0)
+      continue;
+    const bool link = (entry.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) != 0 &&
+                      entry.dwReserved0 == IO_REPARSE_TAG_SYMLINK;
     if (link) continue;  // of which the search tells nothing
-    found.push_back({narrow(entry.cFileName), uint64_t{entry.nFileSizeHigh} << 32 | entry.nFileSizeLow, since_1970(entry.ftLastWriteTime)});
+    found.push_back({narrow(entry.cFileName),
+                     uint64_t{entry.nFileSizeHigh} << 32 | entry.nFileSizeLow,
+                     since_1970(entry.ftLastWriteTime)});
   } while (FindNextFileW(search, &entry));
   if (GetLastError() != ERROR_NO_MORE_FILES) {
     (void)failing();
@@ -225,7 +250,9 @@ Status make_folder(const std::string& folder) {
   const int error = errno;
   if (is_folder(name.c_str())) return {};  // a drive's own is said to be denied
   errno = error;
-  if (errno == EEXIST) return Status::error(Code::bad_argument, "%s is not a folder", shown(folder)).with_errno(ENOTDIR);
+  if (errno == EEXIST)
+    return Status::error(Code::bad_argument, "%s is not a folder", shown(folder))
+        .with_errno(ENOTDIR);
   return failed("make the folder", folder, errno);
 }
 
@@ -233,7 +260,8 @@ Status touch(const std::string& path) {
   const int result = retried("touch", path, [&] {
     const WidePath name(path);
     if (!name.good()) return -1;
-    const Handle file(CreateFileW(name.c_str(), FILE_WRITE_ATTRIBUTES, share_all, nullptr, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
+    const Handle file(CreateFileW(name.c_str(), FILE_WRITE_ATTRIBUTES, share_all, nullptr,
+                                  OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, nullptr));
     FILETIME now;
     GetSystemTimePreciseAsFileTime(&now);
     return file.good() && SetFileTime(file, nullptr, nullptr, &now) ? 0 : failing();

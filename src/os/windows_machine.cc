@@ -16,7 +16,8 @@
 namespace kvasir::os {
 
 bool random_bits(uint64_t* out) {
-  return BCryptGenRandom(nullptr, reinterpret_cast<UCHAR*>(out), sizeof *out, BCRYPT_USE_SYSTEM_PREFERRED_RNG) >= 0;
+  return BCryptGenRandom(nullptr, reinterpret_cast<UCHAR*>(out), sizeof *out,
+                         BCRYPT_USE_SYSTEM_PREFERRED_RNG) >= 0;
 }
 
 // Large pages are for accounts that an administrator allowed to lock memory.
@@ -25,7 +26,8 @@ void prefer_huge_pages(void*, std::size_t) {}
 uint32_t processor_count() {
   DWORD_PTR own = 0, all = 0;
   // The masks are 0 for a process that runs in several groups of 64 processors.
-  if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != 0) return static_cast<uint32_t>(std::popcount(own));
+  if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != 0)
+    return static_cast<uint32_t>(std::popcount(own));
   const DWORD count = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
   return count > 0 ? count : 1;
 }
@@ -48,7 +50,8 @@ uint64_t now_ns() {
   LARGE_INTEGER frequency, ticks;
   QueryPerformanceFrequency(&frequency);
   QueryPerformanceCounter(&ticks);
-  const uint64_t rate = static_cast<uint64_t>(frequency.QuadPart), count = static_cast<uint64_t>(ticks.QuadPart);
+  const uint64_t rate = static_cast<uint64_t>(frequency.QuadPart),
+                 count = static_cast<uint64_t>(ticks.QuadPart);
   return count / rate * 1'000'000'000u + count % rate * 1'000'000'000u / rate;
 }
 
@@ -61,11 +64,14 @@ void name_this_thread(const char* name) {
   MultiByteToWideChar(CP_UTF8, 0, name, -1, text, 31);
   using Describe = HRESULT(WINAPI*)(HANDLE, PCWSTR);  // which KERNEL32 has from Windows 10 1703 on
   const HMODULE kernel = GetModuleHandleW(L"kernelbase.dll");
-  const auto describe = kernel ? reinterpret_cast<Describe>(reinterpret_cast<void*>(GetProcAddress(kernel, "SetThreadDescription"))) : nullptr;
+  const auto describe = kernel ? reinterpret_cast<Describe>(reinterpret_cast<void*>(
+                                     GetProcAddress(kernel, "SetThreadDescription")))
+                               : nullptr;
   if (describe) (void)describe(GetCurrentThread(), text);
 }
 
-// There are no signals that a thread could be chosen for: the system makes one of its own for Ctrl-C.
+// There are no signals that a thread could be chosen for: the system makes one of its own for
+// Ctrl-C.
 SignalsHeld::SignalsHeld() { (void)before_; }
 SignalsHeld::~SignalsHeld() = default;
 
@@ -86,10 +92,13 @@ unsigned __stdcall start_routine(void* argument) {
 
 Status Thread::start(void (*run)(void* context), void* context, Thread* out) {
   auto start = std::make_unique<Start>(Start{run, context});
-  const uintptr_t thread = _beginthreadex(nullptr, static_cast<unsigned>(stack_bytes), start_routine, start.get(), STACK_SIZE_PARAM_IS_A_RESERVATION, nullptr);
+  const uintptr_t thread =
+      _beginthreadex(nullptr, static_cast<unsigned>(stack_bytes), start_routine, start.get(),
+                     STACK_SIZE_PARAM_IS_A_RESERVATION, nullptr);
   if (thread == 0) {
     const int error = errno;
-    return Status::error(error == ENOMEM ? Code::no_memory : Code::limit, "cannot start a thread").with_errno(error);
+    return Status::error(error == ENOMEM ? Code::no_memory : Code::limit, "cannot start a thread")
+        .with_errno(error);
   }
   (void)start.release();
   out->handle_ = thread;

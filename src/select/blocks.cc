@@ -7,8 +7,10 @@
 namespace kvasir {
 namespace {
 
-// Merges chosen blocks into one reference a page with their tokens' bits, without the sinks' and those that are not sealed.
-void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens, std::span<const uint32_t> blocks, Array<PageRef>* refs,
+// Merges chosen blocks into one reference a page with their tokens' bits, without the sinks' and
+// those that are not sealed.
+void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens,
+                     std::span<const uint32_t> blocks, Array<PageRef>* refs,
                      Array<uint32_t>* numbers, Selection* out) {
   const uint32_t page_tokens = query.pages.shape().page.page_tokens;
   const uint32_t first = query.first_page * page_tokens, last = query.pages.pages() * page_tokens;
@@ -31,19 +33,25 @@ void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens, std::spa
 
 }  // namespace
 
-void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out) {
+void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list,
+                 uint32_t count, SelectorScratch* scratch, Selection* out) {
   const uint32_t n = range.end - range.first;
   scratch->chosen.resize(n);
   scratch->bytes.resize(std::size_t{n} * 4);
   const float* scores = scratch->scores.data() + (range.row + list) * range.stride + range.first;
-  const uint32_t found = query.kernels.top_k(scores, n, count, scratch->chosen.data(), scratch->bytes.data());
+  const uint32_t found =
+      query.kernels.top_k(scores, n, count, scratch->chosen.data(), scratch->bytes.data());
   for (uint32_t c = 0; c < found; ++c) scratch->chosen[c] += range.first;
-  blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), found}, &out->lists[list], &out->page_numbers[list], out);
+  blocks_to_pages(query, range.block_tokens, {scratch->chosen.data(), found}, &out->lists[list],
+                  &out->page_numbers[list], out);
 }
 
-void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out) {
-  const auto count = static_cast<uint32_t>(std::min<uint64_t>(range.end - range.first, ceil_div(query.budget_tokens, range.block_tokens)));
-  for (std::size_t i = 0; i < out->lists.size(); ++i) choose_list(query, range, i, count, scratch, out);
+void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch,
+                   Selection* out) {
+  const auto count = static_cast<uint32_t>(std::min<uint64_t>(
+      range.end - range.first, ceil_div(query.budget_tokens, range.block_tokens)));
+  for (std::size_t i = 0; i < out->lists.size(); ++i)
+    choose_list(query, range, i, count, scratch, out);
 }
 
 }  // namespace kvasir

@@ -19,16 +19,19 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->sampled = false;
 }
 
-// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens; or their sum, into the first row.
-// scores: [rows][stride], n of each row.
-inline void to_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
+// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens;
+// or their sum, into the first row. scores: [rows][stride], n of each row.
+inline void to_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride,
+                      uint32_t n) {
   const float log_tokens = std::log(tokens);
   for (uint32_t r = 0; r < query.rows.rows; ++r) {
     const float m = query.near_m[r] - log_tokens;
-    query.kernels.attention_shares(scores + std::size_t{r} * stride, 1, stride, n, &m, query.near_l + r);
+    query.kernels.attention_shares(scores + std::size_t{r} * stride, 1, stride, n, &m,
+                                   query.near_l + r);
   }
 }
-inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride, uint32_t n) {
+inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride,
+                       uint32_t n) {
   constexpr uint32_t together = 16;
   const float log_tokens = std::log(tokens);
   for (uint32_t first = 0; first < query.rows.rows; first += together) {
@@ -40,7 +43,8 @@ inline void add_shares(const SelectorQuery& query, float tokens, float* scores, 
   }
 }
 
-// Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a page, or several pages.
+// Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a
+// page, or several pages.
 struct BlockRange {
   uint32_t block_tokens;
   uint32_t first, end;  // the blocks that may be chosen
@@ -48,10 +52,12 @@ struct BlockRange {
   uint32_t row = 0;     // of the scores, that the first list goes by
 };
 
-// The `count` best of the blocks by the list's row of the scores, [rows][stride] with block b's at b, as that list's pages with their tokens'
-// bits. Uses `chosen` and `bytes` of the scratch.
-void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, uint32_t count, SelectorScratch* scratch, Selection* out);
+// The `count` best of the blocks by the list's row of the scores, [rows][stride] with block b's at
+// b, as that list's pages with their tokens' bits. Uses `chosen` and `bytes` of the scratch.
+void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list,
+                 uint32_t count, SelectorScratch* scratch, Selection* out);
 // As many as the budget has, for every list.
-void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch, Selection* out);
+void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch,
+                   Selection* out);
 
 }  // namespace kvasir

@@ -1,11 +1,15 @@
-// `bounded`: quads of tokens sampled by a sketch of their keys, so that what is not read is estimated, not dropped. Kvasir's own, the default.
+// `bounded`: quads of tokens sampled by a sketch of their keys, so that what is not read is
+// estimated, not dropped. Kvasir's own, the default.
 //
-//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a quad, four tokens, counts by its best one
-//   choose  the heads of a group share a list: a quad counts with the sum of the shares of attention that it would have. Large shares are read for
-//           certain, of the others a sample that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and vAttention (arXiv
-//           2510.05688) sample too, by hashes and evenly
-//   budget  layers get more of it the worse chosen tokens serve them, as measured while reading (select/plan.h)
-//           or, with a coverage, each query and layer reads the fewest quads that keep the expected error of its sample below 1 - coverage
+//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a quad, four
+//           tokens, counts by its best one
+//   choose  the heads of a group share a list: a quad counts with the sum of the shares of
+//           attention that it would have. Large shares are read for certain, of the others a sample
+//           that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and
+//           vAttention (arXiv 2510.05688) sample too, by hashes and evenly
+//   budget  layers get more of it the worse chosen tokens serve them, as measured while reading
+//           (select/plan.h) or, with a coverage, each query and layer reads the fewest quads that
+//           keep the expected error of its sample below 1 - coverage
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,23 +20,27 @@
 namespace kvasir {
 namespace {
 
-constexpr float like_the_best = 2;  // a quad counts for as many tokens as its best one: between one match and an even quad
+// a quad counts for as many tokens as its best one: between one match and an even quad
+constexpr float like_the_best = 2;
 
 class BoundedSelector final : public Selector {
  public:
   Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const PageShape& shape = query.pages.shape().page;
-    const uint32_t extents = query.pages.extents(), rows = query.rows.rows, stride = extents * shape.extent_quads();
+    const uint32_t extents = query.pages.extents(), rows = query.rows.rows,
+                   stride = extents * shape.extent_quads();
     if (query.pages.pages() <= query.first_page) return scratch->scores.clear(), Scanned();
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
     for (uint32_t i = 0, e = query.first_extent % extents; i < extents; ++i) {
       if (!query.sketch.intact(query.layer, query.kv_head, e)) return {0, false};
       const uint32_t after = e + 1 < extents ? e + 1 : 0;
-      const int8_t* next = i + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, after) : nullptr;
+      const int8_t* next =
+          i + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, after) : nullptr;
       query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
                                  query.sketch.extent(query.layer, query.kv_head, e), next,
-                                 scratch->scores.data() + std::size_t{e} * shape.extent_quads(), stride);
+                                 scratch->scores.data() + std::size_t{e} * shape.extent_quads(),
+                                 stride);
       e = after;
     }
     return {uint64_t{extents} * shape.sketch_bytes(), true};
@@ -43,10 +51,11 @@ class BoundedSelector final : public Selector {
     begin_selection(query.share ? 1 : rows, out);
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    if (query.share && rows > 1)
-      sum(query, scratch);
+    if (query.share && rows > 1) sum(query, scratch);
     else
-      to_shares(query, like_the_best, scratch->scores.data() + std::size_t{range.row} * range.stride + range.first, range.stride, range.end - range.first);
+      to_shares(query, like_the_best,
+                scratch->scores.data() + std::size_t{range.row} * range.stride + range.first,
+                range.stride, range.end - range.first);
     sample(query, range, query.share ? rows : 1, scratch, out);
   }
 
@@ -54,18 +63,22 @@ class BoundedSelector final : public Selector {
   void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    add_shares(query, like_the_best, scratch->scores.data() + std::size_t{range.row} * range.stride + range.first, range.stride, range.end - range.first);
+    add_shares(query, like_the_best,
+               scratch->scores.data() + std::size_t{range.row} * range.stride + range.first,
+               range.stride, range.end - range.first);
   }
 
-  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch,
+                       Selection* out) const override {
     begin_selection(1, out);
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    // A share that is too small for one of many rows makes a sample of it too heavy for all of them: none stands for more than ten times what one of
-    // samples drawn evenly would.
+    // A share that is too small for one of many rows makes a sample of it too heavy for all of
+    // them: none stands for more than ten times what one of samples drawn evenly would.
     float* shares = scratch->scores.data() + range.first;
     const uint32_t n = range.end - range.first;
-    const auto least = static_cast<float>(0.1 * query.kernels.sum_shares(shares, n, std::numeric_limits<float>::max()).below / n);
+    const auto least = static_cast<float>(
+        0.1 * query.kernels.sum_shares(shares, n, std::numeric_limits<float>::max()).below / n);
     for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], least);
     sample(query, range, query.rows.rows, scratch, out);
   }
@@ -73,20 +86,24 @@ class BoundedSelector final : public Selector {
  private:
   static BlockRange quads_of(const SelectorQuery& query) {
     const PageShape& shape = query.pages.shape().page;
-    return {quad_tokens, query.first_page * shape.page_quads(), query.pages.pages() * shape.page_quads(), query.pages.extents() * shape.extent_quads(),
+    return {quad_tokens, query.first_page * shape.page_quads(),
+            query.pages.pages() * shape.page_quads(), query.pages.extents() * shape.extent_quads(),
             query.first_row};
   }
 
   // By the rows of shares, of so many heads each.
-  static void sample(const SelectorQuery& query, const BlockRange& range, uint32_t heads, SelectorScratch* scratch, Selection* out) {
+  static void sample(const SelectorQuery& query, const BlockRange& range, uint32_t heads,
+                     SelectorScratch* scratch, Selection* out) {
     const SampleSize size = sample_size(query.budget_tokens, query.coverage, heads);
     begin_samples(out);
-    for (std::size_t i = 0; i < out->lists.size(); ++i) sample_list(query, range, i, size, scratch, out);
+    for (std::size_t i = 0; i < out->lists.size(); ++i)
+      sample_list(query, range, i, size, scratch, out);
   }
 
   // The queries in the sketch's coordinates, in int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
-    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
+    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(),
+                   rows = query.rows.rows;
     const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
     scratch->query.assign(std::size_t{rows} * n, 0.0f);
     scratch->query8.resize(std::size_t{rows} * n);
@@ -94,7 +111,8 @@ class BoundedSelector final : public Selector {
     for (uint32_t r = 0; r < rows; ++r) {
       float* x = scratch->query.data() + std::size_t{r} * n;
       for (uint32_t c = 0; c < n; c += 8) {
-        typedef float Four __attribute__((vector_size(16)));  // left to a compiler, d would be the vectors' dimension
+        // left to a compiler, d would be the vectors' dimension
+        typedef float Four __attribute__((vector_size(16)));
         Four low{}, high{};
         for (uint32_t d = 0; d < dim; ++d) {
           Four at[2];
@@ -108,13 +126,16 @@ class BoundedSelector final : public Selector {
       const bool none = !(largest > 1e-30f && largest < 1e30f);
       scratch->query_scale[r] = none ? 0 : largest / 127;
       for (uint32_t c = 0; c < n; ++c)
-        scratch->query8[r * n + c] = static_cast<int8_t>(none ? 0 : std::lrint(x[c] * (127 / largest)));
+        scratch->query8[r * n + c] =
+            static_cast<int8_t>(none ? 0 : std::lrint(x[c] * (127 / largest)));
     }
   }
 };
 
 }  // namespace
 
-std::unique_ptr<const Selector> make_bounded_selector() { return std::make_unique<BoundedSelector>(); }
+std::unique_ptr<const Selector> make_bounded_selector() {
+  return std::make_unique<BoundedSelector>();
+}
 
 }  // namespace kvasir

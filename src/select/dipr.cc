@@ -1,9 +1,12 @@
-// `dipr`: every token whose score is within a range of the largest one (the dynamic inner product range query of AlayaDB,
-// arXiv 2504.10326), found by a scan of all int8 keys. How many that are follows from the attention itself; the budget is a ceiling.
+// `dipr`: every token whose score is within a range of the largest one (the dynamic inner product
+// range query of AlayaDB, arXiv 2504.10326), found by a scan of all int8 keys. How many that are
+// follows from the attention itself; the budget is a ceiling.
 //
-// The paper asks for q . k >= max q . k - beta, beta = -sqrt(d) ln alpha. Scores here have 1 / sqrt(d) in the queries already, so that is
-// score >= largest + ln alpha: every token that has at least alpha of the largest token's attention. The largest is looked for in sinks
-// and window too (there: the window's maximum as a seed), which often hold it. Heads that share a list attend what any of them asks for.
+// The paper asks for q . k >= max q . k - beta, beta = -sqrt(d) ln alpha. Scores here have 1 /
+// sqrt(d) in the queries already, so that is score >= largest + ln alpha: every token that has at
+// least alpha of the largest token's attention. The largest is looked for in sinks and window too
+// (there: the window's maximum as a seed), which often hold it. Heads that share a list attend what
+// any of them asks for.
 #include "select/dipr.h"
 
 #include <algorithm>
@@ -14,10 +17,12 @@
 namespace kvasir {
 
 static uint64_t count_at_least(const float* scores, uint32_t n, float least) {
-  return static_cast<uint64_t>(std::count_if(scores, scores + n, [=](float s) { return s >= least; }));
+  return static_cast<uint64_t>(
+      std::count_if(scores, scores + n, [=](float s) { return s >= least; }));
 }
 
-uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* scores, uint32_t stride, uint32_t n, SelectorScratch* scratch) {
+uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* scores,
+                        uint32_t stride, uint32_t n, SelectorScratch* scratch) {
   const auto least = [&](std::size_t r) {  // the least score that row r asks for
     const float* row = scores + r * stride;
     float largest = query.near_m[r];
@@ -45,16 +50,20 @@ namespace {
 
 class DiprSelector final : public Selector {
  public:
-  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override { return score_all_tokens(query, scratch); }
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    return score_all_tokens(query, scratch);
+  }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const uint32_t page_tokens = query.pages.shape().page.page_tokens;
-    const uint32_t first = query.first_page * page_tokens, tokens = query.pages.pages() * page_tokens, n = tokens - first;
+    const uint32_t first = query.first_page * page_tokens,
+                   tokens = query.pages.pages() * page_tokens, n = tokens - first;
     begin_selection(query.share ? 1 : query.rows.rows, out);
     if (tokens <= first) return;
     float* scores = scratch->scores.data() + first;
     for (std::size_t i = 0; i < out->lists.size(); ++i)
-      choose_list(query, {1, first, tokens, tokens}, i, count_in_range(query, i, scores, tokens, n, scratch), scratch, out);
+      choose_list(query, {1, first, tokens, tokens}, i,
+                  count_in_range(query, i, scores, tokens, n, scratch), scratch, out);
   }
 };
 

@@ -1,12 +1,16 @@
-// `filter-layers`: the tokens that a few layers attend most, for the layers after them (OmniKV, ICLR 2025, section 4).
+// `filter-layers`: the tokens that a few layers attend most, for the layers after them (OmniKV,
+// ICLR 2025, section 4).
 //
-//   attend  all layers up to the first filter layer, the filter layers and the layer after each attend everything (select/plan.h)
-//   score   in a filter layer a token counts with the largest share of attention that any query head of the layer gives it: of the newest query
-//           (`last`), or the sum over the newest 16 queries, each alike (`uniform`) or half of the one after it (`exponential`)
+//   attend  all layers up to the first filter layer, the filter layers and the layer after each
+//           attend everything (select/plan.h)
+//   score   in a filter layer a token counts with the largest share of attention that any query
+//           head of the layer gives it: of the newest query (`last`), or the sum over the newest 16
+//           queries, each alike (`uniform`) or half of the one after it (`exponential`)
 //   choose  the best tokens; every KV head of the layers up to the next filter layer reads them
 //
-// Each query is scored on its own, whatever the number of threads and whatever else is in its step. The largest share is found among logarithms,
-// which have the same order, so `last` needs no exponential.
+// Each query is scored on its own, whatever the number of threads and whatever else is in its step.
+// The largest share is found among logarithms, which have the same order, so `last` needs no
+// exponential.
 #include "select/filter_layers.h"
 
 #include <cmath>
@@ -21,15 +25,18 @@ namespace kvasir {
 
 float filter_weight(FilterWindow window, uint32_t age) {
   switch (window) {
-    case FilterWindow::last: return age == 0 ? 1.0f : 0.0f;
-    case FilterWindow::exponential: return std::ldexp(1.0f, -static_cast<int>(age));
-    case FilterWindow::uniform: break;
+    case FilterWindow::last:
+      return age == 0 ? 1.0f : 0.0f;
+    case FilterWindow::exponential:
+      return std::ldexp(1.0f, -static_cast<int>(age));
+    case FilterWindow::uniform:
+      break;
   }
   return 1;
 }
 
-void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uint32_t page_tokens, Array<PageRef>* refs,
-                     Array<uint32_t>* numbers) {
+void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uint32_t page_tokens,
+                     Array<PageRef>* refs, Array<uint32_t>* numbers) {
   refs->clear();
   numbers->clear();
   for (uint32_t i = 0; i < count; ++i) {
@@ -44,8 +51,9 @@ void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uin
 
 namespace {
 
-constexpr uint32_t batch_tokens = 16;  // of a step, chosen for together: the scores of their windows are in memory
-constexpr uint32_t task_pages = 64;    // of a query, that one task scores
+// of a step, chosen for together: the scores of their windows are in memory
+constexpr uint32_t batch_tokens = 16;
+constexpr uint32_t task_pages = 64;  // of a query, that one task scores
 
 struct Choice {
   Array<PageRef> pages;
@@ -63,12 +71,15 @@ struct FilterMemory final : StepMemory {
 
 class FilterLayersSelector final : public Selector {
  public:
-  std::unique_ptr<StepMemory> make_memory() const override { return std::make_unique<FilterMemory>(); }
+  std::unique_ptr<StepMemory> make_memory() const override {
+    return std::make_unique<FilterMemory>();
+  }
 
   void filter(const FilterStep& step, StepMemory* memory) const override {
     auto& m = static_cast<FilterMemory&>(*memory);
     m.choices.resize(std::max<std::size_t>(m.choices.size(), step.tokens));
-    for (uint32_t i = 0; i < step.tokens; ++i) m.choices[i].pages.clear(), m.choices[i].numbers.clear(), m.choices[i].tokens = 0;
+    for (uint32_t i = 0; i < step.tokens; ++i)
+      m.choices[i].pages.clear(), m.choices[i].numbers.clear(), m.choices[i].tokens = 0;
     if (step.pages.pages() <= step.first_page) return;
     for (uint32_t first = 0; first < step.tokens && !step.cancel.fired(); first += batch_tokens)
       choose(step, first, std::min(batch_tokens, step.tokens - first), &m);
@@ -85,31 +96,40 @@ class FilterLayersSelector final : public Selector {
  private:
   // For the tokens first .. first + count - 1 of the step.
   static void choose(const FilterStep& step, uint32_t first, uint32_t count, FilterMemory* m) {
-    const uint32_t page_tokens = step.pages.shape().page.page_tokens, head_dim = step.pages.shape().page.head_dim;
-    const uint32_t pages = step.pages.pages() - step.first_page, begin = step.first_page * page_tokens;
+    const uint32_t page_tokens = step.pages.shape().page.page_tokens,
+                   head_dim = step.pages.shape().page.head_dim;
+    const uint32_t pages = step.pages.pages() - step.first_page,
+                   begin = step.first_page * page_tokens;
     const std::size_t n = std::size_t{pages} * page_tokens;  // tokens to choose from
     const uint32_t window = step.window == FilterWindow::last ? 1 : filter_window_tokens;
-    const uint64_t newest = step.first_token + first + count;  // the positions of queries are oldest .. newest - 1
+    // the positions of queries are oldest .. newest - 1
+    const uint64_t newest = step.first_token + first + count;
     const bool has_recent = step.recent && step.recent->end() == step.first_token;
     const uint64_t known = has_recent ? step.recent->begin() : step.first_token;
     const uint64_t before = std::min<uint64_t>(window - 1, step.first_token + first - known);
     const uint64_t oldest = step.first_token + first - before;
-    const auto queries = static_cast<uint32_t>(newest - oldest), parts = static_cast<uint32_t>(ceil_div(pages, task_pages));
+    const auto queries = static_cast<uint32_t>(newest - oldest),
+               parts = static_cast<uint32_t>(ceil_div(pages, task_pages));
     const auto budget = static_cast<uint32_t>(std::min<uint64_t>(n, step.budget_tokens));
 
     m->scores.resize(std::max(m->scores.size(), queries * n));
     step.pool->run(queries * parts, [&](uint32_t task, uint32_t) {
       if (step.cancel.fired()) return;
       const uint32_t j = task % queries, part = task / queries;
-      const uint64_t position = oldest + j, from = begin + uint64_t{part} * task_pages * page_tokens;
+      const uint64_t position = oldest + j,
+                     from = begin + uint64_t{part} * task_pages * page_tokens;
       const uint64_t to = std::min<uint64_t>(begin + n, from + uint64_t{task_pages} * page_tokens);
       const bool of_step = position >= step.first_token;
       const std::size_t i = of_step ? position - step.first_token : 0;
-      const float* q = of_step ? step.q + i * step.heads * head_dim : step.recent->query(step.layer, position);
-      const float* totals = of_step ? step.totals + i * step.heads : step.recent->totals(step.layer, position);
+      const float* q =
+          of_step ? step.q + i * step.heads * head_dim : step.recent->query(step.layer, position);
+      const float* totals =
+          of_step ? step.totals + i * step.heads : step.recent->totals(step.layer, position);
       float* out = m->scores.data() + j * n + (from - begin);
       best_shares(step.kernels, step.pages, step.layer, step.heads, q, totals, from, to, out);
-      for (uint64_t t = std::max(from, position + 1); t < to; ++t) out[t - from] = -std::numeric_limits<float>::infinity();  // it was before them
+      // it was before them
+      for (uint64_t t = std::max(from, position + 1); t < to; ++t)
+        out[t - from] = -std::numeric_limits<float>::infinity();
     });
 
     m->sums.resize(std::max(m->sums.size(), count * n));
@@ -131,14 +151,18 @@ class FilterLayersSelector final : public Selector {
       }
       uint32_t* chosen = m->chosen.data() + std::size_t{i} * budget;
       Choice& choice = m->choices[first + i];
-      choice.tokens = step.kernels.top_k(scores, static_cast<uint32_t>(n), budget, chosen, m->bytes.data() + i * n * 4);
-      tokens_to_pages(chosen, static_cast<uint32_t>(choice.tokens), begin, page_tokens, &choice.pages, &choice.numbers);
+      choice.tokens = step.kernels.top_k(scores, static_cast<uint32_t>(n), budget, chosen,
+                                         m->bytes.data() + i * n * 4);
+      tokens_to_pages(chosen, static_cast<uint32_t>(choice.tokens), begin, page_tokens,
+                      &choice.pages, &choice.numbers);
     });
   }
 };
 
 }  // namespace
 
-std::unique_ptr<const Selector> make_filter_layers_selector() { return std::make_unique<FilterLayersSelector>(); }
+std::unique_ptr<const Selector> make_filter_layers_selector() {
+  return std::make_unique<FilterLayersSelector>();
+}
 
 }  // namespace kvasir

@@ -1,8 +1,9 @@
-// `flat`: the tokens whose exact scores are largest, found by a scan of all int8 keys (top-k attention, arXiv 2502.06766, with an
-// exact search in place of the vector index; Memorizing Transformers, arXiv 2203.08913, attends by such a search too).
+// `flat`: the tokens whose exact scores are largest, found by a scan of all int8 keys (top-k
+// attention, arXiv 2502.06766, with an exact search in place of the vector index; Memorizing
+// Transformers, arXiv 2203.08913, attends by such a search too).
 //
-// The query heads of a group either choose a list each, by score, or share one: then a token counts with the sum over heads of its exact
-// share of attention.
+// The query heads of a group either choose a list each, by score, or share one: then a token counts
+// with the sum over heads of its exact share of attention.
 #include "select/blocks.h"
 #include "select/tokens.h"
 
@@ -11,7 +12,9 @@ namespace {
 
 class FlatSelector final : public Selector {
  public:
-  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override { return score_all_tokens(query, scratch); }
+  Scanned scan(const SelectorQuery& query, SelectorScratch* scratch) const override {
+    return score_all_tokens(query, scratch);
+  }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     const uint32_t rows = query.rows.rows;
@@ -23,21 +26,26 @@ class FlatSelector final : public Selector {
  protected:
   void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const BlockRange range = tokens_of(query);
-    if (range.end > range.first) add_shares(query, 1, scratch->scores.data() + range.first, range.stride, range.end - range.first);
+    if (range.end > range.first)
+      add_shares(query, 1, scratch->scores.data() + range.first, range.stride,
+                 range.end - range.first);
   }
 
-  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch,
+                       Selection* out) const override {
     begin_selection(1, out);
     choose_lists(query, scratch, out);
   }
 
  private:
   static BlockRange tokens_of(const SelectorQuery& query) {
-    const uint32_t page_tokens = query.pages.shape().page.page_tokens, tokens = query.pages.pages() * page_tokens;
+    const uint32_t page_tokens = query.pages.shape().page.page_tokens,
+                   tokens = query.pages.pages() * page_tokens;
     return {1, query.first_page * page_tokens, tokens, tokens};
   }
   static void choose_lists(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) {
-    if (const BlockRange range = tokens_of(query); range.end > range.first) choose_blocks(query, range, scratch, out);
+    if (const BlockRange range = tokens_of(query); range.end > range.first)
+      choose_blocks(query, range, scratch, out);
   }
 };
 

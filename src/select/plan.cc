@@ -9,17 +9,19 @@
 
 namespace kvasir {
 
-// Below this, attending everything costs less than a quarter of a decode step of the smallest model we know, and choosing saves nothing.
+// Below this, attending everything costs less than a quarter of a decode step of the smallest model
+// we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
 // A standard error of 4% of a head's attention.
 constexpr float default_coverage = 0.96f;
 constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
-constexpr uint32_t most_unit = 1024;  // tokens: two of them are the least budget
-constexpr uint64_t sparse_context = 4096;  // sealed tokens: before, sparse reading would leave out next to nothing
-constexpr double read_fraction = 0.1;       // of the sealed tokens,
-constexpr uint64_t read_floor = 2048;       // but so many
+constexpr uint32_t max_unit = 1024;      // tokens: two of them are the least budget
+// sealed tokens: before, sparse reading would leave out next to nothing
+constexpr uint64_t sparse_context = 4096;
+constexpr double read_fraction = 0.1;  // of the sealed tokens,
+constexpr uint64_t read_floor = 2048;  // but so many
 constexpr uint64_t read_recent = 512;
-constexpr double least_share = 0.25, most_share = 4;  // of the mean budget, that a layer gets
+constexpr double min_share = 0.25, max_share = 4;  // of the mean budget, that a layer gets
 
 const char* name_of(BudgetSchedule schedule) {
   constexpr const char* names[] = {"uniform", "linear", "pyramid"};
@@ -29,7 +31,8 @@ const char* name_of(BudgetSchedule schedule) {
 // Whether each layer chooses by a budget that is its own.
 static bool takes_schedule(const std::string& strategy) {
   const StrategyInfo* info = strategy_info(strategy);
-  return info && info->make && info->budget_fraction > 0 && !info->has(StrategyInfo::spreads_budget) && !info->has(StrategyInfo::filters);
+  return info && info->make && info->budget_fraction > 0 &&
+         !info->has(StrategyInfo::spreads_budget) && !info->has(StrategyInfo::filters);
 }
 
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
@@ -37,23 +40,30 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     return Status::error(Code::bad_argument, "strategy '%s' is not known: use %s",
                          Quoted(options.strategy).text(), strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
-    return Status::error(Code::bad_argument, "budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
+    return Status::error(Code::bad_argument, "budget_fraction is %s: use 0 to 1",
+                         number_text(options.budget_fraction).c_str());
   if (!(options.alpha >= 0 && options.alpha <= 1))
-    return Status::error(Code::bad_argument, "alpha is %s: use 0 to 1", number_text(options.alpha).c_str());
+    return Status::error(Code::bad_argument, "alpha is %s: use 0 to 1",
+                         number_text(options.alpha).c_str());
   if (options.budget_tokens && options.budget_fraction > 0)
-    return Status::error(Code::bad_argument, "budget_tokens and budget_fraction are both set: use one");
+    return Status::error(Code::bad_argument,
+                         "budget_tokens and budget_fraction are both set: use one");
   if (const uint32_t n = options.unit_tokens; n != 0) {
     const StrategyInfo* strategy = strategy_info(options.strategy);
     if (!strategy || !strategy->has(StrategyInfo::takes_unit))
       return Status::error(Code::bad_argument,
                            "select_tokens is %u: strategy '%s' chooses by units of its own", n,
                            Quoted(options.strategy).text());
-    if (n % block_tokens || n > most_unit)
-      return Status::error(Code::bad_argument, "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens, most_unit);
+    if (n % block_tokens || n > max_unit)
+      return Status::error(Code::bad_argument,
+                           "select_tokens is %u: use a multiple of %u, up to %u", n, block_tokens,
+                           max_unit);
   }
   if (!(options.coverage >= 0 && options.coverage < 1))
-    return Status::error(Code::bad_argument, "coverage is %s: use 0, or more and less than 1", number_text(options.coverage).c_str());
-  if (options.coverage > 0 && options.strategy != "auto" && !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
+    return Status::error(Code::bad_argument, "coverage is %s: use 0, or more and less than 1",
+                         number_text(options.coverage).c_str());
+  if (options.coverage > 0 && options.strategy != "auto" &&
+      !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
     return Status::error(Code::bad_argument,
                          "coverage is %s: strategy '%s' does not sample what it reads",
                          number_text(options.coverage).c_str(), Quoted(options.strategy).text());
@@ -62,20 +72,27 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
         Code::bad_argument,
         "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself",
         name_of(options.schedule), Quoted(options.strategy).text());
-  if (options.head_graphs && (options.strategy == "auto" || strategy_info(options.strategy)->index != IndexKind::ood))
+  if (options.head_graphs &&
+      (options.strategy == "auto" || strategy_info(options.strategy)->index != IndexKind::ood))
     return Status::error(Code::bad_argument,
                          "head_graphs is set: strategy '%s' has no graph that is made from queries",
                          Quoted(options.strategy).text());
   for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
     const uint32_t layer = options.filter_layers[i];
-    if (layer >= layers) return Status::error(Code::bad_argument, "filter_layers has %u: the model's layers are 0 to %u", layer, layers - 1);
+    if (layer >= layers)
+      return Status::error(Code::bad_argument,
+                           "filter_layers has %u: the model's layers are 0 to %u", layer,
+                           layers - 1);
     if (i > 0 && layer <= options.filter_layers[i - 1])
-      return Status::error(Code::bad_argument, "filter_layers has %u after %u: name them in ascending order", layer, options.filter_layers[i - 1]);
+      return Status::error(Code::bad_argument,
+                           "filter_layers has %u after %u: name them in ascending order", layer,
+                           options.filter_layers[i - 1]);
   }
   return {};
 }
 
-// The budget in proportion to the layers' errors, a quarter to four times the mean each, the same in all.
+// The budget in proportion to the layers' errors, a quarter to four times the mean each, the same
+// in all.
 static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* plan) {
   if (errors.size() != plan->dense.size()) return;
   std::vector<double> share(errors.size());
@@ -83,18 +100,24 @@ static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* 
   for (float e : errors) mean += static_cast<double>(e) / static_cast<double>(errors.size());
   if (!(mean > 0)) return;
   for (std::size_t l = 0; l < share.size(); ++l) {
-    share[l] = plan->dense[l] ? 0 : std::clamp(static_cast<double>(errors[l]) / mean, least_share, most_share);
+    share[l] = plan->dense[l]
+                   ? 0
+                   : std::clamp(static_cast<double>(errors[l]) / mean, min_share, max_share);
     sum += share[l];
   }
-  const double total = static_cast<double>(plan->budget_tokens) * static_cast<double>(share.size() - plan->dense_layers);
+  const double total = static_cast<double>(plan->budget_tokens) *
+                       static_cast<double>(share.size() - plan->dense_layers);
   plan->layer_budgets.resize(share.size());
   for (std::size_t l = 0; l < share.size(); ++l)
-    plan->layer_budgets[l] = sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
+    plan->layer_budgets[l] =
+        sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
 }
 
-// Evenly less from each layer that chooses to the next, from 2 - last of the mean to `last` of it. What is rounded away in one layer goes to the next.
+// Evenly less from each layer that chooses to the next, from 2 - last of the mean to `last` of it.
+// What is rounded away in one layer goes to the next.
 static void schedule_budget(double last, uint64_t sealed, Plan* plan) {
-  const auto layers = static_cast<uint32_t>(plan->dense.size()), choosing = layers - plan->dense_layers;
+  const auto layers = static_cast<uint32_t>(plan->dense.size()),
+             choosing = layers - plan->dense_layers;
   plan->layer_budgets.assign(layers, 0);
   double sum = 0;
   uint64_t given = 0;
@@ -113,7 +136,8 @@ uint32_t default_filter_count(uint32_t layers) { return std::clamp(layers / 8, 1
 
 // The first one early, as its authors have it (2 of 32), the others evenly behind it.
 static std::vector<uint32_t> default_filter_layers(uint32_t layers) {
-  const uint32_t count = default_filter_count(layers), first = std::min(layers - 1, std::max(1u, layers / 16));
+  const uint32_t count = default_filter_count(layers),
+                 first = std::min(layers - 1, std::max(1u, layers / 16));
   std::vector<uint32_t> out;
   for (uint32_t i = 0; i < count; ++i) out.push_back(first + i * (layers - first) / count);
   return out;
@@ -121,7 +145,8 @@ static std::vector<uint32_t> default_filter_layers(uint32_t layers) {
 
 static void plan_filters(const SelectOptions& options, uint32_t layers, Plan* plan) {
   const bool given = !options.filter_layers.empty();
-  const std::vector<uint32_t> filters = given ? options.filter_layers : default_filter_layers(layers);
+  const std::vector<uint32_t> filters =
+      given ? options.filter_layers : default_filter_layers(layers);
   plan->filter_window = options.filter_window;
   plan->filter.assign(layers, false);
   plan->dense.assign(layers, false);
@@ -130,11 +155,13 @@ static void plan_filters(const SelectOptions& options, uint32_t layers, Plan* pl
     if (l + 1 < layers) plan->dense[l + 1] = true;
   }
   std::fill_n(plan->dense.begin(), filters.front(), true);
-  plan->dense_layers = static_cast<uint32_t>(std::count(plan->dense.begin(), plan->dense.end(), true));
+  plan->dense_layers =
+      static_cast<uint32_t>(std::count(plan->dense.begin(), plan->dense.end(), true));
   if (!given) plan->why = "asked for; no filter layers are named, so they are spread evenly";
 }
 
-Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, std::span<const float> errors) {
+Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
+               std::span<const float> errors) {
   Plan plan;
   plan.share_heads = options.share_heads;
   plan.search_breadth = options.search_breadth;
@@ -148,36 +175,45 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers, s
     plan.strategy = strategy_info("bounded");
     plan.why = "the context is long: a sketch of the keys chooses what is read";
   }
-  if (plan.strategy->has(StrategyInfo::takes_alpha)) plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
+  if (plan.strategy->has(StrategyInfo::takes_alpha))
+    plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);
   const bool own_budget = options.budget_fraction == 0 && options.budget_tokens == 0;
-  if (plan.strategy->has(StrategyInfo::takes_coverage)) plan.coverage = options.coverage > 0 ? options.coverage : own_budget ? default_coverage : 0;
+  if (plan.strategy->has(StrategyInfo::takes_coverage))
+    plan.coverage = options.coverage > 0 ? options.coverage : own_budget ? default_coverage : 0;
   plan.certify = options.certify;
   plan.unit_tokens = plan.strategy->has(StrategyInfo::takes_unit) ? options.unit_tokens : 0;
   const bool default_fraction = options.budget_fraction == 0;
-  const double fraction = default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
-  plan.budget_tokens = options.budget_tokens
-                           ? options.budget_tokens
-                           : std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
-                                      default_fraction ? plan.strategy->budget_floor : 1);
+  const double fraction =
+      default_fraction ? plan.strategy->budget_fraction : options.budget_fraction;
+  plan.budget_tokens =
+      options.budget_tokens
+          ? options.budget_tokens
+          : std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
+                     default_fraction ? plan.strategy->budget_floor : 1);
   if (plan.strategy->has(StrategyInfo::filters)) {
     plan_filters(options, layers, &plan);
     return plan;
   }
   const bool by_strategy = options.dense_layers == UINT32_MAX || !plan.strategy->make;
-  plan.dense_layers = std::min(by_strategy ? plan.strategy->dense_layers : options.dense_layers, layers);
+  plan.dense_layers =
+      std::min(by_strategy ? plan.strategy->dense_layers : options.dense_layers, layers);
   std::vector<uint32_t> order(layers);
   std::iota(order.begin(), order.end(), 0u);
   if (errors.size() == layers)
-    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
   plan.dense.assign(layers, false);
   for (uint32_t i = 0; i < plan.dense_layers; ++i) plan.dense[order[i]] = true;
   plan.schedule = options.schedule;
-  if (plan.schedule != BudgetSchedule::uniform) schedule_budget(plan.schedule == BudgetSchedule::linear ? 0.5 : 0.05, sealed, &plan);
+  if (plan.schedule != BudgetSchedule::uniform)
+    schedule_budget(plan.schedule == BudgetSchedule::linear ? 0.5 : 0.05, sealed, &plan);
   if (plan.strategy->has(StrategyInfo::spreads_budget)) spread_budget(errors, sealed, &plan);
   return plan;
 }
 
-static bool reads_by_blocks(const StrategyInfo& info) { return info.has(StrategyInfo::reads_blocks); }
+static bool reads_by_blocks(const StrategyInfo& info) {
+  return info.has(StrategyInfo::reads_blocks);
+}
 
 std::string read_strategy_names() {
   std::string names = "full";
@@ -192,18 +228,22 @@ Status check_read_options(const ReadOptions& options) {
     return Status::error(Code::bad_argument, "prefill_strategy is '%s': use one of %s",
                          Quoted(options.strategy).text(), read_strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
-    return Status::error(Code::bad_argument, "prefill_budget_fraction is %s: use 0 to 1", number_text(options.budget_fraction).c_str());
+    return Status::error(Code::bad_argument, "prefill_budget_fraction is %s: use 0 to 1",
+                         number_text(options.budget_fraction).c_str());
   return {};
 }
 
-Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed, uint32_t layers) {
+Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed,
+                    uint32_t layers) {
   Plan plan;
   if (options.strategy == "full" || sealed < sparse_context) return plan;
   plan.strategy = strategy_info(options.strategy);
   plan.by_blocks = true;
   plan.recent_tokens = read_recent;
   const double fraction = options.budget_fraction > 0 ? options.budget_fraction : read_fraction;
-  plan.budget_tokens = std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))), std::min(sealed, read_floor));
+  plan.budget_tokens =
+      std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
+               std::min(sealed, read_floor));
   plan.dense.assign(layers, false);
   if (plan.strategy->has(StrategyInfo::filters)) plan_filters(select, layers, &plan);
   return plan;

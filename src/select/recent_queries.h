@@ -1,7 +1,9 @@
-// The newest queries of every layer, as attention asked them, for strategies that choose by what was asked lately. They belong to a timeline:
-// shared with a fork until the one or the other goes on, saved, taken back with its tokens.
+// The newest queries of every layer, as attention asked them, for strategies that choose by what
+// was asked lately. They belong to a sequence: shared with a fork until the one or the other goes
+// on, saved, taken back with its tokens.
 //
-// A step is prepare(), write(layer, ...) for every layer, commit(); until then nothing is visible. Threads: const functions may run together.
+// A step is prepare(), write(layer, ...) for every layer, commit(); until then nothing is visible.
+// Threads: const functions may run together.
 #pragma once
 
 #include <algorithm>
@@ -9,34 +11,44 @@
 #include <cstdint>
 #include <span>
 
+#include "backend/second_moment.h"
+#include "backend/thread_pool.h"
 #include "base/memory.h"
-#include "compute/second_moment.h"
-#include "compute/thread_pool.h"
 #include "os/os.h"
 
 namespace kvasir {
 
 class RecentQueries {
  public:
-  static constexpr uint32_t capacity = 32;  // tokens: the observation window of SnapKV, twice that of OmniKV
-  static constexpr float no_total = 1e30f;  // of a query that was not attended: it has a share in nothing
+  // tokens: the observation window of SnapKV, twice that of OmniKV
+  static constexpr uint32_t capacity = 32;
+  // of a query that was not attended: it has a share in nothing
+  static constexpr float no_total = 1e30f;
 
   RecentQueries() = default;
-  RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim) : layers_(layers), heads_(heads), head_dim_(head_dim) {}
+  RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim)
+      : layers_(layers), heads_(heads), head_dim_(head_dim) {}
   uint32_t count() const { return count_; }  // those of tokens end() - count() .. end() - 1
   uint64_t end() const { return end_; }
   uint64_t begin() const { return end_ - count_; }
   // Of the token at this position: [heads][head_dim] after RoPE, not scaled.
-  const float* query(uint32_t layer, uint64_t position) const { return rows_.get() + at(layer, position); }
-  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys centred: e^(score - total) is a share. Or no_total.
-  const float* totals(uint32_t layer, uint64_t position) const { return query(layer, position) + heads_ * head_dim_; }
+  const float* query(uint32_t layer, uint64_t position) const {
+    return rows_.get() + at(layer, position);
+  }
+  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys
+  // centred: e^(score - total) is a share. Or no_total.
+  const float* totals(uint32_t layer, uint64_t position) const {
+    return query(layer, position) + heads_ * head_dim_;
+  }
 
   // Room for a step of n tokens. Throws std::bad_alloc.
   void prepare(uint32_t n) {
     if (n < capacity && !rows_) rows_ = make_rows(false);
-    if (!pending_.rows || !is_sole(pending_.rows)) pending_.rows = make_rows(n >= capacity || !is_sole(rows_));
+    if (!pending_.rows || !is_sole(pending_.rows))
+      pending_.rows = make_rows(n >= capacity || !is_sole(rows_));
   }
-  // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals [n][heads].
+  // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals
+  // [n][heads].
   void write(uint32_t layer, uint32_t n, const float* q, const float* totals, ThreadPool* pool) {
     const uint32_t kept = std::min(n, capacity);
     run_tasks(kept > 1 ? pool : nullptr, kept, [&](uint32_t task, uint32_t) {
@@ -46,7 +58,8 @@ class RecentQueries {
       std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
   }
-  // The step's tokens were `first` to first + n - 1; what was known of `first` and later is replaced.
+  // The step's tokens were `first` to first + n - 1; what was known of `first` and later is
+  // replaced.
   void commit(uint64_t first, uint32_t n, ThreadPool* pool) {
     rewind(first);
     if (end_ != first) count_ = 0;  // tokens in between were not seen
@@ -54,36 +67,44 @@ class RecentQueries {
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
     if (n < capacity && is_sole(rows_)) {
       for (uint32_t l = 0; l < layers_; ++l)
-        for (uint32_t i = 0; i < n; ++i) std::copy_n(pending_row(l, i), width(), rows_.get() + at(l, end_ - 1 - i));
+        for (uint32_t i = 0; i < n; ++i)
+          std::copy_n(pending_row(l, i), width(), rows_.get() + at(l, end_ - 1 - i));
       return;
     }
-    // They are as the step has written them; of older ones, which a copy of the timeline has too, those that stay are put behind them.
+    // They are as the step has written them; of older ones, which a copy of the sequence has too,
+    // those that stay are put behind them.
     run_tasks(pool, n < count_ ? layers_ : 0, [&](uint32_t l, uint32_t) {
-      for (uint32_t i = n; i < count_; ++i) std::copy_n(query(l, end_ - 1 - i), width(), pending_row(l, i));
+      for (uint32_t i = n; i < count_; ++i)
+        std::copy_n(query(l, end_ - 1 - i), width(), pending_row(l, i));
     });
     rows_.swap(pending_.rows);
     newest_ = end_ - 1;
   }
-  // For a store that begins to centre its keys after these queries were written: totals become those of centred keys. centre: [layers][kv_heads][dim].
+  // For a store that begins to centre its keys after these queries were written: totals become
+  // those of centred keys. centre: [layers][kv_heads][dim].
   void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
     for (uint32_t l = 0; l < layers_; ++l)
       for (uint64_t p = begin(); p < end_; ++p)
         for (uint32_t h = 0; h < heads_; ++h) {
-          const float* c = centre.data() + (std::size_t{l} * kv_heads + h / (heads_ / kv_heads)) * dim;
+          const float* c =
+              centre.data() + (std::size_t{l} * kv_heads + h / (heads_ / kv_heads)) * dim;
           float shift = 0;
           for (uint32_t d = 0; d < head_dim_; ++d) shift += query(l, p)[h * head_dim_ + d] * c[d];
           rows_.get()[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
         }
   }
-  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as pages have it. Throws std::bad_alloc.
-  void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads, uint32_t dim, double* moment) const {
+  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as
+  // pages have it. Throws std::bad_alloc.
+  void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads,
+                  uint32_t dim, double* moment) const {
     if (count_ == 0) return;
     const uint32_t group = heads_ / kv_heads;
     Array<float> rows(std::size_t{count_} * group * dim), product(std::size_t{dim} * dim);
     float* to = rows.data();
     for (uint64_t p = begin(); p < end_; ++p)
-      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim) std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
+      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim)
+        std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
     kvasir::add_moment(kernels, rows.data(), count_ * group, dim, product.data(), moment);
   }
   // Forgets the tokens from this position on.
@@ -93,17 +114,20 @@ class RecentQueries {
     end_ = tokens;
   }
 
-  // Persistence: f32 [layers][count][heads * (head_dim + 1)], each token's queries, then its totals.
+  // Persistence: f32 [layers][count][heads * (head_dim + 1)], each token's queries, then its
+  // totals.
   std::size_t token_floats() const { return std::size_t{layers_} * width(); }
   Array<float> floats() const {
     Array<float> out;
     out.reserve(token_floats() * count_);
     for (uint32_t l = 0; l < layers_; ++l)
-      for (uint64_t p = begin(); p < end_; ++p) out.insert(out.end(), query(l, p), query(l, p) + width());
+      for (uint64_t p = begin(); p < end_; ++p)
+        out.insert(out.end(), query(l, p), query(l, p) + width());
     return out;
   }
-  // For a timeline of `tokens` tokens, of which the newest `count` are known, at most capacity and at most `tokens`: room for what was saved, which the caller
-  // puts there row by row before anything else is done.
+  // For a sequence of `tokens` tokens, of which the newest `count` are known, at most capacity and
+  // at most `tokens`: room for what was saved, which the caller puts there row by row before
+  // anything else is done.
   void restore(uint32_t count, uint64_t tokens) {
     rows_ = make_rows(true);
     end_ = tokens;
@@ -111,13 +135,19 @@ class RecentQueries {
   }
   uint64_t saved_rows() const { return uint64_t{layers_} * count_; }
   std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }  // floats of a row
-  float* saved_row(uint64_t i) { return rows_.get() + at(static_cast<uint32_t>(i / count_), begin() + i % count_); }
+  float* saved_row(uint64_t i) {
+    return rows_.get() + at(static_cast<uint32_t>(i / count_), begin() + i % count_);
+  }
 
  private:
   std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
-  std::size_t at(uint32_t layer, uint64_t position) const { return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width(); }
+  std::size_t at(uint32_t layer, uint64_t position) const {
+    return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width();
+  }
 
-  float* pending_row(uint32_t layer, uint32_t i) const { return pending_.rows.get() + (std::size_t{layer} * capacity + i) * width(); }
+  float* pending_row(uint32_t layer, uint32_t i) const {
+    return pending_.rows.get() + (std::size_t{layer} * capacity + i) * width();
+  }
 
   std::shared_ptr<float[]> make_rows(bool whole) const {  // whole: all of it is written at once
     std::shared_ptr<float[]> rows = make_buffer<float>(size());
@@ -136,9 +166,11 @@ class RecentQueries {
   uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
   uint32_t count_ = 0;
   uint64_t end_ = 0;
-  uint64_t newest_ = 0;    // a position whose queries come first
-  std::shared_ptr<float[]> rows_;  // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
-  Pending pending_;        // [layers][capacity, newest first][heads * (head_dim + 1)] of the step that runs
+  uint64_t newest_ = 0;  // a position whose queries come first
+  // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
+  std::shared_ptr<float[]> rows_;
+  // [layers][capacity, newest first][heads * (head_dim + 1)] of the step that runs
+  Pending pending_;
 };
 
 }  // namespace kvasir

@@ -9,31 +9,39 @@
 namespace kvasir {
 namespace {
 
-constexpr int most_steps = 24;             // of Newton's; a handful is the rule
-constexpr double near_enough = 1 + 1e-3;   // a threshold: its precision costs no bias
+constexpr int max_steps = 24;             // of Newton's; a handful is the rule
+constexpr double near_enough = 1 + 1e-3;  // a threshold: its precision costs no bias
 
 }  // namespace
 
 SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads) {
-  constexpr uint64_t most_tokens = uint64_t{1} << 40;
-  const auto quads = [&](uint64_t tokens) { return static_cast<uint32_t>(std::min<uint64_t>(ceil_div(tokens, quad_tokens), UINT32_MAX / 64)); };
-  budget_tokens = std::min(budget_tokens, most_tokens);
+  constexpr uint64_t max_tokens = uint64_t{1} << 40;
+  const auto quads = [&](uint64_t tokens) {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(ceil_div(tokens, quad_tokens), UINT32_MAX / 64));
+  };
+  budget_tokens = std::min(budget_tokens, max_tokens);
   if (coverage == 0) return {quads(budget_tokens), quads(budget_tokens), 0};
   const double error = (1 - static_cast<double>(coverage)) * heads;
   return {quads(budget_tokens / 4), quads(budget_tokens * 4), error * error};
 }
 
-float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, const SampleSize& size) {
+float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
+                       const SampleSize& size) {
   if (n <= size.least) return 0;
   constexpr double lowest = std::numeric_limits<float>::min();  // what has no share is not read
-  const auto sums_at = [&](double t) { return kernels.sum_shares(shares, n, static_cast<float>(t)); };
+  const auto sums_at = [&](double t) {
+    return kernels.sum_shares(shares, n, static_cast<float>(t));
+  };
   const ShareSums all = sums_at(std::numeric_limits<float>::max());
   if (!(all.below > 0) || size.most == 0) return std::numeric_limits<float>::max();
-  // Convex in t and made of straight pieces: from the right, each tangent meets the variance nearer to where the sum does.
+  // Convex in t and made of straight pieces: from the right, each tangent meets the variance nearer
+  // to where the sum does.
   double t = (size.variance + all.squares) / all.below;
   ShareSums at = sums_at(t);
   const auto expected = [&] { return at.at_least + (t > 0 ? at.below / t : 0); };
-  for (int i = 0; i < most_steps && at.below > 0 && expected() <= size.most; ++i) {  // a lower one reads more
+  // a lower one reads more
+  for (int i = 0; i < max_steps && at.below > 0 && expected() <= size.most; ++i) {
     const double next = (size.variance + at.squares) / at.below;
     const bool last = next * near_enough >= t;
     t = next;
@@ -45,7 +53,7 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, 
   // The number is concave in 1 / t, and is wanted in the same way.
   const double count = found > size.most ? size.most : size.least;
   t = all.below / count;
-  for (int i = 0; i < most_steps; ++i) {
+  for (int i = 0; i < max_steps; ++i) {
     at = sums_at(t);
     if (!(at.below > 0) || at.at_least >= count) break;
     const double next = at.below / (count - at.at_least);
@@ -59,16 +67,20 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n, 
 void begin_samples(Selection* out) {
   out->samples.resize(out->lists.size());
   out->sample_numbers.resize(out->lists.size());
-  for (std::size_t i = 0; i < out->lists.size(); ++i) out->samples[i].clear(), out->sample_numbers[i].clear();
+  for (std::size_t i = 0; i < out->lists.size(); ++i)
+    out->samples[i].clear(), out->sample_numbers[i].clear();
   out->sampled = true;
 }
 
-void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_t list, const SampleSize& size, SelectorScratch* scratch, Selection* out) {
+void sample_list(const SelectorQuery& query, const BlockRange& range, std::size_t list,
+                 const SampleSize& size, SelectorScratch* scratch, Selection* out) {
   const uint32_t n = range.end - range.first, page_quads = query.pages.shape().page.page_quads();
   const float* shares = scratch->scores.data() + (range.row + list) * range.stride + range.first;
   const float t = sample_threshold(query.kernels, shares, n, size);
   scratch->chosen.resize(n);
-  const uint32_t found = query.kernels.sample(shares, n, range.first, sample_seed(query.layer, query.kv_head, query.draw), t, scratch->chosen.data());
+  const uint32_t found = query.kernels.sample(shares, n, range.first,
+                                              sample_seed(query.layer, query.kv_head, query.draw),
+                                              t, scratch->chosen.data());
   for (uint32_t i = 0; i < found; ++i) {
     const uint32_t quad = scratch->chosen[i] + range.first, number = quad / page_quads;
     const uint64_t tokens = uint64_t{(1 << quad_tokens) - 1} << quad % page_quads * quad_tokens;

@@ -9,21 +9,34 @@ namespace kvasir {
 constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
     {"window", 0, 0.0, 0, make_window_selector, StrategyInfo::reads_blocks},
-    // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The floor keeps short documents exact enough.
-    {"quest", 2, 0.02, 512, make_quest_selector, StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans | StrategyInfo::compares_near},
-    {"flat", 0, 0.02, 512, make_flat_selector, StrategyInfo::reads_blocks | StrategyInfo::reads_keys | StrategyInfo::compares_near},
-    {"dipr", 0, 0.1, 1024, make_dipr_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near},
-    // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between a quarter and four times this (make_plan()).
-    {"bounded", 0, 0.01, 512, make_bounded_selector,
-     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples | StrategyInfo::takes_coverage |
-         StrategyInfo::scans | StrategyInfo::reads_blocks | StrategyInfo::asks_together | StrategyInfo::on_device |
+    // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The
+    // floor keeps short documents exact enough.
+    {"quest", 2, 0.02, 512, make_quest_selector,
+     StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans |
          StrategyInfo::compares_near},
-    {"hnsw", 0, 0.02, 512, make_hnsw_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::hnsw},
-    {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ood},
-    {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector, StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ood},
-    {"ivf", 0, 0.02, 512, make_ivf_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::ivf},
-    // The share of tokens is that of its authors' example configuration. Its dense layers follow from its filter layers.
-    {"filter-layers", 0, 0.067, 512, make_filter_layers_selector, StrategyInfo::filters | StrategyInfo::reads_blocks},
+    {"flat", 0, 0.02, 512, make_flat_selector,
+     StrategyInfo::reads_blocks | StrategyInfo::reads_keys | StrategyInfo::compares_near},
+    {"dipr", 0, 0.1, 1024, make_dipr_selector,
+     StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near},
+    // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between
+    // a quarter and four times this (make_plan()).
+    {"bounded", 0, 0.01, 512, make_bounded_selector,
+     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
+         StrategyInfo::takes_coverage | StrategyInfo::scans | StrategyInfo::reads_blocks |
+         StrategyInfo::asks_together | StrategyInfo::on_device | StrategyInfo::compares_near},
+    {"hnsw", 0, 0.02, 512, make_hnsw_selector,
+     StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::hnsw},
+    {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near,
+     IndexKind::ood},
+    {"dipr-graph", 0, 0.1, 1024, make_dipr_graph_selector,
+     StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near,
+     IndexKind::ood},
+    {"ivf", 0, 0.02, 512, make_ivf_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near,
+     IndexKind::ivf},
+    // The share of tokens is that of its authors' example configuration. Its dense layers follow
+    // from its filter layers.
+    {"filter-layers", 0, 0.067, 512, make_filter_layers_selector,
+     StrategyInfo::filters | StrategyInfo::reads_blocks},
     {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},
     {"snapkv", 0, 0.05, 1024, make_snapkv_selector, StrategyInfo::chooses_once},
 };
@@ -39,7 +52,8 @@ std::string strategy_names() {
   return names;
 }
 
-void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch, Selection* out) const {
+void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch,
+                               Selection* out) const {
   Scanned all;
   SelectorQuery part = query;
   for (uint32_t first = 0; first < query.rows.rows; first += rows) {
@@ -52,26 +66,27 @@ void Selector::select_together(const SelectorQuery& query, uint32_t rows, Select
     all.summary_bytes += scanned.summary_bytes, all.keys_scanned += scanned.keys_scanned;
     sum(part, scratch);
     const float* sums = scratch->scores.data();
-    if (first == 0)
-      scratch->sums.assign(sums, sums + scratch->scores.size() / part.rows.rows);
-    else
-      query.kernels.add(scratch->sums.data(), sums, scratch->sums.size());
+    if (first == 0) scratch->sums.assign(sums, sums + scratch->scores.size() / part.rows.rows);
+    else query.kernels.add(scratch->sums.data(), sums, scratch->sums.size());
   }
   std::copy(scratch->sums.begin(), scratch->sums.end(), scratch->scores.data());
   choose_together(query, scratch, out);
   out->summary_bytes += all.summary_bytes, out->keys_scanned += all.keys_scanned;
 }
 
-Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratch, Array<float>* sums) const {
+Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratch,
+                             Array<float>* sums) const {
   const Scanned scanned = scan(query, scratch);
   if (!scanned.intact) return scanned;
   sum(query, scratch);
   const auto begin = scratch->scores.begin();
-  sums->assign(begin, begin + static_cast<std::ptrdiff_t>(scratch->scores.size() / query.rows.rows));
+  sums->assign(begin,
+               begin + static_cast<std::ptrdiff_t>(scratch->scores.size() / query.rows.rows));
   return scanned;
 }
 
-void Selector::choose_by_sums(const SelectorQuery& query, const Array<float>& sums, SelectorScratch* scratch, Selection* out) const {
+void Selector::choose_by_sums(const SelectorQuery& query, const Array<float>& sums,
+                              SelectorScratch* scratch, Selection* out) const {
   // Never made shorter: what an array grows by is cleared, and the next scan wants all of it again.
   scratch->scores.resize(std::max(scratch->scores.size(), sums.size()));
   std::copy(sums.begin(), sums.end(), scratch->scores.begin());

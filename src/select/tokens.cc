@@ -17,10 +17,12 @@ Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch) {
       if (!query.pages.intact_page(query.layer, query.kv_head, p + i)) return {0, false};
       refs[i] = query.pages.page(query.layer, query.kv_head, p + i);
     }
-    query.kernels.score_tokens(query.rows, refs, n, scratch->scores.data() + p * shape.page_tokens, stride, scratch->bytes.data());
+    query.kernels.score_tokens(query.rows, refs, n, scratch->scores.data() + p * shape.page_tokens,
+                               stride, scratch->bytes.data());
   }
   const uint64_t read = pages - query.first_page;
-  return {read * (page_bytes / 2 + shape.page_tokens * sizeof(uint16_t)), true, read * shape.page_tokens};
+  return {read * (page_bytes / 2 + shape.page_tokens * sizeof(uint16_t)), true,
+          read * shape.page_tokens};
 }
 
 }  // namespace kvasir

@@ -5,8 +5,8 @@
 
 namespace kvasir {
 
-// The exact score of every sealed token from first_page on, to scratch->scores: [rows][pages * page_tokens], those of earlier pages left
-// as they are.
+// The exact score of every sealed token from first_page on, to scratch->scores: [rows][pages *
+// page_tokens], those of earlier pages left as they are.
 Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch);
 
 }  // namespace kvasir

@@ -1,4 +1,5 @@
-// `window`: sinks and the newest tokens only (StreamingLLM, arXiv 2309.17453, section 3.2). Reads no page.
+// `window`: sinks and the newest tokens only (StreamingLLM, arXiv 2309.17453, section 3.2). Reads
+// no page.
 #include "select/blocks.h"
 
 namespace kvasir {
@@ -11,11 +12,15 @@ class WindowSelector final : public Selector {
   }
 
  protected:
-  void choose_together(const SelectorQuery&, SelectorScratch*, Selection* out) const override { begin_selection(1, out); }
+  void choose_together(const SelectorQuery&, SelectorScratch*, Selection* out) const override {
+    begin_selection(1, out);
+  }
 };
 
 }  // namespace
 
-std::unique_ptr<const Selector> make_window_selector() { return std::make_unique<WindowSelector>(); }
+std::unique_ptr<const Selector> make_window_selector() {
+  return std::make_unique<WindowSelector>();
+}
 
 }  // namespace kvasir

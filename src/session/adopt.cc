@@ -1,22 +1,27 @@
-// A timeline whose keys and values another engine has computed: a cache without a model becomes a session.
+// A sequence whose keys and values another engine has computed: a cache without a model becomes a
+// session.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
 
 #include "base/number_text.h"
-#include "session/bare_cache.h"
+#include "session/external_store.h"
 #include "session/session.h"
 
 namespace kvasir {
 
 namespace {
 
-constexpr uint64_t again_tokens = 64;  // that are read again where a window has all that are not sealed
-// How far keys or values may be apart that come of the same weights, relative L2. Measured with the mini model: 0.01 and 0.02 where the other engine had
-// its weights in float32; keys of positions that are off by one 0.57, of other tokens 0.40 (values 0.72), with channels in another order 1.38.
-constexpr double most_difference = 0.35;
+// that are read again where a window has all that are not sealed
+constexpr uint64_t again_tokens = 64;
+// How far keys or values may be apart that come of the same weights, relative L2. Measured with the
+// mini model: 0.01 and 0.02 where the other engine had its weights in float32; keys of positions
+// that are off by one 0.57, of other tokens 0.40 (values 0.72), with channels in another order
+// 1.38.
+constexpr double max_difference = 0.35;
 
-// How far the newest rows of one store are from the other's, of all layers together: keys as they are, not centred, and values.
+// How far the newest rows of one store are from the other's, of all layers together: keys as they
+// are, not centred, and values.
 struct Difference {
   double keys = 0, values = 0;
 };
@@ -27,11 +32,16 @@ Difference newest_rows_differ(const KvStore& ours, const KvStore& given, uint32_
   double off[2] = {}, norm[2] = {};
   for (uint32_t l = 0; l < shape.layers; ++l) {
     for (uint32_t h = 0; h < shape.kv_heads; ++h) {
-      const std::size_t of = (std::size_t{ours.window_count()} - rows) * dim, there = (std::size_t{given.window_count()} - rows) * dim;
+      const std::size_t of = (std::size_t{ours.window_count()} - rows) * dim,
+                        there = (std::size_t{given.window_count()} - rows) * dim;
       const KvStore::Rows a = ours.window(l, h), b = given.window(l, h);
-      const float* centre = ours.centre().empty() ? nullptr : ours.centre().data() + (std::size_t{l} * shape.kv_heads + h) * dim;
+      const float* centre = ours.centre().empty() ? nullptr
+                                                  : ours.centre().data() +
+                                                        (std::size_t{l} * shape.kv_heads + h) * dim;
       for (std::size_t i = 0; i < std::size_t{rows} * dim; ++i) {
-        const double k = static_cast<double>(a.k[of + i]) + (centre ? static_cast<double>(centre[i % dim]) : 0), v = static_cast<double>(a.v[of + i]);
+        const double k = static_cast<double>(a.k[of + i]) +
+                         (centre ? static_cast<double>(centre[i % dim]) : 0),
+                     v = static_cast<double>(a.v[of + i]);
         off[0] += std::pow(static_cast<double>(a.k[of + i] - b.k[there + i]), 2);
         off[1] += std::pow(static_cast<double>(a.v[of + i] - b.v[there + i]), 2);
         norm[0] += k * k;
@@ -39,26 +49,37 @@ Difference newest_rows_differ(const KvStore& ours, const KvStore& given, uint32_
       }
     }
   }
-  const auto relative = [&](int i) { return norm[i] > 0 ? std::sqrt(off[i] / norm[i]) : off[i] > 0 ? 1e9 : 0; };
+  const auto relative = [&](int i) {
+    return norm[i] > 0 ? std::sqrt(off[i] / norm[i]) : off[i] > 0 ? 1e9 : 0;
+  };
   return {relative(0), relative(1)};
 }
 
 }  // namespace
 
-Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std::span<const Token> tokens, SessionOptions options, Adopted how,
-                      const Cancel* cancel, Progress::Report report, std::unique_ptr<Session>* out) {
+Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
+                      std::span<const Token> tokens, SessionOptions options, Adopted how,
+                      const Cancel* cancel, Progress::Report report,
+                      std::unique_ptr<Session>* out) {
   if (Status s = resolve(*model, &options); !s.ok()) return s;
   const HeadShape &shape = cache.shape(), &wanted = model->config();
-  if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads || shape.head_dim != wanted.head_dim)
-    return Status::error(Code::model_mismatch, "the cache has %u layers of %u key/value heads of %u: the model has %u of %u of %u", shape.layers,
-                         shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads, wanted.head_dim);
+  if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
+      shape.head_dim != wanted.head_dim)
+    return Status::error(
+        Code::model_mismatch,
+        "the cache has %u layers of %u key/value heads of %u: the model has %u of %u of %u",
+        shape.layers, shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads,
+        wanted.head_dim);
   const KvStore* given = nullptr;
   if (Status s = cache.finish(&given); !s.ok()) return s;
   KvStore store(*given);
   if (tokens.empty() || tokens.size() != store.tokens())
-    return Status::error(Code::bad_argument, "count is %zu: the cache holds %" PRIu64 " tokens", tokens.size(), store.tokens());
+    return Status::error(Code::bad_argument, "count is %zu: the cache holds %" PRIu64 " tokens",
+                         tokens.size(), store.tokens());
   if (tokens.size() > options.context)
-    return Status::error(Code::context_full, "%zu tokens do not fit: the session's context is %" PRIu64, tokens.size(), options.context);
+    return Status::error(Code::context_full,
+                         "%zu tokens do not fit: the session's context is %" PRIu64, tokens.size(),
+                         options.context);
   options.full_precision = store.window_tokens() == KvStore::keep_all;
   if (!options.full_precision) options.window = store.window_tokens();
   if (Status s = check_memory_budget(options.memory, options.full_precision); !s.ok()) return s;
@@ -70,16 +91,24 @@ Status Session::adopt(std::shared_ptr<const Model> model, BareCache& cache, std:
   session->tokens_.assign(tokens.begin(), tokens.end());
   session->read_tokens_ = tokens.size();
   session->turn_ = how.document ? Turn::document : Turn::tokens;
-  const uint32_t pages = session->store_.pages_after(tokens.size()), sealed = session->store_.pages().pages();
-  const uint64_t again = sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
-  if (pages != sealed) return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected", sealed, pages);
+  const uint32_t pages = session->store_.pages_after(tokens.size()),
+                 sealed = session->store_.pages().pages();
+  const uint64_t again =
+      sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
+  if (pages != sealed)
+    return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected",
+                         sealed, pages);
   if (Status s = session->read_newest_again(again, cancel, std::move(report)); !s.ok()) return s;
-  const Difference difference = how.compared ? newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again)) : Difference();
-  if (!(difference.keys < most_difference && difference.values < most_difference))
-    return Status::error(Code::model_mismatch,
-                         "the cache's newest %" PRIu64 " tokens have keys and values that differ from the model's by %s and %s: they are of other "
-                         "weights, tokens or positions, or their channels lie in another order",
-                         again, fixed_text(difference.keys, 2).c_str(), fixed_text(difference.values, 2).c_str());
+  const Difference difference =
+      how.compared ? newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again))
+                   : Difference();
+  if (!(difference.keys < max_difference && difference.values < max_difference))
+    return Status::error(
+        Code::model_mismatch,
+        "the cache's newest %" PRIu64
+        " tokens have keys and values that differ from the model's by %s and %s: they are of other "
+        "weights, tokens or positions, or their channels lie in another order",
+        again, fixed_text(difference.keys, 2).c_str(), fixed_text(difference.values, 2).c_str());
   *out = std::move(session);
   return {};
 }

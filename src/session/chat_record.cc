@@ -12,15 +12,15 @@
 namespace kvasir {
 namespace {
 
-constexpr std::size_t head_bytes = 8;          // u32 of the name's size, u32 of the value's
-constexpr std::size_t most_name = 31;          // of a field and of a format
+constexpr std::size_t head_bytes = 8;  // u32 of the name's size, u32 of the value's
+constexpr std::size_t max_name = 31;   // of a field and of a format
 constexpr std::string_view format_field = "format";
 
 bool is_name(std::string_view text) {
   const auto good = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
   };
-  return !text.empty() && text.size() <= most_name && std::all_of(text.begin(), text.end(), good);
+  return !text.empty() && text.size() <= max_name && std::all_of(text.begin(), text.end(), good);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a saved timeline says of its turns: section `chat` of a cache file. Named fields, so that a
+// What a saved sequence says of its turns: section `chat` of a cache file. Named fields, so that a
 // reader that does not know one says which.
 #pragma once
 

@@ -12,7 +12,7 @@ namespace kvasir {
 // Sealed tokens. A shorter text gets a sketch when a strategy asks for it.
 constexpr uint64_t sketch_context = 1024;
 // One in so many of the sealed tokens: fewer are scored sooner than a graph is copied.
-constexpr uint64_t least_insertion = 64;
+constexpr uint64_t min_insertion = 64;
 // Sealed tokens: all of a shorter text are scored.
 constexpr uint64_t index_context = 2048;
 
@@ -24,7 +24,7 @@ Status Session::build_sketch(const Cancel* cancel) {
   return store_.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
 }
 
-// At the end of a document, of which every token is in the timeline by now. A cancel loses nothing
+// At the end of a document, of which every token is in the sequence by now. A cancel loses nothing
 // that was asked for: whoever needs the sketch next finds it, by the same queries. An older one is
 // dropped, so that the same one is found as without the cancel.
 Status Session::finish_sketch(const Cancel* cancel) {
@@ -40,12 +40,13 @@ bool Session::sketch_is_due() const {
   return store_.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 && pages > built;
 }
 
-// What the planned strategy needs beside the pages, where the reading has not left it, or the timeline has doubled by answers: made now,
-// and kept with the timeline.
+// What the planned strategy needs beside the pages, where the reading has not left it, or the
+// sequence has doubled by answers: made now, and kept with the sequence.
 Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   const bool has_sketch = store_.sketch().is_current();
   if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
-  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
+  const Plan plan =
+      make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
   if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
     return read_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
@@ -55,7 +56,8 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   return {};
 }
 
-// Finds the representatives of a timeline that was read without them: its tokens are read a second time, into a store of their own.
+// Finds the representatives of a sequence that was read without them: its tokens are read a second
+// time, into a store of their own.
 Status Session::read_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
   KvStore store(store_.shape(), store_.window_tokens());
@@ -66,14 +68,19 @@ Status Session::read_again(const Cancel* cancel, Progress* progress) {
     rest.bytes -= std::min(rest.bytes - 1, store_.private_bytes());
   }
   if (Status s = store.set_budget(rest, tokens_.size(), cancel); s.code() == Code::limit) {
-    return Status::error(Code::limit, "the text cannot be read again beside itself, for its representative tokens: what is left of %s", s.message());
+    return Status::error(Code::limit,
+                         "the text cannot be read again beside itself, for its representative "
+                         "tokens: what is left of %s",
+                         s.message());
   } else if (!s.ok()) {
     return s;
   }
   for (std::size_t at = 0; at < tokens_.size();) {
-    if (progress && !progress->update(at, tokens_.size())) return Status::error(Code::cancelled, "stopped by the progress callback");
+    if (progress && !progress->update(at, tokens_.size()))
+      return Status::error(Code::cancelled, "stopped by the progress callback");
     ForwardStep step;
-    step.tokens = std::span<const Token>(tokens_).subspan(at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
+    step.tokens = std::span<const Token>(tokens_).subspan(
+        at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
     step.cancel = cancel;
     if (Status s = forward_->run(step, &store); !s.ok()) return s;
     at += step.tokens.size();
@@ -88,7 +95,8 @@ bool Session::chooses_once() const {
   return info && info->has(StrategyInfo::chooses_once) && !options_.full_precision;
 }
 
-// At the first step of an answer, where the strategy does so; and again by the same queries where the choice is not at hand, as after loading.
+// At the first step of an answer, where the strategy does so; and again by the same queries where
+// the choice is not at hand, as after loading.
 Status Session::choose_once(const Cancel* cancel) {
   if (!chooses_once() || chosen_) return {};
   if (observed_.queries.count() == 0) observed_ = {queries_, store_.pages().pages()};
@@ -99,12 +107,13 @@ Status Session::choose_once(const Cancel* cancel) {
   for (uint32_t l = 0; l < layers; ++l) budgets[l] = plan_.is_dense(l) ? 0 : plan_.budget(l);
   const CancelLatch latch(cancel);
   const uint32_t end = std::min(observed_.pages, store_.pages().pages());
-  if (!selector_->observe({cpu_kernels(), store_.pages(), pool_.get(), latch, observed_.queries, model_->config().heads, 1, end, budgets,
-                           plan_.share_heads}, memory_.get()))
+  if (!selector_->observe({cpu_kernels(), store_.pages(), pool_.get(), latch, observed_.queries,
+                           model_->config().heads, 1, end, budgets, plan_.share_heads},
+                          memory_.get()))
     return store_.pages().damaged();
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
   chosen_ = true;
-  store_.let_go();
+  store_.drop_resident_pages();
   return {};
 }
 
@@ -123,8 +132,9 @@ Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   return forward_->prepare(step, &store_, &progress);
 }
 
-// The index that the planned strategy searches. `make`: where there is none, or it has to do with a quarter more tokens than it was made for; where
-// it is less, but not next to nothing, they are inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
+// The index that the planned strategy searches. `make`: where there is none, or it has to do with a
+// quarter more tokens than it was made for; where it is less, but not next to nothing, they are
+// inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
 Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = store_.sealed_tokens();
   const ModelConfig& config = model_->config();
@@ -136,15 +146,18 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   if (known.index)
     if (Status s = known.index->check(cancel); !s.ok()) return s;
   if (!make) {
-    if (known.index && known.index->graphs() != graphs && !std::exchange(told_graphs_, true))
-      log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is until one without head_graphs is made"
-                         : "the index has one graph for the query heads of a group: it is searched as it is until one with head_graphs is made");
+    if (known.index && known.index->graphs() != graphs && !std::exchange(graphs_logged_, true))
+      log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is "
+                           "until one without head_graphs is made"
+                         : "the index has one graph for the query heads of a group: it is searched "
+                           "as it is until one with head_graphs is made");
     return {};
   }
   if (known.index && known.index->graphs() == graphs) {
-    const uint64_t built = std::min(known.index->built(), known.valid), unknown = sealed - known.valid;
+    const uint64_t built = std::min(known.index->built(), known.valid),
+                   unknown = sealed - known.valid;
     if ((sealed - built) * 4 >= built) known = {};
-    else if (!takes_insertions(kind) || unknown * least_insertion < sealed) return {};
+    else if (!takes_insertions(kind) || unknown * min_insertion < sealed) return {};
   } else {
     known = {};
   }
@@ -158,7 +171,9 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
     room = make_room_for_index(kind, index->private_bytes(), cancel);
   }
   if (room.code() == Code::limit && known.index) {
-    log(1, "memory_budget has no room for more in the index: what is not in it is scored token by token");
+    log(1,
+        "memory_budget has no room for more in the index: what is not in it is scored token by "
+        "token");
     return {};
   }
   if (!room.ok()) return room;
@@ -173,38 +188,50 @@ Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel
   return store_.keep_within_budget(tokens_.size(), more, 0, cancel);
 }
 
-Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known, const Cancel* cancel, Progress* progress,
+Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known,
+                           const Cancel* cancel, Progress* progress,
                            std::shared_ptr<TokenIndex>* out) {
-  log(2, known.index ? "tokens are inserted into the index of the keys now" : "the index of the keys is made now");
+  log(2, known.index ? "tokens are inserted into the index of the keys now"
+                     : "the index of the keys is made now");
   const uint64_t begin = os::now_ns();
   IndexQueries queries;
   if (!known.index)
-    if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress, &queries); !s.ok()) return s;
+    if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress,
+                                &queries);
+        !s.ok())
+      return s;
   IndexOrder order{kind, store_.pages(), queries, graphs, known, {}, &nearest_by_};
-  for (const DeviceWeights& weights : model_->device_weights()) order.devices.push_back(weights.device());
-  if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok()) return s;
-  store_.let_go();
+  for (const DeviceWeights& weights : model_->device_weights())
+    order.devices.push_back(weights.device());
+  if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok())
+    return s;
+  store_.drop_resident_pages();
   index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
   return {};
 }
 
-// The queries that an index is made from. What matters is that they are like those that will search it (measured in select/ood.cc): passages are
-// asked, each in place of the timeline's newest tokens, on a copy. So they need not be kept while a document is read, and a loaded timeline gets the
-// same ones. `steps` of progress follow.
-Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress, IndexQueries* out) {
+// The queries that an index is made from. What matters is that they are like those that will search
+// it (measured in select/graph/ood.cc): passages are asked, each in place of the sequence's newest
+// tokens, on a copy. So they need not be kept while a document is read, and a loaded sequence gets
+// the same ones. `steps` of progress follow.
+Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
+                             Progress* progress, IndexQueries* out) {
   if (count == 0) return {};
   const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
   std::vector<Array<Token>> pieces;
   if (Status s = asked_passages(most, &pieces); !s.ok()) return s;
-  const auto size = static_cast<uint32_t>(pieces[0].size()), n = size * static_cast<uint32_t>(pieces.size());
+  const auto size = static_cast<uint32_t>(pieces[0].size()),
+             n = size * static_cast<uint32_t>(pieces.size());
   *out = IndexQueries(store_.shape(), model_->config().heads, n);
   for (uint32_t at = 0; at < n; at += size) {
-    if (!progress->update(at, n + steps)) return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+    if (!progress->update(at, n + steps))
+      return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
     KvStore copy(store_);
     if (Status s = copy.rewind(tokens_.size() - size, cpu_kernels()); !s.ok()) return s;
     for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
       ForwardStep step;
-      step.tokens = std::span<const Token>(pieces[at / size]).subspan(done, std::min(options_.prefill_chunk, size - done));
+      step.tokens = std::span<const Token>(pieces[at / size])
+                        .subspan(done, std::min(options_.prefill_chunk, size - done));
       step.cancel = cancel;
       step.asked = out;
       step.asked_at = at + done;

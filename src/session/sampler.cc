@@ -10,9 +10,11 @@ namespace kvasir {
 
 Status check_sampling_options(const SamplingOptions& o) {
   const auto bad = [](const char* name, float value, const char* range) {
-    return Status::error(Code::bad_argument, "%s is %s: use %s", name, number_text(value).c_str(), range);
+    return Status::error(Code::bad_argument, "%s is %s: use %s", name, number_text(value).c_str(),
+                         range);
   };
-  if (!(o.temperature >= 0 && o.temperature <= 100)) return bad("temperature", o.temperature, "0 to 100");
+  if (!(o.temperature >= 0 && o.temperature <= 100))
+    return bad("temperature", o.temperature, "0 to 100");
   if (!(o.top_p > 0 && o.top_p <= 1)) return bad("top_p", o.top_p, "more than 0, up to 1");
   if (!(o.min_p >= 0 && o.min_p < 1)) return bad("min_p", o.min_p, "0 up to, not including, 1");
   if (!(o.repetition_penalty >= 0.01f && o.repetition_penalty <= 100))
@@ -20,7 +22,11 @@ Status check_sampling_options(const SamplingOptions& o) {
   return {};
 }
 
-Status not_a_number() { return Status::error(Code::corrupt, "the model made a logit that is not a number: its file is damaged; compare it with its source or fetch it again"); }
+Status not_a_number() {
+  return Status::error(Code::corrupt,
+                       "the model made a logit that is not a number: its file is damaged; compare "
+                       "it with its source or fetch it again");
+}
 
 // Once a token, however often it occurs.
 void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) const {
@@ -44,9 +50,11 @@ bool has_nan(std::span<const float> x) {
   uint32_t found[lanes] = {};
   std::size_t i = 0;
   for (; i + lanes <= x.size(); i += lanes)
-    for (std::size_t lane = 0; lane < lanes; ++lane) found[lane] |= static_cast<uint32_t>(x[i + lane] != x[i + lane]);
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      found[lane] |= static_cast<uint32_t>(x[i + lane] != x[i + lane]);
   return std::any_of(found, found + lanes, [](uint32_t f) { return f != 0; }) ||
-         std::any_of(x.begin() + static_cast<std::ptrdiff_t>(i), x.end(), [](float f) { return std::isnan(f); });
+         std::any_of(x.begin() + static_cast<std::ptrdiff_t>(i), x.end(),
+                     [](float f) { return std::isnan(f); });
 }
 
 // The first of the largest.
@@ -57,14 +65,19 @@ std::size_t place_of_largest(std::span<const float> x) {
     float largest[lanes];
     std::fill_n(largest, lanes, best);
     for (std::size_t i = at; i < at + piece; i += lanes)
-      for (std::size_t lane = 0; lane < lanes; ++lane) largest[lane] = x[i + lane] > largest[lane] ? x[i + lane] : largest[lane];
-    if (const float its = *std::max_element(largest, largest + lanes); its > best) best = its, best_piece = at;
+      for (std::size_t lane = 0; lane < lanes; ++lane)
+        largest[lane] = x[i + lane] > largest[lane] ? x[i + lane] : largest[lane];
+    if (const float its = *std::max_element(largest, largest + lanes); its > best)
+      best = its, best_piece = at;
   }
   const auto place = [&](std::size_t begin, std::size_t end) {
-    return std::max_element(x.begin() + static_cast<std::ptrdiff_t>(begin), x.begin() + static_cast<std::ptrdiff_t>(end)) - x.begin();
+    return std::max_element(x.begin() + static_cast<std::ptrdiff_t>(begin),
+                            x.begin() + static_cast<std::ptrdiff_t>(end)) -
+           x.begin();
   };
   const auto whole = x.size() / piece * piece;
-  const auto found = static_cast<std::size_t>(place(best_piece, std::min(x.size(), best_piece + piece)));
+  const auto found =
+      static_cast<std::size_t>(place(best_piece, std::min(x.size(), best_piece + piece)));
   if (whole == x.size()) return found;
   const auto last = static_cast<std::size_t>(place(whole, x.size()));
   return x[last] > x[found] ? last : found;
@@ -89,7 +102,8 @@ static double uniform(uint64_t seed, uint64_t position) {
 }
 
 Token Sampler::draw(std::span<const float> logits, uint64_t position) {
-  // Relative to the best before the division: a tiny temperature then gives 0 and -infinity, never NaN.
+  // Relative to the best before the division: a tiny temperature then gives 0 and -infinity, never
+  // NaN.
   const float top = logits[place_of_largest(logits)];
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i)
@@ -105,12 +119,15 @@ Token Sampler::draw(std::span<const float> logits, uint64_t position) {
   std::sort(candidates_.begin(), candidates_.end(), larger);
   weights_.clear();
   double total = 0;
-  for (const Candidate& c : candidates_) total += weights_.emplace_back(std::exp(static_cast<double>(c.logit - candidates_[0].logit)));
+  for (const Candidate& c : candidates_)
+    total += weights_.emplace_back(std::exp(static_cast<double>(c.logit - candidates_[0].logit)));
 
   double kept = 0;
   std::size_t n = 0;
   for (; n < weights_.size(); ++n) {
-    if (n > 0 && (kept >= static_cast<double>(options_.top_p) * total || weights_[n] < static_cast<double>(options_.min_p))) break;
+    if (n > 0 && (kept >= static_cast<double>(options_.top_p) * total ||
+                  weights_[n] < static_cast<double>(options_.min_p)))
+      break;
     kept += weights_[n];
   }
   double at = uniform(options_.seed, position) * kept;

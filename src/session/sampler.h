@@ -1,8 +1,9 @@
 // Logits to the next token.
 //
-// The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), temperature, top-k, top-p (nucleus, arXiv 1904.09751), min-p
-// (arXiv 2407.01082). Temperature 0 takes the largest logit, the lowest id among equals. A draw depends on the seed, the position in the
-// timeline and the logits alone, so it is the same on every platform, and after going back.
+// The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), temperature, top-k, top-p
+// (nucleus, arXiv 1904.09751), min-p (arXiv 2407.01082). Temperature 0 takes the largest logit, the
+// lowest id among equals. A draw depends on the seed, the position in the sequence and the logits
+// alone, so it is the same on every platform, and after going back.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,10 @@ namespace kvasir {
 
 struct SamplingOptions {
   float temperature = 0;
-  uint32_t top_k = 0;           // 0: off
-  float top_p = 1;              // 1: off
-  float min_p = 0;              // 0: off
-  float repetition_penalty = 1; // 1: off
+  uint32_t top_k = 0;            // 0: off
+  float top_p = 1;               // 1: off
+  float min_p = 0;               // 0: off
+  float repetition_penalty = 1;  // 1: off
   uint64_t seed = 0;
 };
 
@@ -31,11 +32,13 @@ Status not_a_number();
 
 class Sampler {
  public:
-  static constexpr uint32_t penalty_tokens = 256;  // the newest tokens of the timeline that the penalty looks at
+  // the newest tokens of the sequence that the penalty looks at
+  static constexpr uint32_t penalty_tokens = 256;
 
   explicit Sampler(const SamplingOptions& options) : options_(options) {}
 
-  // logits: [vocabulary], changed. recent: the whole timeline. Code::corrupt when a logit is NaN (damaged weights).
+  // logits: [vocabulary], changed. recent: the whole sequence. Code::corrupt when a logit is NaN
+  // (damaged weights).
   Status sample(std::span<float> logits, std::span<const Token> recent, Token* out);
 
  private:

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/little_endian.h"
-#include "store/format_fields.h"
-#include "store/section_floats.h"
-#include "store/section_sizes.h"
+#include "cachefile/format_fields.h"
+#include "cachefile/section_floats.h"
+#include "cachefile/section_sizes.h"
 
 namespace kvasir {
 
@@ -17,7 +17,7 @@ using namespace format;
 
 namespace {
 
-std::array<uint8_t, state_bytes> encode(const SavedTimeline& s) {
+std::array<uint8_t, state_bytes> encode(const SavedSequence& s) {
   std::array<uint8_t, state_bytes> out{};
   store32(out.data() + state_turn, s.turn);
   store32(out.data() + state_full_precision, s.full_precision);
@@ -32,23 +32,28 @@ std::array<uint8_t, state_bytes> encode(const SavedTimeline& s) {
   return out;
 }
 
-SavedTimeline decode(const std::byte* section) {
+SavedSequence decode(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
-  return {load32(at + state_turn),          load32(at + state_full_precision), load32(at + state_window_tokens),   load32(at + state_window_count),
-          load32(at + state_pages),         load32(at + state_page_tokens),    load64(at + state_tokens),          load64(at + state_document_tokens),
+  return {load32(at + state_turn),          load32(at + state_full_precision),
+          load32(at + state_window_tokens), load32(at + state_window_count),
+          load32(at + state_pages),         load32(at + state_page_tokens),
+          load64(at + state_tokens),        load64(at + state_document_tokens),
           load32(at + state_document_turn), load32(at + state_probed_pages)};
 }
 
-// What is wrong with a timeline's facts, as a loader and a saver see them; null: nothing.
-const char* wrong_state(const SavedTimeline& s, const StoreShape& shape, const format::Identity& identity) {
+// What is wrong with a sequence's facts, as a loader and a saver see them; null: nothing.
+const char* wrong_state(const SavedSequence& s, const StoreShape& shape,
+                        const format::Identity& identity) {
   if (s.turn > 3 || s.document_turn > 2) return "an unknown turn";
-  if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0)) return "a conversation that begins nowhere";
+  if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0))
+    return "a conversation that begins nowhere";
   if (s.full_precision > 1) return "an unknown flag";
   if (s.probed_pages > s.pages) return "a measurement of pages that are not there";
   if (s.page_tokens != shape.page.page_tokens) return "another page size";
   if (s.tokens != identity.tokens) return "not the header's number of tokens";
-  if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count) return "pages and window do not add up to its tokens";
-  if (s.full_precision && s.pages) return "sealed pages in a full-precision timeline";
+  if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count)
+    return "pages and window do not add up to its tokens";
+  if (s.full_precision && s.pages) return "sealed pages in a full-precision sequence";
   if (s.window_tokens == 0 || s.window_tokens > (1u << 20)) return "a window out of range";
   if ((s.turn == 0) != (s.tokens == 0)) return "a turn that does not fit its tokens";
   if (s.pages && s.window_count == 0) return "an empty window";
@@ -56,15 +61,19 @@ const char* wrong_state(const SavedTimeline& s, const StoreShape& shape, const f
 }
 
 // What a loader would refuse is not written.
-Status check_savable(const std::string& path, const format::Identity& identity, const KvStore& store, const SavedTimeline& state,
+Status check_savable(const std::string& path, const format::Identity& identity,
+                     const KvStore& store, const SavedSequence& state,
                      std::span<const SavedPart> parts, const Cancel* cancel) {
   const auto refused = [&](SectionKind kind, const char* what) {
-    return Status::error(Code::corrupt, "section '%s' %s: the cache that was loaded, or the model's file, is damaged; %s was not written", format::name_of(kind),
-                         what, path.c_str());
+    return Status::error(Code::corrupt,
+                         "section '%s' %s: the cache that was loaded, or the model's file, is "
+                         "damaged; %s was not written",
+                         format::name_of(kind), what, path.c_str());
   };
   const StoreShape& shape = store.shape();
   if (const char* what = wrong_state(state, shape, identity))
-    return Status::error(Code::internal, "the timeline has %s; %s was not written", what, path.c_str());
+    return Status::error(Code::internal, "the sequence has %s; %s was not written", what,
+                         path.c_str());
   for (const SavedPart& part : parts) {
     const auto check = [&](const void* data, std::size_t size) -> Status {
       constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
@@ -82,44 +91,58 @@ Status check_savable(const std::string& path, const format::Identity& identity, 
     RETURN_IF_ERROR(part.kind == SectionKind::window ? store.write_window(check)
                                                      : check(part.data, part.bytes));
   }
-  if (const char* what = store.sketch().wrong(state.pages)) return refused(SectionKind::sketch, what);
-  if (const char* what = store.representatives().wrong(state.tokens, state.window_count)) return refused(SectionKind::representatives, what);
+  if (const char* what = store.sketch().wrong(state.pages))
+    return refused(SectionKind::sketch, what);
+  if (const char* what = store.representatives().wrong(state.tokens, state.window_count))
+    return refused(SectionKind::representatives, what);
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
     if (entry.index)
-      if (const char* what = entry.index->wrong(entry.valid, state.sealed_tokens())) return refused(section_of(entry.index->kind()), what);
+      if (const char* what = entry.index->wrong(entry.valid, state.sealed_tokens()))
+        return refused(section_of(entry.index->kind()), what);
   return {};
 }
 
-Status write_all(CacheWriter* writer, const void* data, std::size_t size, const Cancel* cancel, Progress* progress) {
+Status write_all(CacheWriter* writer, const void* data, std::size_t size, const Cancel* cancel,
+                 Progress* progress) {
   constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
   for (std::size_t at = 0; at < size || size == 0; at += piece) {
-    if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; no file was changed");
     if (size == 0) return {};
-    if (Status s = writer->write(static_cast<const std::byte*>(data) + at, std::min(piece, size - at)); !s.ok()) return s;
+    if (Status s =
+            writer->write(static_cast<const std::byte*>(data) + at, std::min(piece, size - at));
+        !s.ok())
+      return s;
     if (!progress->update(writer->bytes_written(), writer->bytes_total()))
-      return Status::error(Code::cancelled, "stopped by the progress callback; no file was changed");
+      return Status::error(Code::cancelled,
+                           "stopped by the progress callback; no file was changed");
   }
   return {};
 }
 
 Status check_version(const std::string& path, const CacheFile::Section& section) {
   if (section.version == section_version) return {};
-  return Status::error(Code::version, "%s: section '%s' has version %u, this library reads %u; nothing was loaded", path.c_str(),
-                       format::name_of(section.kind), section.version, section_version);
+  return Status::error(
+      Code::version, "%s: section '%s' has version %u, this library reads %u; nothing was loaded",
+      path.c_str(), format::name_of(section.kind), section.version, section_version);
 }
 
 }  // namespace
 
-Status expect(const CacheFile& file, SectionKind kind, uint64_t bytes, const CacheFile::Section** out) {
+Status expect(const CacheFile& file, SectionKind kind, uint64_t bytes,
+              const CacheFile::Section** out) {
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes != bytes)
-    return Status::error(Code::corrupt, "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
-                         file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
+    return Status::error(
+        Code::corrupt,
+        "%s: section '%s' has %" PRIu64 " bytes where %" PRIu64 " belong; nothing was loaded",
+        file.path().c_str(), format::name_of(kind), section ? section->bytes : 0, bytes);
   *out = section;
   return check_version(file.path(), *section);
 }
 
-Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool, const Cancel* cancel, const std::byte** out) {
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool,
+            const Cancel* cancel, const std::byte** out) {
   const CacheFile::Section* section = nullptr;
   if (Status s = expect(file, kind, bytes, &section); !s.ok()) return s;
   if (Status s = file.check_section(*section, pool, cancel); !s.ok()) return s;
@@ -127,15 +150,16 @@ Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool*
   return {};
 }
 
-Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const SectionFacts& facts, ThreadPool* pool, const Cancel* cancel,
-            const std::byte** out) {
+Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const SectionFacts& facts,
+            ThreadPool* pool, const Cancel* cancel, const std::byte** out) {
   if (Status s = take(file, kind, bytes, pool, cancel, out); !s.ok()) return s;
   const char* what = wrong_section(kind, {*out, static_cast<std::size_t>(bytes)}, facts);
   if (!what) return {};
-  return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded", file.path().c_str(), format::name_of(kind), what);
+  return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded",
+                       file.path().c_str(), format::name_of(kind), what);
 }
 
-Status read_saved(const CachePeek& file, SavedTimeline* out) {
+Status read_saved(const CachePeek& file, SavedSequence* out) {
   if (Status s = file.expect(SectionKind::state, state_bytes); !s.ok()) return s;
   if (Status s = check_version(file.path(), *file.find(SectionKind::state)); !s.ok()) return s;
   Array<std::byte> bytes;
@@ -151,8 +175,9 @@ Status read_chat(const CachePeek& file, ChatRecord* out) {
   return bytes.empty() ? Status() : decode_chat_record(bytes, file.path().c_str(), out);
 }
 
-Status save_store(const std::string& path, format::Identity identity, const KvStore& store, SavedTimeline state, std::span<const SavedPart> parts,
-                  const Cancel* cancel, Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
+Status save_store(const std::string& path, format::Identity identity, const KvStore& store,
+                  SavedSequence state, std::span<const SavedPart> parts, const Cancel* cancel,
+                  Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
   const StoreShape& shape = store.shape();
   identity.layers = shape.layers;
   identity.kv_heads = shape.kv_heads;
@@ -164,10 +189,11 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   state.page_tokens = shape.page.page_tokens;
   state.tokens = store.tokens();
   const auto state_data = encode(state);
-  std::vector<SavedPart> all = {{SectionKind::state, state_data.data(), state_data.size()},
-                                {SectionKind::centre, store.centre().data(), store.centre().size_bytes()},
-                                {SectionKind::sinks, store.sink_floats().data(), store.sink_floats().size_bytes()},
-                                {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
+  std::vector<SavedPart> all = {
+      {SectionKind::state, state_data.data(), state_data.size()},
+      {SectionKind::centre, store.centre().data(), store.centre().size_bytes()},
+      {SectionKind::sinks, store.sink_floats().data(), store.sink_floats().size_bytes()},
+      {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
 
   if (Status s = check_savable(path, identity, store, state, all, cancel); !s.ok()) return s;
@@ -176,18 +202,33 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   for (const SavedPart& part : all)
     if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections)
-    if (Status s = writer->add_section(kind, section_version, PageStore::file_bytes(shape, kind, state.pages)); !s.ok()) return s;
-  if (Status s = writer->add_section(SectionKind::sketch, KeySketch::section_version, store.sketch().file_bytes()); !s.ok()) return s;
-  if (Status s = writer->add_section(SectionKind::representatives, section_version, store.representatives().file_bytes()); !s.ok()) return s;
+    if (Status s = writer->add_section(kind, section_version,
+                                       PageStore::file_bytes(shape, kind, state.pages));
+        !s.ok())
+      return s;
+  if (Status s = writer->add_section(SectionKind::sketch, KeySketch::section_version,
+                                     store.sketch().file_bytes());
+      !s.ok())
+    return s;
+  if (Status s = writer->add_section(SectionKind::representatives, section_version,
+                                     store.representatives().file_bytes());
+      !s.ok())
+    return s;
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
     if (entry.index)
-      if (Status s = writer->add_section(section_of(entry.index->kind()), section_version, entry.index->file_bytes()); !s.ok()) return s;
+      if (Status s = writer->add_section(section_of(entry.index->kind()), section_version,
+                                         entry.index->file_bytes());
+          !s.ok())
+        return s;
   if (Status s = writer->begin(); !s.ok()) return s;
 
   Progress progress(std::move(report));
-  const auto write = [&](const void* data, std::size_t size) { return write_all(writer.get(), data, size, cancel, &progress); };
+  const auto write = [&](const void* data, std::size_t size) {
+    return write_all(writer.get(), data, size, cancel, &progress);
+  };
   for (const SavedPart& part : all) {
-    Status s = part.kind == SectionKind::window ? store.write_window(write) : write(part.data, part.bytes);
+    Status s =
+        part.kind == SectionKind::window ? store.write_window(write) : write(part.data, part.bytes);
     if (!s.ok()) return s;
   }
   for (SectionKind kind : PageStore::sections)
@@ -201,24 +242,32 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   return writer->finish(before_rename);
 }
 
-Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t group, const SavedTimeline& state) {
+Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t group,
+                   const SavedSequence& state) {
   const format::Identity& id = file.identity();
-  if (id.layers != shape.layers || id.kv_heads != shape.kv_heads || id.head_dim != shape.page.head_dim)
-    return Status::error(Code::corrupt, "%s: the header's shape is another one; nothing was loaded", file.path().c_str());
+  if (id.layers != shape.layers || id.kv_heads != shape.kv_heads ||
+      id.head_dim != shape.page.head_dim)
+    return Status::error(Code::corrupt, "%s: the header's shape is another one; nothing was loaded",
+                         file.path().c_str());
   if (const char* what = wrong_state(state, shape, id))
-    return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded", file.path().c_str(), what);
+    return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded",
+                         file.path().c_str(), what);
   const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float);
-  const auto has = [&](SectionKind kind) { return state.pages > 0 || (file.find(kind) && file.find(kind)->bytes > 0); };
+  const auto has = [&](SectionKind kind) {
+    return state.pages > 0 || (file.find(kind) && file.find(kind)->bytes > 0);
+  };
   const struct {
     SectionKind kind;
     uint64_t bytes;
-  } exact[] = {{SectionKind::tokens, id.vocabulary ? state.tokens * sizeof(int32_t) : 0},
-               {SectionKind::centre, has(SectionKind::centre) ? row : 0},  // a rewound timeline keeps its centre
-               {SectionKind::sinks, has(SectionKind::sinks) ? row * 2 * shape.page.page_tokens : 0},
-               {SectionKind::window, row * 2 * state.window_count},
-               {SectionKind::pages, PageStore::file_bytes(shape, SectionKind::pages, state.pages)},
-               {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
-               {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
+  } exact[] = {
+      {SectionKind::tokens, id.vocabulary ? state.tokens * sizeof(int32_t) : 0},
+      // a rewound sequence keeps its centre
+      {SectionKind::centre, has(SectionKind::centre) ? row : 0},
+      {SectionKind::sinks, has(SectionKind::sinks) ? row * 2 * shape.page.page_tokens : 0},
+      {SectionKind::window, row * 2 * state.window_count},
+      {SectionKind::pages, PageStore::file_bytes(shape, SectionKind::pages, state.pages)},
+      {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
+      {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
   for (const auto& [kind, bytes] : exact) {
     if (Status s = file.expect(kind, bytes); !s.ok()) return s;
     if (Status s = check_version(file.path(), *file.find(kind)); !s.ok()) return s;
@@ -226,14 +275,19 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
   return check_section_sizes(file.header(), file.path().c_str(), group);
 }
 
-Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimeline& state, uint32_t group, const MemoryBudget& memory,
-                  uint64_t tokens, ThreadPool* pool, const Cancel* cancel, KvStore* out) {
+Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
+                  uint32_t group, const MemoryBudget& memory, uint64_t tokens, ThreadPool* pool,
+                  const Cancel* cancel, KvStore* out) {
   if (memory.bytes && state.full_precision)
-    return Status::error(Code::bad_argument, "memory_budget is set: %s has keys and values in full precision, which are kept in memory; nothing was "
-                         "loaded", file->path().c_str());
+    return Status::error(Code::bad_argument,
+                         "memory_budget is set: %s has keys and values in full precision, which "
+                         "are kept in memory; nothing was "
+                         "loaded",
+                         file->path().c_str());
   const uint32_t window_tokens = state.full_precision ? KvStore::keep_all : state.window_tokens;
   const StoreShape shape = out->shape();
-  const CacheFile::Section *centre_section = file->find(SectionKind::centre), *sinks_section = file->find(SectionKind::sinks),
+  const CacheFile::Section *centre_section = file->find(SectionKind::centre),
+                           *sinks_section = file->find(SectionKind::sinks),
                            *window_section = file->find(SectionKind::window);
   const bool was_sealed = centre_section->bytes > 0, has_sinks = sinks_section->bytes > 0;
   file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
@@ -241,30 +295,43 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedTimel
   PageStore pages(shape);
   if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
   KeySketch sketch(shape);
-  if (const CacheFile::Section* section = file->find(SectionKind::sketch); section && section->bytes && section->version == KeySketch::section_version) {
-    if (Status s = KeySketch::map(shape, file, state.pages, pool, cancel, &sketch); !s.ok()) return s;
+  if (const CacheFile::Section* section = file->find(SectionKind::sketch);
+      section && section->bytes && section->version == KeySketch::section_version) {
+    if (Status s = KeySketch::map(shape, file, state.pages, pool, cancel, &sketch); !s.ok())
+      return s;
   }
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
       section && section->bytes && section->version == section_version && !state.full_precision) {
-    if (Status s = Representatives::map(file, state.tokens, state.window_count, &representatives); !s.ok()) return s;
+    if (Status s = Representatives::map(file, state.tokens, state.window_count, &representatives);
+        !s.ok())
+      return s;
   } else if (state.tokens > 0) {
     representatives.forget();  // read by an older library
   }
-  KvStore store = KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives), window_tokens,
-                                   {state.window_count, was_sealed, has_sinks}, memory);
+  KvStore store =
+      KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
+                       window_tokens, {state.window_count, was_sealed, has_sinks}, memory);
   const KvStore::Restored to = store.restored();
-  const auto copy = [&](const CacheFile::Section& section, uint64_t rows, const std::function<float*(uint64_t)>& place) {
-    return copy_floats(*file, section, 0, rows, rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0, pool, cancel,
-                       place);
+  const auto copy = [&](const CacheFile::Section& section, uint64_t rows,
+                        const std::function<float*(uint64_t)>& place) {
+    return copy_floats(*file, section, 0, rows,
+                       rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0,
+                       pool, cancel, place);
   };
-  if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok()) return s;
-  if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok()) return s;
-  if (Status s = copy(*window_section, uint64_t{shape.heads_total()} * 2, [&](uint64_t plane) { return to.window(plane); }); !s.ok()) return s;
+  if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok())
+    return s;
+  if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok())
+    return s;
+  if (Status s = copy(*window_section, uint64_t{shape.heads_total()} * 2,
+                      [&](uint64_t plane) { return to.window(plane); });
+      !s.ok())
+    return s;
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;
     uint32_t valid = 0;
-    if (Status s = TokenIndex::map(kind, shape, group, file, static_cast<uint32_t>(state.sealed_tokens()), &index, &valid);
+    if (Status s = TokenIndex::map(kind, shape, group, file,
+                                   static_cast<uint32_t>(state.sealed_tokens()), &index, &valid);
         !s.ok())
       return s;
     if (index) store.set_index(std::move(index), valid);

@@ -12,10 +12,12 @@ namespace kvasir {
 constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
 constexpr char probe_strategy[] = "quest";
 constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing much is left out
-constexpr double probe_fraction = 0.02;    // small, so that what is left out shows
+constexpr double probe_fraction = 0.02;   // small, so that what is left out shows
 constexpr uint32_t probe_tokens = 32;
-constexpr uint32_t probe_chunk = 128;     // tokens of such a step, which is exact, where others are not
-constexpr uint64_t window_budget = 64 << 20;  // bytes of full-precision rows that a chosen chunk may need
+// tokens of such a step, which is exact, where others are not
+constexpr uint32_t probe_chunk = 128;
+// bytes of full-precision rows that a chosen chunk may need
+constexpr uint64_t window_budget = 64 << 20;
 
 static uint32_t choose_chunk(const Model& model) {
   const StoreShape shape = model.store_shape();
@@ -30,33 +32,40 @@ static uint32_t choose_chunk(const Model& model) {
 Status Session::resolve(const Model& model, SessionOptions* o) {
   const uint64_t trained = model.config().context;
   if (o->context > trained)
-    return Status::error(Code::bad_argument, "context is %" PRIu64 ": the model was trained for %" PRIu64 " tokens", o->context, trained);
+    return Status::error(Code::bad_argument,
+                         "context is %" PRIu64 ": the model was trained for %" PRIu64 " tokens",
+                         o->context, trained);
   if (o->context == 0) o->context = trained;
-  if (o->threads > max_threads) return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads, max_threads);
+  if (o->threads > max_threads)
+    return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
+                         max_threads);
   if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
   if (o->prefill_chunk > max_chunk)
-    return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk, max_chunk);
+    return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk,
+                         max_chunk);
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model);
   if (o->window == 0) o->window = 64;
-  if (o->window > max_window) return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  if (o->window > max_window)
+    return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
   o->memory.step_tokens = o->prefill_chunk;
   if (Status s = check_memory_budget(o->memory, o->full_precision); !s.ok()) return s;
   if (Status s = check_read_options(o->read); !s.ok()) return s;
-  return check_select_options(o->select, model.config().layers, model.store_shape().page.block_tokens);
+  return check_select_options(o->select, model.config().layers,
+                              model.store_shape().page.block_tokens);
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store)
-    : model_(std::move(model)),
-      options_(options),
-      store_(std::move(store)),
+    : model_(std::move(model)), options_(options), store_(std::move(store)),
       queries_(model_->config().layers, model_->config().heads, model_->config().head_dim),
       chat_(model_->chat()) {}
 
-Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& options, std::unique_ptr<Session>* out) {
+Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& options,
+                     std::unique_ptr<Session>* out) {
   SessionOptions o = options;
   if (Status s = resolve(*model, &o); !s.ok()) return s;
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
-  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives)) store.drop_representatives();
+  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
+    store.drop_representatives();
   if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(store)));
   if (Status s = session->start(); !s.ok()) return s;
@@ -95,7 +104,10 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 }
 
 Status Session::set_select(const SelectOptions& select) {
-  if (Status s = check_select_options(select, model_->config().layers, store_.shape().page.block_tokens); !s.ok()) return s;
+  if (Status s =
+          check_select_options(select, model_->config().layers, store_.shape().page.block_tokens);
+      !s.ok())
+    return s;
   options_.select = select;
   chosen_ = false;
   return {};
@@ -107,34 +119,42 @@ void Session::log(int level, const char* message) const {
 
 Status Session::check_room(uint64_t more) const {
   if (more <= options_.context - tokens_.size()) return {};
-  return Status::error(Code::context_full, "%" PRIu64 " tokens do not fit: the timeline holds %zu of %" PRIu64 "; it is unchanged", more,
-                       tokens_.size(), options_.context);
+  return Status::error(Code::context_full,
+                       "%" PRIu64 " tokens do not fit: the sequence holds %zu of %" PRIu64
+                       "; it is unchanged",
+                       more, tokens_.size(), options_.context);
 }
 
-// Runs tokens at the end of the timeline, chunk by chunk; what is done stays, and the caller learns how much, whatever stops it.
-// A document is attended exactly, an answer as the plan says; a question too, unless the strategy chooses once, when it is known.
-Status Session::append(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
-                       uint64_t* done) {
+// Runs tokens at the end of the sequence, chunk by chunk; what is done stays, and the caller learns
+// how much, whatever stops it. A document is attended exactly, an answer as the plan says; a
+// question too, unless the strategy chooses once, when it is known.
+Status Session::append(std::span<const Token> tokens, Reading reading, float* all_logits,
+                       const Cancel* cancel, Progress* progress, uint64_t* done) {
   *done = 0;
-  if (!tracing_) trace_.reset();  // it is of an answer that is no longer the last thing that was done
+  // it is of an answer that is no longer the last thing that was done
+  if (!tracing_) trace_.reset();
   if (Status s = store_.check_budget(tokens_.size() + tokens.size()); !s.ok()) return s;
   try {
     return append_chunks(tokens, reading, all_logits, cancel, progress, done);
   } catch (const std::bad_alloc&) {
-    return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done, tokens.size());
+    return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done,
+                         tokens.size());
   }
 }
 
-Status Session::append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits, const Cancel* cancel, Progress* progress,
-                              uint64_t* done) {
+Status Session::append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits,
+                              const Cancel* cancel, Progress* progress, uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary;
-  const bool document = reading == Reading::document, by_plan = reading == Reading::answer || (!document && !chooses_once());
+  const bool document = reading == Reading::document,
+             by_plan = reading == Reading::answer || (!document && !chooses_once());
   make_room_for(&tokens_, tokens.size());
   next_logits_.resize(vocabulary);
   while (*done < tokens.size()) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
     const bool probes = document && probe_is_due();
-    const std::size_t most = probes && options_.read.strategy != "full" ? std::min(options_.prefill_chunk, probe_chunk) : options_.prefill_chunk;
+    const std::size_t most = probes && options_.read.strategy != "full"
+                                 ? std::min(options_.prefill_chunk, probe_chunk)
+                                 : options_.prefill_chunk;
     const std::size_t n = std::min(most, tokens.size() - *done);
     ForwardStep step;
     step.tokens = tokens.subspan(*done, n);
@@ -152,7 +172,9 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     if (document && !probes)
       if (Status s = plan_read(&step, tokens.size() - *done - n, cancel); !s.ok()) return s;
     const bool last = *done + n == tokens.size();
-    step.want = all_logits ? ForwardStep::Logits::all : last ? ForwardStep::Logits::last : ForwardStep::Logits::none;
+    step.want = all_logits ? ForwardStep::Logits::all
+                : last     ? ForwardStep::Logits::last
+                           : ForwardStep::Logits::none;
     step.logits = all_logits ? all_logits + *done * vocabulary : next_logits_.data();
     if (Status s = forward_->run(step, &store_); !s.ok()) return s;
     if (document && read_tokens_ == tokens_.size()) read_tokens_ += n;
@@ -161,7 +183,8 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
     *done += n;
     if (reading != Reading::answer) forget_choice();
     if (!errors.empty()) note_probe(errors);
-    if (last && all_logits) std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
+    if (last && all_logits)
+      std::copy_n(all_logits + (*done - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) logits_.swap(next_logits_), logits_at_ = tokens_.size();
     if (document && last && sketch_is_due())
       if (Status s = finish_sketch(cancel); !s.ok()) return s;
@@ -174,13 +197,14 @@ Status Session::append_chunks(std::span<const Token> tokens, Reading reading, fl
 // Not where each token's own choice is looked at.
 bool Session::asks_together(const ForwardStep& step) {
   const Plan& plan = step.plan;
-  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::asks_together) && plan.share_heads && !plan.certify && !step.trace &&
-         plan.compare == CompareLevel::none;
+  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::asks_together) &&
+         plan.share_heads && !plan.certify && !step.trace && plan.compare == CompareLevel::none;
 }
 
-// Which layers a choice of pages serves badly is a property of model and text, so it is measured where the exact answer is known:
-// while reading, each time the text has grown by a quarter. A layer that retrieves shows it only where the text gives it
-// something to retrieve, so what counts is the largest error seen.
+// Which layers a choice of pages serves badly is a property of model and text, so it is measured
+// where the exact answer is known: while reading, each time the text has grown by a quarter. A
+// layer that retrieves shows it only where the text gives it something to retrieve, so what counts
+// is the largest error seen.
 bool Session::probe_is_due() const {
   const uint64_t sealed = store_.sealed_tokens();
   return sealed >= probe_context && sealed * 4 >= probed_at_ * 5;
@@ -202,14 +226,19 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
   step->errors = errors->data();
 }
 
-// A step of a document after which `left` tokens of it follow, where it is to be read sparsely. Steps in which layers are measured are exact.
+// A step of a document after which `left` tokens of it follow, where it is to be read sparsely.
+// Steps in which layers are measured are exact.
 Status Session::plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel) {
   if (options_.full_precision || left < options_.read.exact_tokens) return {};
-  Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(), model_->config().layers);
+  Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(),
+                             model_->config().layers);
   if (!plan.strategy) return {};
-  if (plan.strategy->has(StrategyInfo::wants_sketch) && !store_.sketch().is_current())  // found again at the end
+  // found again at the end
+  if (plan.strategy->has(StrategyInfo::wants_sketch) && !store_.sketch().is_current())
     if (Status s = build_sketch(cancel); !s.ok()) return s;
-  if (!read_selector_) read_selector_ = plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
+  if (!read_selector_)
+    read_selector_ =
+        plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
   step->plan = std::move(plan);
   step->selector = read_selector_.get();
   return {};
@@ -217,20 +246,24 @@ Status Session::plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel
 
 void Session::note_probe(const Array<float>& errors) {
   layer_errors_.resize(errors.size());
-  for (std::size_t l = 0; l < errors.size(); ++l) layer_errors_[l] = std::max(layer_errors_[l], errors[l]);
+  for (std::size_t l = 0; l < errors.size(); ++l)
+    layer_errors_[l] = std::max(layer_errors_[l], errors[l]);
   probed_at_ = store_.sealed_tokens();
 }
 
 void Session::plan_step(ForwardStep* step) {
-  const bool fixed = chooses_once() && observed_.queries.count() > 0;  // a budget that is a fraction does not grow while an answer is made
-  const uint64_t sealed = fixed ? uint64_t{observed_.pages} * store_.shape().page.page_tokens : store_.sealed_tokens();
+  // a budget that is a fraction does not grow while an answer is made
+  const bool fixed = chooses_once() && observed_.queries.count() > 0;
+  const uint64_t sealed =
+      fixed ? uint64_t{observed_.pages} * store_.shape().page.page_tokens : store_.sealed_tokens();
   const Plan plan = make_plan(options_.select, sealed, model_->config().layers, layer_errors_);
   if (!planned_ || plan.strategy != plan_.strategy) {
     selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
     memory_ = selector_ ? selector_->make_memory() : nullptr;
     chosen_ = false;
     char line[160];
-    std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(), plan.why);
+    std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(),
+                  plan.why);
     log(2, line);
   }
   plan_ = plan;
@@ -243,7 +276,9 @@ void Session::plan_step(ForwardStep* step) {
 
 // The logits after the last token, made again where they are not at hand (after going back).
 Status Session::refresh_logits(const Cancel* cancel) {
-  const bool read_last = chooses_once() && (observed_.queries.count() == 0 || observed_.queries.end() == tokens_.size());  // not made by an answer
+  // not made by an answer
+  const bool read_last = chooses_once() && (observed_.queries.count() == 0 ||
+                                            observed_.queries.end() == tokens_.size());
   const bool can_choose = !read_last || observed_.queries.count() > 0 || queries_.count() > 0;
   if (logits_at_ == tokens_.size() && logits_at_ > 0 && can_choose) return {};
   const Token last = tokens_.back();
@@ -277,8 +312,10 @@ Status Session::refresh_logits(const Cancel* cancel) {
   return {};
 }
 
-Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end) {
-  if (tokens_.empty()) return Status::error(Code::bad_state, "the timeline is empty: read something first");
+Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token,
+                     bool* end) {
+  if (tokens_.empty())
+    return Status::error(Code::bad_state, "the sequence is empty: read something first");
   if (Status s = check_sampling_options(sampling); !s.ok()) return s;
   if (Status s = check_room(1); !s.ok()) return s;
   Progress none;
@@ -291,7 +328,8 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   if (Status s = Sampler(sampling).sample(logits, tokens_, &chosen); !s.ok()) return s;
   forward_->attention().reset_counts();
   uint64_t done = 0;
-  if (Status s = append({&chosen, 1}, Reading::answer, nullptr, cancel, nullptr, &done); !s.ok()) return s;
+  if (Status s = append({&chosen, 1}, Reading::answer, nullptr, cancel, nullptr, &done); !s.ok())
+    return s;
   if (turn_ == Turn::empty) turn_ = Turn::tokens;
   last_read_ = forward_->attention().counts();
   last_steps_ = 1;

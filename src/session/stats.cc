@@ -1,4 +1,5 @@
-// What a session says of itself, as JSON. All names and texts are the library's own, but for what a driver says.
+// What a session says of itself, as JSON. All names and texts are the library's own, but for what a
+// driver says.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -13,7 +14,9 @@ namespace kvasir {
 namespace {
 
 // JSON has no word for what is not finite.
-std::string number(double value, int digits = 6) { return std::isfinite(value) ? number_text(value, digits).c_str() : "null"; }
+std::string number(double value, int digits = 6) {
+  return std::isfinite(value) ? number_text(value, digits).c_str() : "null";
+}
 
 class Json {
  public:
@@ -56,11 +59,11 @@ std::string compared_json(const Comparison& comparison) {
       Json json;
       json.count("queries", c.queries);
       json.real("mass", c.mass / n);
-      json.real("least_mass", c.least_mass);
+      json.real("min_mass", c.min_mass);
       json.real("error", c.error / n);
       json.real("largest_error", c.largest_error);
       json.real("recall", c.recall / n);
-      json.real("least_recall", c.least_recall);
+      json.real("min_recall", c.min_recall);
       json.real("tokens", c.tokens / n);
       if (c.searches > 0) {
         json.real("search_keys", c.search_keys / static_cast<double>(c.searches));
@@ -80,10 +83,13 @@ std::string compared_json(const Comparison& comparison) {
   }
   for (uint32_t i = 0; comparison.covered_steps() > 0 && i < comparison.layers(); ++i) {
     covered += i > 0 ? ",[" : "[";
-    for (uint32_t j = 0; j < comparison.layers(); ++j) covered += (j > 0 ? "," : "") + number(comparison.covered(i, j));
+    for (uint32_t j = 0; j < comparison.layers(); ++j)
+      covered += (j > 0 ? "," : "") + number(comparison.covered(i, j));
     covered += "]";
   }
-  return "{\"layers\":[" + layers + "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" + covered + "]}";
+  return "{\"layers\":[" + layers +
+         "],\"covered_steps\":" + std::to_string(comparison.covered_steps()) + ",\"covered\":[" +
+         covered + "]}";
 }
 
 // A list of the lines.
@@ -141,7 +147,8 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
   json->count("device_bytes", bytes);
   json->count("device_memory", memory);
   json->add("device_attends", left.empty() ? "true" : "false");
-  json->raw("device_attends_because", json_string(left.empty() ? "it attends in the layers that it has" : left));
+  json->raw("device_attends_because",
+            json_string(left.empty() ? "it attends in the layers that it has" : left));
   json->add("co_execution", shared.empty() ? "false" : "true");
   if (!shared.empty()) json->raw("co_execution_share", json_string(shared));
   json->add("device_reads_pages", reads ? "true" : "false");
@@ -154,7 +161,9 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
 
 std::string Session::stats_json() const {
   const StoreShape& shape = store_.shape();
-  const Plan plan = planned_ ? plan_ : make_plan(options_.select, store_.sealed_tokens(), shape.layers, layer_errors_);
+  const Plan plan =
+      planned_ ? plan_
+               : make_plan(options_.select, store_.sealed_tokens(), shape.layers, layer_errors_);
   Json json;
   json.count("tokens", tokens_.size());
   json.count("context", options_.context);
@@ -202,7 +211,9 @@ std::string Session::stats_json() const {
     json.add("index", "\"%s\"", name_of(*plan.strategy->index));
     json.count("index_tokens", entry.index ? entry.valid : 0);
     json.count("index_bytes", entry.index ? entry.index->bytes() : 0);
-    json.count("index_inserted", entry.index && entry.valid > entry.index->built() ? entry.valid - entry.index->built() : 0);
+    json.count("index_inserted", entry.index && entry.valid > entry.index->built()
+                                     ? entry.valid - entry.index->built()
+                                     : 0);
     json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
     json.real("index_ms", index_ms_);
     if (!nearest_by_.names.empty()) json.raw("index_nearest_by", json_string(nearest_by_.names));
@@ -218,17 +229,20 @@ std::string Session::stats_json() const {
   if (!model_->device_weights().empty()) json.count("last_tokens_in_device", last_read_.tokens_hot);
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
-  if (last_read_.queries > 0) json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
+  if (last_read_.queries > 0)
+    json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
   if (last_read_.certified > 0) {
-    json.real("last_certificate", last_read_.certificate / static_cast<double>(last_read_.certified));
-    json.real("last_least_certificate", last_read_.least_certificate);
+    json.real("last_certificate",
+              last_read_.certificate / static_cast<double>(last_read_.certified));
+    json.real("last_least_certificate", last_read_.min_certificate);
   }
   json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
   json.count("prefill_tokens", prefill_tokens_);
   json.count("sparse_tokens", sparse_tokens_);
   json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);
   json.real("load_ms", load_ms_);
-  if (options_.compare != CompareLevel::none) json.raw("compared", compared_json(forward_->attention().comparison()));
+  if (options_.compare != CompareLevel::none)
+    json.raw("compared", compared_json(forward_->attention().comparison()));
   json.add("kernels", "\"%s\"", cpu_kernels().name);
   return std::move(json).take();
 }

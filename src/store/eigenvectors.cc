@@ -9,8 +9,9 @@
 namespace kvasir {
 namespace {
 
-constexpr double negligible = 1e-9;      // beside the diagonal, of the trace: the matrix is in float
-constexpr uint32_t most_steps = 60;      // of a value: two or three are usual
+// beside the diagonal, of the trace: the matrix is in float
+constexpr double negligible = 1e-9;
+constexpr uint32_t max_steps = 60;  // of a value: two or three are usual
 
 // Of rows `row` and row + 1.
 struct Rotation {
@@ -18,8 +19,8 @@ struct Rotation {
   float c, s;
 };
 
-// The sum of a[i] b[i] in as many parts as vectors have room for. These loops are one each, and not where they are called: with what vectors leave over they
-// are large.
+// The sum of a[i] b[i] in as many parts as vectors have room for. These loops are one each, and not
+// where they are called: with what vectors leave over they are large.
 [[gnu::noinline]] float dot(const float* a, const float* b, uint32_t n) {
   constexpr uint32_t parts = 8;
   float sums[parts] = {};
@@ -28,15 +29,19 @@ struct Rotation {
     for (uint32_t p = 0; p < parts; ++p) sums[p] += a[i + p] * b[i + p];
   float rest = 0;
   for (; i < n; ++i) rest += a[i] * b[i];
-  return (((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))) + rest;
+  return (((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+          ((sums[4] + sums[5]) + (sums[6] + sums[7]))) +
+         rest;
 }
 
 // y += factor x.
-[[gnu::noinline]] void add(float factor, const float* __restrict x, uint32_t n, float* __restrict y) {
+[[gnu::noinline]] void add(float factor, const float* __restrict x, uint32_t n,
+                           float* __restrict y) {
   for (uint32_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-[[gnu::noinline]] void rotate(float c, float s, uint32_t n, float* __restrict x, float* __restrict y) {
+[[gnu::noinline]] void rotate(float c, float s, uint32_t n, float* __restrict x,
+                              float* __restrict y) {
   for (uint32_t i = 0; i < n; ++i) {
     const float both = c * x[i] + s * y[i];
     y[i] = c * y[i] - s * x[i];
@@ -44,27 +49,31 @@ struct Rotation {
   }
 }
 
-// a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T; v_k is left in row k, behind the diagonal. T: diagonal, and beside it beside[i] at
-// (i, i + 1).
+// a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T; v_k is left in row k, behind
+// the diagonal. T: diagonal, and beside it beside[i] at (i, i + 1).
 void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, float* beta) {
   std::vector<float> p(n);
   double trace = 0;
   for (uint32_t k = 0; k < n; ++k) trace += std::fabs(static_cast<double>(a[k * n + k]));
-  const double nothing = negligible * trace * (negligible * trace);  // of squares: a reflection of what is left by rounding has no direction
+  // of squares: a reflection of what is left by rounding has no direction
+  const double nothing = negligible * trace * (negligible * trace);
   for (uint32_t k = 0; k < n; ++k) {
     diagonal[k] = static_cast<double>(a[k * n + k]);
     if (k + 1 == n) break;
     float* v = a + k * n + k + 1;
     const uint32_t size = n - k - 1;
     float* below = a + (std::size_t{k} + 1) * n + k + 1;  // [size][size], in rows of n
-    const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)), first = static_cast<double>(v[0]);
+    const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)),
+                 first = static_cast<double>(v[0]);
     beta[k] = 0;
     beside[k] = first;
     if (!(rest > nothing)) continue;
-    const double norm = first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
+    const double norm =
+        first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
     beside[k] = norm;
     v[0] = static_cast<float>(first - norm);
-    beta[k] = static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
+    beta[k] =
+        static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
     for (uint32_t i = 0; i < size; ++i) p[i] = beta[k] * dot(below + std::size_t{i} * n, v, size);
     const float share = beta[k] / 2 * dot(p.data(), v, size);
     add(-share, v, size, p.data());
@@ -76,18 +85,24 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
   }
 }
 
-// Implicit QL steps, which leave the eigenvalues in the diagonal and are T = G_0 G_1 ... D ... G_1^T G_0^T.
+// Implicit QL steps, which leave the eigenvalues in the diagonal and are T = G_0 G_1 ... D ...
+// G_1^T G_0^T.
 std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside) {
   std::vector<Rotation> rotations;
   rotations.reserve(std::size_t{n} * n);
-  const double least = negligible * std::accumulate(diagonal, diagonal + n, 0.0, [](double sum, double x) { return sum + std::fabs(x); });
+  const double least =
+      negligible * std::accumulate(diagonal, diagonal + n, 0.0,
+                                   [](double sum, double x) { return sum + std::fabs(x); });
   for (uint32_t first = 0; first + 1 < n; ++first)
-    for (uint32_t step = 0; step < most_steps; ++step) {
+    for (uint32_t step = 0; step < max_steps; ++step) {
       uint32_t last = first;
       while (last + 1 < n && std::fabs(beside[last]) > least) ++last;
       if (last == first) break;
-      const double half = (diagonal[first + 1] - diagonal[first]) / (2 * beside[first]), root = std::sqrt(half * half + 1);
-      double g = diagonal[last] - diagonal[first] + beside[first] / (half + (half < 0 ? -root : root)), s = 1, c = 1, p = 0, r = 1;
+      const double half = (diagonal[first + 1] - diagonal[first]) / (2 * beside[first]),
+                   root = std::sqrt(half * half + 1);
+      double g = diagonal[last] - diagonal[first] +
+                 beside[first] / (half + (half < 0 ? -root : root)),
+             s = 1, c = 1, p = 0, r = 1;
       uint32_t i = last;
       while (i > first && r > 0) {
         --i;
@@ -114,7 +129,8 @@ std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside
 
 }  // namespace
 
-void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m, std::vector<float>* vectors, std::vector<double>* values) {
+void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
+                          std::vector<float>* vectors, std::vector<double>* values) {
   std::vector<double> diagonal(n), beside(n);
   std::vector<float> beta(n), shares(m);
   make_tridiagonal(a->data(), n, diagonal.data(), beside.data(), beta.data());
@@ -127,7 +143,8 @@ void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m, std::ve
     u[static_cast<std::size_t>(largest - diagonal.begin()) * m + j] = 1;
     (*values)[j] = std::exchange(*largest, -HUGE_VAL);
   }
-  for (std::size_t at = rotations.size(); at-- > 0;) {  // of the wanted vectors alone, from the last one back
+  // of the wanted vectors alone, from the last one back
+  for (std::size_t at = rotations.size(); at-- > 0;) {
     const Rotation r = rotations[at];
     rotate(r.c, r.s, m, u + std::size_t{r.row} * m, u + (std::size_t{r.row} + 1) * m);
   }
@@ -135,7 +152,8 @@ void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m, std::ve
     const float* v = a->data() + k * n;
     std::fill(shares.begin(), shares.end(), 0.0f);
     for (uint32_t i = k + 1; i < n; ++i) add(v[i], u + std::size_t{i} * m, m, shares.data());
-    for (uint32_t i = k + 1; i < n; ++i) add(-beta[k] * v[i], shares.data(), m, u + std::size_t{i} * m);
+    for (uint32_t i = k + 1; i < n; ++i)
+      add(-beta[k] * v[i], shares.data(), m, u + std::size_t{i} * m);
   }
 }
 

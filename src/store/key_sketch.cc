@@ -6,14 +6,14 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/second_moment.h"
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "compute/second_moment.h"
+#include "cachefile/format_fields.h"
+#include "cachefile/section_floats.h"
+#include "cachefile/section_rules.h"
 #include "os/os.h"
 #include "store/eigenvectors.h"
-#include "store/format_fields.h"
-#include "store/section_floats.h"
-#include "store/section_rules.h"
 
 namespace kvasir {
 
@@ -21,13 +21,15 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint32_t sampled_tokens = 4096;     // of a head, for the second moment of its keys;
-constexpr uint32_t summed_tokens = 256;       // of them in float, and these sums in double
+constexpr uint32_t sampled_tokens = 4096;  // of a head, for the second moment of its keys;
+constexpr uint32_t summed_tokens = 256;    // of them in float, and these sums in double
 constexpr uint64_t section_page = 4096;
-constexpr double known_queries = 0.5;         // their share in the second moment of queries
-// Power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all, it left the least error.
+constexpr double known_queries = 0.5;  // their share in the second moment of queries
+// Power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all,
+// it left the least error.
 constexpr double scaled_by = 1.0 / 3;
-constexpr double least_variance = 1e-6;       // of a coordinate, of the largest one's: what is smaller is not made larger
+// of a coordinate, of the largest one's: what is smaller is not made larger
+constexpr double min_variance = 1e-6;
 
 using Square = std::vector<double>;  // [n][n]
 
@@ -40,14 +42,15 @@ double dot(const double* a, const double* b, uint32_t n) {
 double trace_of(const Square& a, uint32_t n) {
   double trace = 0;
   for (uint32_t i = 0; i < n; ++i) trace += a[i * n + i];
-  return trace > 0 && trace < 1e300 ? trace : 0;  // by numbers that are none it is none
+  return trace > 0 && trace < 1e300 ? trace : 0;  // by NaN or infinity it is none
 }
 
 // The lower L of L L^T = a, in its place, zeros above.
 void factor(Square& a, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     double* row = a.data() + std::size_t{i} * n;
-    for (uint32_t j = 0; j < i; ++j) row[j] = (row[j] - dot(row, a.data() + std::size_t{j} * n, j)) / a[j * n + j];
+    for (uint32_t j = 0; j < i; ++j)
+      row[j] = (row[j] - dot(row, a.data() + std::size_t{j} * n, j)) / a[j * n + j];
     row[i] = std::sqrt(row[i] - dot(row, row, i));
     std::fill(row + i + 1, row + n, 0.0);
   }
@@ -56,17 +59,21 @@ void factor(Square& a, uint32_t n) {
 // What the bases of a head are found by; a thread's.
 struct Workspace {
   Workspace(uint32_t n, uint32_t m)
-      : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()), product(keys.size()), moment(keys.size()),
-        base(std::size_t{n} * m), directions(std::size_t{n} * m), below(m), variances(m) {}
-  Square keys, queries;                          // second moments, [n][n]; then L in the latter
+      : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()),
+        product(keys.size()), moment(keys.size()), base(std::size_t{n} * m),
+        directions(std::size_t{n} * m), below(m), variances(m) {}
+  Square keys, queries;                           // second moments, [n][n]; then L in the latter
   std::vector<float> scaled, l, product, moment;  // [n][n]
-  std::vector<float> base, directions;           // [n][m]
-  std::vector<double> below, variances;          // [m]
+  std::vector<float> base, directions;            // [n][m]
+  std::vector<double> below, variances;           // [m]
 };
 
-// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of key_sketch.h.
-void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis, float* query_basis) {
-  const double asked = trace_of(w->queries, n), there = trace_of(w->keys, n), known = asked > 0 ? known_queries : 0;
+// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of
+// key_sketch.h.
+void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis,
+                float* query_basis) {
+  const double asked = trace_of(w->queries, n), there = trace_of(w->keys, n),
+               known = asked > 0 ? known_queries : 0;
   for (uint32_t i = 0; i < n; ++i)
     for (uint32_t j = 0; j < n; ++j) {
       double& q = w->queries[i * n + j];
@@ -77,14 +84,18 @@ void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, fl
   const Square& l = w->queries;
   std::transform(l.begin(), l.end(), w->l.begin(), [](double x) { return static_cast<float>(x); });
   kernels.multiply(w->scaled.data(), n, 1, n, w->l.data(), n, n, n, w->product.data(), n);  // K L
-  kernels.multiply(w->l.data(), 1, n, n, w->product.data(), n, n, n, w->moment.data(), n);  // L^T K L
+  // L^T K L
+  kernels.multiply(w->l.data(), 1, n, n, w->product.data(), n, n, n, w->moment.data(), n);
   leading_eigenvectors(&w->moment, n, m, &w->directions, &w->variances);
   kernels.multiply(w->l.data(), n, 1, n, w->directions.data(), m, m, n, w->base.data(), m);  // L W
   const double largest = w->variances[0];
   std::vector<double>& scales = w->variances;
-  for (double& v : scales) v = largest > 0 ? std::pow(std::max(v / largest, least_variance), scaled_by) : 1;
+  for (double& v : scales)
+    v = largest > 0 ? std::pow(std::max(v / largest, min_variance), scaled_by) : 1;
   for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j < m; ++j) key_basis[i * m + j] = static_cast<float>(static_cast<double>(w->base[i * m + j]) / scales[j]);
+    for (uint32_t j = 0; j < m; ++j)
+      key_basis[i * m + j] =
+          static_cast<float>(static_cast<double>(w->base[i * m + j]) / scales[j]);
   for (uint32_t i = n; i-- > 0;) {  // L^-T W, from the last row up, over W
     std::fill(w->below.begin(), w->below.end(), 0.0);
     for (uint32_t k = i + 1; k < n; ++k) {
@@ -103,12 +114,15 @@ void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, fl
 // Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
   const PageShape& page = shape.page;
-  const std::size_t lines = std::size_t{quad_tokens} * page.sketch_dim() / 8, tile_bytes = lines * tile_blocks * 4;
+  const std::size_t lines = std::size_t{quad_tokens} * page.sketch_dim() / 8,
+                    tile_bytes = lines * tile_blocks * 4;
   for (uint32_t at = 0; at < shape.heads_total(); ++at, extent += page.sketch_bytes())
     for (uint32_t i = p * page.page_quads(); i < (p + 1) * page.page_quads(); ++i) {
       int8_t* quad = extent + i / tile_blocks * tile_bytes + i % tile_blocks * 4;
-      for (std::size_t line = 0; line < lines; ++line) std::memset(quad + line * tile_blocks * 4, 0, 4);
-      std::memset(extent + page.quad_tiles() * tile_bytes + i * sizeof(uint16_t), 0, sizeof(uint16_t));
+      for (std::size_t line = 0; line < lines; ++line)
+        std::memset(quad + line * tile_blocks * 4, 0, 4);
+      std::memset(extent + page.quad_tiles() * tile_bytes + i * sizeof(uint16_t), 0,
+                  sizeof(uint16_t));
     }
 }
 
@@ -121,15 +135,17 @@ KeySketch::Extent KeySketch::new_extent() const {
   return {memory, std::move(owner), new_stamp()};
 }
 
-void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page, const Kernels& kernels) const {
+void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at,
+                     uint32_t page, const Kernels& kernels) const {
   const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, page);
-  kernels.seal_sketch(shape_.page, bases.floats.get() + at * basis_floats(), ref.data, ref.scales, page % extent_pages,
-                      extent->memory.get() + at * shape_.page.sketch_bytes());
+  kernels.seal_sketch(shape_.page, bases.floats.get() + at * basis_floats(), ref.data, ref.scales,
+                      page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
 Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
                         ThreadPool* pool, const Cancel* cancel) {
-  const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(), count = pages.pages();
+  const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(),
+                 count = pages.pages();
   if (count == 0) return {};
   auto bases = std::make_shared<Bases>(2 * heads * basis_floats());
   std::vector<Extent> extents;
@@ -137,14 +153,17 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   while (extents.size() < pages.extents()) extents.push_back(new_extent());
 
   const uint32_t page_tokens = shape_.page.page_tokens;
-  const auto stride = static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
+  const auto stride =
+      static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
   struct Scratch {
     Workspace work;
     Array<float> rows, values;  // [summed_tokens][dim]; of a page
   };
   std::vector<std::unique_ptr<Scratch>> scratch(pool->threads());
   for (std::unique_ptr<Scratch>& s : scratch)
-    s = std::make_unique<Scratch>(Scratch{Workspace(dim, n), Array<float>(std::size_t{summed_tokens} * dim), Array<float>(std::size_t{page_tokens} * dim)});
+    s = std::make_unique<Scratch>(Scratch{Workspace(dim, n),
+                                          Array<float>(std::size_t{summed_tokens} * dim),
+                                          Array<float>(std::size_t{page_tokens} * dim)});
   const CancelLatch latch(cancel);
   std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
@@ -162,15 +181,18 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
       // The sinks' keys are outliers that no selector is asked about.
       if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
       const PageRef ref = pages.page(layer, head, p);
-      kernels.unseal_page(shape_.page, ref.data, ref.scales, s.rows.data() + std::size_t{rows} * dim, s.values.data());
+      kernels.unseal_page(shape_.page, ref.data, ref.scales,
+                          s.rows.data() + std::size_t{rows} * dim, s.values.data());
       rows += page_tokens;
       if (rows < summed_tokens) continue;
-      add_moment(kernels, s.rows.data(), std::exchange(rows, 0), dim, w.product.data(), w.keys.data());
+      add_moment(kernels, s.rows.data(), std::exchange(rows, 0), dim, w.product.data(),
+                 w.keys.data());
     }
     add_moment(kernels, s.rows.data(), rows, dim, w.product.data(), w.keys.data());
     std::fill(w.queries.begin(), w.queries.end(), 0.0);
     if (queries) queries(layer, head, w.queries.data());
-    find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(), bases->floats.get() + (heads + at) * basis_floats());
+    find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(),
+               bases->floats.get() + (heads + at) * basis_floats());
     for (uint32_t p = 0; p < count && !latch.fired(); ++p)
       seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
   });
@@ -206,9 +228,11 @@ Status KeySketch::reserve(uint32_t pages) {
 void KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool) {
   if (!built() || pages.pages() <= pages_) return;
   pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
-    for (uint32_t p = pages_; p < pages.pages(); ++p) seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
+    for (uint32_t p = pages_; p < pages.pages(); ++p)
+      seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
   });
-  for (uint32_t e = pages_ / extent_pages; e < pages.extents(); ++e) extents_[e].stamp = new_stamp();
+  for (uint32_t e = pages_ / extent_pages; e < pages.extents(); ++e)
+    extents_[e].stamp = new_stamp();
   pages_ = pages.pages();
 }
 
@@ -228,11 +252,13 @@ void KeySketch::clear() {
 }
 
 const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const {
-  return extents_[e].data + (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
+  return extents_[e].data +
+         (std::size_t{layer} * shape_.kv_heads + head) * shape_.page.sketch_bytes();
 }
 
 const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
-  return bases_->floats.get() + (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
+  return bases_->floats.get() +
+         (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
 }
 
 bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -243,8 +269,11 @@ bool KeySketch::intact(uint32_t layer, uint32_t head, uint32_t e) const {
 }
 
 Status KeySketch::copy(uint32_t e, uint32_t first, uint32_t heads, std::byte* to) const {
-  const std::size_t at = first * shape_.page.sketch_bytes(), size = heads * shape_.page.sketch_bytes();
-  if (!extents_[e].memory) return file_->copy(*file_->find(SectionKind::sketch), extents_at_ + uint64_t{e} * extent_bytes() + at, size, to);
+  const std::size_t at = first * shape_.page.sketch_bytes(),
+                    size = heads * shape_.page.sketch_bytes();
+  if (!extents_[e].memory)
+    return file_->copy(*file_->find(SectionKind::sketch),
+                       extents_at_ + uint64_t{e} * extent_bytes() + at, size, to);
   std::memcpy(to, extents_[e].data + at, size);
   return {};
 }
@@ -261,25 +290,33 @@ uint64_t KeySketch::private_bytes() const {
   return bytes;
 }
 
-uint64_t KeySketch::head_bytes() const { return round_up(basis_bytes() + format::sketch_counts_bytes, section_page); }
+uint64_t KeySketch::head_bytes() const {
+  return round_up(basis_bytes() + format::sketch_counts_bytes, section_page);
+}
 
-uint64_t KeySketch::file_bytes() const { return built() ? head_bytes() + ceil_div(pages_, extent_pages) * extent_bytes() : 0; }
+uint64_t KeySketch::file_bytes() const {
+  return built() ? head_bytes() + ceil_div(pages_, extent_pages) * extent_bytes() : 0;
+}
 
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
   Array<std::byte> head(head_bytes());
-  auto* floats = std::copy_n(bases_->floats.get(), bases_->size, reinterpret_cast<float*>(head.data()));
+  auto* floats =
+      std::copy_n(bases_->floats.get(), bases_->size, reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   Array<int8_t> last;
-  for (std::size_t e = 0; e < ceil_div(pages_, extent_pages); ++e) {  // a step that came to nothing may have made room for more
+  // a step that came to nothing may have made room for more
+  for (std::size_t e = 0; e < ceil_div(pages_, extent_pages); ++e) {
     for (uint32_t at = 0; at < shape_.heads_total(); ++at)
-      if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, static_cast<uint32_t>(e))) return damaged();
+      if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, static_cast<uint32_t>(e)))
+        return damaged();
     const bool whole = (e + 1) * extent_pages <= pages_;
     if (!whole) {  // after a step back it still holds what was taken back
       last.assign(extents_[e].data, extents_[e].data + extent_bytes());
-      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p) clear_page(shape_, p, last.data());
+      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p)
+        clear_page(shape_, p, last.data());
     }
     if (Status s = write(whole ? extents_[e].data : last.data(), extent_bytes()); !s.ok()) return s;
   }
@@ -292,29 +329,38 @@ const char* KeySketch::wrong(uint32_t pages) const {
   return wrong_floats({bases_->floats.get(), bases_->size});
 }
 
-Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, ThreadPool* pool, const Cancel* cancel,
-                      KeySketch* out) {
+Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
+                      uint32_t pages, ThreadPool* pool, const Cancel* cancel, KeySketch* out) {
   KeySketch sketch(shape);
   const CacheFile::Section* section = file->find(SectionKind::sketch);
   if (!section || section->bytes == 0) return {};
   const auto corrupt = [&](const char* what) {
-    return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded", file->path().c_str(), what);
+    return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded",
+                         file->path().c_str(), what);
   };
   const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
-  if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes()) return corrupt("does not have the size of the pages' sketch");
+  if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes())
+    return corrupt("does not have the size of the pages' sketch");
   const uint64_t bytes = sketch.basis_bytes();
   auto bases = std::make_shared<Bases>(static_cast<std::size_t>(bytes / sizeof(float)));
   os::prefer_huge_pages(bases->floats.get(), static_cast<std::size_t>(bytes));
-  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, cancel, [&](uint64_t) { return bases->floats.get(); }); !s.ok()) return s;
+  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, cancel,
+                             [&](uint64_t) { return bases->floats.get(); });
+      !s.ok())
+    return s;
   uint32_t counts[2];
-  if (Status s = file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts)); !s.ok()) return s;
+  if (Status s = file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts));
+      !s.ok())
+    return s;
   if (const char* what = wrong_sketch(counts[0], counts[1], pages)) return corrupt(what);
   sketch.bases_ = std::move(bases);
   sketch.basis_stamp_ = new_stamp();
   sketch.built_pages_ = counts[0];
   sketch.pages_ = pages;
-  const auto* data = reinterpret_cast<const int8_t*>(file->bytes(SectionKind::sketch).data() + head);
-  for (uint64_t e = 0; e < extents; ++e) sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr, new_stamp()});
+  const auto* data =
+      reinterpret_cast<const int8_t*>(file->bytes(SectionKind::sketch).data() + head);
+  for (uint64_t e = 0; e < extents; ++e)
+    sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr, new_stamp()});
   sketch.file_ = std::move(file);
   sketch.extents_at_ = head;
   *out = std::move(sketch);

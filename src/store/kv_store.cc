@@ -5,27 +5,34 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "compute/pieces.h"
+#include "cachefile/section_rules.h"
 #include "os/os.h"
-#include "store/section_rules.h"
 
 namespace kvasir {
 
 constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
-constexpr uint32_t spare_rows = 96;     // that a window which is moved or loaded has room for beside a page: a question's and a short answer's
-constexpr uint64_t table_entry = 6;      // bytes a page of a head, in the table of those that are in memory: four, half as many more where it grows
+// that a window which is moved or loaded has room for beside a page: a question's and a short
+// answer's
+constexpr uint32_t spare_rows = 96;
+// bytes a page of a head, in the table of those that are in memory: four, half as many more where
+// it grows
+constexpr uint64_t table_entry = 6;
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
-    : pages_(shape), sketch_(shape), representatives_(shape, window_tokens), window_tokens_(window_tokens) {}
+    : pages_(shape), sketch_(shape), representatives_(shape, window_tokens),
+      window_tokens_(window_tokens) {}
 
 float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
   return const_cast<float*>(std::as_const(*this).window_row(layer, head, which, row));
 }
 
-const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const {
-  return plane((uint64_t{layer} * shape().kv_heads + head) * 2 + which) + std::size_t{row} * shape().page.dim;
+const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which,
+                                 uint32_t row) const {
+  return plane((uint64_t{layer} * shape().kv_heads + head) * 2 + which) +
+         std::size_t{row} * shape().page.dim;
 }
 
 KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
@@ -38,16 +45,23 @@ KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
   return {k, k + size};
 }
 
-// Rows that a window is given room for which needs so many now. A text's goes on, and is given what it will need: each time it is moved takes as long as a
-// token. In full precision it only grows.
+// Rows that a window is given room for which needs so many now. A text's goes on, and is given what
+// it will need: each time it is moved takes as long as a token. In full precision it only grows.
 uint32_t KvStore::capacity_for(uint32_t rows) const {
   const uint64_t page = shape().page.page_tokens;
   uint64_t wanted = std::max(rows, window_count_);
   if (window_tokens_ != keep_all && window_count_ >= window_tokens_)
-    wanted = std::max(wanted, std::max<uint64_t>(window_count_, window_tokens_ + page) + page + spare_rows);
+    wanted = std::max(wanted,
+                      std::max<uint64_t>(window_count_, window_tokens_ + page) + page + spare_rows);
   else if (window_tokens_ == keep_all && rows > capacity_)
-    wanted = std::max<uint64_t>(wanted, capacity_ > 0 ? uint64_t{capacity_} * 3 / 2 : rows + (window_count_ > 0 ? spare_rows : 0));
-  if (budget_.bytes) wanted = std::max<uint64_t>(rows, std::min<uint64_t>(wanted, uint64_t{window_tokens_} + budget_.step_tokens + 2 * page));  // least_bytes()
+    wanted =
+        std::max<uint64_t>(wanted, capacity_ > 0 ? uint64_t{capacity_} * 3 / 2
+                                                 : rows + (window_count_ > 0 ? spare_rows : 0));
+  // min_bytes()
+  if (budget_.bytes)
+    wanted = std::max<uint64_t>(
+        rows,
+        std::min<uint64_t>(wanted, uint64_t{window_tokens_} + budget_.step_tokens + 2 * page));
   return static_cast<uint32_t>(round_up(wanted, capacity_step));
 }
 
@@ -58,9 +72,10 @@ static std::shared_ptr<float[]> make_rows(std::size_t floats) {
   return rows;
 }
 
-// So many rows that may be written to behind those that are committed, and these too where the step alters them. They are moved to the buffer's beginning, to
-// a larger one, or to one that no copy of the timeline has; the old one stays until the new one is complete.
-// In full precision it may have gigabytes: a cancel is seen between two planes of a copy.
+// So many rows that may be written to behind those that are committed, and these too where the step
+// alters them. They are moved to the buffer's beginning, to a larger one, or to one that no copy of
+// the sequence has; the old one stays until the new one is complete. In full precision it may have
+// gigabytes: a cancel is seen between two planes of a copy.
 Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel) {
   const bool sole = is_sole(window_);
   appends_.here = sole || (appends_.here && !alters);
@@ -68,7 +83,9 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   const std::size_t dim = shape().page.dim, size = window_count_ * dim;
   const uint32_t planes = 2 * shape().heads_total(), tasks = window_count_ > 0 ? planes : 0;
   if (sole && rows <= capacity_) {
-    run_tasks(pool, tasks, [&](uint32_t p, uint32_t) { std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float)); });
+    run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
+      std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float));
+    });
     first_row_ = 0;
     return {};
   }
@@ -78,7 +95,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
     if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
   });
-  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
   window_ = std::move(own);
   capacity_ = capacity;
   first_row_ = 0;
@@ -88,57 +105,74 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
 
 Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
   if (budget.bytes == 0) return {};
-  if (full_precision) return Status::error(Code::bad_argument, "memory_budget is set: keys and values in full precision are kept in memory");
+  if (full_precision)
+    return Status::error(
+        Code::bad_argument,
+        "memory_budget is set: keys and values in full precision are kept in memory");
   os::File trial;
   return os::File::create_nameless(budget.spill_folder, &trial);
 }
 
-uint64_t KvStore::least_bytes(uint64_t tokens, uint32_t step) const {
+uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   const PageShape& page = shape().page;
   const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, page.extent_tokens());
-  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() + page.sketch_bytes() + extent_pages * table_entry;
-  const uint64_t rows = 2 * heads * (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) * page.dim * sizeof(float);
-  const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;  // that a step fills, the first one in part before it
-  return extents * heads * summaries + rows + slabs * shape().slab_bytes() + indexes_.private_bytes() + sketch_.basis_bytes() +
-         representatives_.most_bytes(tokens, step) + pages_.table_bytes();
+  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() +
+                             page.sketch_bytes() + extent_pages * table_entry;
+  const uint64_t rows =
+      2 * heads * (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) *
+      page.dim * sizeof(float);
+  // that a step fills, the first one in part before it
+  const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;
+  return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
+         indexes_.private_bytes() + sketch_.basis_bytes() +
+         representatives_.max_bytes(tokens, step) + pages_.table_bytes();
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {
   step = std::max(step, budget_.step_tokens);
-  const uint64_t least = least_bytes(tokens, step) + more;
+  const uint64_t least = min_bytes(tokens, step) + more;
   if (budget_.bytes == 0 || least <= budget_.bytes) return {};
-  return Status::error(Code::limit, "memory_budget is %" PRIu64 " bytes: of %" PRIu64 " tokens, in steps of up to %u, window, summaries, indexes and "
-                       "the pages of a step alone take %" PRIu64, budget_.bytes, tokens, step, least);
+  return Status::error(Code::limit,
+                       "memory_budget is %" PRIu64 " bytes: of %" PRIu64
+                       " tokens, in steps of up to %u, window, summaries, indexes and "
+                       "the pages of a step alone take %" PRIu64,
+                       budget_.bytes, tokens, step, least);
 }
 
 Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel) {
   budget_ = budget;
-  let_go_ = budget_.bytes != 0;
+  drop_resident_ = budget_.bytes != 0;
   return keep_within_budget(tokens, 0, 0, cancel);
 }
 
-// What there is beside the least is for chosen pages of files, and a quarter of it for slabs that are full: they are spilled a few together. While
-// nothing is in a file all of it is for slabs.
+// What there is beside the least is for chosen pages of files, and a quarter of it for slabs that
+// are full: they are spilled a few together. While nothing is in a file all of it is for slabs.
 Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step,
                                    const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
   if (Status s = check_budget(tokens, more, step); !s.ok()) return s;
-  const uint64_t room = budget_.bytes - least_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
+  const uint64_t room =
+      budget_.bytes - min_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
   const uint64_t for_slabs = pages_.file_pages_bytes() > 0 ? room / 4 : room;
   const uint32_t then = std::max(pages_after(tokens), pages_.pages());
-  const uint64_t coming = uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
+  const uint64_t coming =
+      uint64_t{then / extent_pages - pages_.pages() / extent_pages} * shape().slab_bytes();
   const uint64_t full = pages_.full_private_bytes();
   const bool spills = full > 0 && full + coming > for_slabs;
   const uint64_t kept = std::min(room / 8, for_slabs - std::min(for_slabs, coming));
   if (spills)
     if (Status s = pages_.spill(budget_.spill_folder, kept, cancel); !s.ok()) return s;
   const uint64_t limit = room - room / 4;
-  if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ || limit / 2 > cache_limit_) {
+  if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ ||
+      limit / 2 > cache_limit_) {
     cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
-    pages_.set_cache_limit(cache_limit_ - cache_limit_ / 16);  // of its pages; their scales and the table of them take up to a fifteenth as much
+    // of its pages; their scales and the table of them take up to a fifteenth as much
+    pages_.set_cache_limit(cache_limit_ - cache_limit_ / 16);
   }
-  const bool fits = pages_.file_pages_bytes() + pages_.full_private_bytes() + pages_.cache_counts().bytes <= room;
-  if (const bool before = std::exchange(let_go_, !fits); !fits && !before) let_go();
+  const bool fits =
+      pages_.file_pages_bytes() + pages_.full_private_bytes() + pages_.cache_counts().bytes <= room;
+  if (const bool before = std::exchange(drop_resident_, !fits); !fits && !before)
+    drop_resident_pages();
   return {};
 }
 
@@ -158,12 +192,15 @@ Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
 Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
                              const Cancel* cancel) {
   if (Status s = keep_within_budget(tokens() + n, 0, n, cancel); !s.ok()) return s;
-  // A text's steps all have a window before them but the first, which makes the room for it: not for more than was read.
+  // A text's steps all have a window before them but the first, which makes the room for it: not
+  // for more than was read.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
   const uint32_t sealed = pages_after(window_count_ + n);
-  const uint32_t kept = text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
+  const uint32_t kept =
+      text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
   const bool alters = sealed > 0 && centre_.empty();
-  if (Status s = own_window(std::max(window_count_, kept) + n, alters, pool, cancel); !s.ok()) return s;
+  if (Status s = own_window(std::max(window_count_, kept) + n, alters, pool, cancel); !s.ok())
+    return s;
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
@@ -175,7 +212,9 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel
   const std::size_t dim = shape().page.dim;
   if (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_))) {
     std::shared_ptr<float[]> clear = make_buffer<float>(sinks_room());
-    by_pieces(sinks_room() * sizeof(float), pool, [&](std::size_t at, std::size_t bytes) { std::memset(clear.get() + at / sizeof(float), 0, bytes); });
+    parallel_chunks(sinks_room() * sizeof(float), pool, [&](std::size_t at, std::size_t bytes) {
+      std::memset(clear.get() + at / sizeof(float), 0, bytes);
+    });
     sinks_ = std::move(clear);
   }
   centre_.reserve(shape().heads_total() * dim);
@@ -186,7 +225,7 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel
 Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
                              ThreadPool* pool, const Cancel* cancel, uint32_t open) {
   Status s = sketch_.build(pages_, queries, kernels, pool, cancel);
-  let_go();
+  drop_resident_pages();
   const uint32_t sealed = pages_after(window_count_ + open);
   if (!s.ok() || sealed == 0) return s;
   try {
@@ -208,7 +247,8 @@ void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, 
 void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k) {
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
   float* to = window_row(layer, head, 0, window_count_);
-  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
+  const float* centre =
+      centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
   for (uint32_t i = 0; i < n; ++i, to += dim) {
     const float* from = k + (std::size_t{i} * heads + head) * head_dim;
     for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
@@ -230,9 +270,13 @@ void KvStore::observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads
 }
 
 void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads) {
-  const uint32_t kv_heads = shape().kv_heads, group = heads / kv_heads, head_dim = shape().page.head_dim;
-  const float* centre = centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * kv_heads + head) * shape().page.dim;
-  representatives_.observe(layer, head, window_row(layer, head, 0, 0), window_count_, n, q + std::size_t{head} * group * head_dim, group,
+  const uint32_t kv_heads = shape().kv_heads, group = heads / kv_heads,
+                 head_dim = shape().page.head_dim;
+  const float* centre =
+      centre_.empty() ? nullptr
+                      : centre_.data() + (std::size_t{layer} * kv_heads + head) * shape().page.dim;
+  representatives_.observe(layer, head, window_row(layer, head, 0, 0), window_count_, n,
+                           q + std::size_t{head} * group * head_dim, group,
                            std::size_t{heads} * head_dim, centre);
 }
 
@@ -244,7 +288,8 @@ void KvStore::pop() {
   window_stamp_ = new_stamp();
 }
 
-// The mean key of the window without the sinks, which are outliers; subtracted from every row that the window holds.
+// The mean key of the window without the sinks, which are outliers; subtracted from every row that
+// the window holds.
 void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
   const uint32_t dim = shape().page.dim;
   const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
@@ -274,7 +319,8 @@ void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPoo
   pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
     const uint32_t h = task % heads, first = task / heads * together;
     for (uint32_t p = first; p < std::min(sealed, first + together); ++p)
-      pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page, window_row(layer, h, 1, 0) + p * page);
+      pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page,
+                  window_row(layer, h, 1, 0) + p * page);
   });
   sealed_ahead_[layer] = true;
 }
@@ -293,11 +339,13 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
       std::copy_n(plane(i), size, sinks_.get() + i * size);
   }
-  const bool ahead = std::find(sealed_ahead_.begin(), sealed_ahead_.end(), false) == sealed_ahead_.end();
+  const bool ahead =
+      std::find(sealed_ahead_.begin(), sealed_ahead_.end(), false) == sealed_ahead_.end();
   pool->run(ahead ? 0 : shape().heads_total(), [&](uint32_t task, uint32_t) {
     const uint32_t l = task / shape().kv_heads, h = task % shape().kv_heads;
     for (uint32_t p = 0; p < sealed && !sealed_ahead_[l]; ++p)
-      pages_.seal(kernels, l, h, first + p, window_row(l, h, 0, p * tokens), window_row(l, h, 1, p * tokens));
+      pages_.seal(kernels, l, h, first + p, window_row(l, h, 0, p * tokens),
+                  window_row(l, h, 1, p * tokens));
   });
   first_row_ += sealed * tokens;  // the rest stays where it is
   window_count_ = count - sealed * tokens;
@@ -326,7 +374,8 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   const uint32_t page_tokens = shape().page.page_tokens, dim = shape().page.dim;
   const uint64_t begin = tokens > window_tokens_ ? (tokens - window_tokens_) / page_tokens : 0;
   const auto first = static_cast<uint32_t>(begin);
-  const uint32_t end = std::min<uint32_t>(pages_.pages(), static_cast<uint32_t>(ceil_div(tokens, page_tokens)));
+  const uint32_t end =
+      std::min<uint32_t>(pages_.pages(), static_cast<uint32_t>(ceil_div(tokens, page_tokens)));
   for (uint32_t l = 0; l < shape().layers; ++l)
     for (uint32_t h = 0; h < shape().kv_heads; ++h)
       for (uint32_t p = first; p < end; ++p)
@@ -352,9 +401,12 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
         }
       }
       for (uint32_t which = 0; which < 2; ++which) {
-        // A file's scales are checked by nobody before: rows made from them would be saved, and refused when they are loaded.
-        if (wrong_floats({shorter.window_row(l, h, which, 0), std::size_t{reopened} * dim})) return pages_.not_finite();
-        std::copy_n(window_row(l, h, which, 0), std::size_t{kept} * dim, shorter.window_row(l, h, which, reopened));
+        // A file's scales are checked by nobody before: rows made from them would be saved, and
+        // refused when they are loaded.
+        if (wrong_floats({shorter.window_row(l, h, which, 0), std::size_t{reopened} * dim}))
+          return pages_.not_finite();
+        std::copy_n(window_row(l, h, which, 0), std::size_t{kept} * dim,
+                    shorter.window_row(l, h, which, reopened));
       }
     }
   }
@@ -362,7 +414,8 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   sketch_.truncate(first);
   representatives_.rewind(tokens);
   indexes_.truncate(sealed_tokens());
-  if (first == 0) sinks_.reset();  // they are made again when the first page is sealed; some of them may have been taken back
+  // they are made again when the first page is sealed; some of them may have been taken back
+  if (first == 0) sinks_.reset();
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
   first_row_ = 0;
@@ -372,7 +425,9 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
 }
 
 uint32_t KvStore::pages_after(uint64_t tokens) const {
-  return tokens <= window_tokens_ ? 0 : static_cast<uint32_t>((tokens - window_tokens_) / shape().page.page_tokens);
+  return tokens <= window_tokens_
+             ? 0
+             : static_cast<uint32_t>((tokens - window_tokens_) / shape().page.page_tokens);
 }
 
 void KvStore::cut(uint32_t pages) {
@@ -391,13 +446,18 @@ void KvStore::cut(uint32_t pages) {
 }
 
 uint64_t KvStore::private_bytes() const {
-  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() + indexes_.private_bytes() +
+  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() +
+         indexes_.private_bytes() +
          (window_floats() + sinks_size() + centre_.size()) * sizeof(float);
 }
 
-std::size_t KvStore::window_floats() const { return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim; }
+std::size_t KvStore::window_floats() const {
+  return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim;
+}
 
-std::size_t KvStore::sinks_room() const { return std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * shape().page.dim; }
+std::size_t KvStore::sinks_room() const {
+  return std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * shape().page.dim;
+}
 
 std::size_t KvStore::window_size() const {
   return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
@@ -410,7 +470,8 @@ Status KvStore::write_window(const std::function<Status(const void*, std::size_t
   return {};
 }
 
-KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives, uint32_t window_tokens, const SavedRows& saved,
+KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives representatives,
+                         uint32_t window_tokens, const SavedRows& saved,
                          const MemoryBudget& budget) {
   KvStore store(pages.shape(), window_tokens);
   store.window_stamp_ = new_stamp();
@@ -430,7 +491,8 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
 }
 
 KvStore::Restored KvStore::restored() {
-  return {centre_.empty() ? nullptr : centre_.data(), sinks_.get(), window_.get(), std::size_t{capacity_} * shape().page.dim};
+  return {centre_.empty() ? nullptr : centre_.data(), sinks_.get(), window_.get(),
+          std::size_t{capacity_} * shape().page.dim};
 }
 
 }  // namespace kvasir

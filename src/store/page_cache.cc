@@ -14,40 +14,43 @@ namespace {
 constexpr uint32_t no_slot = UINT32_MAX;
 constexpr uint64_t no_page = UINT64_MAX;
 
-// A part has at least this many heads, so that those that choose many pages find others that choose few.
-constexpr uint32_t part_heads = 16, most_parts = 16;
+// A part has at least this many heads, so that those that choose many pages find others that choose
+// few.
+constexpr uint32_t part_heads = 16, max_parts = 16;
 
-// The cache's own limit is this share of the pages. With the summaries, which are in memory whole, the document then takes less than 15% of
-// its keys' and values' size. Measured over 130,000 tokens of a book, a budget of 2048 tokens, the pages of a question's answer: with a share of 20
-// 96% are found (88% with 24, 97% with 16; 93% if each head had a share of its own), when all heads were one part.
+// The cache's own limit is this share of the pages. With the summaries, which are in memory whole,
+// the document then takes less than 15% of its keys' and values' size. Measured over 130,000 tokens
+// of a book, a budget of 2048 tokens, the pages of a question's answer: with a share of 20 96% are
+// found (88% with 24, 97% with 16; 93% if each head had a share of its own), when all heads were
+// one part.
 constexpr uint64_t share = 22;
-// Where a step's pages do not fit 1.4 times, the next step finds few of them: larger budgets make more room.
+// Where a step's pages do not fit 1.4 times, the next step finds few of them: larger budgets make
+// more room.
 constexpr uint64_t room_of_step(uint64_t pages) { return pages + pages * 2 / 5; }
 
 }  // namespace
 
-// A part's slots and the table of what is in them. One that is too small is left to those that hold pages of it.
+// A part's slots and the table of what is in them. One that is too small is left to those that hold
+// pages of it.
 struct PageCache::Room {
   struct Slot {
     uint64_t page = no_page;  // by its place in slot_of; none: empty, or being read
     uint32_t pins = 0;
-    bool used = false;        // found again since the hand passed
+    bool used = false;  // found again since the hand passed
   };
 
-  const uint64_t pages;     // of a head, of which it can know
-  const uint32_t capacity;  // slots
-  const uint32_t scales;    // of a page
-  std::mutex mutex;         // guards the rest but memory; never held while reading
-  Buffer<int8_t> memory;    // [capacity][page_bytes], touched where pages come
+  const uint64_t pages;            // of a head, of which it can know
+  const uint32_t capacity;         // slots
+  const uint32_t scales;           // of a page
+  std::mutex mutex;                // guards the rest but memory; never held while reading
+  Buffer<int8_t> memory;           // [capacity][page_bytes], touched where pages come
   Buffer<uint16_t> scales_memory;  // [capacity][scales]
   Array<uint32_t> slot_of;  // [heads][pages] slot + 1, or 0; a list looks at one head's, some KiB
   Array<Slot> slots;        // those that were ever taken
   uint32_t hand = 0;
 
   Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
-      : pages(pages_of_head),
-        capacity(slot_count),
-        scales(scales_of_page),
+      : pages(pages_of_head), capacity(slot_count), scales(scales_of_page),
         memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)),
         scales_memory(make_buffer<uint16_t>(std::size_t{slot_count} * scales_of_page)),
         slot_of(head_count * pages_of_head) {
@@ -56,7 +59,9 @@ struct PageCache::Room {
   }
 
   int8_t* data(uint32_t slot) const { return memory.get() + std::size_t{slot} * page_bytes; }
-  uint16_t* scales_of(uint32_t slot) const { return scales_memory.get() + std::size_t{slot} * scales; }
+  uint16_t* scales_of(uint32_t slot) const {
+    return scales_memory.get() + std::size_t{slot} * scales;
+  }
   void point(PageRef* ref, uint32_t slot) const {
     ref->data = data(slot);
     if (scales) ref->scales = scales_of(slot);
@@ -85,8 +90,10 @@ struct PageCache::Room {
     return no_slot;
   }
 
-  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is missing as far as there are any and it is kept.
-  void look_up(uint32_t head, std::span<const uint32_t> numbers, bool keeps, PageRef* refs, Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
+  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is
+  // missing as far as there are any and it is kept.
+  void look_up(uint32_t head, std::span<const uint32_t> numbers, bool keeps, PageRef* refs,
+               Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
     const uint32_t* const its = slot_of.data() + head * pages;
     const std::lock_guard lock(mutex);
     for (uint32_t i = 0; i < numbers.size(); ++i) {
@@ -108,7 +115,8 @@ struct PageCache::Room {
   }
 
   // From now on others find what was read. Where another thread was first, its page is used.
-  void publish(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Array<uint32_t>* held, const Array<PageHold::Missing>& missing) {
+  void publish(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
+               Array<uint32_t>* held, const Array<PageHold::Missing>& missing) {
     const std::lock_guard lock(mutex);
     for (const PageHold::Missing& m : missing) {
       if (m.slot == no_slot) return;
@@ -130,11 +138,10 @@ struct PageCache::Room {
 };
 
 PageCache::PageCache(std::shared_ptr<const PageSource> source, uint32_t heads)
-    : source_(std::move(source)),
-      scale_bytes_(source_->scale_bytes()),
-      heads_(heads),
-      parts_(std::clamp(heads / part_heads, 1u, most_parts)) {
-  for (uint32_t p = 0; p < parts(); ++p) parts_[p].lists.resize((heads - p + parts() - 1) / parts());
+    : source_(std::move(source)), scale_bytes_(source_->scale_bytes()), heads_(heads),
+      parts_(std::clamp(heads / part_heads, 1u, max_parts)) {
+  for (uint32_t p = 0; p < parts(); ++p)
+    parts_[p].lists.resize((heads - p + parts() - 1) / parts());
 }
 
 PageCache::~PageCache() = default;
@@ -149,11 +156,14 @@ void PageCache::set_limit(uint64_t bytes) {
 
 // By its heads, and all of them together in full: parts before it have those of the first ones.
 uint64_t PageCache::slots_of(uint32_t part, uint64_t slots) const {
-  const auto before = [&](uint64_t p) { return slots * (p * (heads_ / parts()) + std::min<uint64_t>(p, heads_ % parts())) / heads_; };
+  const auto before = [&](uint64_t p) {
+    return slots * (p * (heads_ / parts()) + std::min<uint64_t>(p, heads_ % parts())) / heads_;
+  };
   return before(part + 1) - before(part);
 }
 
-// The room for a list of a head, made larger first where the last lists of its part's heads together ask for it.
+// The room for a list of a head, made larger first where the last lists of its part's heads
+// together ask for it.
 std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t list) {
   const uint32_t p = head % parts();
   Part& part = parts_[p];
@@ -165,18 +175,22 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
   uint64_t pages = source_->extents() * extent_pages, slots = limit / page_bytes;
   if (limit == by_itself) {
     slots = std::max(heads * pages / share, room_of_step(part.step));
-    if (part.room && slots > part.room->capacity) slots = std::max<uint64_t>(slots, part.room->capacity + part.room->capacity / 4);  // seldom: it begins empty
+    // seldom: it begins empty
+    if (part.room && slots > part.room->capacity)
+      slots = std::max<uint64_t>(slots, part.room->capacity + part.room->capacity / 4);
   } else {
     slots = slots_of(p, std::min(slots, heads_ * pages));
   }
   slots = std::min({slots, heads * pages, uint64_t{no_slot - 1}});
   if (part.room && pages > part.room->pages) pages += pages / 2;  // a file that grows: seldom too
   if (!part.room || slots > part.room->capacity || pages > part.room->pages)
-    part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots), static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
+    part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots),
+                                       static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
   return part.room;
 }
 
-Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) {
+Status PageCache::fetch(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
+                        PageHold* hold) {
   hold->release();
   if (numbers.empty()) return {};
   hold->begin(room_for(head, numbers.size()), numbers.size());
@@ -200,11 +214,15 @@ uint64_t PageCache::page_of(uint32_t head, uint32_t number) const {
   return (uint64_t{number} / extent_pages * heads_ + head) * extent_pages + number % extent_pages;
 }
 
-// Into the slots that were taken, or beside them. Adjacent pages lie one after the other in the file. Announcing all of a list's pages to the system
-// before the first is read (POSIX_FADV_WILLNEED) was no faster: first answers over 130,000 tokens that no memory held, 174 ms with it, 149 without.
-Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, PageHold* hold) const {
+// Into the slots that were taken, or beside them. Adjacent pages lie one after the other in the
+// file. Announcing all of a list's pages to the system before the first is read
+// (POSIX_FADV_WILLNEED) was no faster: first answers over 130,000 tokens that no memory held, 174
+// ms with it, 149 without.
+Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
+                               PageHold* hold) const {
   const Array<PageHold::Missing>& missing = hold->missing_;
-  const auto without = std::count_if(missing.begin(), missing.end(), [](const PageHold::Missing& m) { return m.slot == no_slot; });
+  const auto without = std::count_if(missing.begin(), missing.end(),
+                                     [](const PageHold::Missing& m) { return m.slot == no_slot; });
   const std::size_t scales = scale_bytes_ / sizeof(uint16_t);
   hold->make_room_beside(static_cast<std::size_t>(without), scales);
   int8_t* beside = hold->beside_.get();
@@ -230,12 +248,15 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
   return {};
 }
 
-// To where the references point. A block of the file has the scales of several pages: it is read once for neighbours.
-Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs, const PageHold& hold) const {
+// To where the references point. A block of the file has the scales of several pages: it is read
+// once for neighbours.
+Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs,
+                              const PageHold& hold) const {
   for (const PageHold::Missing& m : hold.missing_) {
     if (!hold.scales_) break;
     const uint32_t number = numbers[m.index];
-    const uint16_t* from = hold.scales_ + number / extent_pages * hold.scales_stride_ + number % extent_pages * (scale_bytes_ / sizeof *from);
+    const uint16_t* from = hold.scales_ + number / extent_pages * hold.scales_stride_ +
+                           number % extent_pages * (scale_bytes_ / sizeof *from);
     std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), from, scale_bytes_);
   }
   if (hold.scales_) return {};
@@ -247,7 +268,8 @@ Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, 
       there = offset / sizeof block;
       if (Status s = source_->read_scales(there, block); !s.ok()) return s;
     }
-    std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), block + offset % sizeof block, scale_bytes_);
+    std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), block + offset % sizeof block,
+                scale_bytes_);
   }
   return {};
 }
@@ -262,13 +284,15 @@ PageCache::Counts PageCache::counts() const {
     const Room& room = *part.room;
     const std::lock_guard room_lock(part.room->mutex);
     counts.kept += room.slots.size();
-    counts.bytes += room.slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) + room.slot_of.size() * sizeof(uint32_t);
+    counts.bytes += room.slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) +
+                    room.slot_of.size() * sizeof(uint32_t);
   }
   return counts;
 }
 
 void PageHold::begin(std::shared_ptr<PageCache::Room> room, std::size_t pages) {
-  slots_.reserve(2 * pages);  // those that were there or read and, where another thread was first, its own too
+  // those that were there or read and, where another thread was first, its own too
+  slots_.reserve(2 * pages);
   missing_.clear();
   missing_.reserve(pages);
   room_ = std::move(room);

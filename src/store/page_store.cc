@@ -5,10 +5,10 @@
 #include <new>
 #include <utility>
 
+#include "backend/first_failure.h"
+#include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "compute/first_failure.h"
-#include "compute/pieces.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -19,10 +19,11 @@ std::size_t StoreShape::extent_bytes() const {
   return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes();
 }
 
-// The arrays of extent e of every layer and head, one after the other: [layers][kv_heads][the extent's array].
+// The arrays of extent e of every layer and head, one after the other: [layers][kv_heads][the
+// extent's array].
 struct PageStore::Slab {
   std::atomic<uint32_t> references{1};
-  std::atomic<uint32_t> kept{0};          // how many of these are a Lasting's
+  std::atomic<uint32_t> kept{0};  // how many of these are a Lasting's
   const int8_t* pages = nullptr;
   const uint16_t* scales = nullptr;
   const int8_t* bounds = nullptr;
@@ -43,15 +44,17 @@ struct PageStore::Slab {
   }
 };
 
-// A counted reference. unique() acquires what the other owners did before they let go, so that writing is safe. The stamp is here, not in the slab, because
-// all of them are looked at for each token: a slab changes only where there is one reference.
+// A counted reference. unique() acquires what the other owners did before they let go, so that
+// writing is safe. The stamp is here, not in the slab, because all of them are looked at for each
+// token: a slab changes only where there is one reference.
 class PageStore::SlabRef {
  public:
   explicit SlabRef(Slab* slab) : slab_(slab) {}
   SlabRef(const SlabRef& other) : slab_(other.slab_), stamp_(other.stamp_) {
     if (slab_) slab_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  SlabRef(SlabRef&& other) noexcept : slab_(std::exchange(other.slab_, nullptr)), stamp_(other.stamp_) {}
+  SlabRef(SlabRef&& other) noexcept
+      : slab_(std::exchange(other.slab_, nullptr)), stamp_(other.stamp_) {}
   SlabRef& operator=(SlabRef other) noexcept {
     std::swap(slab_, other.slab_);
     stamp_ = other.stamp_;
@@ -70,11 +73,15 @@ class PageStore::SlabRef {
   }
   void touch() { stamp_ = new_stamp(); }
   uint64_t stamp() const { return stamp_; }
-  void keep(int more) { slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel); }
+  void keep(int more) {
+    slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel);
+  }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
   bool is_private() const { return slab_->memory && !slab_->spill; }
-  bool writable() const { return is_private() && slab_->references.load(std::memory_order_acquire) == 1; }
+  bool writable() const {
+    return is_private() && slab_->references.load(std::memory_order_acquire) == 1;
+  }
 
  private:
   Slab* slab_;
@@ -91,10 +98,14 @@ namespace {
 
 std::size_t array_bytes(const PageShape& page, SectionKind kind) {
   switch (kind) {
-    case SectionKind::pages: return PageShape::pages_bytes();
-    case SectionKind::scales: return page.scales_bytes();
-    case SectionKind::bounds: return page.bounds_bytes();
-    default: return 0;
+    case SectionKind::pages:
+      return PageShape::pages_bytes();
+    case SectionKind::scales:
+      return page.scales_bytes();
+    case SectionKind::bounds:
+      return page.bounds_bytes();
+    default:
+      return 0;
   }
 }
 
@@ -103,16 +114,21 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
   const auto clear = [&](std::size_t at, std::size_t size) { std::memset(array + at, 0, size); };
   const std::size_t dim = shape.dim, word = sizeof(float);
   switch (kind) {
-    case SectionKind::pages: return clear(std::size_t{p} * page_bytes, page_bytes);
-    case SectionKind::scales: return clear(shape.scales_bytes() / extent_pages * p, shape.scales_bytes() / extent_pages);
+    case SectionKind::pages:
+      return clear(std::size_t{p} * page_bytes, page_bytes);
+    case SectionKind::scales:
+      return clear(shape.scales_bytes() / extent_pages * p, shape.scales_bytes() / extent_pages);
     case SectionKind::bounds:
       for (std::size_t b = p * shape.page_blocks(); b < (p + 1) * shape.page_blocks(); ++b) {
-        const std::size_t channels = b / tile_blocks * 2 * dim * tile_blocks + b % tile_blocks * word;
-        for (std::size_t c = 0; c < 2 * dim / 4; ++c) clear(channels + c * tile_blocks * word, word);
+        const std::size_t channels =
+            b / tile_blocks * 2 * dim * tile_blocks + b % tile_blocks * word;
+        for (std::size_t c = 0; c < 2 * dim / 4; ++c)
+          clear(channels + c * tile_blocks * word, word);
         clear(shape.extent_tiles() * 2 * dim * tile_blocks + b * word, word);
       }
       return;
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -120,15 +136,17 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
 class MappedPages final : public PageSource {
  public:
   MappedPages(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t extents)
-      : file_(std::move(file)),
-        pages_(*file_->find(SectionKind::pages)),
-        scales_(*file_->find(SectionKind::scales)),
-        extents_(extents),
+      : file_(std::move(file)), pages_(*file_->find(SectionKind::pages)),
+        scales_(*file_->find(SectionKind::scales)), extents_(extents),
         scale_bytes_(static_cast<uint32_t>(shape.scales_bytes() / extent_pages)) {}
   uint64_t extents() const override { return extents_; }
-  Status read(uint64_t first, std::span<std::byte* const> to) const override { return file_->read(pages_, first, to); }
+  Status read(uint64_t first, std::span<std::byte* const> to) const override {
+    return file_->read(pages_, first, to);
+  }
   uint32_t scale_bytes() const override { return scale_bytes_; }
-  Status read_scales(uint64_t block, std::byte* to) const override { return file_->read(scales_, block, 1, to); }
+  Status read_scales(uint64_t block, std::byte* to) const override {
+    return file_->read(scales_, block, 1, to);
+  }
 
  private:
   const std::shared_ptr<const CacheFile> file_;
@@ -147,7 +165,8 @@ uint64_t PageStore::file_bytes(const StoreShape& shape, SectionKind kind, uint32
   return ceil_div(pages, extent_pages) * shape.heads_total() * array_bytes(shape.page, kind);
 }
 
-Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages, PageStore* out) {
+Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
+                      uint32_t pages, PageStore* out) {
   PageStore store(shape);
   store.pages_ = pages;
   store.mapped_pages_ = file->find(SectionKind::pages);
@@ -155,22 +174,27 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const uint32_t extents = store.extents();
   store.slabs_.reserve(extents);
   if (extents > 0)
-    store.cache_ = std::make_shared<PageCache>(std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
+    store.cache_ = std::make_shared<PageCache>(
+        std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
   const uint64_t heads = shape.heads_total();
   for (uint32_t e = 0; e < extents; ++e) {
     auto slab = std::make_unique<Slab>();
     slab->file = file;
     slab->index = e;
-    slab->pages = section_at<int8_t>(*file, SectionKind::pages, e * heads * PageShape::pages_bytes());
-    slab->scales = section_at<uint16_t>(*file, SectionKind::scales, e * heads * shape.page.scales_bytes());
-    slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, e * heads * shape.page.bounds_bytes());
+    slab->pages =
+        section_at<int8_t>(*file, SectionKind::pages, e * heads * PageShape::pages_bytes());
+    slab->scales =
+        section_at<uint16_t>(*file, SectionKind::scales, e * heads * shape.page.scales_bytes());
+    slab->bounds =
+        section_at<int8_t>(*file, SectionKind::bounds, e * heads * shape.page.bounds_bytes());
     store.slabs_.emplace_back(slab.release());
   }
   *out = std::move(store);
   return {};
 }
 
-Status PageStore::write(SectionKind kind, const std::function<Status(const void*, std::size_t)>& write) const {
+Status PageStore::write(SectionKind kind,
+                        const std::function<Status(const void*, std::size_t)>& write) const {
   const std::size_t bytes = array_bytes(shape_.page, kind);
   for (uint32_t e = 0; e < extents(); ++e) {
     const SlabRef& slab = slabs_[e];
@@ -178,7 +202,7 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
     if (!intact_extent(kind, e)) return damaged();
     if ((e + 1) * extent_pages <= pages_) {
       Status s = write(data, bytes * shape_.heads_total());
-      if (kind == SectionKind::pages) let_go(slab, 0, pages_bytes());
+      if (kind == SectionKind::pages) drop_resident_pages(slab, 0, pages_bytes());
       if (!s.ok()) return s;
       continue;
     }
@@ -186,7 +210,8 @@ Status PageStore::write(SectionKind kind, const std::function<Status(const void*
     Array<std::byte> array(bytes);
     for (std::size_t head = 0; head < shape_.heads_total(); ++head) {
       std::memcpy(array.data(), static_cast<const std::byte*>(data) + head * bytes, bytes);
-      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p) clear_page(shape_.page, kind, p, array.data());
+      for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p)
+        clear_page(shape_.page, kind, p, array.data());
       if (Status s = write(array.data(), bytes); !s.ok()) return s;
     }
   }
@@ -204,19 +229,25 @@ ExtentView PageStore::extent(uint32_t layer, uint32_t head, uint32_t e) const {
 PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
   const ExtentView view = extent(layer, head, p / extent_pages);
   const uint32_t i = p % extent_pages;
-  return {view.pages + std::size_t{i} * page_bytes, view.scales + std::size_t{i} * 2 * shape_.page.page_tokens,
+  return {view.pages + std::size_t{i} * page_bytes,
+          view.scales + std::size_t{i} * 2 * shape_.page.page_tokens,
           ~uint64_t{0} >> (64 - shape_.page.page_tokens)};
 }
 
-Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs, Hold* hold) const {
+Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers,
+                        PageRef* refs, Hold* hold) const {
   hold->mapped.release();
   hold->spilled.release();
   const auto before = [&](auto&& holds) {
-    return static_cast<std::size_t>(std::partition_point(numbers.begin(), numbers.end(), [&](uint32_t p) { return holds(slabs_[p / extent_pages]); }) -
-                                    numbers.begin());
+    return static_cast<std::size_t>(
+        std::partition_point(numbers.begin(), numbers.end(),
+                             [&](uint32_t p) { return holds(slabs_[p / extent_pages]); }) -
+        numbers.begin());
   };
-  const std::size_t mapped = cache_ ? before([](const SlabRef& slab) { return slab->file != nullptr; }) : 0;
-  const std::size_t in_files = spilled_ ? before([](const SlabRef& slab) { return !slab.is_private(); }) : mapped;
+  const std::size_t mapped =
+      cache_ ? before([](const SlabRef& slab) { return slab->file != nullptr; }) : 0;
+  const std::size_t in_files =
+      spilled_ ? before([](const SlabRef& slab) { return !slab.is_private(); }) : mapped;
   for (std::size_t i = mapped; i < numbers.size(); ++i) {
     const PageRef at = page(layer, head, numbers[i]);
     refs[i].data = at.data;
@@ -228,13 +259,15 @@ Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t>
   if (in_files == mapped) return {};
   Array<uint32_t>& there = hold->numbers;
   there.clear();
-  for (uint32_t p : numbers.subspan(mapped, in_files - mapped)) there.push_back(slabs_[p / extent_pages]->index * extent_pages + p % extent_pages);
+  for (uint32_t p : numbers.subspan(mapped, in_files - mapped))
+    there.push_back(slabs_[p / extent_pages]->index * extent_pages + p % extent_pages);
   return spilled_->fetch(at, there, refs + mapped, &hold->spilled);
 }
 
 uint32_t PageStore::mapped_extents() const {
   if (!cache_) return 0;
-  const auto end = std::partition_point(slabs_.begin(), slabs_.end(), [](const SlabRef& slab) { return slab->file != nullptr; });
+  const auto end = std::partition_point(slabs_.begin(), slabs_.end(),
+                                        [](const SlabRef& slab) { return slab->file != nullptr; });
   return static_cast<uint32_t>(end - slabs_.begin());
 }
 
@@ -243,22 +276,29 @@ Status PageStore::read_scales(uint32_t layer, uint32_t first, uint32_t end, uint
   for (uint32_t e = first; e < end; ++e) {
     const Slab& slab = *slabs_[e];
     const uint64_t at = (uint64_t{slab.index} * shape_.layers + layer) * bytes;
-    if (Status s = slab.file->copy(*mapped_scales_, at, bytes, reinterpret_cast<std::byte*>(to + e * layer_scales())); !s.ok()) return s;
+    if (Status s = slab.file->copy(*mapped_scales_, at, bytes,
+                                   reinterpret_cast<std::byte*>(to + e * layer_scales()));
+        !s.ok())
+      return s;
   }
   return {};
 }
 
 void PageStore::set_cache_limit(uint64_t bytes) const {
-  const uint64_t mapped = bytes == PageCache::by_itself || !spilled_ ? bytes : bytes * (mapped_bytes() / shape_.slab_bytes()) / extents();
+  const uint64_t mapped = bytes == PageCache::by_itself || !spilled_
+                              ? bytes
+                              : bytes * (mapped_bytes() / shape_.slab_bytes()) / extents();
   if (cache_) cache_->set_limit(mapped);
-  if (spilled_) spilled_->set_limit(!cache_ || bytes == PageCache::by_itself ? bytes : bytes - mapped);
+  if (spilled_)
+    spilled_->set_limit(!cache_ || bytes == PageCache::by_itself ? bytes : bytes - mapped);
 }
 
 PageCache::Counts PageStore::cache_counts() const {
   PageCache::Counts all = cache_ ? cache_->counts() : PageCache::Counts();
   if (!spilled_) return all;
   const PageCache::Counts spilled = spilled_->counts();
-  return {all.found + spilled.found, all.read + spilled.read, all.kept + spilled.kept, all.bytes + spilled.bytes};
+  return {all.found + spilled.found, all.read + spilled.read, all.kept + spilled.kept,
+          all.bytes + spilled.bytes};
 }
 
 Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* cancel) {
@@ -266,7 +306,8 @@ Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* 
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
     if (Status s = SpillFile::create(folder, pages_bytes(), &file); !s.ok()) return s;
-    spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());  // there is one where there is a file
+    // there is one where there is a file
+    spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());
     spill_ = std::move(file);
   }
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
@@ -276,7 +317,8 @@ Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* 
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
     for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
-      std::memcpy(const_cast<void*>(to->array(kind)), from.array(kind), array_bytes(shape_.page, kind) * shape_.heads_total());
+      std::memcpy(const_cast<void*>(to->array(kind)), from.array(kind),
+                  array_bytes(shape_.page, kind) * shape_.heads_total());
     if (Status s = to.spill(spill_, from.pages); !s.ok()) return s;
     slabs_[e] = std::move(to);
     left -= shape_.slab_bytes();
@@ -296,26 +338,29 @@ uint64_t PageStore::spilled_bytes() const {
   return slabs * pages_bytes();
 }
 
-void PageStore::let_go(uint32_t layer) const {
+void PageStore::drop_resident_pages(uint32_t layer) const {
   const uint64_t size = PageShape::pages_bytes() * shape_.kv_heads, offset = layer * size;
   for (const SlabRef& slab : slabs_) {
     if (slab.is_private()) return;  // those behind it are too
-    let_go(slab, offset, size);
+    drop_resident_pages(slab, offset, size);
   }
 }
 
-void PageStore::let_go(const SlabRef& slab, uint64_t offset, uint64_t size) const {
+void PageStore::drop_resident_pages(const SlabRef& slab, uint64_t offset, uint64_t size) const {
   if (slab->file)
-    slab->file->advise(*slab->file->find(SectionKind::pages), slab->index * pages_bytes() + offset, size, os::Mapping::Advice::dont_need);
-  else if (slab->spill)
-    slab->mapping.advise(offset, size, os::Mapping::Advice::dont_need);
+    slab->file->advise(*slab->file->find(SectionKind::pages), slab->index * pages_bytes() + offset,
+                       size, os::Mapping::Advice::dont_need);
+  else if (slab->spill) slab->mapping.advise(offset, size, os::Mapping::Advice::dont_need);
 }
 
-bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset, uint64_t size) const {
+bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset,
+                       uint64_t size) const {
   const SlabRef& slab = slabs_[e];
   if (!slab->file) return true;
   const uint64_t bytes = array_bytes(shape_.page, kind);
-  const uint64_t at = (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) * bytes;
+  const uint64_t at =
+      (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) *
+      bytes;
   return slab->file->check(*slab->file->find(kind), at + offset, size);
 }
 
@@ -329,8 +374,12 @@ bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
   const SlabRef& slab = slabs_[p / extent_pages];
   if (!slab->file) return true;
   const uint64_t scales = shape_.page.scales_bytes() / extent_pages;
-  const uint64_t at = (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) * extent_pages + p % extent_pages;
-  return slab->file->check(*mapped_pages_, at * page_bytes, page_bytes) && slab->file->check(*mapped_scales_, at * scales, scales);
+  const uint64_t at =
+      (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) *
+          extent_pages +
+      p % extent_pages;
+  return slab->file->check(*mapped_pages_, at * page_bytes, page_bytes) &&
+         slab->file->check(*mapped_scales_, at * scales, scales);
 }
 
 bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
@@ -348,15 +397,20 @@ Status PageStore::damaged() const {
 
 Status PageStore::not_finite() const {
   const bool mapped = !slabs_.empty() && slabs_[0]->file;
-  return Status::error(Code::corrupt, "%s: section 'scales' gives numbers that are not finite", mapped ? slabs_[0]->file->path().c_str() : "the timeline");
+  return Status::error(Code::corrupt, "%s: section 'scales' gives numbers that are not finite",
+                       mapped ? slabs_[0]->file->path().c_str() : "the sequence");
 }
 
 PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
-  const std::size_t heads = shape_.heads_total(), pages = kind == SlabKind::summaries ? 0 : pages_bytes(), size = shape_.slab_bytes() - pages_bytes() + pages;
+  const std::size_t heads = shape_.heads_total(),
+                    pages = kind == SlabKind::summaries ? 0 : pages_bytes(),
+                    size = shape_.slab_bytes() - pages_bytes() + pages;
   auto slab = std::make_unique<Slab>();
   slab->memory = kind == SlabKind::whole ? allocate_pages(size) : allocate_zeroed_pages(size);
   if (!slab->memory) throw std::bad_alloc();
-  os::prefer_huge_pages(slab->memory, size);  // all of it is written; it is cleared twice as fast, and shared with a device, by whole huge pages
+  // all of it is written; it is cleared twice as fast, and shared with a device, by whole huge
+  // pages
+  os::prefer_huge_pages(slab->memory, size);
   auto* at = static_cast<int8_t*>(slab->memory);
   if (pages) slab->pages = at;
   at += pages;
@@ -372,10 +426,12 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) con
   for (SectionKind kind : sections) {
     const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
     auto* data = static_cast<std::byte*>(const_cast<void*>((*to)->array(kind)));
-    by_pieces(bytes, pool, [&](uint64_t at, uint64_t size) {
+    parallel_chunks(bytes, pool, [&](uint64_t at, uint64_t size) {
       if (!from.file)
         std::memcpy(data + at, static_cast<const std::byte*>(from.array(kind)) + at, size);
-      else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes + at, size, data + at); !s.ok())
+      else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes + at, size,
+                                          data + at);
+               !s.ok())
         failure.note(std::move(s));
     });
   }
@@ -390,21 +446,24 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
     if (Status s = copy_slab(*slabs_[last], &copy, pool); !s.ok()) return s;
     slabs_[last] = std::move(copy);
   }
-  slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));  // what a truncation left
+  // what a truncation left
+  slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
     if (is_cancelled(cancel))
-      return Status::error(Code::cancelled, "cancelled; the timeline is as it was");
+      return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
     SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
-    by_pieces(shape_.slab_bytes(), pool, [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
+    parallel_chunks(shape_.slab_bytes(), pool,
+                    [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
     slabs_.push_back(std::move(slab));
   }
   return {};
 }
 
-void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k, const float* v) {
+void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p,
+                     const float* k, const float* v) {
   const ExtentView view = extent(layer, head, p / extent_pages);
   kernels.seal_page(shape_.page, k, v, p % extent_pages, const_cast<int8_t*>(view.pages),
                     const_cast<uint16_t*>(view.scales), const_cast<int8_t*>(view.bounds));
@@ -424,22 +483,33 @@ class PageStore::Kept {
   ~Kept() { slab_.keep(-1); }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
-  bool is_last() const { return slab_->references.load(std::memory_order_acquire) == slab_->kept.load(std::memory_order_acquire); }
+  bool is_last() const {
+    return slab_->references.load(std::memory_order_acquire) ==
+           slab_->kept.load(std::memory_order_acquire);
+  }
 
  private:
   SlabRef slab_;
 };
 
-bool PageStore::is_last(const std::shared_ptr<const void>& keep) { return static_cast<const Kept*>(keep.get())->is_last(); }
+bool PageStore::is_last(const std::shared_ptr<const void>& keep) {
+  return static_cast<const Kept*>(keep.get())->is_last();
+}
 
 PageStore::Lasting PageStore::lasting(uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   if (slab->spill || (!slab->file && (e + 1) * extent_pages > pages_)) return {};
   auto keep = std::make_shared<const Kept>(slab);
   if (slab->file)
-    return {slab->pages, slab->scales, {slab->file->bytes(SectionKind::pages), slab->file->bytes(SectionKind::scales)}, std::move(keep)};
+    return {slab->pages,
+            slab->scales,
+            {slab->file->bytes(SectionKind::pages), slab->file->bytes(SectionKind::scales)},
+            std::move(keep)};
   const std::size_t size = pages_bytes() + shape_.page.scales_bytes() * shape_.heads_total();
-  return {slab->pages, slab->scales, {{static_cast<const std::byte*>(slab->memory), size}, {}}, std::move(keep)};
+  return {slab->pages,
+          slab->scales,
+          {{static_cast<const std::byte*>(slab->memory), size}, {}},
+          std::move(keep)};
 }
 
 void PageStore::truncate(uint32_t pages) {
@@ -450,7 +520,10 @@ void PageStore::truncate(uint32_t pages) {
 
 uint64_t PageStore::private_bytes() const {
   uint64_t bytes = 0;
-  for (const SlabRef& slab : slabs_) bytes += slab.is_private() ? shape_.slab_bytes() : slab->spill ? shape_.slab_bytes() - pages_bytes() : 0;
+  for (const SlabRef& slab : slabs_)
+    bytes += slab.is_private() ? shape_.slab_bytes()
+             : slab->spill     ? shape_.slab_bytes() - pages_bytes()
+                               : 0;
   if (!slabs_.empty() && slabs_[0]->file) bytes += slabs_[0]->file->private_bytes();
   return bytes + cache_counts().bytes;
 }
@@ -467,6 +540,8 @@ uint64_t PageStore::file_pages_bytes() const {
   return slabs * pages_bytes();
 }
 
-uint64_t PageStore::table_bytes() const { return !slabs_.empty() && slabs_[0]->file ? slabs_[0]->file->table_bytes() : 0; }
+uint64_t PageStore::table_bytes() const {
+  return !slabs_.empty() && slabs_[0]->file ? slabs_[0]->file->table_bytes() : 0;
+}
 
 }  // namespace kvasir

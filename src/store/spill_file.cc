@@ -5,7 +5,8 @@
 
 namespace kvasir {
 
-Status SpillFile::create(const std::string& folder, uint64_t extent_bytes, std::shared_ptr<SpillFile>* out) {
+Status SpillFile::create(const std::string& folder, uint64_t extent_bytes,
+                         std::shared_ptr<SpillFile>* out) {
   os::File file;
   if (Status s = os::File::create_nameless(folder, &file); !s.ok()) return s;
   out->reset(new SpillFile(std::move(file), extent_bytes));

@@ -1,8 +1,10 @@
-// The sealed pages of timelines that a memory budget has no room for: whole extents, in a file without a name, which is gone with the process.
+// The sealed pages of sequences that a memory budget has no room for: whole extents, in a file
+// without a name, which is gone with the process.
 //
-// An extent is as a slab has it and as a cache file has it: [layers][kv_heads][16 pages][4096]. Extents are numbered as they come; one that is let
-// go of gives its blocks back to the disk, and its number is not used again. What is read is what was written: nobody else can open the file.
-// Threads: all functions may run together; the forks of a timeline share the file.
+// An extent is as a slab has it and as a cache file has it: [layers][kv_heads][16 pages][4096].
+// Extents are numbered as they come; one that is let go of gives its blocks back to the disk, and
+// its number is not used again. What is read is what was written: nobody else can open the file.
+// Threads: all functions may run together; the forks of a sequence share the file.
 #pragma once
 
 #include <atomic>
@@ -20,18 +22,22 @@ namespace kvasir {
 class SpillFile final : public PageSource {
  public:
   // Code::no_space, Code::permission, ... name the folder.
-  static Status create(const std::string& folder, uint64_t extent_bytes, std::shared_ptr<SpillFile>* out);
+  static Status create(const std::string& folder, uint64_t extent_bytes,
+                       std::shared_ptr<SpillFile>* out);
 
   // Code::no_space, Code::io: as if it had not been tried.
   Status append(const void* extent, uint32_t* index);
   void discard(uint32_t index);
-  Status map(uint32_t index, os::Mapping* out) const { return os::Mapping::map(file_, index * extent_bytes_, extent_bytes_, out); }
+  Status map(uint32_t index, os::Mapping* out) const {
+    return os::Mapping::map(file_, index * extent_bytes_, extent_bytes_, out);
+  }
 
   uint64_t extents() const override { return extents_; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override;
 
  private:
-  SpillFile(os::File file, uint64_t extent_bytes) : file_(std::move(file)), extent_bytes_(extent_bytes) {}
+  SpillFile(os::File file, uint64_t extent_bytes)
+      : file_(std::move(file)), extent_bytes_(extent_bytes) {}
 
   os::File file_;
   const uint64_t extent_bytes_;

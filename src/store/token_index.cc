@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "base/checked.h"
-#include "store/format_fields.h"
-#include "store/section_rules.h"
+#include "cachefile/format_fields.h"
+#include "cachefile/section_rules.h"
 
 namespace kvasir {
 
@@ -18,24 +18,29 @@ namespace {
 
 constexpr uint64_t section_page = 4096;
 constexpr std::size_t section_facts = format::index_head_bytes / sizeof(uint32_t);
-constexpr uint32_t most_levels = 32;
+constexpr uint32_t max_levels = 32;
 constexpr uint32_t index_version = 3;  // of the words' meaning
 
 }  // namespace
 
 SectionKind section_of(IndexKind kind) {
   switch (kind) {
-    case IndexKind::hnsw: return SectionKind::hnsw;
-    case IndexKind::ood: return SectionKind::ood;
-    case IndexKind::ivf: break;
+    case IndexKind::hnsw:
+      return SectionKind::hnsw;
+    case IndexKind::ood:
+      return SectionKind::ood;
+    case IndexKind::ivf:
+      break;
   }
   return SectionKind::ivf;
 }
 
 const char* name_of(IndexKind kind) { return format::name_of(section_of(kind)); }
 
-TokenIndex::Words TokenIndex::encode(uint32_t entry, std::span<const Lists> levels, std::span<const float> floats) {
-  Words out = {static_cast<uint32_t>(levels.size()), entry, static_cast<uint32_t>(floats.size()), 0};
+TokenIndex::Words TokenIndex::encode(uint32_t entry, std::span<const Lists> levels,
+                                     std::span<const float> floats) {
+  Words out = {static_cast<uint32_t>(levels.size()), entry, static_cast<uint32_t>(floats.size()),
+               0};
   for (const Lists& level : levels) {
     std::size_t links = 0;
     for (const auto& list : level.lists) links += list.size();
@@ -53,9 +58,12 @@ TokenIndex::Words TokenIndex::encode(uint32_t entry, std::span<const Lists> leve
   return out;
 }
 
-// The parts of a head's words; false where they do not fit each other or name an item that is not there.
+// The parts of a head's words; false where they do not fit each other or name an item that is not
+// there.
 bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
-  if (words.size() < 4 || words[0] == 0 || words[0] > most_levels || words[1] >= items() || words[3] != 0) return false;
+  if (words.size() < 4 || words[0] == 0 || words[0] > max_levels || words[1] >= items() ||
+      words[3] != 0)
+    return false;
   const uint32_t levels = words[0], floats = words[2];
   std::size_t at = 4 + std::size_t{2} * levels;
   if (words.size() < at) return false;
@@ -72,10 +80,16 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
     const uint32_t lists = words[4 + 2 * l], links = words[5 + 2 * l];
     if (l > 0 && !take(lists, &level.items)) return false;
     if (!take(uint64_t{lists} + 1, &level.begins) || !take(links, &level.links)) return false;
-    if (level.begins.front() != 0 || level.begins.back() != links || !std::is_sorted(level.begins.begin(), level.begins.end())) return false;
+    if (level.begins.front() != 0 || level.begins.back() != links ||
+        !std::is_sorted(level.begins.begin(), level.begins.end()))
+      return false;
     const auto is_item = [&](uint32_t i) { return i < items(); };
-    if (!std::all_of(level.items.begin(), level.items.end(), is_item) || !std::all_of(level.links.begin(), level.links.end(), is_item)) return false;
-    if (std::adjacent_find(level.items.begin(), level.items.end(), std::greater_equal<>()) != level.items.end()) return false;
+    if (!std::all_of(level.items.begin(), level.items.end(), is_item) ||
+        !std::all_of(level.links.begin(), level.links.end(), is_item))
+      return false;
+    if (std::adjacent_find(level.items.begin(), level.items.end(), std::greater_equal<>()) !=
+        level.items.end())
+      return false;
     if (l == 0 && kind_ != IndexKind::ivf && lists != items()) return false;
   }
   std::span<const uint32_t> rest;
@@ -84,17 +98,22 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   if (kind_ == IndexKind::ivf && floats != uint64_t{out->levels[0].lists()} * dim) return false;
   if (kind_ == IndexKind::ood && floats != 0 && floats != dim * dim) return false;
   out->floats = {reinterpret_cast<const float*>(rest.data()), rest.size()};
-  const float most = kind_ == IndexKind::ood ? static_cast<float>(dim) : std::numeric_limits<float>::max();  // so that distances stay numbers
-  return std::all_of(out->floats.begin(), out->floats.end(), [=](float x) { return std::fabs(x) <= most; });
+  // so that distances stay numbers
+  const float most =
+      kind_ == IndexKind::ood ? static_cast<float>(dim) : std::numeric_limits<float>::max();
+  return std::all_of(out->floats.begin(), out->floats.end(),
+                     [=](float x) { return std::fabs(x) <= most; });
 }
 
-std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape, const Extent& extent,
-                                             std::vector<Words> heads, const CancelLatch* cancel) {
+std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape,
+                                             const Extent& extent, std::vector<Words> heads,
+                                             const CancelLatch* cancel) {
   std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, extent));
   index->words_ = std::move(heads);
   index->views_.resize(index->words_.size());
   for (std::size_t i = 0; i < index->words_.size(); ++i)
-    if ((cancel && cancel->fired()) || !index->view(index->words_[i], &index->views_[i])) return nullptr;
+    if ((cancel && cancel->fired()) || !index->view(index->words_[i], &index->views_[i]))
+      return nullptr;
   return index;
 }
 
@@ -105,13 +124,18 @@ uint64_t TokenIndex::bytes() const {
   return words * sizeof(uint32_t);
 }
 
-uint64_t TokenIndex::head_bytes() const { return round_up(section_facts * sizeof(uint32_t) + heads_total() * sizeof(uint64_t), section_page); }
+uint64_t TokenIndex::head_bytes() const {
+  return round_up(section_facts * sizeof(uint32_t) + heads_total() * sizeof(uint64_t),
+                  section_page);
+}
 
 uint64_t TokenIndex::file_bytes() const { return head_bytes() + bytes(); }
 
-Status TokenIndex::write(uint32_t valid, const std::function<Status(const void*, std::size_t)>& write) const {
+Status TokenIndex::write(uint32_t valid,
+                         const std::function<Status(const void*, std::size_t)>& write) const {
   Array<std::byte> head(head_bytes());
-  const uint32_t facts[section_facts] = {index_version, extent_.first_token, extent_.tokens, valid, extent_.built, extent_.graphs};
+  const uint32_t facts[section_facts] = {index_version, extent_.first_token, extent_.tokens,
+                                         valid,         extent_.built,       extent_.graphs};
   std::memcpy(head.data(), facts, sizeof facts);
   for (std::size_t i = 0; i < heads_total(); ++i) {
     const uint64_t size = file_ ? mapped_[i].size() : words_[i].size();
@@ -120,20 +144,23 @@ Status TokenIndex::write(uint32_t valid, const std::function<Status(const void*,
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   for (std::size_t i = 0; i < heads_total(); ++i) {
     if (file_ && !intact(i)) return file_->failure();  // damage must not be written as intact
-    const std::span<const uint32_t> words = file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
+    const std::span<const uint32_t> words =
+        file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
     if (Status s = write(words.data(), words.size_bytes()); !s.ok()) return s;
   }
   return {};
 }
 
-Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, std::shared_ptr<const CacheFile> file, uint32_t sealed,
+Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group,
+                       std::shared_ptr<const CacheFile> file, uint32_t sealed,
                        std::shared_ptr<TokenIndex>* out, uint32_t* valid) {
   out->reset();
   const CacheFile::Section* section = file->find(section_of(kind));
   if (!section || section->bytes == 0) return {};
   std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, {}));
   const auto corrupt = [&](const char* what) {
-    return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded", file->path().c_str(), name_of(kind), what);
+    return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded",
+                         file->path().c_str(), name_of(kind), what);
   };
   uint32_t facts[section_facts];
   if (section->bytes < sizeof facts) return corrupt("is too short");
@@ -143,7 +170,8 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, 
   if (facts[0] != index_version) return {};  // it is made again
   const uint32_t page_tokens = shape.page.page_tokens;
   const IndexFacts its{facts[1], facts[2], facts[3], facts[4], facts[5]};
-  if (const char* what = wrong_index(its, section->kind, page_tokens, sealed, group)) return corrupt(what);
+  if (const char* what = wrong_index(its, section->kind, page_tokens, sealed, group))
+    return corrupt(what);
   index->extent_ = {facts[1], facts[2], facts[4], facts[5]};
   const uint64_t head = index->head_bytes();
   if (section->bytes < head) return corrupt("is too short");
@@ -158,7 +186,8 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group, 
     words += size;
     rest -= size;
   }
-  if (rest != 0 || (section->bytes - head) % sizeof(uint32_t) != 0) return corrupt("does not have the size of its parts");
+  if (rest != 0 || (section->bytes - head) % sizeof(uint32_t) != 0)
+    return corrupt("does not have the size of its parts");
   index->file_ = std::move(file);
   *valid = facts[3];
   *out = std::move(index);
@@ -178,10 +207,12 @@ bool TokenIndex::intact(std::size_t head) const {
   return file_->check(section, static_cast<uint64_t>(at - begin), mapped_[head].size_bytes());
 }
 
-// Of a long text's index, which may have gigabytes, a head at a time. Forks share it: one of them may
-// have to wait for another.
+// Of a long text's index, which may have gigabytes, a head at a time. Forks share it: one of them
+// may have to wait for another.
 Status TokenIndex::check(const Cancel* cancel) {
-  const auto stopped = [] { return Status::error(Code::cancelled, "cancelled; the index is as it was"); };
+  const auto stopped = [] {
+    return Status::error(Code::cancelled, "cancelled; the index is as it was");
+  };
   std::unique_lock lock(checking_, std::defer_lock);
   while (!lock.try_lock_for(std::chrono::milliseconds(10)))
     if (is_cancelled(cancel)) return stopped();
@@ -191,7 +222,8 @@ Status TokenIndex::check(const Cancel* cancel) {
     if (is_cancelled(cancel)) return stopped();
     if (!intact(i)) return file_->failure();
     if (!view(mapped_[i], &views[i]))
-      return Status::error(Code::corrupt, "%s: section '%s' names what is not there", file_->path().c_str(), name_of(kind_));
+      return Status::error(Code::corrupt, "%s: section '%s' names what is not there",
+                           file_->path().c_str(), name_of(kind_));
   }
   views_ = std::move(views);
   return {};

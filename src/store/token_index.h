@@ -1,14 +1,18 @@
-// An index of the sealed keys of one timeline: for every layer and KV head, lists of token numbers and what a search begins with. Strategies
-// build and search it (select/hnsw.cc, select/ood.cc, select/ivf.cc); this file keeps it: in memory, shared by forks, and in a section of a cache
-// file each. Keys are in no index: whatever a search compares, it reads in the pages.
+// An index of the sealed keys of one sequence: for every layer and KV head, lists of token numbers
+// and what a search begins with. Strategies build and search it (select/graph/hnsw.cc,
+// select/graph/ood.cc, select/research/ivf.cc); this file keeps it: in memory, shared by forks, and
+// in a section of a cache file each. Keys are in no index: whatever a search compares, it reads in
+// the pages.
 //
-// Items are tokens from first_token on, numbered from 0. The lists are in levels: a graph's neighbours of every item (level 0) and of the few
-// items of upper levels; or the items of every cluster. In memory and file a head is an array of 32-bit words:
-//   levels, entry, floats, 0; lists and items of each level (2 a level);
-//   for each level: [lists] its items' numbers, ascending (level 0: not there, they are 0 .. lists - 1); [lists + 1] where each list begins;
-//   [items] the lists; at last [floats] f32: centroids, or the metric of `ood`
+// Items are tokens from first_token on, numbered from 0. The lists are in levels: a graph's
+// neighbours of every item (level 0) and of the few items of upper levels; or the items of every
+// cluster. In memory and file a head is an array of 32-bit words:
+//   levels, entry, floats, 0; lists and items of each level (2 a level); for each level: [lists]
+//   its items' numbers, ascending (level 0: not there, they are 0 .. lists - 1); [lists + 1] where
+//   each list begins; [items] the lists; at last [floats] f32: centroids, or the metric of `ood`
 //
-// A built index never changes. Threads: all functions may run together; head() needs a check() before it where the index comes from a file.
+// A built index never changes. Threads: all functions may run together; head() needs a check()
+// before it where the index comes from a file.
 #pragma once
 
 #include <array>
@@ -23,7 +27,7 @@
 #include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
-#include "store/cache_file.h"
+#include "cachefile/cache_file.h"
 #include "store/page_store.h"
 
 namespace kvasir {
@@ -38,27 +42,32 @@ class TokenIndex {
   using Words = Array<uint32_t>;
 
   struct Level {
-    std::span<const uint32_t> items;   // whose lists these are, ascending; empty: list i is item i's
+    // whose lists these are, ascending; empty: list i is item i's
+    std::span<const uint32_t> items;
     std::span<const uint32_t> begins;  // [lists + 1]
     std::span<const uint32_t> links;
     uint32_t lists() const { return static_cast<uint32_t>(begins.size() - 1); }
-    std::span<const uint32_t> list(uint32_t i) const { return links.subspan(begins[i], begins[i + 1] - begins[i]); }
+    std::span<const uint32_t> list(uint32_t i) const {
+      return links.subspan(begins[i], begins[i + 1] - begins[i]);
+    }
   };
   struct Head {
-    uint32_t entry = 0;          // an item
-    std::vector<Level> levels;   // at least one
+    uint32_t entry = 0;         // an item
+    std::vector<Level> levels;  // at least one
     std::span<const float> floats;
   };
 
-  // From heads as encode() makes them, [layers][kv_heads][graphs], of items first_token .. tokens - 1 of the store.
+  // From heads as encode() makes them, [layers][kv_heads][graphs], of items first_token .. tokens -
+  // 1 of the store.
   struct Extent {
     uint32_t first_token = 0, tokens = 0;
     uint32_t built = 0;   // of the tokens: those behind were inserted since
     uint32_t graphs = 1;  // of a KV head: one for all query heads of the group, or one for each
   };
   // Null where a head names what is not there, and when cancelled.
-  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape, const Extent& extent,
-                                          std::vector<Words> heads, const CancelLatch* cancel = nullptr);
+  static std::shared_ptr<TokenIndex> make(IndexKind kind, const StoreShape& shape,
+                                          const Extent& extent, std::vector<Words> heads,
+                                          const CancelLatch* cancel = nullptr);
   // One head's words from its lists. `items` of level 0 is empty.
   struct Lists {
     std::vector<uint32_t> items;
@@ -68,35 +77,43 @@ class TokenIndex {
 
   IndexKind kind() const { return kind_; }
   uint32_t first_token() const { return extent_.first_token; }
-  uint32_t tokens() const { return extent_.tokens; }  // of the store, that were sealed when it was built, or inserted into last
+  // of the store, that were sealed when it was built, or inserted into last
+  uint32_t tokens() const { return extent_.tokens; }
   uint32_t built() const { return extent_.built; }
   uint32_t graphs() const { return extent_.graphs; }
   uint32_t items() const { return extent_.tokens - extent_.first_token; }
   // [graphs]
   std::span<const Head> heads(uint32_t layer, uint32_t kv_head) const {
-    return std::span(views_).subspan((std::size_t{layer} * shape_.kv_heads + kv_head) * extent_.graphs, extent_.graphs);
+    return std::span(views_).subspan(
+        (std::size_t{layer} * shape_.kv_heads + kv_head) * extent_.graphs, extent_.graphs);
   }
 
-  uint64_t bytes() const;          // of all heads' words
+  uint64_t bytes() const;  // of all heads' words
   uint64_t private_bytes() const { return file_ ? 0 : bytes(); }
   const void* file() const { return file_.get(); }
 
-  // The section: u32 version of the kind, first_token, tokens, valid tokens, built, graphs, 0, 0; u64 [layers][kv_heads][graphs] words of each head;
-  // zeros up to a multiple of 4096; the heads' words. `valid`: the tokens of the timeline that the index still knows.
+  // The section: u32 version of the kind, first_token, tokens, valid tokens, built, graphs, 0, 0;
+  // u64 [layers][kv_heads][graphs] words of each head; zeros up to a multiple of 4096; the heads'
+  // words. `valid`: the tokens of the sequence that the index still knows.
   uint64_t file_bytes() const;
-  Status write(uint32_t valid, const std::function<Status(const void* data, std::size_t size)>& write) const;
-  // Over a section of a mapped file, of a store with `sealed` tokens, for groups of so many query heads. The heads' words are not looked at before
-  // check(). *out stays null when there is no section. Code::corrupt.
-  static Status map(IndexKind kind, const StoreShape& shape, uint32_t group, std::shared_ptr<const CacheFile> file, uint32_t sealed,
+  Status write(uint32_t valid,
+               const std::function<Status(const void* data, std::size_t size)>& write) const;
+  // Over a section of a mapped file, of a store with `sealed` tokens, for groups of so many query
+  // heads. The heads' words are not looked at before check(). *out stays null when there is no
+  // section. Code::corrupt.
+  static Status map(IndexKind kind, const StoreShape& shape, uint32_t group,
+                    std::shared_ptr<const CacheFile> file, uint32_t sealed,
                     std::shared_ptr<TokenIndex>* out, uint32_t* valid);
-  // What a loader would refuse of what write() writes of the index, for a store with `sealed` tokens; null: nothing.
+  // What a loader would refuse of what write() writes of the index, for a store with `sealed`
+  // tokens; null: nothing.
   const char* wrong(uint32_t valid, uint64_t sealed) const;
-  // Verifies and validates what was mapped, once: afterwards every number in it can be followed. Code::corrupt; Code::cancelled: it is
-  // verified by the next call.
+  // Verifies and validates what was mapped, once: afterwards every number in it can be followed.
+  // Code::corrupt; Code::cancelled: it is verified by the next call.
   Status check(const Cancel* cancel);
 
  private:
-  TokenIndex(IndexKind kind, const StoreShape& shape, const Extent& extent) : kind_(kind), shape_(shape), extent_(extent) {}
+  TokenIndex(IndexKind kind, const StoreShape& shape, const Extent& extent)
+      : kind_(kind), shape_(shape), extent_(extent) {}
   std::size_t heads_total() const { return std::size_t{shape_.heads_total()} * extent_.graphs; }
   uint64_t head_bytes() const;  // of the section, before the words
   bool intact(std::size_t head) const;
@@ -105,15 +122,16 @@ class TokenIndex {
   IndexKind kind_;
   StoreShape shape_;
   Extent extent_;
-  std::vector<Words> words_;                      // [layers][kv_heads][graphs], where they are private
+  // [layers][kv_heads][graphs], where they are private
+  std::vector<Words> words_;
   std::vector<std::span<const uint32_t>> mapped_;  // or where they are in the file
   std::vector<Head> views_;  // [layers][kv_heads][graphs], empty before check()
   std::timed_mutex checking_;
   std::shared_ptr<const CacheFile> file_;
 };
 
-// The indexes of one timeline. Tokens up to `valid` are as they were when the index was built; those that were sealed since, or again after a
-// step back, are not in it.
+// The indexes of one sequence. Tokens up to `valid` are as they were when the index was built;
+// those that were sealed since, or again after a step back, are not in it.
 struct TokenIndexes {
   struct Entry {
     std::shared_ptr<TokenIndex> index;
@@ -123,7 +141,7 @@ struct TokenIndexes {
 
   const Entry& of(IndexKind kind) const { return entries[static_cast<std::size_t>(kind)]; }
   Entry& of(IndexKind kind) { return entries[static_cast<std::size_t>(kind)]; }
-  // The timeline goes back to `sealed` sealed tokens. An index that knows no token any more goes.
+  // The sequence goes back to `sealed` sealed tokens. An index that knows no token any more goes.
   void truncate(uint64_t sealed);
   uint64_t private_bytes() const;
 };

@@ -1,6 +1,7 @@
 // Byte-level BPE: text is cut into words, and each word's bytes merge by the file's list of merges.
 //
-// The vocabulary spells bytes as printable characters (the alphabet of GPT-2); that spelling exists only in this file.
+// The vocabulary spells bytes as printable characters (the alphabet of GPT-2); that spelling exists
+// only in this file.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -15,7 +16,8 @@
 namespace kvasir {
 namespace {
 
-// Bytes that are printable in Latin-1 spell themselves; the others are spelled, in order, by U+0100 and up.
+// Bytes that are printable in Latin-1 spell themselves; the others are spelled, in order, by U+0100
+// and up.
 class ByteAlphabet {  // 10 KiB: on the heap
  public:
   ByteAlphabet() {
@@ -26,7 +28,9 @@ class ByteAlphabet {  // 10 KiB: on the heap
       const unsigned code = printable ? byte : next++;
       bytes_[code] = static_cast<int>(byte);
       if (code < 0x80) spelling_[byte] = {static_cast<char>(code)};
-      else spelling_[byte] = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+      else
+        spelling_[byte] = {static_cast<char>(0xC0 | code >> 6),
+                           static_cast<char>(0x80 | (code & 0x3F))};
     }
   }
 
@@ -38,7 +42,9 @@ class ByteAlphabet {  // 10 KiB: on the heap
     std::size_t length;
     for (std::size_t i = 0; i < spelling.size(); i += length) {
       const bool valid = utf8_step(spelling.substr(i), &length) == Utf8::valid;
-      const auto at = [&](std::size_t k) { return static_cast<unsigned>(static_cast<unsigned char>(spelling[i + k])); };
+      const auto at = [&](std::size_t k) {
+        return static_cast<unsigned>(static_cast<unsigned char>(spelling[i + k]));
+      };
       unsigned code = kCodes;
       if (valid && length == 1) code = at(0);
       if (valid && length == 2) code = (at(0) & 0x1F) << 6 | (at(1) & 0x3F);
@@ -56,17 +62,18 @@ class ByteAlphabet {  // 10 KiB: on the heap
 
 class BpeTokenizer final : public Tokenizer {
  public:
-  BpeTokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces, std::unique_ptr<const ByteAlphabet> alphabet,
+  BpeTokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces,
+               std::unique_ptr<const ByteAlphabet> alphabet,
                std::unique_ptr<const Pretokenizer> pretokenizer)
       : Tokenizer(std::move(name), std::move(vocabulary), std::move(pieces)),
-        alphabet_(std::move(alphabet)),
-        pretokenizer_(std::move(pretokenizer)),
+        alphabet_(std::move(alphabet)), pretokenizer_(std::move(pretokenizer)),
         model_(Tokenizer::vocabulary()) {}
 
   Status load_merges(const Gguf& gguf);
 
  private:
-  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const override;
+  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch,
+                      TokenSink* out) const override;
   Status encode_word(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
   Token whole_word(std::string_view word, EncodeScratch* scratch) const;
 
@@ -79,7 +86,8 @@ class BpeTokenizer final : public Tokenizer {
 
 Status BpeTokenizer::load_merges(const Gguf& gguf) {
   const auto merges = gguf.get_strings("tokenizer.ggml.merges");
-  if (!merges) return Status::error(Code::corrupt, "tokenizer.ggml.merges is missing or no array of strings");
+  if (!merges)
+    return Status::error(Code::corrupt, "tokenizer.ggml.merges is missing or no array of strings");
   if (merges->size() > gguf_limits::merges ||
       merges->bytes() - 8 * merges->size() > gguf_limits::all_merges_bytes)
     return Status::error(Code::limit,
@@ -89,16 +97,18 @@ Status BpeTokenizer::load_merges(const Gguf& gguf) {
                          gguf_limits::all_merges_bytes);
   SymbolTable& symbols = model_.symbols();
   std::string whole;
-  std::size_t i = 0;
+  std::size_t rank = 0;
   for (const std::string_view merge : *merges) {
     const std::size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size())
-      return Status::error(Code::corrupt, "tokenizer.ggml.merges: merge %zu is not two parts with a space between", i);
+      return Status::error(Code::corrupt,
+                           "tokenizer.ggml.merges: merge %zu is not two parts with a space between",
+                           rank);
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     whole.assign(left).append(right);
     const Symbol left_symbol = symbols.find_or_add(left), right_symbol = symbols.find_or_add(right);
     model_.merges().add(left_symbol, right_symbol,
-                        {static_cast<uint32_t>(i++), symbols.find_or_add(whole)});
+                        {static_cast<uint32_t>(rank++), symbols.find_or_add(whole)});
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
     const std::string& spelling = alphabet_->spell(static_cast<unsigned char>(byte));
@@ -110,7 +120,8 @@ Status BpeTokenizer::load_merges(const Gguf& gguf) {
   return {};
 }
 
-Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* scratch, TokenSink* out) const {
+Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* scratch,
+                                  TokenSink* out) const {
   return pretokenizer_->split(text, &scratch->cancel, [&](std::string_view word) {
     if (scratch->cancel.stop(word.size())) return scratch->cancelled();
     return scratch->cache.encode(word, out, [&] { return encode_word(word, scratch, out); });
@@ -120,11 +131,13 @@ Status BpeTokenizer::encode_plain(std::string_view text, bool, EncodeScratch* sc
 Token BpeTokenizer::whole_word(std::string_view word, EncodeScratch* scratch) const {
   if (!pretokenizer_->takes_whole_words() || word.size() > longest_text_) return -1;
   scratch->spelled.clear();
-  for (const char c : word) scratch->spelled.append(alphabet_->spell(static_cast<unsigned char>(c)));
+  for (const char c : word)
+    scratch->spelled.append(alphabet_->spell(static_cast<unsigned char>(c)));
   return vocabulary().find_plain(scratch->spelled);
 }
 
-Status BpeTokenizer::encode_word(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
+Status BpeTokenizer::encode_word(std::string_view word, EncodeScratch* scratch,
+                                 TokenSink* out) const {
   if (const Token token = whole_word(word, scratch); token >= 0) {
     out->push(token, word.size());
     return {};
@@ -143,7 +156,8 @@ StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alpha
     const TokenKind kind = vocabulary.kind(token);
     const int byte = kind == TokenKind::byte ? Vocabulary::byte_of(text) : -1;
     if (byte >= 0) pieces.add(std::string(1, static_cast<char>(byte)));
-    else if (kind == TokenKind::normal || kind == TokenKind::unused || kind == TokenKind::byte) pieces.add(alphabet.decode(text));
+    else if (kind == TokenKind::normal || kind == TokenKind::unused || kind == TokenKind::byte)
+      pieces.add(alphabet.decode(text));
     else pieces.add(text);  // special tokens are spelled as they are
   }
   return pieces;
@@ -161,7 +175,9 @@ Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   std::unique_ptr<const Pretokenizer> pretokenizer;
   if (Status status = Pretokenizer::create(name, &pretokenizer); !status.ok()) return status;
   auto vocabulary = std::make_unique<Vocabulary>();
-  if (Status status = Vocabulary::load(gguf, {}, pretokenizer->adds_bos(), vocabulary.get()); !status.ok()) return status;
+  if (Status status = Vocabulary::load(gguf, {}, pretokenizer->adds_bos(), vocabulary.get());
+      !status.ok())
+    return status;
   auto alphabet = std::make_unique<const ByteAlphabet>();
   StringList pieces = decode_pieces(*vocabulary, *alphabet);
   auto tokenizer = std::make_unique<BpeTokenizer>("bpe/" + std::string(name), std::move(vocabulary),

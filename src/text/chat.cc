@@ -109,10 +109,14 @@ const Format& format_of(ChatFormat format) {
   return kFormats[i < std::size(kFormats) ? i : 0];
 }
 
-bool is_tekken(const Tokenizer& tokenizer) { return std::string_view(tokenizer.name()) == "bpe/tekken"; }
+bool is_tekken(const Tokenizer& tokenizer) {
+  return std::string_view(tokenizer.name()) == "bpe/tekken";
+}
 
 ChatFormat from_template(std::string_view chat_template, const Tokenizer& tokenizer) {
-  const auto has = [&](std::string_view mark) { return chat_template.find(mark) != std::string_view::npos; };
+  const auto has = [&](std::string_view mark) {
+    return chat_template.find(mark) != std::string_view::npos;
+  };
   if (has("<|im_start|>")) return has("<|im_sep|>") ? ChatFormat::phi4 : ChatFormat::chatml;
   if (has("[INST]")) {
     if (has("<<SYS>>")) return ChatFormat::llama2;
@@ -123,9 +127,11 @@ ChatFormat from_template(std::string_view chat_template, const Tokenizer& tokeni
   if (has("<|assistant|>") && has("<|end|>")) return ChatFormat::phi;
   if (has("<start_of_turn>")) return ChatFormat::gemma;
   if (has("<｜User｜>") && has("<｜Assistant｜>")) return ChatFormat::deepseek;
-  if (has("User: ") && has("'Assistant: ' + message['content'] + eos_token")) return ChatFormat::deepseek_v2;
+  if (has("User: ") && has("'Assistant: ' + message['content'] + eos_token"))
+    return ChatFormat::deepseek_v2;
   // Others share the role marks of Zephyr but close their turns in other ways.
-  if (has("<|user|>") && has("<|assistant|>") && has("eos_token") && tokenizer.piece(tokenizer.eos(), true) == "</s>")
+  if (has("<|user|>") && has("<|assistant|>") && has("eos_token") &&
+      tokenizer.piece(tokenizer.eos(), true) == "</s>")
     return ChatFormat::zephyr;
   return ChatFormat::raw;
 }
@@ -133,11 +139,14 @@ ChatFormat from_template(std::string_view chat_template, const Tokenizer& tokeni
 ChatFormat from_vocabulary(const Tokenizer& tokenizer) {
   const auto has = [&](std::string_view mark) {
     const Token token = tokenizer.find(mark);
-    return token >= 0 && (tokenizer.kind(token) == TokenKind::control || tokenizer.kind(token) == TokenKind::user_defined);
+    return token >= 0 && (tokenizer.kind(token) == TokenKind::control ||
+                          tokenizer.kind(token) == TokenKind::user_defined);
   };
-  if (has("<|im_start|>") && has("<|im_end|>")) return has("<|im_sep|>") ? ChatFormat::phi4 : ChatFormat::chatml;
+  if (has("<|im_start|>") && has("<|im_end|>"))
+    return has("<|im_sep|>") ? ChatFormat::phi4 : ChatFormat::chatml;
   if (has("<|start_header_id|>") && has("<|eot_id|>")) return ChatFormat::llama3;
-  if (has("[INST]") && has("[/INST]")) return is_tekken(tokenizer) ? ChatFormat::mistral_tekken : ChatFormat::mistral_v3;
+  if (has("[INST]") && has("[/INST]"))
+    return is_tekken(tokenizer) ? ChatFormat::mistral_tekken : ChatFormat::mistral_v3;
   if (has("<|user|>") && has("<|assistant|>") && has("<|end|>")) return ChatFormat::phi;
   if (has("<start_of_turn>") && has("<end_of_turn>")) return ChatFormat::gemma;
   if (has("<｜User｜>") && has("<｜Assistant｜>")) return ChatFormat::deepseek;

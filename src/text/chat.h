@@ -1,7 +1,9 @@
-// Chat formats: where the document, the question and the answer stand in the text that a model was trained on.
+// Chat formats: where the document, the question and the answer stand in the text that a model was
+// trained on.
 //
-// A format is recognised from marks in the model's template (tokenizer.chat_template) or, without a template, from the special
-// tokens of its vocabulary; a template is never executed. `raw` puts nothing around anything.
+// A format is recognised from marks in the model's template (tokenizer.chat_template) or, without a
+// template, from the special tokens of its vocabulary; a template is never executed. `raw` puts
+// nothing around anything.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +22,8 @@ enum class ChatFormat : uint32_t {
   llama2,
   mistral,  // versions 1 and 2: " [/INST]"
   gemma,
-  phi,       // 3 and 3.5
-  deepseek,  // V3, R1 and later
+  phi,             // 3 and 3.5
+  deepseek,        // V3, R1 and later
   mistral_v3,      // "[/INST]"
   mistral_tekken,  // no spaces at all
   phi4,
@@ -30,14 +32,17 @@ enum class ChatFormat : uint32_t {
 };
 
 // The text around each part, special tokens spelled out. A conversation is
-//   document_open DOC document_close  question_open Q question_close  ANSWER answer_close  question_open Q ...
-// and one without a document begins with `first_question_open` instead of document and question_open. The begin-of-text token
-// is not part of it (Tokenizer::add_bos). Encode marks with parse_special and document and question without, in one call of
-// Tokenizer::encode for what is known together, so that tokens form across the seams as they did in training.
+//   document_open DOC document_close  question_open Q question_close  ANSWER answer_close
+//                                     question_open Q ...
+// and one without a document begins with `first_question_open` instead of document and
+// question_open. The begin-of-text token is not part of it (Tokenizer::add_bos). Encode marks with
+// parse_special and document and question without, in one call of Tokenizer::encode for what is
+// known together, so that tokens form across the seams as they did in training.
 //
-// Formats without a system turn (Mistral, Gemma) put the document at the head of the first user turn; Llama 2 has its system part
-// there too. In these question_open is empty, because the first question goes on with the turn of the document, and answer_close
-// opens the turn of the next question: append it when that question comes, not before.
+// Formats without a system turn (Mistral, Gemma) put the document at the head of the first user
+// turn; Llama 2 has its system part there too. In these question_open is empty, because the first
+// question goes on with the turn of the document, and answer_close opens the turn of the next
+// question: append it when that question comes, not before.
 struct ChatMarks {
   std::string_view document_open, document_close;
   std::string_view question_open, question_close;

@@ -1,4 +1,5 @@
-// The table is a flat hash map; the row is a doubly linked list in arrays with a binary heap beside it.
+// The table is a flat hash map; the row is a doubly linked list in arrays with a binary heap beside
+// it.
 #include "text/merge.h"
 
 #include <algorithm>
@@ -26,8 +27,9 @@ MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
 
 std::size_t MergeTable::place(uint64_t pair) const {
   const std::size_t mask = slots_.size() - 1;
-  // By an odd number of this process, so that nobody can choose pairs that collide; then Fibonacci hashing, which spreads what an unlucky number
-  // leaves close together: the golden ratio's multiplier, of whose product the highest bits are the mixed ones.
+  // By an odd number of this process, so that nobody can choose pairs that collide; then Fibonacci
+  // hashing, which spreads what an unlucky number leaves close together: the golden ratio's
+  // multiplier, of whose product the highest bits are the mixed ones.
   const uint64_t mixed = pair * multiplier_;
   std::size_t i = static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
   while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & mask;
@@ -70,7 +72,8 @@ void MergeRow::push(Symbol symbol, uint32_t start) {
 
 void MergeRow::consider(const MergeTable& table, uint32_t left) {
   const uint32_t right = next_[left];
-  const MergeTable::Merge* merge = right == kEnd ? nullptr : table.find(symbols_[left], symbols_[right]);
+  const MergeTable::Merge* merge =
+      right == kEnd ? nullptr : table.find(symbols_[left], symbols_[right]);
   ranks_[left] = merge ? merge->rank : kEnd;
   if (!merge) return;
   results_[left] = merge->result;
@@ -97,8 +100,9 @@ void MergeRow::merge(const MergeTable& table, CancelPoll* cancel) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     heap_.pop_back();
     const auto left = static_cast<uint32_t>(best);
-    // An entry is outdated when its left symbol was swallowed or now makes another pair. One of the same rank at the same
-    // place is as good as the entry that was queued for it, which will in turn be found outdated.
+    // An entry is outdated when its left symbol was swallowed or now makes another pair. One of the
+    // same rank at the same place is as good as the entry that was queued for it, which will in
+    // turn be found outdated.
     if (ranks_[left] != best >> 32) continue;
     const uint32_t right = next_[left];
     symbols_[left] = results_[left];

@@ -1,7 +1,8 @@
 // Merging of neighbouring symbols: the heart of byte-level BPE and of SentencePiece-style BPE.
 //
-// A word begins as a row of symbols (bytes or characters). As long as two neighbours have a merge, the one of the lowest rank, and
-// among equals the leftmost, becomes one symbol. A heap of candidate pairs over a linked row makes that O(n log n) in the symbols.
+// A word begins as a row of symbols (bytes or characters). As long as two neighbours have a merge,
+// the one of the lowest rank, and among equals the leftmost, becomes one symbol. A heap of
+// candidate pairs over a linked row makes that O(n log n) in the symbols.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace kvasir {
 
-// A token id, or a number from the vocabulary's size upward for a text that takes part in merges but is no token.
+// A token id, or a number from the vocabulary's size upward for a text that takes part in merges
+// but is no token.
 using Symbol = uint32_t;
 constexpr Symbol kNoSymbol = UINT32_MAX;  // takes part in no merge
 
@@ -24,7 +26,8 @@ class MergeTable {
   };
 
   MergeTable();
-  // The first merge of a pair stands; later ones of the same pair are dropped. Neither may be kNoSymbol.
+  // The first merge of a pair stands; later ones of the same pair are dropped. Neither may be
+  // kNoSymbol.
   void add(Symbol left, Symbol right, Merge merge);
   const Merge* find(Symbol left, Symbol right) const;  // null when the two do not merge
 
@@ -36,8 +39,8 @@ class MergeTable {
   void grow();
   std::size_t place(uint64_t pair) const;  // its slot, or the free slot where it belongs
 
-  Array<Slot> slots_;  // open addressing, a power of two, at most half full
-  unsigned shift_;     // leaves of a hash as many bits as number the slots
+  Array<Slot> slots_;    // open addressing, a power of two, at most half full
+  unsigned shift_;       // leaves of a hash as many bits as number the slots
   uint64_t multiplier_;  // odd
   std::size_t used_ = 0;
 };
@@ -64,9 +67,11 @@ class MergeRow {
   Array<Symbol> symbols_;
   Array<uint32_t> starts_;
   Array<uint32_t> next_, previous_;  // index of the neighbour; UINT32_MAX at the ends
-  Array<uint32_t> ranks_;            // of the pair that begins here; UINT32_MAX when it has no merge
-  Array<Symbol> results_;            // of that merge
-  Array<uint64_t> heap_;             // rank in the high half, index of the left symbol in the low one; may be outdated
+  // of the pair that begins here; UINT32_MAX when it has no merge
+  Array<uint32_t> ranks_;
+  Array<Symbol> results_;  // of that merge
+  // rank in the high half, index of the left symbol in the low one; may be outdated
+  Array<uint64_t> heap_;
 };
 
 }  // namespace kvasir

@@ -1,4 +1,5 @@
-// The only file that knows PCRE2. Compiled expressions are immutable and shared by threads; what a match needs is made by the call.
+// The only file that knows PCRE2. Compiled expressions are immutable and shared by threads; what a
+// match needs is made by the call.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/pretokenizer.h"
 
@@ -18,16 +19,21 @@
 namespace kvasir {
 namespace {
 
-// The characters with the Unicode property White_Space. PCRE2's own \s adds U+180E, which lost the property in Unicode 6.3.
+// The characters with the Unicode property White_Space. PCRE2's own \s adds U+180E, which lost the
+// property in Unicode 6.3.
 constexpr std::string_view kWhiteSpace =
     R"(\t-\r\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-// Steps of the matcher for a fragment: generous for the expressions in use, which need a few for a byte, and far from quadratic.
+// Steps of the matcher for a fragment: generous for the expressions in use, which need a few for a
+// byte, and far from quadratic.
 constexpr uint64_t kMatchEffort = 64;
-constexpr std::size_t kMachineStack = 32 << 10;  // bytes, of an expression's machine code: it would take them of the caller's stack
-constexpr uint32_t kHeapLimit = 20 * 1024;  // KiB, of the interpreter that runs where no machine code can be made
+// bytes, of an expression's machine code: it would take them of the caller's stack
+constexpr std::size_t kMachineStack = 32 << 10;
+// KiB, of the interpreter that runs where no machine code can be made
+constexpr uint32_t kHeapLimit = 20 * 1024;
 
-// What stands in for a byte that is not UTF-8 while the text is cut. One byte, so that positions stay.
+// What stands in for a byte that is not UTF-8 while the text is cut. One byte, so that positions
+// stay.
 constexpr char kStandIn = '\x01';
 
 struct FreeContext {
@@ -68,7 +74,8 @@ std::string expand(std::string_view expression) {
     const char c = expression[i];
     if (c == '\\') {
       const char escaped = expression[++i];
-      if (escaped == 's') out.append(in_class ? "" : "[").append(kWhiteSpace).append(in_class ? "" : "]");
+      if (escaped == 's')
+        out.append(in_class ? "" : "[").append(kWhiteSpace).append(in_class ? "" : "]");
       else if (escaped == 'S') out.append("[^").append(kWhiteSpace).append("]");
       else out.append({c, escaped});
       continue;
@@ -99,7 +106,8 @@ struct Pretokenizer::Steps {
   const PretokenizerFamily* family;
   Pcre<pcre2_general_context> context;
   std::vector<Pcre<pcre2_code>> codes;
-  mutable std::atomic<pcre2_jit_stack*> spare{nullptr};  // of the last call that ended: the next one need not make its own
+  // of the last call that ended: the next one need not make its own
+  mutable std::atomic<pcre2_jit_stack*> spare{nullptr};
 
   ~Steps() { Pcre<pcre2_jit_stack> freed(spare.load(std::memory_order_acquire)); }
 };
@@ -109,12 +117,10 @@ namespace {
 // One call of split(): walks the expressions depth first, so no list of pieces is kept.
 class Cutter {
  public:
-  Cutter(pcre2_general_context* context, const std::vector<Pcre<pcre2_code>>& codes, std::string_view text,
-         std::string_view subject, const Pretokenizer::Word& word, pcre2_jit_stack* stack)
-      : codes_(codes),
-        text_(text),
-        subject_(subject),
-        word_(word),
+  Cutter(pcre2_general_context* context, const std::vector<Pcre<pcre2_code>>& codes,
+         std::string_view text, std::string_view subject, const Pretokenizer::Word& word,
+         pcre2_jit_stack* stack)
+      : codes_(codes), text_(text), subject_(subject), word_(word),
         limits_(owned(pcre2_match_context_create(context))),
         match_(owned(pcre2_match_data_create(1, context))) {
     const uint64_t effort = std::min<uint64_t>(UINT32_MAX, kMatchEffort * (text.size() + 1024));
@@ -130,7 +136,9 @@ class Cutter {
     std::size_t rest = begin, match_begin, match_end;
     while (rest < end) {
       bool found;
-      if (Status status = find(step, begin, end, rest, &found, &match_begin, &match_end); !status.ok()) return status;
+      if (Status status = find(step, begin, end, rest, &found, &match_begin, &match_end);
+          !status.ok())
+        return status;
       if (!found) break;
       if (Status status = cut(step + 1, rest, match_begin); !status.ok()) return status;
       if (Status status = cut(step + 1, match_begin, match_end); !status.ok()) return status;
@@ -141,14 +149,15 @@ class Cutter {
 
  private:
   // Positions are the text's, the matcher sees [begin, end) only.
-  Status find(std::size_t step, std::size_t begin, std::size_t end, std::size_t from, bool* found, std::size_t* match_begin,
-              std::size_t* match_end) {
+  Status find(std::size_t step, std::size_t begin, std::size_t end, std::size_t from, bool* found,
+              std::size_t* match_begin, std::size_t* match_end) {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(subject_.data() + begin);
     constexpr uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-    int rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin, options, match_.get(), limits_.get());
+    int rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin, options,
+                         match_.get(), limits_.get());
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-      rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin, options | PCRE2_NO_JIT, match_.get(),
-                       limits_.get());
+      rc = pcre2_match(codes_[step].get(), subject, end - begin, from - begin,
+                       options | PCRE2_NO_JIT, match_.get(), limits_.get());
     *found = rc >= 0;
     if (rc >= 0) {
       const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match_.get());
@@ -159,8 +168,10 @@ class Cutter {
     if (rc == PCRE2_ERROR_NOMATCH) return {};
     if (rc == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT)
-      return Status::error(Code::limit, "cutting text into words at byte %zu took too much effort", from);
-    return Status::error(Code::internal, "cutting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
+      return Status::error(Code::limit, "cutting text into words at byte %zu took too much effort",
+                           from);
+    return Status::error(Code::internal,
+                         "cutting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
   }
 
   const std::vector<Pcre<pcre2_code>>& codes_;
@@ -191,16 +202,18 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
     const std::string expanded = expand(*expression);
     int error = 0;
     PCRE2_SIZE at = 0;
-    Pcre<pcre2_code> code(
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
-                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_DOLLAR_ENDONLY | PCRE2_NO_AUTO_CAPTURE, &error,
-                      &at, options.get()));
+    Pcre<pcre2_code> code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()),
+                                        expanded.size(),
+                                        PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C |
+                                            PCRE2_DOLLAR_ENDONLY | PCRE2_NO_AUTO_CAPTURE,
+                                        &error, &at, options.get()));
     if (!code && error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
     if (!code)
       return Status::error(Code::internal,
                            "the expression of \"%s\" does not compile (PCRE2 error %d at %zu)",
                            Quoted(name).text(), error, at);
-    // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same result.
+    // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same
+    // result.
     pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
     steps->codes.push_back(std::move(code));
   }
@@ -211,12 +224,15 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
 Status Pretokenizer::split(std::string_view text, CancelPoll* cancel, const Word& word) const {
   const Array<char> replaced = replace_invalid(text, cancel);
   if (cancel->stopped()) return Status::error(Code::cancelled, "cancelled");
-  const std::string_view subject = replaced.empty() ? text : std::string_view(replaced.data(), replaced.size());
+  const std::string_view subject =
+      replaced.empty() ? text : std::string_view(replaced.data(), replaced.size());
   Pcre<pcre2_jit_stack> stack(steps_->spare.exchange(nullptr, std::memory_order_acq_rel));
   if (!stack) stack = make_stack(steps_->context.get());
-  Status status = Cutter(steps_->context.get(), steps_->codes, text, subject, word, stack.get()).cut(0, 0, text.size());
+  Status status = Cutter(steps_->context.get(), steps_->codes, text, subject, word, stack.get())
+                      .cut(0, 0, text.size());
   pcre2_jit_stack* none = nullptr;
-  if (steps_->spare.compare_exchange_strong(none, stack.get(), std::memory_order_acq_rel)) (void)stack.release();
+  if (steps_->spare.compare_exchange_strong(none, stack.get(), std::memory_order_acq_rel))
+    (void)stack.release();
   return status;
 }
 

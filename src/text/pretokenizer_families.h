@@ -1,4 +1,5 @@
-// Which regular expressions cut text for which value of tokenizer.ggml.pre. Facts about published models.
+// Which regular expressions cut text for which value of tokenizer.ggml.pre. Facts about published
+// models.
 #pragma once
 
 #include <string_view>
@@ -6,7 +7,8 @@
 namespace kvasir {
 
 struct PretokenizerFamily {
-  // Each expression cuts what the one before it left: its matches and the gaps between them become pieces. Null-terminated.
+  // Each expression cuts what the one before it left: its matches and the gaps between them become
+  // pieces. Null-terminated.
   const char* const* expressions;
   bool adds_bos = false;
   bool takes_whole_words = false;

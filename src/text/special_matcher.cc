@@ -71,7 +71,8 @@ uint32_t SpecialMatcher::step(uint32_t node, unsigned char byte) const {
   return found == end || found->byte != byte ? 0 : static_cast<uint32_t>(found - nodes_.data());
 }
 
-bool SpecialMatcher::find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel, Match* out) const {
+bool SpecialMatcher::find(std::string_view text, std::size_t from, bool with_control,
+                          CancelPoll* cancel, Match* out) const {
   if (!with_control && !has_user_defined_) return false;
   for (std::size_t begin = from; begin < text.size(); ++begin) {
     uint32_t node = first_[static_cast<unsigned char>(text[begin])];

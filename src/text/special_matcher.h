@@ -1,4 +1,5 @@
-// Finds the spellings of special tokens in text: leftmost first, and the longest of those that begin at the same place.
+// Finds the spellings of special tokens in text: leftmost first, and the longest of those that
+// begin at the same place.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,13 @@ class SpecialMatcher {
     Token token;
   };
 
-  // Knows user-defined tokens, which always count, and control and unknown tokens, which count when asked for.
+  // Knows user-defined tokens, which always count, and control and unknown tokens, which count when
+  // asked for.
   explicit SpecialMatcher(const Vocabulary& vocabulary);
 
   // The first match at or after `from`. False when there is none, or when cancelled.
-  bool find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel, Match* out) const;
+  bool find(std::string_view text, std::size_t from, bool with_control, CancelPoll* cancel,
+            Match* out) const;
 
  private:
   struct Node {
@@ -37,7 +40,7 @@ class SpecialMatcher {
   struct Range;
   uint32_t step(uint32_t node, unsigned char byte) const;  // 0 when there is no such child
 
-  Array<Node> nodes_;     // [0] is the root
+  Array<Node> nodes_;         // [0] is the root
   uint32_t first_[256] = {};  // the root's children
   bool has_user_defined_ = false;
 };

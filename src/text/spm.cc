@@ -1,8 +1,9 @@
-// SentencePiece-style BPE: spaces are spelled U+2581, characters merge into the token of the highest score, and what is no token
-// falls back to bytes.
+// SentencePiece-style BPE: spaces are spelled U+2581, characters merge into the token of the
+// highest score, and what is no token falls back to bytes.
 //
-// The file gives scores instead of merges. Every way to cut a token into two parts that can occur is entered as a merge whose rank
-// is the place of the token's score, so that words merge by the same code as byte-level BPE.
+// The file gives scores instead of merges. Every way to cut a token into two parts that can occur
+// is entered as a merge whose rank is the place of the token's score, so that words merge by the
+// same code as byte-level BPE.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -27,12 +28,15 @@ std::size_t character_size(std::string_view text) {
   return utf8_step(text, &length) == Utf8::valid ? length : 1;
 }
 
-bool begins_with_space(std::string_view text) { return text[0] == ' ' || text.substr(0, kSpace.size()) == kSpace; }
+bool begins_with_space(std::string_view text) {
+  return text[0] == ' ' || text.substr(0, kSpace.size()) == kSpace;
+}
 
 class SpmTokenizer final : public Tokenizer {
  public:
   SpmTokenizer(std::unique_ptr<const Vocabulary> vocabulary, StringList pieces)
-      : Tokenizer("spm", std::move(vocabulary), std::move(pieces)), model_(Tokenizer::vocabulary()) {}
+      : Tokenizer("spm", std::move(vocabulary), std::move(pieces)),
+        model_(Tokenizer::vocabulary()) {}
 
   Status load_merges(const Gguf& gguf);
 
@@ -40,9 +44,11 @@ class SpmTokenizer final : public Tokenizer {
   void add_cuts(std::string_view text, MergeTable::Merge merge);
   void load_bytes();
 
-  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const override;
+  Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch,
+                      TokenSink* out) const override;
   Status encode_cached(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
-  Status encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, TokenSink* out) const;
+  Status encode_word(std::string_view word, bool prefix, EncodeScratch* scratch,
+                     TokenSink* out) const;
   std::size_t word_size(std::string_view text, CancelPoll* cancel) const;
 
   MergeModel model_;
@@ -54,38 +60,47 @@ class SpmTokenizer final : public Tokenizer {
 Status SpmTokenizer::load_merges(const Gguf& gguf) {
   const Vocabulary& tokens = vocabulary();
   const auto scores = gguf.get_floats("tokenizer.ggml.scores");
-  if (!scores) return Status::error(Code::corrupt, "tokenizer.ggml.scores is missing or no array of floats");
+  if (!scores)
+    return Status::error(Code::corrupt, "tokenizer.ggml.scores is missing or no array of floats");
   if (scores->size() != tokens.size())
-    return Status::error(Code::corrupt, "tokenizer.ggml.scores has %zu entries for %u tokens", scores->size(), tokens.size());
+    return Status::error(Code::corrupt, "tokenizer.ggml.scores has %zu entries for %u tokens",
+                         scores->size(), tokens.size());
   std::vector<float> order = *scores;  // distinct scores, best first: a score's place is its rank
   for (std::size_t i = 0; i < order.size(); ++i) {
-    if (std::isnan(order[i])) return Status::error(Code::corrupt, "tokenizer.ggml.scores of token %zu is not a number", i);
+    if (std::isnan(order[i]))
+      return Status::error(Code::corrupt, "tokenizer.ggml.scores of token %zu is not a number", i);
   }
   std::sort(order.begin(), order.end(), std::greater<>());
   order.erase(std::unique(order.begin(), order.end()), order.end());
   for (uint32_t i = 0; i < tokens.size(); ++i) {
     const std::string_view text = tokens.text(static_cast<Token>(i));
-    if (tokens.find_plain(text) != static_cast<Token>(i)) continue;  // special, or spelled like an earlier one
+    // special, or spelled like an earlier one
+    if (tokens.find_plain(text) != static_cast<Token>(i)) continue;
     // Bounds the work of entering a piece's cuts, which is quadratic in its length.
     if (text.size() > gguf_limits::special_bytes)
       return Status::error(Code::limit,
                            "tokenizer.ggml.tokens: token %u has %zu bytes: at most %" PRIu64
                            " can be read",
                            i, text.size(), gguf_limits::special_bytes);
-    const auto rank = std::lower_bound(order.begin(), order.end(), (*scores)[i], std::greater<>()) - order.begin();
+    const auto rank = std::lower_bound(order.begin(), order.end(), (*scores)[i], std::greater<>()) -
+                      order.begin();
     add_cuts(text, {static_cast<uint32_t>(rank), i});
   }
   load_bytes();
   const auto prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix");
   space_prefix_ = prefix.value_or(true);
-  // Phi-3's special tokens swallow the blanks after them, which the file does not say; its vocabulary is known by its marks.
-  strips_after_special_ = find("<|user|>") >= 0 && find("<|assistant|>") >= 0 && find("<|end|>") >= 0;
+  // Phi-3's special tokens swallow the blanks after them, which the file does not say; its
+  // vocabulary is known by its marks.
+  strips_after_special_ =
+      find("<|user|>") >= 0 && find("<|assistant|>") >= 0 && find("<|end|>") >= 0;
   return {};
 }
 
 void SpmTokenizer::add_cuts(std::string_view text, MergeTable::Merge merge) {
   SymbolTable& symbols = model_.symbols();
-  const auto part = [&](std::string_view s) { return s.size() == character_size(s) ? symbols.find_or_add(s) : symbols.find(s); };
+  const auto part = [&](std::string_view s) {
+    return s.size() == character_size(s) ? symbols.find_or_add(s) : symbols.find(s);
+  };
   bool after_other = false;  // a character other than a space has been passed
   for (std::size_t at = 0; at < text.size(); at += character_size(text.substr(at))) {
     const bool space = begins_with_space(text.substr(at));
@@ -105,7 +120,9 @@ void SpmTokenizer::load_bytes() {
   }
   for (uint32_t i = vocabulary().size(); i-- > 0;) {  // of equal ones the first stands
     const auto token = static_cast<Token>(i);
-    const int byte = vocabulary().kind(token) == TokenKind::byte ? Vocabulary::byte_of(vocabulary().text(token)) : -1;
+    const int byte = vocabulary().kind(token) == TokenKind::byte
+                         ? Vocabulary::byte_of(vocabulary().text(token))
+                         : -1;
     if (byte >= 0) model_.set_byte_token(static_cast<unsigned char>(byte), token);
   }
 }
@@ -124,12 +141,14 @@ std::size_t SpmTokenizer::word_size(std::string_view text, CancelPoll* cancel) c
   return at;
 }
 
-Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScratch* scratch, TokenSink* out) const {
+Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScratch* scratch,
+                                  TokenSink* out) const {
   bool prefix = begins && space_prefix_;
   while (!text.empty()) {
     const std::string_view word = text.substr(0, word_size(text, &scratch->cancel));
     if (scratch->cancel.stop(word.size())) return scratch->cancelled();
-    Status status = prefix ? encode_word(word, true, scratch, out) : encode_cached(word, scratch, out);
+    Status status =
+        prefix ? encode_word(word, true, scratch, out) : encode_cached(word, scratch, out);
     if (!status.ok()) return status;
     prefix = false;
     text.remove_prefix(word.size());
@@ -137,14 +156,16 @@ Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScra
   return {};
 }
 
-Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
+Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch,
+                                   TokenSink* out) const {
   return scratch->cache.encode(word, out, [&] { return encode_word(word, false, scratch, out); });
 }
 
-// Turns the lengths of a word's tokens in its spelling into those in the word: a space of it is spelled by three bytes, and the
-// space before a text by as many that are not in it.
+// Turns the lengths of a word's tokens in its spelling into those in the word: a space of it is
+// spelled by three bytes, and the space before a text by as many that are not in it.
 void unspell_lengths(std::string_view word, bool prefix, std::span<uint32_t> lengths) {
-  std::size_t token_end = 0, spelled = prefix ? kSpace.size() : 0, at = 0;  // `spelled` bytes stand for word[0, at)
+  // `spelled` bytes stand for word[0, at)
+  std::size_t token_end = 0, spelled = prefix ? kSpace.size() : 0, at = 0;
   for (uint32_t& length : lengths) {
     token_end += length;
     const std::size_t begin = at;
@@ -158,7 +179,8 @@ void unspell_lengths(std::string_view word, bool prefix, std::span<uint32_t> len
   }
 }
 
-Status SpmTokenizer::encode_word(std::string_view word, bool prefix, EncodeScratch* scratch, TokenSink* out) const {
+Status SpmTokenizer::encode_word(std::string_view word, bool prefix, EncodeScratch* scratch,
+                                 TokenSink* out) const {
   std::string& spelled = scratch->spelled;
   spelled.assign(prefix ? kSpace : "");
   for (const char c : word) {
@@ -211,7 +233,8 @@ Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   // SentencePiece's own numbering, for files that do not say.
   constexpr SpecialIds standard = {.bos = 1, .eos = 2, .unknown = 0};
   auto vocabulary = std::make_unique<Vocabulary>();
-  if (Status status = Vocabulary::load(gguf, standard, true, vocabulary.get()); !status.ok()) return status;
+  if (Status status = Vocabulary::load(gguf, standard, true, vocabulary.get()); !status.ok())
+    return status;
   StringList pieces = decode_pieces(*vocabulary);
   auto tokenizer = std::make_unique<SpmTokenizer>(std::move(vocabulary), std::move(pieces));
   if (Status status = tokenizer->load_merges(gguf); !status.ok()) return status;

@@ -16,25 +16,28 @@ bool is_hidden(TokenKind kind) { return kind == TokenKind::control || kind == To
 
 constexpr bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Positions in a text are 32 bits wide while it is encoded, and a space may be spelled by three bytes.
+// Positions in a text are 32 bits wide while it is encoded, and a space may be spelled by three
+// bytes.
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
-constexpr std::size_t kCopiedTogether = std::size_t{1} << 24;  // bytes between two looks at the cancel token: a few ms
+// bytes between two looks at the cancel token: a few ms
+constexpr std::size_t kCopiedTogether = std::size_t{1} << 24;
 
 struct ModelKind {
   std::string_view name;  // the value of tokenizer.ggml.model
   const char* meaning;
 };
 constexpr ModelKind kUnsupported[] = {
-    {"bert", "WordPiece"},       {"t5", "Unigram"},       {"rwkv", "RWKV World"}, {"plamo2", "PLaMo-2"},
-    {"gemma4", "Gemma 4's BPE"}, {"no_vocab", "no text"}, {"none", "no text"},
+    {"bert", "WordPiece"}, {"t5", "Unigram"},           {"rwkv", "RWKV World"},
+    {"plamo2", "PLaMo-2"}, {"gemma4", "Gemma 4's BPE"}, {"no_vocab", "no text"},
+    {"none", "no text"},
 };
 
 }  // namespace
 
-Tokenizer::Tokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces)
-    : name_(std::move(name)),
-      vocabulary_(std::move(vocabulary)),
+Tokenizer::Tokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary,
+                     StringList pieces)
+    : name_(std::move(name)), vocabulary_(std::move(vocabulary)),
       pieces_(std::make_unique<const StringList>(std::move(pieces))),
       specials_(std::make_unique<const SpecialMatcher>(*vocabulary_)) {}
 
@@ -42,12 +45,15 @@ Tokenizer::~Tokenizer() = default;
 
 Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   const auto model = gguf.get_string("tokenizer.ggml.model");
-  if (!model) return Status::error(Code::unsupported, "the file has no tokenizer (tokenizer.ggml.model is missing)");
+  if (!model)
+    return Status::error(Code::unsupported,
+                         "the file has no tokenizer (tokenizer.ggml.model is missing)");
   if (*model == "gpt2") return load_bpe(gguf, out);
   if (*model == "llama") return load_spm(gguf, out);
   for (const ModelKind& kind : kUnsupported) {
     if (*model == kind.name)
-      return Status::error(Code::unsupported, "the tokenizer \"%s\" (tokenizer.ggml.model: %s) is not supported",
+      return Status::error(Code::unsupported,
+                           "the tokenizer \"%s\" (tokenizer.ggml.model: %s) is not supported",
                            kind.name.data(), kind.meaning);
   }
   return Status::error(Code::unsupported,
@@ -58,13 +64,16 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
 // One encode() call: cuts special tokens out of the text and passes on the plain runs between them.
 class Tokenizer::Run {
  public:
-  Run(const Tokenizer& tokenizer, std::string_view text, bool begins, const Cancel* cancel, TokenSink* out)
-      : tokenizer_(tokenizer), text_(text), scratch_(text.size(), cancel), begins_(begins), out_(out) {}
+  Run(const Tokenizer& tokenizer, std::string_view text, bool begins, const Cancel* cancel,
+      TokenSink* out)
+      : tokenizer_(tokenizer), text_(text), scratch_(text.size(), cancel), begins_(begins),
+        out_(out) {}
 
   // The text up to `end`. What follows the last special token waits for more.
   Status add(std::size_t end, bool parse_special) {
     SpecialMatcher::Match match{};
-    while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special, &scratch_.cancel, &match)) {
+    while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special,
+                                      &scratch_.cancel, &match)) {
       if (Status status = flush(match.begin); !status.ok()) return status;
       begins_ = true;
       plain_ = match.end;
@@ -82,7 +91,8 @@ class Tokenizer::Run {
   // Encodes what waits before `end`.
   Status flush(std::size_t end) {
     if (end <= plain_) return {};
-    Status status = tokenizer_.encode_plain(text_.substr(plain_, end - plain_), begins_, &scratch_, out_);
+    Status status =
+        tokenizer_.encode_plain(text_.substr(plain_, end - plain_), begins_, &scratch_, out_);
     begins_ = false;
     return status;
   }
@@ -92,20 +102,24 @@ class Tokenizer::Run {
   std::string_view text_;
   EncodeScratch scratch_;
   bool begins_;
-  std::size_t plain_ = 0, scanned_ = 0;  // bytes of the text that are encoded, and that are searched for special tokens
+  // bytes of the text that are encoded, and that are searched for special tokens
+  std::size_t plain_ = 0, scanned_ = 0;
   TokenSink* out_;
 };
 
-Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start, Array<Token>* out) const {
+Status Tokenizer::encode(std::string_view text, bool parse_special, bool text_start,
+                         Array<Token>* out) const {
   const Part part = {text, parse_special};
   return encode(std::span(&part, 1), text_start, out, {});
 }
 
-Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Token>* out, const EncodeExtras& extras) const {
+Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Token>* out,
+                         const EncodeExtras& extras) const {
   std::size_t size = 0;
   for (const Part& part : parts) {
     if (part.text.size() > kLongestText - size)
-      return Status::error(Code::limit, "a text of more than %zu bytes is too long to encode at once", kLongestText);
+      return Status::error(
+          Code::limit, "a text of more than %zu bytes is too long to encode at once", kLongestText);
     size += part.text.size();
   }
   Array<char> joined;
@@ -119,7 +133,8 @@ Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Tok
       }
     }
   }
-  const std::string_view text = parts.size() == 1 ? parts[0].text : std::string_view(joined.data(), joined.size());
+  const std::string_view text =
+      parts.size() == 1 ? parts[0].text : std::string_view(joined.data(), joined.size());
 
   TokenSink sink(out, extras.lengths);
   Run run(*this, text, text_start, extras.cancel, &sink);
@@ -133,7 +148,9 @@ Status Tokenizer::encode(std::span<const Part> parts, bool text_start, Array<Tok
   return status;
 }
 
-bool Tokenizer::strips_after(Token token) const { return strips_after_special_ && is_hidden(kind(token)) && token != bos(); }
+bool Tokenizer::strips_after(Token token) const {
+  return strips_after_special_ && is_hidden(kind(token)) && token != bos();
+}
 
 std::string_view Tokenizer::piece(Token token, bool special) const {
   if (!vocabulary_->contains(token) || (!special && is_hidden(kind(token)))) return {};
@@ -150,17 +167,21 @@ Token Tokenizer::eos() const { return vocabulary_->special().eos; }
 bool Tokenizer::add_bos() const { return vocabulary_->adds_bos(); }
 bool Tokenizer::add_eos() const { return vocabulary_->adds_eos(); }
 bool Tokenizer::ends_turn(Token token) const { return vocabulary_->ends_turn(token); }
-bool Tokenizer::starts_text(Token token) const { return kind(token) == TokenKind::control || kind(token) == TokenKind::user_defined; }
+bool Tokenizer::starts_text(Token token) const {
+  return kind(token) == TokenKind::control || kind(token) == TokenKind::user_defined;
+}
 
 WordCache::WordCache(std::size_t text_size) {
-  // About a slot for every distinct word of a long text; small for a short one, which has to clear it too.
+  // About a slot for every distinct word of a long text; small for a short one, which has to clear
+  // it too.
   std::size_t capacity = 64;
   while (capacity < text_size / 16 && capacity < 16384) capacity *= 2;
   entries_.resize(capacity);
 }
 
 WordCache::Entry& WordCache::at(std::string_view word) {
-  return entries_[static_cast<std::size_t>(checksum(word.data(), word.size(), 0)) & (entries_.size() - 1)];
+  return entries_[static_cast<std::size_t>(checksum(word.data(), word.size(), 0)) &
+                  (entries_.size() - 1)];
 }
 
 Status MergeModel::finish(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {
@@ -174,21 +195,24 @@ Status MergeModel::finish(std::string_view word, EncodeScratch* scratch, TokenSi
       out->push(static_cast<Token>(row.symbol(i)), end - begin);
       continue;
     }
-    if (Status status = append_bytes(word.substr(begin, end - begin), out); !status.ok()) return status;
+    if (Status status = append_bytes(word.substr(begin, end - begin), out); !status.ok())
+      return status;
   }
   return {};
 }
 
 Status MergeModel::append_bytes(std::string_view bytes, TokenSink* out) const {
   const auto token_of = [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)]; };
-  const auto missing = std::find_if(bytes.begin(), bytes.end(), [&](char c) { return token_of(c) < 0; });
+  const auto missing =
+      std::find_if(bytes.begin(), bytes.end(), [&](char c) { return token_of(c) < 0; });
   if (missing == bytes.end()) {
     for (const char c : bytes) out->push(token_of(c), 1);
     return {};
   }
   const Token unknown = vocabulary_.special().unknown;
   if (unknown < 0)
-    return Status::error(Code::unsupported, "the vocabulary has neither a token for byte 0x%02X nor an unknown token",
+    return Status::error(Code::unsupported,
+                         "the vocabulary has neither a token for byte 0x%02X nor an unknown token",
                          static_cast<unsigned>(static_cast<unsigned char>(*missing)));
   out->push(unknown, bytes.size());
   return {};

@@ -1,4 +1,5 @@
-// The kinds of tokenizer behind Tokenizer::load, and what they share: merging a word and writing its tokens.
+// The kinds of tokenizer behind Tokenizer::load, and what they share: merging a word and writing
+// its tokens.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +20,14 @@ namespace kvasir {
 Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 
-// Where encode() puts the tokens of a text, in order, each with the bytes of the text that it stands for.
+// Where encode() puts the tokens of a text, in order, each with the bytes of the text that it
+// stands for.
 class TokenSink {
  public:
   // lengths: null, or an array that gets one entry a token.
   TokenSink(Array<Token>* tokens, Array<uint32_t>* lengths)
-      : tokens_(tokens), lengths_(lengths), first_(tokens->size()), first_length_(lengths ? lengths->size() : 0) {}
+      : tokens_(tokens), lengths_(lengths), first_(tokens->size()),
+        first_length_(lengths ? lengths->size() : 0) {}
 
   void push(Token token, std::size_t bytes) {
     tokens_->push_back(token);
@@ -38,7 +41,8 @@ class TokenSink {
   }
   // The lengths of the tokens from `first` on, to be corrected; empty where nobody asked for them.
   std::span<uint32_t> lengths_from(std::size_t first) {
-    return lengths_ ? std::span<uint32_t>(*lengths_).subspan(first_length_ + first) : std::span<uint32_t>();
+    return lengths_ ? std::span<uint32_t>(*lengths_).subspan(first_length_ + first)
+                    : std::span<uint32_t>();
   }
   void clear() {
     tokens_->resize(first_);
@@ -50,7 +54,8 @@ class TokenSink {
   static void repeat(Array<T>* array, std::size_t first, std::size_t count) {
     const std::size_t end = array->size();
     array->resize(end + count);
-    std::copy_n(array->begin() + static_cast<std::ptrdiff_t>(first), count, array->begin() + static_cast<std::ptrdiff_t>(end));
+    std::copy_n(array->begin() + static_cast<std::ptrdiff_t>(first), count,
+                array->begin() + static_cast<std::ptrdiff_t>(end));
   }
 
   Array<Token>* tokens_;
@@ -58,12 +63,14 @@ class TokenSink {
   std::size_t first_, first_length_;  // what stood there before
 };
 
-// Where each recent word of one encode() call has its tokens in the output, so that a word seen before is copied, not merged.
+// Where each recent word of one encode() call has its tokens in the output, so that a word seen
+// before is copied, not merged.
 class WordCache {
  public:
   explicit WordCache(std::size_t text_size);
 
-  // Appends the tokens of `word`, which encode_word appends to *out when they are not known. `word` lies in the text being encoded.
+  // Appends the tokens of `word`, which encode_word appends to *out when they are not known. `word`
+  // lies in the text being encoded.
   template <class Encode>
   Status encode(std::string_view word, TokenSink* out, Encode encode_word) {
     Entry& known = at(word);
@@ -79,8 +86,8 @@ class WordCache {
 
  private:
   struct Entry {
-    const char* word = nullptr;  // in the text
-    std::size_t size = 0;        // bytes
+    const char* word = nullptr;        // in the text
+    std::size_t size = 0;              // bytes
     std::size_t first = 0, count = 0;  // tokens, in the output
   };
   Entry& at(std::string_view word);  // where `word` is kept; what stands there may be another word
@@ -91,7 +98,9 @@ class WordCache {
 // What one encode() call works with.
 struct EncodeScratch {
   EncodeScratch(std::size_t text_size, const Cancel* token) : cancel(token), cache(text_size) {}
-  static Status cancelled() { return Status::error(Code::cancelled, "cancelled while the text was cut into tokens"); }
+  static Status cancelled() {
+    return Status::error(Code::cancelled, "cancelled while the text was cut into tokens");
+  }
 
   CancelPoll cancel;
   MergeRow row;
@@ -102,14 +111,18 @@ struct EncodeScratch {
 // Symbols, their merges and the fallback to bytes.
 class MergeModel {
  public:
-  explicit MergeModel(const Vocabulary& vocabulary) : vocabulary_(vocabulary), symbols_(vocabulary) { byte_tokens_.fill(-1); }
+  explicit MergeModel(const Vocabulary& vocabulary)
+      : vocabulary_(vocabulary), symbols_(vocabulary) {
+    byte_tokens_.fill(-1);
+  }
 
   SymbolTable& symbols() { return symbols_; }
   const SymbolTable& symbols() const { return symbols_; }
   MergeTable& merges() { return merges_; }
   void set_byte_token(unsigned char byte, Token token) { byte_tokens_[byte] = token; }
 
-  // Merges the symbols in `row`, which cover `word`, and appends their tokens with their lengths in `word`.
+  // Merges the symbols in `row`, which cover `word`, and appends their tokens with their lengths in
+  // `word`.
   Status finish(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
 
  private:

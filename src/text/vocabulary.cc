@@ -13,19 +13,29 @@ namespace {
 
 constexpr uint32_t kFree = UINT32_MAX;
 
-// Tokens after which a model has finished its turn, as the families spell them; metadata often name only one of several.
+// Tokens after which a model has finished its turn, as the families spell them; metadata often name
+// only one of several.
 constexpr std::string_view kTurnEnds[] = {
-    "<|im_end|>",    "<|eot_id|>",   "<|end|>",        "<end_of_turn>",        "<|endoftext|>",      "</s>",
-    "<|eom_id|>",    "<|return|>",   "<|call|>",       "<|end_of_text|>",      "<EOT>",              "_<EOT>",
-    "<|EOT|>",       "[EOT]",        "[EOS]",          "<end_of_utterance>",   "<|endofturn|>",      "[|endofturn|]",
-    "<|fim_pad|>",   "<|file_sep|>", "<|repo_name|>",  "<｜end▁of▁sentence｜>",
+    "<|im_end|>",    "<|eot_id|>",
+    "<|end|>",       "<end_of_turn>",
+    "<|endoftext|>", "</s>",
+    "<|eom_id|>",    "<|return|>",
+    "<|call|>",      "<|end_of_text|>",
+    "<EOT>",         "_<EOT>",
+    "<|EOT|>",       "[EOT]",
+    "[EOS]",         "<end_of_utterance>",
+    "<|endofturn|>", "[|endofturn|]",
+    "<|fim_pad|>",   "<|file_sep|>",
+    "<|repo_name|>", "<｜end▁of▁sentence｜>",
 };
 
 bool is_plain(TokenKind kind) {
   return kind == TokenKind::normal || kind == TokenKind::user_defined || kind == TokenKind::unused;
 }
 
-uint32_t hash_of(std::string_view text) { return static_cast<uint32_t>(checksum(text.data(), text.size(), os::hash_seed())); }
+uint32_t hash_of(std::string_view text) {
+  return static_cast<uint32_t>(checksum(text.data(), text.size(), os::hash_seed()));
+}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -72,7 +82,8 @@ void TextIndex::reserve(std::size_t strings) {
 std::size_t TextIndex::place(const StringList& list, std::string_view text, uint32_t hash) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t i = hash & mask;
-  while (slots_[i].number != kFree && (slots_[i].hash != hash || list[slots_[i].number] != text)) i = (i + 1) & mask;
+  while (slots_[i].number != kFree && (slots_[i].hash != hash || list[slots_[i].number] != text))
+    i = (i + 1) & mask;
   return i;
 }
 
@@ -94,15 +105,18 @@ Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vo
   if (Status status = vocabulary.load_texts(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_kinds(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_special(gguf, defaults); !status.ok()) return status;
-  vocabulary.adds_bos_ = gguf.get_bool("tokenizer.ggml.add_bos_token").value_or(adds_bos) && vocabulary.special_.bos >= 0;
-  vocabulary.adds_eos_ = gguf.get_bool("tokenizer.ggml.add_eos_token").value_or(false) && vocabulary.special_.eos >= 0;
+  vocabulary.adds_bos_ = gguf.get_bool("tokenizer.ggml.add_bos_token").value_or(adds_bos) &&
+                         vocabulary.special_.bos >= 0;
+  vocabulary.adds_eos_ =
+      gguf.get_bool("tokenizer.ggml.add_eos_token").value_or(false) && vocabulary.special_.eos >= 0;
   *out = std::move(vocabulary);
   return {};
 }
 
 Status Vocabulary::load_texts(const Gguf& gguf) {
   const auto tokens = gguf.get_strings("tokenizer.ggml.tokens");
-  if (!tokens) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is missing or no array of strings");
+  if (!tokens)
+    return Status::error(Code::corrupt, "tokenizer.ggml.tokens is missing or no array of strings");
   if (tokens->empty()) return Status::error(Code::corrupt, "tokenizer.ggml.tokens is empty");
   if (tokens->size() > gguf_limits::tokens)
     return Status::error(Code::limit,
@@ -135,37 +149,55 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
   if (gguf.find("tokenizer.ggml.token_type")) {
     const auto types =
         gguf.get_ints("tokenizer.ggml.token_type");  // at most gguf_limits::array_elements
-    if (!types) return Status::error(Code::corrupt, "tokenizer.ggml.token_type is no array of integers");
+    if (!types)
+      return Status::error(Code::corrupt, "tokenizer.ggml.token_type is no array of integers");
     if (types->size() != n)
-      return Status::error(Code::corrupt, "tokenizer.ggml.token_type has %zu entries for %zu tokens", types->size(), n);
+      return Status::error(Code::corrupt,
+                           "tokenizer.ggml.token_type has %zu entries for %zu tokens",
+                           types->size(), n);
     for (std::size_t i = 0; i < n; ++i) {
       switch ((*types)[i]) {
-        case 1: break;
-        case 2: kinds_[i] = TokenKind::unknown; break;
-        case 3: kinds_[i] = TokenKind::control; break;
-        case 4: kinds_[i] = TokenKind::user_defined; break;
+        case 1:
+          break;
+        case 2:
+          kinds_[i] = TokenKind::unknown;
+          break;
+        case 3:
+          kinds_[i] = TokenKind::control;
+          break;
+        case 4:
+          kinds_[i] = TokenKind::user_defined;
+          break;
         case 0:  // undefined: a padding of the table
-        case 5: kinds_[i] = TokenKind::unused; break;
-        case 6: kinds_[i] = TokenKind::byte; break;
+        case 5:
+          kinds_[i] = TokenKind::unused;
+          break;
+        case 6:
+          kinds_[i] = TokenKind::byte;
+          break;
         default:
-          return Status::error(Code::corrupt, "tokenizer.ggml.token_type of token %zu is %" PRId32, i, (*types)[i]);
+          return Status::error(Code::corrupt, "tokenizer.ggml.token_type of token %zu is %" PRId32,
+                               i, (*types)[i]);
       }
     }
   }
   std::size_t spelled = 0;  // tokens with a text: empty ones take no bytes of a sparse file
-  for (std::size_t i = 0; i < n; ++i) spelled += texts_[i].empty() ? 0 : 1;
+  for (std::size_t i = 0; i < n; ++i) spelled += texts_[i].empty() ? 0u : 1u;
   index_.reserve(spelled);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
   }
-  // Files exist whose end-of-turn tokens are marked as ordinary text; they are control all the same.
+  // Files exist whose end-of-turn tokens are marked as ordinary text; they are control all the
+  // same.
   for (const std::string_view name : kTurnEnds) {
     const Token token = find(name);
-    if (token >= 0 && kind(token) != TokenKind::unknown) kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
+    if (token >= 0 && kind(token) != TokenKind::unknown)
+      kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
   }
   uint64_t special_bytes = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    const bool special = kinds_[i] == TokenKind::unknown || kinds_[i] == TokenKind::control || kinds_[i] == TokenKind::user_defined;
+    const bool special = kinds_[i] == TokenKind::unknown || kinds_[i] == TokenKind::control ||
+                         kinds_[i] == TokenKind::user_defined;
     if (!special) continue;
     // The length bounds a step of the search for special tokens; the sum bounds the memory of its
     // trie.
@@ -184,7 +216,8 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
                          special_bytes, gguf_limits::all_special_bytes);
   plain_index_.reserve(spelled);
   for (std::size_t i = 0; i < n; ++i) {
-    if (!texts_[i].empty() && is_plain(kinds_[i])) plain_index_.add(texts_, static_cast<uint32_t>(i));
+    if (!texts_[i].empty() && is_plain(kinds_[i]))
+      plain_index_.add(texts_, static_cast<uint32_t>(i));
   }
   return {};
 }
@@ -207,7 +240,9 @@ Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
     if (!gguf.find(role.key)) continue;
     const auto id = gguf.get_uint(role.key);
     if (!id) return Status::error(Code::corrupt, "%s is no token id", role.key);
-    if (*id >= size()) return Status::error(Code::corrupt, "%s is %" PRIu64 " of %" PRIu32 " tokens", role.key, *id, size());
+    if (*id >= size())
+      return Status::error(Code::corrupt, "%s is %" PRIu64 " of %" PRIu32 " tokens", role.key, *id,
+                           size());
     *role.id = static_cast<Token>(*id);
   }
   for (const Token token : {special_.eos, eot, eom}) {
@@ -237,7 +272,9 @@ Token Vocabulary::find_plain(std::string_view text) const {
   return number == kFree ? -1 : static_cast<Token>(number);
 }
 
-bool Vocabulary::ends_turn(Token token) const { return std::binary_search(turn_ends_.begin(), turn_ends_.end(), token); }
+bool Vocabulary::ends_turn(Token token) const {
+  return std::binary_search(turn_ends_.begin(), turn_ends_.end(), token);
+}
 
 int Vocabulary::byte_of(std::string_view spelling) {
   if (spelling.size() != 6 || spelling.substr(0, 3) != "<0x" || spelling[5] != '>') return -1;
@@ -262,7 +299,8 @@ Symbol SymbolTable::find_or_add(std::string_view text) {
 }
 
 std::string_view SymbolTable::text(Symbol symbol) const {
-  return is_token(symbol) ? vocabulary_.text(static_cast<Token>(symbol)) : extra_[symbol - vocabulary_.size()];
+  return is_token(symbol) ? vocabulary_.text(static_cast<Token>(symbol))
+                          : extra_[symbol - vocabulary_.size()];
 }
 
 }  // namespace kvasir

@@ -1,4 +1,5 @@
-// The tokens of a model: their spellings, kinds and special roles, checked once when loaded. No algorithm.
+// The tokens of a model: their spellings, kinds and special roles, checked once when loaded. No
+// algorithm.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,8 @@ struct SpecialIds {
 
 class Vocabulary {
  public:
-  // `defaults` hold where the metadata are silent. Refuses lengths that do not match and ids that are no tokens.
+  // `defaults` hold where the metadata are silent. Refuses lengths that do not match and ids that
+  // are no tokens.
   static Status load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out);
 
   uint32_t size() const { return static_cast<uint32_t>(kinds_.size()); }

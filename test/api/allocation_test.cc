@@ -1,5 +1,6 @@
-// Every allocation of every kind of call fails once, or from then on: the code is KV_NO_MEMORY, nothing leaks (a leak checker's business),
-// and the handle goes on to the same answers as one that was left alone.
+// Every allocation of every kind of call fails once, or from then on: the code is KV_NO_MEMORY,
+// nothing leaks (a leak checker's business), and the handle goes on to the same answers as one that
+// was left alone.
 #include <algorithm>
 #include <functional>
 
@@ -16,9 +17,10 @@ struct Outcome {
   bool failed;   // and the call failed for it
 };
 
-// Calls attempt(n, once) with the Nth allocation failing, for every n until there are no more; larger steps further on. attempt makes its
-// FailingAllocations around the tested call alone. A call may succeed all the same where only the words of a message were lost that
-// nobody reads, so that is the exception.
+// Calls attempt(n, once) with the Nth allocation failing, for every n until there are no more;
+// larger steps further on. attempt makes its FailingAllocations around the tested call alone. A
+// call may succeed all the same where only the words of a message were lost that nobody reads, so
+// that is the exception.
 void sweep(const std::function<Outcome(long first, bool once)>& attempt) {
   for (bool once : {true, false}) {
     int attempts = 0, failures = 0;
@@ -64,7 +66,7 @@ const std::vector<int32_t>& base_next() {
 }
 
 void check_untouched(kv_session* session) {
-  CHECK(timeline(session).size() == 300);
+  CHECK(sequence(session).size() == 300);
   CHECK(peek(session, 6) == base_next());
 }
 
@@ -73,7 +75,8 @@ void check_untouched(kv_session* session) {
 TEST_CASE("opening a model without memory") {
   sweep([](long n, bool once) {
     kv_model* model = nullptr;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_open(tiny_path, nullptr, &model, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_open(tiny_path, nullptr, &model, e); });
     CHECK((model == nullptr) == outcome.failed);
     kv_close(model);
     return outcome;
@@ -81,7 +84,8 @@ TEST_CASE("opening a model without memory") {
   sweep([](long n, bool once) {
     kv_model_information info{};
     info.struct_size = sizeof info;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_model_inspect(tiny_path, &info, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_model_inspect(tiny_path, &info, e); });
     CHECK((info.layers == 0) == outcome.failed);
     return outcome;
   });
@@ -94,14 +98,16 @@ TEST_CASE("tokens and text without memory") {
   std::size_t count = 0;
   sweep([&](long n, bool once) {
     return run(n, once, [&](kv_error* e) {
-      return kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, tokens.data(), tokens.size(), &count, e);
+      return kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, tokens.data(),
+                         tokens.size(), &count, e);
     });
   });
   std::string back(2000, 0);
   std::size_t size = 0;
   sweep([&](long n, bool once) {
     return run(n, once, [&](kv_error* e) {
-      return kv_detokenize(tiny_model(), tokens.data(), count, 0, back.data(), back.size(), &size, e);
+      return kv_detokenize(tiny_model(), tokens.data(), count, 0, back.data(), back.size(), &size,
+                           e);
     });
   });
   CHECK(back.substr(0, size) == text);
@@ -112,7 +118,8 @@ TEST_CASE("opening a session without memory") {
   tiny_model();
   sweep([&](long n, bool once) {
     kv_session* session = nullptr;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_session_open(tiny_model(), &o, &session, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_session_open(tiny_model(), &o, &session, e); });
     CHECK((session == nullptr) == outcome.failed);
     kv_session_close(session);
     return outcome;
@@ -132,34 +139,36 @@ TEST_CASE("reading tokens without memory keeps whole chunks and goes on to the s
       return kv_prefill_tokens(session.get(), tokens.data(), tokens.size(), nullptr, &done, e);
     });
     CHECK(done % 64 == (outcome.failed ? 0 : 300 % 64));
-    CHECK(timeline(session.get()).size() == done);
+    CHECK(sequence(session.get()).size() == done);
     read_tokens(session.get(), {tokens.begin() + static_cast<std::ptrdiff_t>(done), tokens.end()});
     CHECK(peek(session.get(), 6) == base_next());
     return outcome;
   });
 }
 
-TEST_CASE("reading text without memory keeps whole chunks and remembers that the document has begun") {
+TEST_CASE(
+    "reading text without memory keeps whole chunks and remembers that the document has begun") {
   const std::string text = book(400);
   const Session whole = open_session(tiny_model());
   read_text(whole.get(), text);
-  const std::vector<int32_t> tokens = timeline(whole.get());
+  const std::vector<int32_t> tokens = sequence(whole.get());
   sweep([&](long n, bool once) {
     const Session session = open_session(tiny_model());
     uint64_t done = 99, bytes = 99;
     const Outcome outcome = run(n, once, [&](kv_error* e) {
       return kv_prefill(session.get(), text.data(), text.size(), nullptr, &done, &bytes, e);
     });
-    CHECK(timeline(session.get()).size() == done);
+    CHECK(sequence(session.get()).size() == done);
     CHECK((bytes == text.size()) == !outcome.failed);
     read_text(session.get(), text.substr(bytes));
-    const std::vector<int32_t> after = timeline(session.get());
-    CHECK(std::count(after.begin(), after.end(), tokens[0]) == std::count(tokens.begin(), tokens.end(), tokens[0]));
+    const std::vector<int32_t> after = sequence(session.get());
+    CHECK(std::count(after.begin(), after.end(), tokens[0]) ==
+          std::count(tokens.begin(), tokens.end(), tokens[0]));
     return outcome;
   });
 }
 
-TEST_CASE("answering without memory leaves the timeline as it was") {
+TEST_CASE("answering without memory leaves the sequence as it was") {
   const std::string answer = ask(base().get(), "a question", 6).text;
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
@@ -181,7 +190,7 @@ TEST_CASE("answering without memory leaves the timeline as it was") {
 }
 
 TEST_CASE("a kept answer without memory keeps whole tokens") {
-  const std::vector<int32_t> before = timeline(base().get());
+  const std::vector<int32_t> before = sequence(base().get());
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     kv_generate_options o;
@@ -192,7 +201,7 @@ TEST_CASE("a kept answer without memory keeps whole tokens") {
     const Outcome outcome = run(n, once, [&](kv_error* e) {
       return kv_generate(session.get(), "a", 1, &o, nullptr, nullptr, nullptr, e);
     });
-    const std::vector<int32_t> after = timeline(session.get());
+    const std::vector<int32_t> after = sequence(session.get());
     REQUIRE(after.size() >= before.size());
     CHECK(std::equal(before.begin(), before.end(), after.begin()));
     CHECK(ask(session.get(), "b", 4, 1).status == KV_OK);
@@ -204,7 +213,8 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     int32_t token = -1;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    const Outcome outcome = run(
+        n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
     if (outcome.failed) {
       CHECK(token == -1);
       check_untouched(session.get());
@@ -213,16 +223,19 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   });
   sweep([&](long n, bool once) {
     kv_session* out = nullptr;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_fork(base().get(), &out, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_fork(base().get(), &out, e); });
     CHECK((out == nullptr) == outcome.failed);
     if (out) check_untouched(out);
     kv_session_close(out);
     check_untouched(base().get());
     return outcome;
   });
-  sweep([&](long n, bool once) {  // into a page, which is opened again, and then a token whose logits have to be made again
+  // into a page, which is opened again, and then a token whose logits have to be made again
+  sweep([&](long n, bool once) {
     const Session session = fork(base().get());
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_rewind(session.get(), 150, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_rewind(session.get(), 150, e); });
     if (outcome.failed) check_untouched(session.get());
     return outcome;
   });
@@ -232,18 +245,21 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   sweep([&](long n, bool once) {
     const Session session = fork(shorter.get());
     int32_t token = -1;
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    const Outcome outcome = run(
+        n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
     if (outcome.failed) CHECK(peek(session.get(), 4) == next);
     return outcome;
   });
   std::string json(4000, 0);
   std::size_t size = 0;
   sweep([&](long n, bool once) {
-    return run(n, once, [&](kv_error* e) { return kv_stats(base().get(), json.data(), json.size(), &size, e); });
+    return run(n, once, [&](kv_error* e) {
+      return kv_stats(base().get(), json.data(), json.size(), &size, e);
+    });
   });
 }
 
-TEST_CASE("scoring a continuation without memory leaves the timeline as it was") {
+TEST_CASE("scoring a continuation without memory leaves the sequence as it was") {
   const std::vector<int32_t> tokens = some_tokens(5);
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
@@ -264,10 +280,11 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
   const Session old = tiny_session(40);
   sweep([&](long n, bool once) {
     save(old.get(), path);
-    const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_save(base().get(), path.c_str(), nullptr, e); });
+    const Outcome outcome =
+        run(n, once, [&](kv_error* e) { return kv_save(base().get(), path.c_str(), nullptr, e); });
     CHECK(folder.entries() == 1);
     const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
-    const std::size_t tokens = timeline(there.get()).size();
+    const std::size_t tokens = sequence(there.get()).size();
     CHECK((tokens == 300 || (outcome.failed && tokens == 40)));
     return outcome;
   });
@@ -281,9 +298,12 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
     sweep([&](long n, bool once) {
       kv_session* out = nullptr;
       const std::size_t descriptors = open_descriptors();
-      const Outcome outcome = run(n, once, [&](kv_error* e) { return kv_load(tiny_model(), path.c_str(), &o, &call, &out, e); });
+      const Outcome outcome = run(n, once, [&](kv_error* e) {
+        return kv_load(tiny_model(), path.c_str(), &o, &call, &out, e);
+      });
       CHECK((out == nullptr) == outcome.failed);
-      CHECK(open_descriptors() == descriptors + (out && descriptors > 0 ? 1 : 0));  // a session keeps its file open; Wine counts none
+      // a session keeps its file open; Wine counts none
+      CHECK(open_descriptors() == descriptors + (out && descriptors > 0 ? 1 : 0));
       if (out) check_untouched(out);
       kv_session_close(out);
       return outcome;
@@ -291,8 +311,12 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
   }
   kv_file_information info{};
   info.struct_size = sizeof info;
-  sweep([&](long n, bool once) { return run(n, once, [&](kv_error* e) { return kv_file_inspect(path.c_str(), &info, e); }); });
-  sweep([&](long n, bool once) { return run(n, once, [&](kv_error* e) { return kv_file_verify(path.c_str(), nullptr, e); }); });
+  sweep([&](long n, bool once) {
+    return run(n, once, [&](kv_error* e) { return kv_file_inspect(path.c_str(), &info, e); });
+  });
+  sweep([&](long n, bool once) {
+    return run(n, once, [&](kv_error* e) { return kv_file_verify(path.c_str(), nullptr, e); });
+  });
 }
 
 TEST_CASE("a loaded session that runs out of memory while it copies a page of its file") {
@@ -306,7 +330,7 @@ TEST_CASE("a loaded session that runs out of memory while it copies a page of it
     const Outcome outcome = run(n, once, [&](kv_error* e) {
       return kv_prefill_tokens(session.get(), more.data(), more.size(), nullptr, &done, e);
     });
-    CHECK(timeline(session.get()).size() == 300 + done);
+    CHECK(sequence(session.get()).size() == 300 + done);
     if (done == 0) check_untouched(session.get());
     return outcome;
   });

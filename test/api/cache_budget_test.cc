@@ -1,4 +1,5 @@
-// A memory budget of the store without a model: what does not fit is in files, and nothing else changes.
+// A memory budget of the store without a model: what does not fit is in files, and nothing else
+// changes.
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -14,21 +15,24 @@ using namespace api_test;
 
 namespace {
 
-constexpr uint32_t long_text = 3000, most_step = 64;  // tokens; slabs are full every 512, read() makes steps of so many
+// tokens; slabs are full every 512, read() makes steps of so many
+constexpr uint32_t long_text = 3000, max_step = 64;
 
 const Text& text() {
   static const Text its(small, long_text + 600);
   return its;
 }
 
-uint64_t least_bytes(uint64_t tokens, uint32_t step, bool representatives = false) {
+uint64_t min_bytes(uint64_t tokens, uint32_t step, bool representatives = false) {
   kvasir::KvStore store({small.layers, small.kv_heads, kvasir::PageShape::of(small.head_dim)}, 64);
   if (!representatives) store.drop_representatives();
   REQUIRE(store.set_budget({0, "", step}, 0).ok());
-  return store.least_bytes(tokens);
+  return store.min_bytes(tokens);
 }
 
-uint64_t tight_budget(bool representatives = false) { return least_bytes(long_text + 600, most_step, representatives) + (96 << 10); }
+uint64_t tight_budget(bool representatives = false) {
+  return min_bytes(long_text + 600, max_step, representatives) + (96 << 10);
+}
 
 kv_cache_options within(const char* strategy, uint64_t memory, const std::string& folder) {
   kv_cache_options o = options_of(strategy, std::strcmp(strategy, "full") == 0 ? 0 : 256);
@@ -66,7 +70,8 @@ Cache fork(kv_cache* from) {
 // A chunk, which is exact, and steps of one token, by the strategy.
 std::vector<std::vector<Floats>> go_on(kv_cache* cache, std::size_t at) {
   std::vector<std::vector<Floats>> out{step(cache, text(), at, 40, nullptr, true)};
-  for (std::size_t i = 0; i < 12; ++i) out.push_back(step(cache, text(), at + 40 + i, 1, nullptr, true));
+  for (std::size_t i = 0; i < 12; ++i)
+    out.push_back(step(cache, text(), at + 40 + i, 1, nullptr, true));
   return out;
 }
 
@@ -82,15 +87,19 @@ int unreadable(const char* operation, const char* path) {
 
 }  // namespace
 
-TEST_CASE("a cache within a memory budget attends as one without does, saved, loaded, copied and cut back too") {
+TEST_CASE(
+    "a cache within a memory budget attends as one without does, saved, loaded, copied and cut "
+    "back too") {
   TempFolder folder;
   for (const char* strategy : {"full", "quest", "bounded", "flat", "infllm", "filter-layers"}) {
     CAPTURE(std::string(strategy));
     const uint64_t budget = tight_budget(std::strcmp(strategy, "infllm") == 0);
-    const Cache plain = open_cache(small, within(strategy, 0, folder.path())), cache = open_cache(small, within(strategy, budget, folder.path()));
-    for (std::size_t at = 0; at < long_text; at += most_step) {
-      const auto n = static_cast<uint32_t>(std::min<std::size_t>(most_step, long_text - at));
-      const auto wanted = step(plain.get(), text(), at, n, nullptr, true), got = step(cache.get(), text(), at, n, nullptr, true);
+    const Cache plain = open_cache(small, within(strategy, 0, folder.path())),
+                cache = open_cache(small, within(strategy, budget, folder.path()));
+    for (std::size_t at = 0; at < long_text; at += max_step) {
+      const auto n = static_cast<uint32_t>(std::min<std::size_t>(max_step, long_text - at));
+      const auto wanted = step(plain.get(), text(), at, n, nullptr, true),
+                 got = step(cache.get(), text(), at, n, nullptr, true);
       REQUIRE(got == wanted);
       REQUIRE(number_in(cache.get(), "private_bytes") <= budget);
     }
@@ -98,7 +107,8 @@ TEST_CASE("a cache within a memory budget attends as one without does, saved, lo
     CHECK(number_in(cache.get(), "spilled_bytes") >= 4 * 256 << 10);
     CHECK(number_in(plain.get(), "spilled_bytes") == 0);
     CHECK(number_in(plain.get(), "private_bytes") > budget);
-    CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
+    // the file has no name where there are files without one
+    CHECK(folder.entries() == (on_windows ? 1 : 0));
     CHECK(resident_of(folder.path()) < 64 << 10);
     const Cache copy = fork(cache.get());
     const auto wanted = go_on(fork(plain.get()).get(), long_text);
@@ -125,42 +135,50 @@ TEST_CASE("a cache's budget of the least that is asked for is kept, in steps of 
   TempFolder folder;
   for (uint32_t step_tokens : {1u, 100u, 1500u}) {
     CAPTURE(step_tokens);
-    const kv_cache_options o = within("bounded", least_bytes(long_text, step_tokens), folder.path());
-    const Cache cache = open_cache(small, o), less = open_cache(small, within("bounded", o.memory_budget - 1, folder.path()));
+    const kv_cache_options o = within("bounded", min_bytes(long_text, step_tokens), folder.path());
+    const Cache cache = open_cache(small, o),
+                less = open_cache(small, within("bounded", o.memory_budget - 1, folder.path()));
     kv_error refused{};
-    for (uint32_t at = 0, n = step_tokens; at < long_text; at += n, n = std::min(n, 50u)) {  // the first one counts for good
+    // the first one counts for good
+    for (uint32_t at = 0, n = step_tokens; at < long_text; at += n, n = std::min(n, 50u)) {
       step(cache.get(), text(), at, n, nullptr, true);
       REQUIRE(number_in(cache.get(), "private_bytes") <= o.memory_budget);
       for (uint32_t l = 0; l < small.layers && refused.status == KV_OK; ++l)
-        (void)kv_cache_update(less.get(), l, KV_F32, text().key(l, at), text().value(l, at), text().query(l, at), n, &refused);
+        (void)kv_cache_update(less.get(), l, KV_F32, text().key(l, at), text().value(l, at),
+                              text().query(l, at), n, &refused);
     }
     CHECK(refused.status == KV_LIMIT);
     CHECK(needed(refused) == o.memory_budget);
   }
 }
 
-TEST_CASE("a cache's budget that cannot be kept is refused, and what was complete can still be attended") {
+TEST_CASE(
+    "a cache's budget that cannot be kept is refused, and what was complete can still be "
+    "attended") {
   TempFolder folder;
-  const std::string path = folder.path(), nowhere = folder.file("nowhere"), exact_path = folder.file("exact.kv"), long_path = folder.file("long.kv");
+  const std::string path = folder.path(), nowhere = folder.file("nowhere"),
+                    exact_path = folder.file("exact.kv"), long_path = folder.file("long.kv");
   kv_cache* none = nullptr;
   kv_error refused{};
   kv_cache_options o = within("full", 1000, path);
   CHECK(kv_cache_open(&small, &o, &none, &refused) == KV_LIMIT);
-  CHECK(needed(refused) == least_bytes(0, 1));
+  CHECK(needed(refused) == min_bytes(0, 1));
   o.memory_budget = needed(refused);
   open_cache(small, o);
 
-  o.memory_budget = least_bytes(200, 64);
+  o.memory_budget = min_bytes(200, 64);
   const Cache cache = open_cache(small, o);
   read(cache.get(), text(), 0, 136);
   const auto last = step(cache.get(), text(), 136, 60);
   const auto update = [&](uint32_t n) {
-    return kv_cache_update(cache.get(), 0, KV_F32, text().key(0, 196), text().value(0, 196), nullptr, n, &refused);
+    return kv_cache_update(cache.get(), 0, KV_F32, text().key(0, 196), text().value(0, 196),
+                           nullptr, n, &refused);
   };
   CHECK(update(2000) == KV_LIMIT);
-  CHECK(needed(refused) == least_bytes(2196, 2000));
+  CHECK(needed(refused) == min_bytes(2196, 2000));
   Floats again(60 * text().row());
-  REQUIRE_OK(kv_cache_attention(cache.get(), 1, KV_F32, text().query(1, 136), again.data(), 60, nullptr, error));
+  REQUIRE_OK(kv_cache_attention(cache.get(), 1, KV_F32, text().query(1, 136), again.data(), 60,
+                                nullptr, error));
   CHECK(again == last[1]);
   step(cache.get(), text(), 196, 4);  // a large step that was refused does not count
   CHECK(number_in(cache.get(), "tokens") == 200);
@@ -181,13 +199,14 @@ TEST_CASE("a cache's budget that cannot be kept is refused, and what was complet
   const Cache plain = open_cache(small, within("full", 0, path));
   read(plain.get(), text(), 0, long_text);
   REQUIRE_OK(kv_cache_save(plain.get(), long_path.c_str(), nullptr, error));
-  o.memory_budget = least_bytes(1000, 1);
+  o.memory_budget = min_bytes(1000, 1);
   CHECK(kv_cache_load(&small, long_path.c_str(), &o, nullptr, &none, &refused) == KV_LIMIT);
-  CHECK(needed(refused) >= least_bytes(long_text, 1));
+  CHECK(needed(refused) >= min_bytes(long_text, 1));
   CHECK(!none);
 }
 
-TEST_CASE("a disk that fails is an error, and a cache that spills to it goes on when it is good again") {
+TEST_CASE(
+    "a disk that fails is an error, and a cache that spills to it goes on when it is good again") {
   TempFolder folder;
   const Cache plain = open_cache(small, within("quest", 0, folder.path()));
   read(plain.get(), text(), 0, long_text);
@@ -196,12 +215,13 @@ TEST_CASE("a disk that fails is an error, and a cache that spills to it goes on 
     CAPTURE(writes);
     const Cache cache = open_cache(small, within("quest", tight_budget(), folder.path()));
     const auto update = [&](std::size_t at, uint32_t n, kv_error* error) {
-      return kv_cache_update(cache.get(), 0, KV_F32, text().key(0, at), text().value(0, at), nullptr, n, error);
+      return kv_cache_update(cache.get(), 0, KV_F32, text().key(0, at), text().value(0, at),
+                             nullptr, n, error);
     };
     writes_left = writes;
     bool failed = false;
     for (std::size_t at = 0; at < long_text;) {
-      const auto n = static_cast<uint32_t>(std::min<std::size_t>(most_step, long_text - at));
+      const auto n = static_cast<uint32_t>(std::min<std::size_t>(max_step, long_text - at));
       kv_error told{};
       kvasir::os::fault = full_disk;
       const kv_status status = update(at, n, &told);
@@ -215,7 +235,8 @@ TEST_CASE("a disk that fails is an error, and a cache that spills to it goes on 
         writes_left = 1 << 20;
         continue;
       }
-      REQUIRE_OK(kv_cache_update(cache.get(), 1, KV_F32, text().key(1, at), text().value(1, at), nullptr, n, error));
+      REQUIRE_OK(kv_cache_update(cache.get(), 1, KV_F32, text().key(1, at), text().value(1, at),
+                                 nullptr, n, error));
       at += n;
     }
     CHECK(failed);
@@ -226,15 +247,18 @@ TEST_CASE("a disk that fails is an error, and a cache that spills to it goes on 
   read(cache.get(), text(), 0, long_text);
   step(cache.get(), text(), long_text, 40);
   for (uint32_t l = 0; l < small.layers; ++l)
-    REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, text().key(l, long_text + 40), text().value(l, long_text + 40), nullptr, 1, error));
+    REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, text().key(l, long_text + 40),
+                               text().value(l, long_text + 40), nullptr, 1, error));
   for (uint32_t l = 0; l < small.layers; ++l) {
     Floats out(text().row(), 7.0f);
     kvasir::os::fault = unreadable;
-    const kv_status status = kv_cache_attention(cache.get(), l, KV_F32, text().query(l, long_text + 40), out.data(), 1, nullptr, nullptr);
+    const kv_status status = kv_cache_attention(
+        cache.get(), l, KV_F32, text().query(l, long_text + 40), out.data(), 1, nullptr, nullptr);
     kvasir::os::fault = nullptr;
     CHECK(status == KV_IO);
     CHECK(out == Floats(text().row(), 7.0f));
-    REQUIRE_OK(kv_cache_attention(cache.get(), l, KV_F32, text().query(l, long_text + 40), out.data(), 1, nullptr, error));
+    REQUIRE_OK(kv_cache_attention(cache.get(), l, KV_F32, text().query(l, long_text + 40),
+                                  out.data(), 1, nullptr, error));
     CHECK(out == wanted[1][l]);
   }
 }
@@ -242,8 +266,9 @@ TEST_CASE("a disk that fails is an error, and a cache that spills to it goes on 
 TEST_CASE("a cache that finds no memory where it would spill loses nothing") {
   TempFolder folder;
   constexpr std::size_t length = 1400;
-  const uint64_t budget = least_bytes(length + 100, 50) + (32 << 10);
-  const Cache plain = open_cache(small, within("quest", 0, folder.path())), cache = open_cache(small, within("quest", budget, folder.path()));
+  const uint64_t budget = min_bytes(length + 100, 50) + (32 << 10);
+  const Cache plain = open_cache(small, within("quest", 0, folder.path())),
+              cache = open_cache(small, within("quest", budget, folder.path()));
   long failures = 0;
   for (std::size_t at = 0; at < length; at += 50) {
     step(plain.get(), text(), at, 50);
@@ -251,7 +276,8 @@ TEST_CASE("a cache that finds no memory where it would spill loses nothing") {
       kv_status status = KV_NO_MEMORY;
       for (long n = 0; status != KV_OK; ++n) {
         const FailingAllocations failing(n, true);
-        status = kv_cache_update(cache.get(), l, KV_F32, text().key(l, at), text().value(l, at), nullptr, 50, nullptr);
+        status = kv_cache_update(cache.get(), l, KV_F32, text().key(l, at), text().value(l, at),
+                                 nullptr, 50, nullptr);
         REQUIRE((status == KV_OK || (failing.reached() && status == KV_NO_MEMORY)));
         failures += status != KV_OK;
       }

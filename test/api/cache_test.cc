@@ -1,4 +1,5 @@
-// The store without a model: attention against plain double precision, chunks against single tokens, files, forks, and what is refused.
+// The store without a model: attention against plain double precision, chunks against single
+// tokens, files, forks, and what is refused.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -10,13 +11,17 @@
 
 using namespace api_test;
 
-TEST_CASE("attention is exact while everything is in the window, and near to it over pages, whatever the shape") {
-  for (const kv_cache_shape& shape : {small, shape_of(1, 1, 1, 1), shape_of(1, 4, 4, 64), shape_of(2, 8, 1, 128), shape_of(1, 2, 1, 256)}) {
+TEST_CASE(
+    "attention is exact while everything is in the window, and near to it over pages, whatever the "
+    "shape") {
+  for (const kv_cache_shape& shape : {small, shape_of(1, 1, 1, 1), shape_of(1, 4, 4, 64),
+                                      shape_of(2, 8, 1, 128), shape_of(1, 2, 1, 256)}) {
     CAPTURE(shape.head_dim);
     const Text text(shape, 300);
     const Cache cache = open_cache(shape, options_of("full"));
     const auto near = step(cache.get(), text, 0, 50);
-    for (uint32_t l = 0; l < shape.layers; ++l) CHECK(largest_difference(near[l], text.exact(l, 0, 50)) < window_tolerance);
+    for (uint32_t l = 0; l < shape.layers; ++l)
+      CHECK(largest_difference(near[l], text.exact(l, 0, 50)) < window_tolerance);
     read(cache.get(), text, 50, 260);
     const auto chunk = step(cache.get(), text, 260, 39);
     const auto one = step(cache.get(), text, 299, 1);
@@ -35,22 +40,26 @@ TEST_CASE("a full-precision cache is exact at any length") {
   o.kv_type = KV_KV_F32;
   const Cache cache = open_cache(small, o);
   read(cache.get(), text, 0, 299);
-  CHECK(largest_difference(step(cache.get(), text, 299, 1)[1], text.exact(1, 299, 1)) < window_tolerance);
+  CHECK(largest_difference(step(cache.get(), text, 299, 1)[1], text.exact(1, 299, 1)) <
+        window_tolerance);
   CHECK(says(cache.get(), "\"sealed_pages\":0,"));
 }
 
 TEST_CASE("a chunk attends as its tokens one at a time do") {
   const Text text(small, 240);
-  const Cache chunks = open_cache(small, options_of("full")), ones = open_cache(small, options_of("full"));
+  const Cache chunks = open_cache(small, options_of("full")),
+              ones = open_cache(small, options_of("full"));
   read(chunks.get(), text, 0, 200);
   for (std::size_t t = 0; t < 200; ++t) step(ones.get(), text, t, 1);
   const auto together = step(chunks.get(), text, 200, 40);
   std::vector<Floats> single(small.layers);
   for (std::size_t t = 200; t < 240; ++t) {
     const auto out = step(ones.get(), text, t, 1);
-    for (uint32_t l = 0; l < small.layers; ++l) single[l].insert(single[l].end(), out[l].begin(), out[l].end());
+    for (uint32_t l = 0; l < small.layers; ++l)
+      single[l].insert(single[l].end(), out[l].begin(), out[l].end());
   }
-  for (uint32_t l = 0; l < small.layers; ++l) CHECK(largest_difference(together[l], single[l]) < page_tolerance);
+  for (uint32_t l = 0; l < small.layers; ++l)
+    CHECK(largest_difference(together[l], single[l]) < page_tolerance);
 }
 
 TEST_CASE("scores are scaled and capped as asked, in window and pages, also by chosen pages") {
@@ -83,12 +92,15 @@ TEST_CASE("half-precision numbers go in and come out, at any address") {
       std::memcpy(&bits, &x, 4);
       if (type == KV_BF16) return static_cast<uint16_t>(bits >> 16);
       if (std::abs(x) < 0x1p-14f) return static_cast<uint16_t>(0);
-      return static_cast<uint16_t>((bits >> 16 & 0x8000) | (((bits & 0x7fffffff) - 0x38000000) >> 13));
+      return static_cast<uint16_t>((bits >> 16 & 0x8000) |
+                                   (((bits & 0x7fffffff) - 0x38000000) >> 13));
     };
     const auto from = [&](uint16_t x) {
       if (type == KV_F16) {
-        const float magnitude = (x & 0x7c00) ? std::ldexp(1.0f + static_cast<float>(x & 0x3ff) / 1024, (x >> 10 & 31) - 15)
-                                             : std::ldexp(static_cast<float>(x & 0x3ff), -24);
+        const float magnitude =
+            (x & 0x7c00)
+                ? std::ldexp(1.0f + static_cast<float>(x & 0x3ff) / 1024, (x >> 10 & 31) - 15)
+                : std::ldexp(static_cast<float>(x & 0x3ff), -24);
         return x & 0x8000 ? -magnitude : magnitude;
       }
       const uint32_t bits = static_cast<uint32_t>(x) << 16;
@@ -105,10 +117,13 @@ TEST_CASE("half-precision numbers go in and come out, at any address") {
       return out;
     };
     const Cache cache = open_cache(small, options_of("full"));
-    const auto k = pack(text.key(0, 0), 10 * 80), v = pack(text.value(0, 0), 10 * 80), q = pack(text.query(0, 0), 10 * 240);
+    const auto k = pack(text.key(0, 0), 10 * 80), v = pack(text.value(0, 0), 10 * 80),
+               q = pack(text.query(0, 0), 10 * 240);
     std::vector<char> out(10 * 240 * 2 + 1);
-    REQUIRE_OK(kv_cache_update(cache.get(), 0, type, k.data() + 1, v.data() + 1, nullptr, 10, error));
-    REQUIRE_OK(kv_cache_attention(cache.get(), 0, type, q.data() + 1, out.data() + 1, 10, nullptr, error));
+    REQUIRE_OK(
+        kv_cache_update(cache.get(), 0, type, k.data() + 1, v.data() + 1, nullptr, 10, error));
+    REQUIRE_OK(
+        kv_cache_attention(cache.get(), 0, type, q.data() + 1, out.data() + 1, 10, nullptr, error));
     Floats back(10 * 240);
     for (std::size_t i = 0; i < back.size(); ++i) {
       uint16_t h;
@@ -119,12 +134,15 @@ TEST_CASE("half-precision numbers go in and come out, at any address") {
   }
 }
 
-TEST_CASE("every strategy that needs no model reads; with a budget of everything it reads what full attention does") {
+TEST_CASE(
+    "every strategy that needs no model reads; with a budget of everything it reads what full "
+    "attention does") {
   const Text text(small, 700);
   const Cache full = open_cache(small, options_of("full"));
   read(full.get(), text, 0, 699);
   const auto exact = step(full.get(), text, 699, 1);
-  for (const char* strategy : {"auto", "quest", "flat", "dipr", "bounded", "infllm", "filter-layers"}) {
+  for (const char* strategy :
+       {"auto", "quest", "flat", "dipr", "bounded", "infllm", "filter-layers"}) {
     CAPTURE(std::string(strategy));
     kv_cache_options o = options_of(strategy, 4096);
     if (std::string(strategy) == "dipr") o.alpha = 1e-30f;
@@ -158,7 +176,9 @@ TEST_CASE("any number of threads gives the same bits") {
   }
 }
 
-TEST_CASE("a long step's numbers are read by all threads as by one, of each type and at any address, and looked at to the last") {
+TEST_CASE(
+    "a long step's numbers are read by all threads as by one, of each type and at any address, and "
+    "looked at to the last") {
   constexpr uint32_t n = 2000;  // several pieces of 128 KiB as floats
   const Text text(small, n + 1);
   const auto half = [&](const float* x) {  // some numbers, whatever they are
@@ -176,7 +196,8 @@ TEST_CASE("a long step's numbers are read by all threads as by one, of each type
       for (uint32_t l = 0; l < small.layers; ++l) {
         const auto k = half(text.key(l, 0)), v = half(text.value(l, 0));
         const void* of_k = type == KV_F32 ? static_cast<const void*>(text.key(l, 0)) : k.data() + 1;
-        const void* of_v = type == KV_F32 ? static_cast<const void*>(text.value(l, 0)) : v.data() + 1;
+        const void* of_v =
+            type == KV_F32 ? static_cast<const void*>(text.value(l, 0)) : v.data() + 1;
         REQUIRE_OK(kv_cache_update(cache.get(), l, type, of_k, of_v, nullptr, n, error));
       }
       const auto out = step(cache.get(), text, n, 1);
@@ -185,7 +206,8 @@ TEST_CASE("a long step's numbers are read by all threads as by one, of each type
       Floats bad(text.key(0, 0), text.key(0, n));
       for (const std::size_t at : {bad.size() - 1, bad.size() - 33000}) {
         const float good = std::exchange(bad[at], NAN);
-        CHECK(kv_cache_update(cache.get(), 0, KV_F32, bad.data(), text.value(0, 0), nullptr, n, nullptr) == KV_BAD_ARGUMENT);
+        CHECK(kv_cache_update(cache.get(), 0, KV_F32, bad.data(), text.value(0, 0), nullptr, n,
+                              nullptr) == KV_BAD_ARGUMENT);
         bad[at] = good;
       }
     }
@@ -233,7 +255,9 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
   const auto out = step(cache.get(), text, 300, 1);
   REQUIRE_OK(kv_cache_truncate(cache.get(), 300, error));
   CHECK(step(cache.get(), text, 300, 1) == out);
-  REQUIRE_OK(kv_cache_update(cache.get(), 0, KV_F32, text.key(0, 5), text.value(0, 5), nullptr, 3, error));  // the wrong tokens
+  // the wrong tokens
+  REQUIRE_OK(
+      kv_cache_update(cache.get(), 0, KV_F32, text.key(0, 5), text.value(0, 5), nullptr, 3, error));
   CHECK(says(cache.get(), "\"tokens\":301,"));
   kv_cache* fork = nullptr;
   CHECK(kv_cache_fork(cache.get(), nullptr, &fork, nullptr) == KV_BAD_STATE);
@@ -241,14 +265,16 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
   REQUIRE_OK(kv_cache_truncate(cache.get(), 300, error));
   CHECK(step(cache.get(), text, 300, 1) == out);
   REQUIRE_OK(kv_cache_truncate(cache.get(), 0, error));
-  CHECK(largest_difference(step(cache.get(), text, 0, 30)[1], text.exact(1, 0, 30)) < window_tolerance);
+  CHECK(largest_difference(step(cache.get(), text, 0, 30)[1], text.exact(1, 0, 30)) <
+        window_tolerance);
 }
 
 TEST_CASE("what is taken back of a step leaves the window as it was") {
   const Text text(small, 200);
   for (uint32_t kept : {0u, 1u, 3u, 20u}) {
     CAPTURE(kept);
-    const Cache cache = open_cache(small, options_of("full")), shorter = open_cache(small, options_of("full"));
+    const Cache cache = open_cache(small, options_of("full")),
+                shorter = open_cache(small, options_of("full"));
     for (kv_cache* c : {cache.get(), shorter.get()}) read(c, text, 0, 112);
     step(cache.get(), text, 112, 20);  // with all of it a page would leave the window
     REQUIRE_OK(kv_cache_truncate(cache.get(), 112 + kept, error));
@@ -267,11 +293,14 @@ TEST_CASE("a complete step is attended until something ends it, and what is refu
   const Cache cache = open_cache(shape, options_of("full"));
   kv_cache* const c = cache.get();
   const auto update = [&](uint32_t layer, uint32_t n) {
-    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n, nullptr);
+    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n,
+                           nullptr);
   };
   Floats out(100 * text.row());
   kv_error told{};
-  const auto attend = [&](uint32_t n) { return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, &told); };
+  const auto attend = [&](uint32_t n) {
+    return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, &told);
+  };
   REQUIRE(attend(1) == KV_BAD_STATE);
   CHECK(std::strstr(told.message, "update it") != nullptr);
   step(c, text, 0, 60);
@@ -280,9 +309,11 @@ TEST_CASE("a complete step is attended until something ends it, and what is refu
   CHECK(kv_cache_truncate(c, 61, nullptr) == KV_BAD_ARGUMENT);
   CHECK(attend(60) == KV_OK);
   kv_cache* copy = nullptr;
-  const std::function<kv_status()> ends[] = {[&] { return kv_cache_save(c, path.c_str(), nullptr, nullptr); },
-                                             [&] { return kv_cache_fork(c, nullptr, &copy, nullptr); }, [&] { return kv_cache_truncate(c, 60, nullptr); },
-                                             [&] { return kv_cache_truncate(c, 59, nullptr); }};
+  const std::function<kv_status()> ends[] = {
+      [&] { return kv_cache_save(c, path.c_str(), nullptr, nullptr); },
+      [&] { return kv_cache_fork(c, nullptr, &copy, nullptr); },
+      [&] { return kv_cache_truncate(c, 60, nullptr); },
+      [&] { return kv_cache_truncate(c, 59, nullptr); }};
   for (const auto& end : ends) {
     REQUIRE_OK(kv_cache_truncate(c, 0, error));
     step(c, text, 0, 60);
@@ -308,9 +339,11 @@ TEST_CASE("a strategy that cannot choose is refused before the step before is ov
   REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
   const Cache loaded(made);
   step(made, text, 250, 2, nullptr, true);
-  CHECK(kv_cache_update(made, 0, KV_F32, text.key(0, 252), text.value(0, 252), text.query(0, 252), 1, nullptr) == KV_BAD_STATE);
+  CHECK(kv_cache_update(made, 0, KV_F32, text.key(0, 252), text.value(0, 252), text.query(0, 252),
+                        1, nullptr) == KV_BAD_STATE);
   Floats out(2 * text.row());
-  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 250), out.data(), 2, nullptr, nullptr) == KV_OK);
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 250), out.data(), 2, nullptr, nullptr) ==
+        KV_OK);
 }
 
 TEST_CASE("a step that does not fit what happened before is refused and changes nothing") {
@@ -321,10 +354,12 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   kv_cache* const c = cache.get();
   Floats out(100 * text.row(), 7);
   const auto update = [&](uint32_t layer, uint32_t n) {
-    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n, nullptr);
+    return kv_cache_update(c, layer, KV_F32, text.key(layer, 0), text.value(layer, 0), nullptr, n,
+                           nullptr);
   };
   const auto attend = [&](uint32_t layer, uint32_t n) {
-    return kv_cache_attention(c, layer, KV_F32, text.query(layer, 0), out.data(), n, nullptr, nullptr);
+    return kv_cache_attention(c, layer, KV_F32, text.query(layer, 0), out.data(), n, nullptr,
+                              nullptr);
   };
   CHECK(attend(0, 1) == KV_BAD_STATE);
   CHECK(update(1, 60) == KV_OK);  // any order
@@ -339,8 +374,10 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   for (float bad : {NAN, INFINITY, -INFINITY, 2e30f}) {
     Floats k(text.key(0, 0), text.key(0, 10));
     k[777] = bad;
-    CHECK(kv_cache_update(c, 0, KV_F32, k.data(), text.value(0, 0), nullptr, 10, nullptr) == KV_BAD_ARGUMENT);
-    CHECK(kv_cache_update(c, 0, KV_F32, text.key(0, 0), k.data(), nullptr, 10, nullptr) == KV_BAD_ARGUMENT);
+    CHECK(kv_cache_update(c, 0, KV_F32, k.data(), text.value(0, 0), nullptr, 10, nullptr) ==
+          KV_BAD_ARGUMENT);
+    CHECK(kv_cache_update(c, 0, KV_F32, text.key(0, 0), k.data(), nullptr, 10, nullptr) ==
+          KV_BAD_ARGUMENT);
   }
   CHECK(out == Floats(out.size(), 7));
   const Cancel cancel = make_cancel();
@@ -349,12 +386,15 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   kv_cache_attention_options_init(&o, sizeof o);
   o.cancel = cancel.get();
   CHECK(update(0, 10) == KV_OK);
-  CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, &o, nullptr) == KV_CANCELLED);
+  CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, &o, nullptr) ==
+        KV_CANCELLED);
   CHECK(out == Floats(out.size(), 7));
   CHECK(attend(0, 10) == KV_OK);
 }
 
-TEST_CASE("a file of another shape, of another identity or of a session is refused, and a session refuses a cache's") {
+TEST_CASE(
+    "a file of another shape, of another identity or of a session is refused, and a session "
+    "refuses a cache's") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), session_path = folder.file("s.kv");
   const Text text(small, 200);
@@ -364,21 +404,30 @@ TEST_CASE("a file of another shape, of another identity or of a session is refus
   REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
   save(tiny_session(200).get(), session_path);
   kv_cache* out = nullptr;
-  const auto refused = [&](const std::string& file, const std::function<void(kv_cache_shape*)>& change, kv_status expected) {
+  const auto refused = [&](const std::string& file,
+                           const std::function<void(kv_cache_shape*)>& change, kv_status expected) {
     kv_cache_shape shape = small;
     change(&shape);
     kv_error error{};
-    CHECK_MESSAGE(kv_cache_load(&shape, file.c_str(), &o, nullptr, &out, &error) == expected, error.message);
+    CHECK_MESSAGE(kv_cache_load(&shape, file.c_str(), &o, nullptr, &out, &error) == expected,
+                  error.message);
     CHECK(out == nullptr);
   };
-  refused(path, [](auto* s) { s->layers = 3; }, KV_MODEL_MISMATCH);
-  refused(path, [](auto* s) { s->head_dim = 64; }, KV_MODEL_MISMATCH);
-  refused(path, [](auto* s) { s->identity[31] = 1; }, KV_MODEL_MISMATCH);
-  refused(path, [](auto* s) { s->max_tokens = 199; }, KV_CONTEXT_FULL);
-  refused(session_path, [](auto* s) { s->layers = 2, s->heads = s->kv_heads = 2, s->head_dim = 64; }, KV_MODEL_MISMATCH);
+  refused(
+      path, [](auto* s) { s->layers = 3; }, KV_MODEL_MISMATCH);
+  refused(
+      path, [](auto* s) { s->head_dim = 64; }, KV_MODEL_MISMATCH);
+  refused(
+      path, [](auto* s) { s->identity[31] = 1; }, KV_MODEL_MISMATCH);
+  refused(
+      path, [](auto* s) { s->max_tokens = 199; }, KV_CONTEXT_FULL);
+  refused(
+      session_path, [](auto* s) { s->layers = 2, s->heads = s->kv_heads = 2, s->head_dim = 64; },
+      KV_MODEL_MISMATCH);
   kv_session* session = nullptr;
   kv_error told{};
-  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) == KV_MODEL_MISMATCH);
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) ==
+        KV_MODEL_MISMATCH);
   CHECK(std::strstr(told.message, "kv_cache_load") != nullptr);
   kv_file_information info{};
   info.struct_size = sizeof info;
@@ -398,14 +447,17 @@ TEST_CASE("a cache's file is of no model, also where its identity is a model's f
   model.struct_size = sizeof model;
   REQUIRE_OK(kv_model_info(tiny_model(), &model, error));
   kv_cache_shape shape = shape_of(model.layers, model.heads, model.kv_heads, model.head_dim);
-  for (std::size_t i = 0; i < 32; ++i) shape.identity[i] = static_cast<uint8_t>(std::stoul(std::string(model.fingerprint + 2 * i, 2), nullptr, 16));
+  for (std::size_t i = 0; i < 32; ++i)
+    shape.identity[i] =
+        static_cast<uint8_t>(std::stoul(std::string(model.fingerprint + 2 * i, 2), nullptr, 16));
   const Text text(shape, 200);
   const Cache cache = open_cache(shape, options_of("full"));
   read(cache.get(), text, 0, 200);
   REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
   kv_session* session = nullptr;
   kv_error told{};
-  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) == KV_MODEL_MISMATCH);
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) ==
+        KV_MODEL_MISMATCH);
   CHECK_MESSAGE(std::strstr(told.message, "kv_cache_load") != nullptr, told.message);
 }
 
@@ -447,9 +499,11 @@ TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes o
   CHECK(kv_cache_load(&small, path.c_str(), &o, &verify, &made, nullptr) == KV_CORRUPT);
   REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
   const Cache loaded(made);
-  REQUIRE_OK(kv_cache_update(made, 0, KV_F32, text.key(0, 300), text.value(0, 300), nullptr, 1, error));
+  REQUIRE_OK(
+      kv_cache_update(made, 0, KV_F32, text.key(0, 300), text.value(0, 300), nullptr, 1, error));
   Floats out(text.row(), 7);
-  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 300), out.data(), 1, nullptr, nullptr) == KV_CORRUPT);
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 300), out.data(), 1, nullptr, nullptr) ==
+        KV_CORRUPT);
   CHECK(out == Floats(text.row(), 7));
   REQUIRE_OK(kv_cache_truncate(made, 20, error));
   CHECK(largest_difference(step(made, text, 20, 1)[1], text.exact(1, 20, 1)) < page_tolerance);
@@ -465,18 +519,20 @@ TEST_CASE("a cache without memory stays as it was") {
   REQUIRE_OK(kv_cache_save(base.get(), path.c_str(), nullptr, error));
   const auto next = step(base.get(), text, 300, 1);
   REQUIRE_OK(kv_cache_truncate(base.get(), 300, error));
-  const auto sweep = [&](const std::function<kv_status(long n, bool once, bool* reached)>& attempt) {
-    for (bool once : {true, false}) {
-      for (long n = 0; n < 10'000; n += 1 + n / 16) {
-        CAPTURE(n);
-        bool reached = false;
-        const kv_status status = attempt(n, once, &reached);
-        CHECK((status == KV_OK || (reached && status == KV_NO_MEMORY)));
-        if (!reached) break;
-      }
-    }
-  };
-  const auto failing = [](long n, bool once, bool* reached, const std::function<kv_status()>& call) {
+  const auto sweep =
+      [&](const std::function<kv_status(long n, bool once, bool* reached)>& attempt) {
+        for (bool once : {true, false}) {
+          for (long n = 0; n < 10'000; n += 1 + n / 16) {
+            CAPTURE(n);
+            bool reached = false;
+            const kv_status status = attempt(n, once, &reached);
+            CHECK((status == KV_OK || (reached && status == KV_NO_MEMORY)));
+            if (!reached) break;
+          }
+        }
+      };
+  const auto failing = [](long n, bool once, bool* reached,
+                          const std::function<kv_status()>& call) {
     FailingAllocations memory(n, once);
     const kv_status status = call();
     *reached = memory.reached();
@@ -484,7 +540,8 @@ TEST_CASE("a cache without memory stays as it was") {
   };
   kv_cache* out = nullptr;
   for (const auto& make : std::vector<std::function<kv_status()>>{
-           [&] { return kv_cache_open(&small, &o, &out, nullptr); }, [&] { return kv_cache_fork(base.get(), nullptr, &out, nullptr); },
+           [&] { return kv_cache_open(&small, &o, &out, nullptr); },
+           [&] { return kv_cache_fork(base.get(), nullptr, &out, nullptr); },
            [&] { return kv_cache_load(&small, path.c_str(), &o, nullptr, &out, nullptr); }}) {
     sweep([&](long n, bool once, bool* reached) {
       const kv_status status = failing(n, once, reached, make);
@@ -501,8 +558,12 @@ TEST_CASE("a cache without memory stays as it was") {
     Floats attended(text.row());
     const kv_status status = failing(n, once, reached, [&] {
       for (uint32_t l = 0; l < small.layers; ++l) {
-        if (kv_status s = kv_cache_update(made, l, KV_F32, text.key(l, 300), text.value(l, 300), nullptr, 1, nullptr)) return s;
-        if (kv_status s = kv_cache_attention(made, l, KV_F32, text.query(l, 300), attended.data(), 1, nullptr, nullptr)) return s;
+        if (kv_status s = kv_cache_update(made, l, KV_F32, text.key(l, 300), text.value(l, 300),
+                                          nullptr, 1, nullptr))
+          return s;
+        if (kv_status s = kv_cache_attention(made, l, KV_F32, text.query(l, 300), attended.data(),
+                                             1, nullptr, nullptr))
+          return s;
       }
       return kv_cache_truncate(made, 290, nullptr);
     });

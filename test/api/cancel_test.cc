@@ -1,4 +1,5 @@
-// Long calls that are stopped: soon, with KV_CANCELLED, and with a timeline that goes on as if nothing had been.
+// Long calls that are stopped: soon, with KV_CANCELLED, and with a sequence that goes on as if
+// nothing had been.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -12,7 +13,8 @@ using namespace api_test;
 
 namespace {
 
-constexpr double patience = 2;  // seconds from firing to the call's return: 0.1 are promised, on a machine that is not overloaded
+// seconds from firing to the call's return: 0.1 are promised, on a machine that is not overloaded
+constexpr double patience = 2;
 
 // Fires a token some time after it was made, and remembers when.
 class FireLater {
@@ -41,7 +43,9 @@ class FireLater {
 
 std::mt19937 random(1);
 
-std::chrono::microseconds some_time(int most) { return std::chrono::microseconds(std::uniform_int_distribution<int>(0, most)(random)); }
+std::chrono::microseconds some_time(int most) {
+  return std::chrono::microseconds(std::uniform_int_distribution<int>(0, most)(random));
+}
 
 kv_call_options with_cancel(kv_cancel* cancel) {
   kv_call_options o;
@@ -52,7 +56,8 @@ kv_call_options with_cancel(kv_cancel* cancel) {
 
 }  // namespace
 
-TEST_CASE("reading that is cancelled at any time goes on to the same state as reading without a break") {
+TEST_CASE(
+    "reading that is cancelled at any time goes on to the same state as reading without a break") {
   const std::vector<int32_t> tokens = some_tokens(1500);
   const Session whole = tiny_session(1500);
   const std::vector<int32_t> next = peek(whole.get(), 12);
@@ -66,19 +71,20 @@ TEST_CASE("reading that is cancelled at any time goes on to the same state as re
       kv_cancel_reset(cancel.get());
       FireLater fire(cancel.get(), some_time(30'000));
       uint64_t done = 0;
-      const kv_status s = kv_prefill_tokens(session.get(), tokens.data() + at, tokens.size() - at, &call, &done, nullptr);
+      const kv_status s = kv_prefill_tokens(session.get(), tokens.data() + at, tokens.size() - at,
+                                            &call, &done, nullptr);
       CHECK((s == KV_OK || s == KV_CANCELLED));
       CHECK((s == KV_OK) == (done == tokens.size() - at));
       CHECK(done % 64 == (s == KV_OK ? tokens.size() % 64 : 0));
       if (s == KV_CANCELLED) CHECK(fire.seconds_since_fired() < patience);
       cancelled += s == KV_CANCELLED;
       at += done;
-      CHECK(timeline(session.get()).size() == at);
+      CHECK(sequence(session.get()).size() == at);
       if (cancelled > 60) break;  // a machine so slow that nothing gets done
     }
     kv_cancel_reset(cancel.get());
     if (at < tokens.size()) continue;
-    CHECK(timeline(session.get()) == tokens);
+    CHECK(sequence(session.get()) == tokens);
     CHECK(peek(session.get(), 12) == next);
   }
   CHECK(cancelled > 0);
@@ -92,23 +98,26 @@ TEST_CASE("reading text that is cancelled tells the byte from which to go on") {
   std::size_t at = 0;
   for (int round = 0; round < 200 && at < text.size(); ++round) {
     kv_cancel_reset(cancel.get());
-    FireLater fire(cancel.get(), some_time(60'000) * (1 + round));  // later and later, so that it ends on any machine
+    // later and later, so that it ends on any machine
+    FireLater fire(cancel.get(), some_time(60'000) * (1 + round));
     uint64_t tokens = 0, bytes = 0;
-    const std::size_t before = timeline(session.get()).size();
-    const kv_status s = kv_prefill(session.get(), text.data() + at, text.size() - at, &call, &tokens, &bytes, nullptr);
+    const std::size_t before = sequence(session.get()).size();
+    const kv_status s = kv_prefill(session.get(), text.data() + at, text.size() - at, &call,
+                                   &tokens, &bytes, nullptr);
     CHECK((s == KV_OK || s == KV_CANCELLED));
-    CHECK(timeline(session.get()).size() == before + tokens);
+    CHECK(sequence(session.get()).size() == before + tokens);
     if (s == KV_OK) CHECK(bytes == text.size() - at);
     CHECK(bytes <= text.size() - at);
     at += bytes;
   }
   kv_cancel_reset(cancel.get());
   REQUIRE(at == text.size());
-  // The timeline spells the text, whatever the breaks.
-  const std::vector<int32_t> tokens = timeline(session.get());
+  // The sequence spells the text, whatever the breaks.
+  const std::vector<int32_t> tokens = sequence(session.get());
   std::string spelled(text.size() + 1000, '\0');
   std::size_t size = 0;
-  REQUIRE_OK(kv_detokenize(mini_model(), tokens.data(), tokens.size(), 0, spelled.data(), spelled.size(), &size, error));
+  REQUIRE_OK(kv_detokenize(mini_model(), tokens.data(), tokens.size(), 0, spelled.data(),
+                           spelled.size(), &size, error));
   spelled.resize(size);
   CHECK(spelled.find(text) != std::string::npos);
 }
@@ -117,7 +126,7 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   TempFolder folder;
   const Session session = tiny_session(333);
   save(session.get(), folder.file("a.kv"));
-  const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 10);
+  const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 10);
   const Cancel cancel = make_cancel();
   kv_cancel_fire(cancel.get());
   kv_cancel_fire(cancel.get());
@@ -130,7 +139,8 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   uint64_t done = 7, bytes = 7;
   for (uint32_t keep : {0u, 1u}) {
     o.keep = keep;
-    CHECK(kv_generate(session.get(), "q", 1, &o, nullptr, nullptr, nullptr, nullptr) == KV_CANCELLED);
+    CHECK(kv_generate(session.get(), "q", 1, &o, nullptr, nullptr, nullptr, nullptr) ==
+          KV_CANCELLED);
   }
   CHECK(kv_prefill(session.get(), "text", 4, &call, &done, &bytes, nullptr) == KV_CANCELLED);
   CHECK(done == 0);
@@ -143,7 +153,8 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   CHECK(kv_save(session.get(), folder.file("b.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   CHECK(kv_file_verify(folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   call.flags = KV_LOAD_VERIFY;
-  CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) == KV_CANCELLED);
+  CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) ==
+        KV_CANCELLED);
   CHECK(loaded == nullptr);
   kv_model_options opening;
   kv_model_options_init(&opening, sizeof opening);
@@ -153,17 +164,20 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   CHECK(model == nullptr);
   std::size_t count = 99;
   for (const uint32_t flags : {0u, KV_TOKENIZE_DOCUMENT})
-    CHECK(kv_tokenize(tiny_model(), "text", 4, flags, cancel.get(), &token, 1, &count, nullptr) == KV_CANCELLED);
+    CHECK(kv_tokenize(tiny_model(), "text", 4, flags, cancel.get(), &token, 1, &count, nullptr) ==
+          KV_CANCELLED);
   CHECK(count == 99);
   CHECK(token == -1);
   CHECK(folder.entries() == 1);
-  CHECK(timeline(session.get()) == tokens);
+  CHECK(sequence(session.get()) == tokens);
   CHECK(peek(session.get(), 10) == next);
 }
 
-TEST_CASE("an answer that is cancelled at any time leaves the timeline, or with keep the whole tokens made so far") {
+TEST_CASE(
+    "an answer that is cancelled at any time leaves the sequence, or with keep the whole tokens "
+    "made so far") {
   const Session session = tiny_session(900);
-  const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 10);
+  const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 10);
   const Cancel cancel = make_cancel();
   kv_generate_options o;
   kv_generate_options_init(&o, sizeof o);
@@ -179,7 +193,7 @@ TEST_CASE("an answer that is cancelled at any time leaves the timeline, or with 
     const kv_status s = kv_generate(own.get(), "who?", 4, &o, nullptr, nullptr, &answer, nullptr);
     if (s == KV_CANCELLED) CHECK(fire.seconds_since_fired() < patience);
     CHECK((s == KV_CANCELLED || s == KV_OK));
-    const std::vector<int32_t> after = timeline(own.get());
+    const std::vector<int32_t> after = sequence(own.get());
     REQUIRE(after.size() >= tokens.size());
     CHECK(std::equal(tokens.begin(), tokens.end(), after.begin()));
     if (o.keep) {
@@ -192,7 +206,9 @@ TEST_CASE("an answer that is cancelled at any time leaves the timeline, or with 
   }
 }
 
-TEST_CASE("saving and verifying that are cancelled leave the old file or the new one, and nothing else" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE(
+    "saving and verifying that are cancelled leave the old file or the new one, and nothing else" *
+    doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const Session old = tiny_session(50), session = tiny_session(2000);
@@ -216,7 +232,7 @@ TEST_CASE("saving and verifying that are cancelled leave the old file or the new
     kv_session_close(loaded);
     CHECK(folder.entries() == 1);
     const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
-    const std::size_t tokens = timeline(there.get()).size();
+    const std::size_t tokens = sequence(there.get()).size();
     CHECK((tokens == 50 || tokens == 2000));
     if (round % 2) CHECK((s != KV_OK || tokens == 2000));
     if (tokens == 2000 && round % 4 == 3) save(old.get(), path);
@@ -226,13 +242,14 @@ TEST_CASE("saving and verifying that are cancelled leave the old file or the new
 TEST_CASE("a callback stops every long call") {
   TempFolder folder;
   const Session session = tiny_session(500);
-  const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 10);
+  const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 10);
   kv_call_options call;
   kv_call_options_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void*) -> int32_t { return -1; };
   uint64_t done = 0;
   const Session reading = open_session(tiny_model());
-  CHECK(kv_prefill_tokens(reading.get(), tokens.data(), tokens.size(), &call, &done, nullptr) == KV_CANCELLED);
+  CHECK(kv_prefill_tokens(reading.get(), tokens.data(), tokens.size(), &call, &done, nullptr) ==
+        KV_CANCELLED);
   CHECK(done == 64);
   CHECK(kv_save(session.get(), folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   CHECK(folder.entries() == 0);
@@ -240,9 +257,10 @@ TEST_CASE("a callback stops every long call") {
   CHECK(kv_file_verify(folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   call.flags = KV_LOAD_VERIFY;
   kv_session* loaded = nullptr;
-  CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) == KV_CANCELLED);
+  CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) ==
+        KV_CANCELLED);
   CHECK(loaded == nullptr);
-  CHECK(timeline(session.get()) == tokens);
+  CHECK(sequence(session.get()) == tokens);
   CHECK(peek(session.get(), 10) == next);
 }
 

@@ -1,11 +1,11 @@
-// The chat format of a saved timeline: kept with it, gone on in, refused where it is another one.
+// The chat format of a saved sequence: kept with it, gone on in, refused where it is another one.
 #include <algorithm>
 #include <cstring>
 #include <functional>
 
+#include "cachefile/cache_file.h"
 #include "helpers.h"
 #include "session/chat_record.h"
-#include "store/cache_file.h"
 #include "temp_folder.h"
 #include "text/chat.h"
 
@@ -34,11 +34,11 @@ std::string format_of(kv_session* session) {
   return json.substr(at, json.find('"', at) - at);
 }
 
-// The tokens of the timeline with a question's turn behind it, which is left before the answer.
+// The tokens of the sequence with a question's turn behind it, which is left before the answer.
 std::vector<int32_t> asked(kv_session* session) {
   const std::string question = "Which code?";
   const Session copy = fork(session);
-  const std::size_t before = timeline(copy.get()).size();
+  const std::size_t before = sequence(copy.get()).size();
   kv_generate_options options;
   kv_generate_options_init(&options, sizeof options);
   options.max_tokens = 1;
@@ -47,7 +47,7 @@ std::vector<int32_t> asked(kv_session* session) {
   answer.struct_size = sizeof answer;
   REQUIRE_OK(kv_generate(copy.get(), question.data(), question.size(), &options, nullptr, nullptr,
                          &answer, error));
-  std::vector<int32_t> tokens = timeline(copy.get());
+  std::vector<int32_t> tokens = sequence(copy.get());
   tokens.resize(before + answer.question_tokens);
   return tokens;
 }
@@ -140,7 +140,7 @@ TEST_CASE(
   save(loaded.get(), again);
   CHECK(std::string(inspected(again).chat_format) == "llama3");
 
-  const uint64_t beginning = timeline(reader.get()).size() - 3;
+  const uint64_t beginning = sequence(reader.get()).size() - 3;
   const kv_session_options options = small_options();
   kv_session* prefix = nullptr;
   REQUIRE_OK(
@@ -168,7 +168,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a timeline into which no format has put anything is loaded with any") {
+TEST_CASE("a sequence into which no format has put anything is loaded with any") {
   const TempFolder folder;
   const Model raw = open_with("raw"), chatml = open_with("chatml"), llama = open_with("llama3");
   const Session reader = open_session(raw.get());
@@ -188,7 +188,7 @@ TEST_CASE("a timeline into which no format has put anything is loaded with any")
   CHECK(load_status(llama.get(), path, nullptr) == KV_OK);
 }
 
-TEST_CASE("a timeline that went back to nothing begins again in the model's chat format") {
+TEST_CASE("a sequence that went back to nothing begins again in the model's chat format") {
   const TempFolder folder;
   const Model llama = open_with("llama3");
   const Session loaded = load(tiny_model(), saved(llama.get(), folder));
@@ -287,7 +287,7 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   kv_cache* made = nullptr;
   REQUIRE_OK(kv_cache_open(&shape, nullptr, &made, error));
   const std::unique_ptr<kv_cache, void (*)(kv_cache*)> cache(made, kv_cache_close);
-  const std::vector<int32_t> tokens = timeline(reader.get());
+  const std::vector<int32_t> tokens = sequence(reader.get());
   const std::vector<float> rows(tokens.size() * info.kv_heads * info.head_dim, 0.5f);
   for (uint32_t l = 0; l < info.layers; ++l)
     REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, rows.data(), rows.data(), nullptr,

@@ -1,5 +1,6 @@
-// Cache files that are cut, flipped or of something else: a clear code and nothing loaded; damage that is met late ends the call with
-// KV_CORRUPT and leaves the session as it was. Never a crash, never an answer made of damaged bytes.
+// Cache files that are cut, flipped or of something else: a clear code and nothing loaded; damage
+// that is met late ends the call with KV_CORRUPT and leaves the session as it was. Never a crash,
+// never an answer made of damaged bytes.
 #include <fstream>
 #include <set>
 
@@ -13,8 +14,8 @@ using kvasir::format::SectionKind;
 
 namespace {
 
-// A saved timeline of 642 tokens: 18 sealed pages of 32, so that the second extent is not full, and 66 tokens in the window, so that a short
-// question seals none.
+// A saved sequence of 642 tokens: 18 sealed pages of 32, so that the second extent is not full, and
+// 66 tokens in the window, so that a short question seals none.
 class Saved {
  public:
   Saved() : path_(folder_.file("a.kv")), session_(tiny_session(642)) {
@@ -33,7 +34,8 @@ class Saved {
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t entry = kvasir::format::place_sections + i * kvasir::format::entry_bytes;
       if (samples::get(bytes_, entry, 4) == static_cast<uint32_t>(kind))
-        return {samples::get(bytes_, entry + kvasir::format::entry_offset, 8), samples::get(bytes_, entry + kvasir::format::entry_size, 8)};
+        return {samples::get(bytes_, entry + kvasir::format::entry_offset, 8),
+                samples::get(bytes_, entry + kvasir::format::entry_size, 8)};
     }
     FAIL("no such section");
     return {};
@@ -52,7 +54,8 @@ class Saved {
   std::vector<uint8_t> bytes_;
 };
 
-kv_status try_load(const std::string& path, uint32_t flags = 0, kv_session** out = nullptr, kv_error* error = nullptr) {
+kv_status try_load(const std::string& path, uint32_t flags = 0, kv_session** out = nullptr,
+                   kv_error* error = nullptr) {
   kv_call_options call;
   kv_call_options_init(&call, sizeof call);
   call.flags = flags;
@@ -76,13 +79,17 @@ kv_status inspect(const std::string& path) {
 TEST_CASE("a file that was cut or grew is refused wherever it happened") {
   const Saved saved;
   const uint64_t size = saved.bytes().size();
-  std::set<uint64_t> sizes = {0, 1, 7, 8, 100, 4087, 4095, 4096, 4097, 65535, 65536, size - 1, size - 8, size - 4096};
+  std::set<uint64_t> sizes = {0,    1,    7,     8,     100,      4087,     4095,
+                              4096, 4097, 65535, 65536, size - 1, size - 8, size - 4096};
   for (uint64_t at = 65536; at < size; at += 65536) sizes.insert({at - 1, at, at + 1});
-  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::window, SectionKind::pages, SectionKind::bounds})
-    sizes.insert({saved.section(kind).offset + saved.section(kind).size, saved.section(kind).offset + saved.section(kind).size / 2});
+  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::window,
+                           SectionKind::pages, SectionKind::bounds})
+    sizes.insert({saved.section(kind).offset + saved.section(kind).size,
+                  saved.section(kind).offset + saved.section(kind).size / 2});
   for (uint64_t n : sizes) {
     CAPTURE(n);
-    write_file(saved.path(), {saved.bytes().begin(), saved.bytes().begin() + static_cast<std::ptrdiff_t>(n)});
+    write_file(saved.path(),
+               {saved.bytes().begin(), saved.bytes().begin() + static_cast<std::ptrdiff_t>(n)});
     const kv_status s = try_load(saved.path());
     CHECK(s == (n == 0 ? KV_NOT_A_CACHE : KV_CORRUPT));
     count_faults("file cut, or with something at its end");
@@ -113,8 +120,9 @@ TEST_CASE("a changed bit of the header is found when the file is opened") {
 
 TEST_CASE("a changed byte of a small section is found by loading, one of the pages by verifying") {
   const Saved saved;
-  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre, SectionKind::sinks, SectionKind::window,
-                           SectionKind::logits, SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
+  for (SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre,
+                           SectionKind::sinks, SectionKind::window, SectionKind::logits,
+                           SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     const Saved::Place place = saved.section(kind);
     CAPTURE(std::string(kvasir::format::name_of(kind)));
     REQUIRE(place.size > 0);
@@ -133,9 +141,11 @@ TEST_CASE("a changed byte of a small section is found by loading, one of the pag
   }
 }
 
-TEST_CASE("damage that an answer meets ends it with the session as before; damage that it does not meet does no harm") {
+TEST_CASE(
+    "damage that an answer meets ends it with the session as before; damage that it does not meet "
+    "does no harm") {
   const Saved saved;
-  const std::vector<int32_t> tokens = timeline(saved.session());
+  const std::vector<int32_t> tokens = sequence(saved.session());
   kv_model_information info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_model_info(tiny_model(), &info, error));
@@ -165,9 +175,10 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
           CHECK(told.error.offset <= place.offset + at);
           CHECK(told.error.offset + 4096 > place.offset + at);
         }
-        CHECK(timeline(session.get()) == tokens);
+        CHECK(sequence(session.get()) == tokens);
         REQUIRE_OK(kv_session_set_strategy(session.get(), "window", 64, 0, error));
-        CHECK(peek(session.get(), 1).size() == 1);  // reads no page and seals none: the session is usable
+        // reads no page and seals none: the session is usable
+        CHECK(peek(session.get(), 1).size() == 1);
       }
     }
     CHECK(corrupt > 0);
@@ -176,7 +187,8 @@ TEST_CASE("damage that an answer meets ends it with the session as before; damag
 }
 
 TEST_CASE("damaged pages do not become good ones by being copied") {
-  // The last extent of the file is copied when the next page is sealed, and a saved session is written from the file.
+  // The last extent of the file is copied when the next page is sealed, and a saved session is
+  // written from the file.
   const Saved saved;
   for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     CAPTURE(std::string(kvasir::format::name_of(kind)));
@@ -196,7 +208,7 @@ TEST_CASE("damaged pages do not become good ones by being copied") {
     }
     CHECK(s == KV_CORRUPT);
     CHECK(made < 100);
-    CHECK(timeline(session.get()).size() == 642 + static_cast<std::size_t>(made) - 1);
+    CHECK(sequence(session.get()).size() == 642 + static_cast<std::size_t>(made) - 1);
     CHECK(kv_rewind(session.get(), 642, nullptr) == KV_OK);
   }
 }
@@ -209,10 +221,10 @@ TEST_CASE("going back into damaged pages changes nothing") {
   const Session session(out);
   int corrupt = 0;
   for (uint64_t at : {600u, 450u, 300u, 260u, 200u, 100u}) {
-    const std::size_t before = timeline(session.get()).size();
+    const std::size_t before = sequence(session.get()).size();
     const kv_status s = kv_rewind(session.get(), at, nullptr);
     CHECK((s == KV_OK || s == KV_CORRUPT));
-    CHECK(timeline(session.get()).size() == (s == KV_OK ? at : before));
+    CHECK(sequence(session.get()).size() == (s == KV_OK ? at : before));
     corrupt += s == KV_CORRUPT;
   }
   CHECK(corrupt > 0);

@@ -1,5 +1,6 @@
-// Every file operation of saving, loading and opening fails once, or from then on, with each kind of error: the right code, the old file
-// or the new one, no descriptor and no temporary file left, the session as before.
+// Every file operation of saving, loading and opening fails once, or from then on, with each kind
+// of error: the right code, the old file or the new one, no descriptor and no temporary file left,
+// the session as before.
 #include <cerrno>
 #include <functional>
 
@@ -13,10 +14,13 @@ using namespace failing_files;
 
 namespace {
 
-kv_status code_for(int error) { return error == ENOSPC ? KV_NO_SPACE : error == EMFILE ? KV_LIMIT : KV_IO; }
+kv_status code_for(int error) {
+  return error == ENOSPC ? KV_NO_SPACE : error == EMFILE ? KV_LIMIT : KV_IO;
+}
 
 // Calls attempt(status, reached) after each call that had its Nth operation failing.
-void sweep(const std::function<kv_status(kv_error*)>& call, const std::function<void(bool failed)>& after) {
+void sweep(const std::function<kv_status(kv_error*)>& call,
+           const std::function<void(bool failed)>& after) {
   const WithFault fault(planned);
   for (int error : {EIO, ENOSPC, EMFILE}) {
     for (bool once : {true, false}) {
@@ -52,7 +56,7 @@ TEST_CASE("a save whose Nth file operation fails" * doctest::skip(!replaces_file
           CHECK(folder.entries() == 1);
           CHECK(open_descriptors() == descriptors);
           const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
-          const std::size_t tokens = timeline(there.get()).size();
+          const std::size_t tokens = sequence(there.get()).size();
           CHECK((tokens == 300 || (failed && tokens == 100)));
           if (tokens == 300) CHECK(peek(there.get(), 4) == next);
           CHECK(peek(session.get(), 4) == next);

@@ -1,4 +1,5 @@
-// Documents that older libraries wrote, kept under test/golden: they unpack, verify, load, and go on as they did then.
+// Documents that older libraries wrote, kept under test/golden: they unpack, verify, load, and go
+// on as they did then.
 #include "golden_tokens.h"
 
 #include <cmath>
@@ -13,11 +14,14 @@ namespace {
 struct Golden {
   const char* file;
   uint32_t version;
-  std::vector<float> log_probabilities;  // of golden::continued_tokens tokens after it, read by quest
+  // of golden::continued_tokens tokens after it, read by quest
+  std::vector<float> log_probabilities;
 };
 
 const std::vector<Golden> all = {
-    {"format-3.kvz", 3, {-70.8732f, -111.8492f, -103.9018f, -95.7286f, -60.3468f, -110.1436f, -125.1662f, -60.0978f}},
+    {"format-3.kvz",
+     3,
+     {-70.8732f, -111.8492f, -103.9018f, -95.7286f, -60.3468f, -110.1436f, -125.1662f, -60.0978f}},
 };
 
 std::vector<float> scores_of(kv_session* session) {
@@ -28,7 +32,8 @@ std::vector<float> scores_of(kv_session* session) {
 }
 
 void unpack_golden(const Golden& golden, const std::string& path) {
-  REQUIRE_OK(kv_unpack((std::string(FIXTURES "/../golden/") + golden.file).c_str(), path.c_str(), nullptr, error));
+  REQUIRE_OK(kv_unpack((std::string(FIXTURES "/../golden/") + golden.file).c_str(), path.c_str(),
+                       nullptr, error));
 }
 
 Session load_golden(const std::string& path) {
@@ -47,7 +52,9 @@ kv_file_information inspected(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("documents of every format version that is read are sound, and go on as they did when they were written") {
+TEST_CASE(
+    "documents of every format version that is read are sound, and go on as they did when they "
+    "were written") {
   for (const Golden& golden : all) {
     CAPTURE(std::string(golden.file));
     TempFolder folder;
@@ -56,15 +63,18 @@ TEST_CASE("documents of every format version that is read are sound, and go on a
     REQUIRE_OK(kv_file_verify(path.c_str(), nullptr, error));
     CHECK(inspected(path).format_version == golden.version);
     const Session session = load_golden(path);
-    CHECK(timeline(session.get()) == golden::tokens());
-    const auto most = [](float score) { return std::abs(score) / 100; };  // instruction sets round differently
+    CHECK(sequence(session.get()) == golden::tokens());
+    // instruction sets round differently
+    const auto most = [](float score) { return std::abs(score) / 100; };
     const std::vector<float> scores = scores_of(session.get());
-    for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(scores[i] - golden.log_probabilities[i]) <= most(scores[i]));
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      CHECK(std::abs(scores[i] - golden.log_probabilities[i]) <= most(scores[i]));
     // So does a document that is read today.
     const Session today = open_session(tiny_model(), golden::options("quest"));
     read_tokens(today.get(), golden::tokens());
     const std::vector<float> its_scores = scores_of(today.get());
-    for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
     REQUIRE_OK(kv_session_set_strategy(session.get(), "bounded", 0, 0, error));
     CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');
@@ -78,7 +88,8 @@ TEST_CASE("a golden document is packed as it is, and saved in today's format") {
   for (const Golden& golden : all) {
     CAPTURE(std::string(golden.file));
     TempFolder folder;
-    const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"), back = folder.file("b.kv"), saved = folder.file("c.kv");
+    const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"),
+                      back = folder.file("b.kv"), saved = folder.file("c.kv");
     unpack_golden(golden, path);
     REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), nullptr, error));
     REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error));
@@ -88,7 +99,7 @@ TEST_CASE("a golden document is packed as it is, and saved in today's format") {
     CHECK(inspected(saved).format_version == all.back().version);
     REQUIRE_OK(kv_file_verify(saved.c_str(), nullptr, error));
     const Session again = load_golden(saved);
-    CHECK(timeline(again.get()) == timeline(session.get()));
+    CHECK(sequence(again.get()) == sequence(session.get()));
     CHECK(scores_of(again.get()) == scores_of(session.get()));
   }
 }

@@ -1,4 +1,5 @@
-// What the golden documents were made of: test/golden/write_golden.cc writes them, golden_test.cc reads them.
+// What the golden documents were made of: test/golden/write_golden.cc writes them, golden_test.cc
+// reads them.
 #pragma once
 
 #include <cstddef>

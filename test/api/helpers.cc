@@ -86,11 +86,12 @@ Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_
     static_cast<std::string*>(user)->append(text, size);
     return 0;
   };
-  out.status = kv_generate(session, question, std::char_traits<char>::length(question), &o, on_text, &out.text, nullptr, &out.error);
+  out.status = kv_generate(session, question, std::char_traits<char>::length(question), &o, on_text,
+                           &out.text, nullptr, &out.error);
   return out;
 }
 
-std::vector<int32_t> timeline(const kv_session* session) {
+std::vector<int32_t> sequence(const kv_session* session) {
   std::size_t count = 0;
   kv_session_tokens(session, nullptr, 0, &count, nullptr);
   std::vector<int32_t> out(count);
@@ -115,7 +116,9 @@ Session fork(kv_session* session) {
   return Session(out);
 }
 
-void save(kv_session* session, const std::string& path) { REQUIRE_OK(kv_save(session, path.c_str(), nullptr, error)); }
+void save(kv_session* session, const std::string& path) {
+  REQUIRE_OK(kv_save(session, path.c_str(), nullptr, error));
+}
 
 Session load(kv_model* model, const std::string& path, uint32_t flags) {
   kv_call_options call;

@@ -1,4 +1,5 @@
-// Owners of public handles, small models, and the few calls that most of these tests begin with. Everything goes through kvasir.h.
+// Owners of public handles, small models, and the few calls that most of these tests begin with.
+// Everything goes through kvasir.h.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -23,15 +24,19 @@ using Model = std::unique_ptr<kv_model, Close>;
 using Session = std::unique_ptr<kv_session, Close>;
 using Cancel = std::unique_ptr<kv_cancel, Close>;
 
-inline const char* const tiny_path = FIXTURES "/models/llama-q8_0.gguf";       // 259 tokens of vocabulary, random weights
-inline const char* const mini_path = EXAMPLES "/mini-reader-q8_0.gguf";        // trained: answers questions
-inline const char* const same_shape_path = FIXTURES "/models/llama-f32.gguf";  // the tiny model's shape, other weights
+// 259 tokens of vocabulary, random weights
+inline const char* const tiny_path = FIXTURES "/models/llama-q8_0.gguf";
+// trained: answers questions
+inline const char* const mini_path = EXAMPLES "/mini-reader-q8_0.gguf";
+// the tiny model's shape, other weights
+inline const char* const same_shape_path = FIXTURES "/models/llama-f32.gguf";
 
 Model open_model(const char* path);
 kv_model* tiny_model();  // opened once
 kv_model* mini_model();
 
-// Two threads, chunks of 64 tokens; quest with a small budget from the first layer on, so that summaries, pages and window all take part.
+// Two threads, chunks of 64 tokens; quest with a small budget from the first layer on, so that
+// summaries, pages and window all take part.
 kv_session_options small_options();
 
 Session open_session(kv_model* model, const kv_session_options& options = small_options());
@@ -54,7 +59,7 @@ struct Told {
 };
 // Asks greedily for at most max_tokens tokens.
 Told ask(kv_session* session, const char* question, uint32_t max_tokens = 16, uint32_t keep = 0);
-std::vector<int32_t> timeline(const kv_session* session);
+std::vector<int32_t> sequence(const kv_session* session);
 // The next n tokens, greedily, taken back afterwards by forking first: the session stays as it is.
 std::vector<int32_t> peek(kv_session* session, int n);
 Session fork(kv_session* session);
@@ -65,11 +70,11 @@ inline double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-#define REQUIRE_OK(call)                                         \
-  do {                                                           \
-    kv_error error_of_call{};                                    \
-    kv_error* const error = &error_of_call;                      \
-    REQUIRE_MESSAGE((call) == KV_OK, error_of_call.message);     \
+#define REQUIRE_OK(call)                                     \
+  do {                                                       \
+    kv_error error_of_call{};                                \
+    kv_error* const error = &error_of_call;                  \
+    REQUIRE_MESSAGE((call) == KV_OK, error_of_call.message); \
   } while (false)
 
 }  // namespace api_test

@@ -1,10 +1,11 @@
-// Cache files made by hand whose checksums all match: numbers that are none, fields out of range, tokens that are none. Every call gives an
-// answer or a code; memory stays safe whatever the kernels are fed.
+// Cache files made by hand whose checksums all match: NaN or infinity, fields out of range, tokens
+// that are none. Every call gives an answer or a code; memory stays safe whatever the kernels are
+// fed.
 #include <cmath>
 #include <cstring>
 #include <random>
 
-#include "compute/kernels.h"
+#include "backend/kernels.h"
 #include "fault_count.h"
 #include "helpers.h"
 #include "store/cache_samples.h"
@@ -29,7 +30,9 @@ struct File {
     FAIL("no such section");
     return 0;
   }
-  void put(SectionKind kind, uint64_t at, int size, uint64_t value) { samples::put(bytes, section(kind) + at, size, value); }
+  void put(SectionKind kind, uint64_t at, int size, uint64_t value) {
+    samples::put(bytes, section(kind) + at, size, value);
+  }
 };
 
 const File& good_file() {
@@ -93,16 +96,15 @@ void fill(File* file, SectionKind kind, const std::vector<uint8_t>& pattern) {
 
 }  // namespace
 
-TEST_CASE("numbers that are none among scales and bounds") {
+TEST_CASE("NaN or infinity among scales and bounds") {
   Scratch scratch;
-  const std::vector<uint8_t> patterns[] = {
-      {0xC0, 0x7F},              // bf16 NaN; as f32 a NaN too
-      {0x00, 0x00, 0xC0, 0x7F},  // f32 NaN between zeros
-      {0x80, 0x7F},              // bf16 infinity
-      {0x00, 0x00, 0x80, 0xFF},  // f32 -infinity
-      {0x7F, 0x7F},              // the largest
-      {0xFF},
-      {0x80}};
+  const std::vector<uint8_t> patterns[] = {{0xC0, 0x7F},              // bf16 NaN; as f32 a NaN too
+                                           {0x00, 0x00, 0xC0, 0x7F},  // f32 NaN between zeros
+                                           {0x80, 0x7F},              // bf16 infinity
+                                           {0x00, 0x00, 0x80, 0xFF},  // f32 -infinity
+                                           {0x7F, 0x7F},              // the largest
+                                           {0xFF},
+                                           {0x80}};
   for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
     for (const auto& pattern : patterns) {
       for (uint32_t share : {0u, 1u}) {
@@ -123,11 +125,14 @@ TEST_CASE("numbers that are none among scales and bounds") {
   }
 }
 
-TEST_CASE("a good file is never replaced by one that cannot be loaded, whatever the pages that were loaded give") {
+TEST_CASE(
+    "a good file is never replaced by one that cannot be loaded, whatever the pages that were "
+    "loaded give") {
   Scratch scratch;
   TempFolder folder;
   const std::string good = folder.file("good.kv");
-  for (const uint64_t scale : {0x7FC0u, 0x7F80u, 0xFF80u, 0x7F7Fu}) {  // of bf16: NaN, both infinities, the largest: 127 times it is infinite
+  // of bf16: NaN, both infinities, the largest: 127 times it is infinite
+  for (const uint64_t scale : {0x7FC0u, 0x7F80u, 0xFF80u, 0x7F7Fu}) {
     for (const bool all : {true, false}) {
       CAPTURE(scale);
       File file = good_file();
@@ -140,12 +145,12 @@ TEST_CASE("a good file is never replaced by one that cannot be loaded, whatever 
       write_file(good, good_file().bytes);
       for (const uint64_t tokens : {650u, 400u, 100u, 0u}) {
         CAPTURE(tokens);
-        const std::vector<int32_t> before = timeline(session.get());
+        const std::vector<int32_t> before = sequence(session.get());
         kv_error error{};
         const kv_status s = kv_rewind(session.get(), tokens, &error);
         CHECK(s == (tokens == 0 || before.size() == tokens ? KV_OK : KV_CORRUPT));
         if (s != KV_OK) CHECK(std::string(error.message).find("scales") != std::string::npos);
-        if (s != KV_OK) CHECK(timeline(session.get()) == before);
+        if (s != KV_OK) CHECK(sequence(session.get()) == before);
         const kv_status saved = kv_save(session.get(), good.c_str(), nullptr, nullptr);
         CHECK(allowed(saved));
         if (saved != KV_OK) CHECK(read_file(good) == good_file().bytes);
@@ -156,9 +161,10 @@ TEST_CASE("a good file is never replaced by one that cannot be loaded, whatever 
   }
 }
 
-TEST_CASE("numbers that are none in the full-precision parts are refused") {
+TEST_CASE("NaN or infinity in the full-precision parts are refused") {
   Scratch scratch;
-  for (SectionKind kind : {SectionKind::centre, SectionKind::sinks, SectionKind::window, SectionKind::logits}) {
+  for (SectionKind kind :
+       {SectionKind::centre, SectionKind::sinks, SectionKind::window, SectionKind::logits}) {
     for (uint64_t bits : {0x7FC00000u, 0xFFFFFFFFu, 0x7F800000u, 0xFF800000u}) {
       CAPTURE(std::string(kvasir::format::name_of(kind)));
       File file = good_file();
@@ -183,7 +189,7 @@ TEST_CASE("tokens that the model does not have are refused") {
   }
 }
 
-TEST_CASE("facts of a timeline that contradict each other are refused") {
+TEST_CASE("facts of a sequence that contradict each other are refused") {
   Scratch scratch;
   const uint64_t state = good_file().section(SectionKind::state);
   struct Field {
@@ -191,7 +197,9 @@ TEST_CASE("facts of a timeline that contradict each other are refused") {
     int size;
     std::vector<uint64_t> values;
   };
-  const auto now = [&](uint64_t at, int size) { return samples::get(good_file().bytes, state + at, size); };
+  const auto now = [&](uint64_t at, int size) {
+    return samples::get(good_file().bytes, state + at, size);
+  };
   const uint64_t window = now(12, 4), pages = now(16, 4), huge = 0xFFFFFFFF;
   const Field fields[] = {{0, 4, {0, 4, huge}},
                           {4, 4, {1, 2, huge}},
@@ -232,7 +240,8 @@ TEST_CASE("facts of a timeline that contradict each other are refused") {
 TEST_CASE("a header that contradicts the model is refused") {
   Scratch scratch;
   using namespace kvasir::format;
-  for (uint64_t at : {place_layers, place_kv_heads, place_head_dim, place_vocabulary, place_tokens}) {
+  for (uint64_t at :
+       {place_layers, place_kv_heads, place_head_dim, place_vocabulary, place_tokens}) {
     for (uint64_t value : {0u, 1u, 3u, 1000u, 0xFFFFFFFFu}) {
       CAPTURE(at);
       CAPTURE(value);
@@ -252,17 +261,23 @@ TEST_CASE("a header that contradicts the model is refused") {
 TEST_CASE("random changes behind matching checksums") {
   Scratch scratch;
   std::mt19937 random(3);
-  const auto below = [&](uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random); };
-  constexpr SectionKind kinds[] = {SectionKind::state,  SectionKind::tokens, SectionKind::centre, SectionKind::sinks, SectionKind::window,
-                                   SectionKind::logits, SectionKind::pages,  SectionKind::scales, SectionKind::bounds};
+  const auto below = [&](uint64_t n) {
+    return std::uniform_int_distribution<uint64_t>(0, n - 1)(random);
+  };
+  constexpr SectionKind kinds[] = {SectionKind::state, SectionKind::tokens, SectionKind::centre,
+                                   SectionKind::sinks, SectionKind::window, SectionKind::logits,
+                                   SectionKind::pages, SectionKind::scales, SectionKind::bounds};
   for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
     File file = good_file();
     const SectionKind kind = kinds[below(std::size(kinds))];
     uint64_t size = 0;
     const uint64_t at = file.section(kind, &size);
-    for (uint64_t changes = 1 + below(30); changes > 0; --changes) file.bytes[at + below(size)] = static_cast<uint8_t>(below(256));
-    if (round % 4 == 0) file.bytes[kvasir::format::place_layers + below(2200)] ^= static_cast<uint8_t>(1u << below(8));
+    for (uint64_t changes = 1 + below(30); changes > 0; --changes)
+      file.bytes[at + below(size)] = static_cast<uint8_t>(below(256));
+    if (round % 4 == 0)
+      file.bytes[kvasir::format::place_layers + below(2200)] ^=
+          static_cast<uint8_t>(1u << below(8));
     count_faults("random damage behind repaired checksums");
     Session session;
     const kv_status s = try_load(scratch.hold(std::move(file)), &session);
@@ -271,7 +286,9 @@ TEST_CASE("random changes behind matching checksums") {
   }
 }
 
-TEST_CASE("the best of scores that are not numbers: indices stay within bounds on every instruction set") {
+TEST_CASE(
+    "the best of scores that are not numbers: indices stay within bounds on every instruction "
+    "set") {
   constexpr uint32_t guard = 0xABABABAB;
   int tables = 0;
   for (const char* name : {"scalar", "avx2", "avx512vnni", "neon-dotprod"}) {
@@ -287,7 +304,8 @@ TEST_CASE("the best of scores that are not numbers: indices stay within bounds o
           CAPTURE(k);
           kvasir::Array<float> scores(n);
           for (float& x : scores)
-            x = random() % 100 < of_100 ? (random() % 2 ? NAN : -NAN) : static_cast<float>(random() % 1000) - 500.0f;
+            x = random() % 100 < of_100 ? (random() % 2 ? NAN : -NAN)
+                                        : static_cast<float>(random() % 1000) - 500.0f;
           kvasir::Array<uint32_t> out(n + 8, guard);
           kvasir::Array<std::byte> scratch(std::size_t{n} * 4);
           const uint32_t count = kernels->top_k(scores.data(), n, k, out.data(), scratch.data());

@@ -1,5 +1,5 @@
-// The system's own limits, in processes of their own: a disk that is full, no more address space, no more files. The right code, what was there stays,
-// and with room again everything goes on.
+// The system's own limits, in processes of their own: a disk that is full, no more address space,
+// no more files. The right code, what was there stays, and with room again everything goes on.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -29,7 +29,8 @@ void must(bool holds, const char* what) {
   _exit(1);
 }
 
-void must_be(kv_status status, std::initializer_list<kv_status> allowed, const kv_error& error, const char* what) {
+void must_be(kv_status status, std::initializer_list<kv_status> allowed, const kv_error& error,
+             const char* what) {
   for (kv_status s : allowed)
     if (status == s) return;
   std::fprintf(stderr, "%s: %s\n", what, error.message);
@@ -64,21 +65,26 @@ void fill(const std::string& path, uint64_t left) {
   std::filesystem::remove(path);
   const uint64_t free = std::filesystem::space(std::filesystem::path(path).parent_path()).available;
   const int fd = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
-  must(fd >= 0 && (free <= left || posix_fallocate(fd, 0, static_cast<off_t>(free - left)) == 0) && close(fd) == 0, "a file that fills the disk");
+  must(fd >= 0 && (free <= left || posix_fallocate(fd, 0, static_cast<off_t>(free - left)) == 0) &&
+           close(fd) == 0,
+       "a file that fills the disk");
 }
 
 kv_session* read_session(kv_model* model, std::size_t tokens, const kv_session_options& options) {
   kv_session* session = nullptr;
   const std::vector<int32_t> some = some_tokens(tokens);
   must(kv_session_open(model, &options, &session, nullptr) == KV_OK, "a session");
-  must(kv_prefill_tokens(session, some.data(), some.size(), nullptr, nullptr, nullptr) == KV_OK, "reading");
+  must(kv_prefill_tokens(session, some.data(), some.size(), nullptr, nullptr, nullptr) == KV_OK,
+       "reading");
   return session;
 }
 
 uint64_t tokens_of(const std::string& path) {
   kv_file_information info{};
   info.struct_size = sizeof info;
-  must(kv_file_verify(path.c_str(), nullptr, nullptr) == KV_OK && kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK, "a whole file");
+  must(kv_file_verify(path.c_str(), nullptr, nullptr) == KV_OK &&
+           kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK,
+       "a whole file");
   return info.tokens;
 }
 
@@ -87,7 +93,7 @@ std::size_t entries(const std::string& folder) {
 }
 
 // What a session that reads so many tokens needs, as the messages of refusals say.
-uint64_t least_budget(const std::vector<int32_t>& tokens) {
+uint64_t min_budget(const std::vector<int32_t>& tokens) {
   kv_session_options o = small_options();
   o.memory_budget = 1000;
   kv_session* none = nullptr;
@@ -99,7 +105,8 @@ uint64_t least_budget(const std::vector<int32_t>& tokens) {
   };
   REQUIRE(kv_session_open(tiny_model(), &o, &none, &refused) == KV_LIMIT);
   o.memory_budget = needed();
-  REQUIRE(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(), nullptr, nullptr, &refused) == KV_LIMIT);
+  REQUIRE(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(),
+                            nullptr, nullptr, &refused) == KV_LIMIT);
   return needed();
 }
 
@@ -107,7 +114,8 @@ uint64_t least_budget(const std::vector<int32_t>& tokens) {
 void read_into_library(const std::string& folder, kv_model* model, bool room) {
   kv_library* library = nullptr;
   kv_error error{};
-  must_be(kv_library_open(folder.c_str(), nullptr, &library, &error), {KV_OK}, error, "a library on a full disk");
+  must_be(kv_library_open(folder.c_str(), nullptr, &library, &error), {KV_OK}, error,
+          "a library on a full disk");
   const kv_session_options options = small_options();
   kv_library_session_options o;
   kv_library_session_options_init(&o, sizeof o);
@@ -117,8 +125,11 @@ void read_into_library(const std::string& folder, kv_model* model, bool room) {
   kv_session* session = nullptr;
   kv_library_result result{};
   result.struct_size = sizeof result;
-  must_be(kv_library_session(library, model, text.data(), text.size(), &o, &session, &result, &error), {KV_OK}, error, "a document's session");
-  must(result.saved ? room : result.save_status == KV_NO_SPACE, "a save that says that there is no room");
+  must_be(
+      kv_library_session(library, model, text.data(), text.size(), &o, &session, &result, &error),
+      {KV_OK}, error, "a document's session");
+  must(result.saved ? room : result.save_status == KV_NO_SPACE,
+       "a save that says that there is no room");
   must(ask(session, "q", 2).status == KV_OK, "a session whose document is not saved answers");
   kv_session_close(session);
   if (result.saved) must(kv_library_remove(library, "text", &error) == KV_OK, "removing");
@@ -138,13 +149,14 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
     size = std::filesystem::file_size(elsewhere.file("b"));
   }
   const std::vector<int32_t> many = some_tokens(3800);
-  const uint64_t budget = least_budget(many) + (64 << 10);
+  const uint64_t budget = min_budget(many) + (64 << 10);
   int tried = 0;
   for (int part = 0; part <= 8; ++part) {
     CAPTURE(part);
     tried += in_child([&] {
       mount_disk(folder.path(), old_size + 8 * size);
-      const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"), filler = folder.file("filler");
+      const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"),
+                        filler = folder.file("filler");
       kv_session_options o = small_options();
       o.threads = 1;
       kv_model* model = nullptr;
@@ -176,7 +188,9 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
       s = kv_prefill_tokens(spilled, many.data(), many.size(), nullptr, &done, &error);
       must_be(s, {part ? KV_OK : KV_NO_SPACE, KV_NO_SPACE}, error, "spilling");
       std::filesystem::remove(filler);  // room again
-      if (s != KV_OK) must(kv_prefill_tokens(spilled, many.data() + done, 64, nullptr, nullptr, &error) == KV_OK, "going on");
+      if (s != KV_OK)
+        must(kv_prefill_tokens(spilled, many.data() + done, 64, nullptr, nullptr, &error) == KV_OK,
+             "going on");
       must_be(kv_save(session, path.c_str(), nullptr, &error), {KV_OK}, error, "saving with room");
       must(tokens_of(path) == 300, "the new document");
       kv_session_close(spilled);
@@ -189,7 +203,8 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
   if (!tried) MESSAGE("not tried: this system lets nobody mount a disk");
 }
 
-TEST_CASE("no more files: the code says so, nothing is left, and with files again everything goes on") {
+TEST_CASE(
+    "no more files: the code says so, nothing is left, and with files again everything goes on") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   save(tiny_session(300).get(), path);
@@ -209,29 +224,36 @@ TEST_CASE("no more files: the code says so, nothing is left, and with files agai
       limit.rlim_cur = static_cast<rlim_t>(next + more);
       if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(cannot);
       must_be(kv_open(tiny_path, nullptr, &another, &error), {KV_OK, KV_LIMIT}, error, "opening");
-      must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), {KV_OK, KV_LIMIT}, error, "loading");
-      must_be(kv_save(session, other.c_str(), nullptr, &error), {more ? KV_OK : KV_LIMIT, KV_LIMIT}, error, "saving");
-      must_be(kv_pack(path.c_str(), (other + "z").c_str(), nullptr, &error), {KV_OK, KV_LIMIT}, error, "packing");
+      must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), {KV_OK, KV_LIMIT}, error,
+              "loading");
+      must_be(kv_save(session, other.c_str(), nullptr, &error), {more ? KV_OK : KV_LIMIT, KV_LIMIT},
+              error, "saving");
+      must_be(kv_pack(path.c_str(), (other + "z").c_str(), nullptr, &error), {KV_OK, KV_LIMIT},
+              error, "packing");
       kv_library* library = nullptr;
-      must_be(kv_library_open(folder.path().c_str(), nullptr, &library, &error), {KV_OK, KV_LIMIT}, error, "opening a library");
+      must_be(kv_library_open(folder.path().c_str(), nullptr, &library, &error), {KV_OK, KV_LIMIT},
+              error, "opening a library");
       kv_library_close(library);
       if (more == 0) must(!another && !loaded && !library, "no file, no handle");
       must(ask(session, "q", 2).status == KV_OK, "an answer needs no file");
       limit.rlim_cur = before;
       must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "the limit as before");
-      must(kv_save(session, other.c_str(), nullptr, nullptr) == KV_OK && tokens_of(other) == 200, "saving with files");
+      must(kv_save(session, other.c_str(), nullptr, nullptr) == KV_OK && tokens_of(other) == 200,
+           "saving with files");
       kv_session_close(loaded);
       kv_session_close(session);
       kv_close(another);
       kv_close(model);
     });
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) CHECK(entry.path().extension() != ".tmp");
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      CHECK(entry.path().extension() != ".tmp");
     std::filesystem::remove(other);
     std::filesystem::remove(other + "z");
   }
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which need address space of their own
+// which need address space of their own
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_CASE("no more address space: the code says so wherever it ends, and the process goes on") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
@@ -248,7 +270,8 @@ TEST_CASE("no more address space: the code says so wherever it ends, and the pro
       limit.rlim_cur = pages * 4096 + (more << 20);
       if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(cannot);
       const kv_session_options o = small_options();
-      const std::initializer_list<kv_status> allowed = {KV_OK, KV_NO_MEMORY, KV_LIMIT};  // KV_LIMIT: a thread that does not start
+      // KV_LIMIT: a thread that does not start
+      const std::initializer_list<kv_status> allowed = {KV_OK, KV_NO_MEMORY, KV_LIMIT};
       kv_model* model = nullptr;
       kv_session *session = nullptr, *loaded = nullptr;
       kv_error error{};
@@ -258,10 +281,13 @@ TEST_CASE("no more address space: the code says so wherever it ends, and the pro
         must_be(kv_open(tiny_path, nullptr, &model, &error), allowed, error, "opening");
         if (!model) return;
         must_be(kv_session_open(model, &o, &session, &error), allowed, error, "a session");
-        must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), allowed, error, "loading");
-        if (loaded) must_be(ask(loaded, "q", 4).status, allowed, error, "an answer over a mapped document");
+        must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), allowed, error,
+                "loading");
+        if (loaded)
+          must_be(ask(loaded, "q", 4).status, allowed, error, "an answer over a mapped document");
         if (!session) return;
-        must_be(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, &done, &error), allowed, error, "reading");
+        must_be(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, &done, &error),
+                allowed, error, "reading");
         must_be(ask(session, "q", 4).status, allowed, error, "an answer");
         must_be(kv_save(session, other.c_str(), nullptr, &error), allowed, error, "saving");
       };
@@ -269,18 +295,22 @@ TEST_CASE("no more address space: the code says so wherever it ends, and the pro
       limit.rlim_cur = before;
       must(setrlimit(RLIMIT_AS, &limit) == 0, "the limit as before");
       if (session && done < tokens.size())
-        must_be(kv_prefill_tokens(session, tokens.data() + done, tokens.size() - done, nullptr, nullptr, &error), {KV_OK}, error, "going on");
+        must_be(kv_prefill_tokens(session, tokens.data() + done, tokens.size() - done, nullptr,
+                                  nullptr, &error),
+                {KV_OK}, error, "going on");
       kv_session_close(session);
       kv_session_close(loaded);
       kv_close(model);
       model = nullptr, session = loaded = nullptr, done = 0;
       everything();
-      must(session && loaded && done == tokens.size() && tokens_of(other) >= tokens.size(), "everything with memory");
+      must(session && loaded && done == tokens.size() && tokens_of(other) >= tokens.size(),
+           "everything with memory");
       kv_session_close(session);
       kv_session_close(loaded);
       kv_close(model);
     });
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) CHECK(entry.path().extension() != ".tmp");
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      CHECK(entry.path().extension() != ".tmp");
   }
 }
 #endif

@@ -73,10 +73,8 @@ std::string write(const TempFolder& folder, const Shape& shape) {
   b.key("tokenizer.ggml.tokens", words.tokens).key("tokenizer.ggml.token_type", words.types);
   b.key("tokenizer.ggml.merges", std::vector<std::string>{}).key("general.name", shape.name);
   if (!shape.key.empty()) b.key(shape.key, uint32_t{1}).key(shape.key, uint32_t{2});
-  if (shape.architecture != "llama")
-    b.key("general.architecture", shape.architecture);
-  else
-    kvasir::test::add_weights(&b, kvasir::test::tiny_size, words.tokens.size());
+  if (shape.architecture != "llama") b.key("general.architecture", shape.architecture);
+  else kvasir::test::add_weights(&b, kvasir::test::tiny_size, words.tokens.size());
   if (!shape.tensor.empty()) b.tensor(shape.tensor, {8}, kvasir::TensorType::f32);
   const std::string path = folder.file("m.gguf");
   kvasir::test::write_model(path, b);

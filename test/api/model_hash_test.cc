@@ -106,7 +106,7 @@ TEST_CASE("weights that no sample reads are changed, and a cache of the others i
     changed.reset();
     change(copy.path, at, there);
   }
-  CHECK(try_load(changed.get(), cache) == KV_OK);        // not known to be another one yet
+  CHECK(try_load(changed.get(), cache) == KV_OK);  // not known to be another one yet
   compute(changed);
   CHECK(hash_of(changed) != hash);
   CHECK(try_load(changed.get(), cache) == KV_MODEL_MISMATCH);

@@ -1,4 +1,5 @@
-// Structs that grew or will grow: every size that a caller's header may have. And outputs of every size.
+// Structs that grew or will grow: every size that a caller's header may have. And outputs of every
+// size.
 #include <cstring>
 
 #include "helpers.h"
@@ -8,13 +9,16 @@ using namespace api_test;
 
 namespace {
 
-// Calls `use` with a struct that says it has `size` bytes, in memory of exactly that size where that is possible (so that a sanitizer sees
-// reads beyond it), its bytes beyond the known ones set to `rest`.
+// Calls `use` with a struct that says it has `size` bytes, in memory of exactly that size where
+// that is possible (so that a sanitizer sees reads beyond it), its bytes beyond the known ones set
+// to `rest`.
 template <class Options, class Use>
-kv_status with_size(void (*init)(Options*, std::size_t), std::size_t size, unsigned char rest, Use use) {
+kv_status with_size(void (*init)(Options*, std::size_t), std::size_t size, unsigned char rest,
+                    Use use) {
   Options known;
   init(&known, sizeof known);
-  const std::size_t bytes = std::max<std::size_t>(std::min<std::size_t>(size, 100'000), sizeof(uint32_t));
+  const std::size_t bytes =
+      std::max<std::size_t>(std::min<std::size_t>(size, 100'000), sizeof(uint32_t));
   const std::unique_ptr<uint64_t[]> memory(new uint64_t[(bytes + 7) / 8]);
   std::memset(memory.get(), rest, bytes);
   std::memcpy(memory.get(), &known, std::min(bytes, sizeof known));
@@ -23,7 +27,8 @@ kv_status with_size(void (*init)(Options*, std::size_t), std::size_t size, unsig
   return use(reinterpret_cast<const Options*>(memory.get()));
 }
 
-// Of a struct of any length that a header may have the init function writes what there is, no more, and nothing beyond what the library knows.
+// Of a struct of any length that a header may have the init function writes what there is, no more,
+// and nothing beyond what the library knows.
 template <class Options>
 void check_init(void (*init)(Options*, std::size_t)) {
   Options known;
@@ -49,11 +54,13 @@ void check_sizes(const char* name, void (*init)(Options*, std::size_t), Use use)
   CAPTURE(std::string(name));
   check_init(init);
   CHECK(use(nullptr) == KV_OK);
-  for (std::size_t size : {std::size_t{0}, std::size_t{3}, std::size_t{65537}, std::size_t{UINT32_MAX}}) {
+  for (std::size_t size :
+       {std::size_t{0}, std::size_t{3}, std::size_t{65537}, std::size_t{UINT32_MAX}}) {
     CAPTURE(size);
     CHECK(with_size(init, size, 0, use) == KV_BAD_ARGUMENT);
   }
-  for (std::size_t size : {alignof(Options), 2 * alignof(Options), sizeof(Options)}) CHECK(with_size(init, size, 0, use) == KV_OK);
+  for (std::size_t size : {alignof(Options), 2 * alignof(Options), sizeof(Options)})
+    CHECK(with_size(init, size, 0, use) == KV_OK);
   for (std::size_t more : {1u, 8u, 64u}) {
     CHECK(with_size(init, sizeof(Options) + more, 0, use) == KV_OK);
     CHECK(with_size(init, sizeof(Options) + more, 1, use) == KV_BAD_ARGUMENT);
@@ -81,31 +88,42 @@ TEST_CASE("option structs of older and newer headers are understood, and wrong s
     kv_session_close(out);
     return s;
   });
-  check_sizes("kv_prefill", kv_call_options_init,
-              [&](const kv_call_options* o) { return kv_prefill_tokens(session.get(), nullptr, 0, o, nullptr, nullptr); });
-  check_sizes("kv_save", kv_call_options_init, [&](const kv_call_options* o) { return kv_save(session.get(), path.c_str(), o, nullptr); });
+  check_sizes("kv_prefill", kv_call_options_init, [&](const kv_call_options* o) {
+    return kv_prefill_tokens(session.get(), nullptr, 0, o, nullptr, nullptr);
+  });
+  check_sizes("kv_save", kv_call_options_init, [&](const kv_call_options* o) {
+    return kv_save(session.get(), path.c_str(), o, nullptr);
+  });
   check_sizes("kv_load", kv_call_options_init, [&](const kv_call_options* o) {
     kv_session* out = nullptr;
     const kv_status s = kv_load(tiny_model(), path.c_str(), nullptr, o, &out, nullptr);
     kv_session_close(out);
     return s;
   });
-  check_sizes("kv_file_verify", kv_call_options_init, [&](const kv_call_options* o) { return kv_file_verify(path.c_str(), o, nullptr); });
+  check_sizes("kv_file_verify", kv_call_options_init,
+              [&](const kv_call_options* o) { return kv_file_verify(path.c_str(), o, nullptr); });
   const std::string packed = folder.file("a.kvz");
-  check_sizes("kv_pack", kv_pack_options_init, [&](const kv_pack_options* o) { return kv_pack(path.c_str(), packed.c_str(), o, nullptr); });
-  check_sizes("kv_unpack", kv_pack_options_init, [&](const kv_pack_options* o) { return kv_unpack(packed.c_str(), path.c_str(), o, nullptr); });
-  check_sizes("kv_generate", kv_generate_options_init,
-              [&](const kv_generate_options* o) { return kv_generate(session.get(), "a", 1, o, nullptr, nullptr, nullptr, nullptr); });
+  check_sizes("kv_pack", kv_pack_options_init, [&](const kv_pack_options* o) {
+    return kv_pack(path.c_str(), packed.c_str(), o, nullptr);
+  });
+  check_sizes("kv_unpack", kv_pack_options_init, [&](const kv_pack_options* o) {
+    return kv_unpack(packed.c_str(), path.c_str(), o, nullptr);
+  });
+  check_sizes("kv_generate", kv_generate_options_init, [&](const kv_generate_options* o) {
+    return kv_generate(session.get(), "a", 1, o, nullptr, nullptr, nullptr, nullptr);
+  });
 }
 
 TEST_CASE("a shorter struct has the defaults of what it lacks") {
   kv_session_options o = small_options();
-  o.share_heads = 7;     // beyond the size that is said
+  o.share_heads = 7;  // beyond the size that is said
   o.prefill_chunk = 9999;
   o.struct_size = offsetof(kv_session_options, prefill_chunk);
   const Session session = open_session(tiny_model(), o);
   read_tokens(session.get(), some_tokens(50));
-  for (const std::size_t cut : {offsetof(kv_session_options, strategy) + 4, offsetof(kv_session_options, spill_folder) + 1}) {  // no header's
+  // no header's
+  for (const std::size_t cut : {offsetof(kv_session_options, strategy) + 4,
+                                offsetof(kv_session_options, spill_folder) + 1}) {
     o.struct_size = static_cast<uint32_t>(cut);
     kv_session* none = nullptr;
     CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_BAD_ARGUMENT);
@@ -116,7 +134,8 @@ TEST_CASE("result structs are filled as far as their size goes") {
   kv_model_information whole{};
   whole.struct_size = sizeof whole;
   REQUIRE_OK(kv_model_info(tiny_model(), &whole, error));
-  for (std::size_t size : {std::size_t{8}, std::size_t{20}, sizeof whole - 16, sizeof whole, sizeof whole + 64}) {
+  for (std::size_t size :
+       {std::size_t{8}, std::size_t{20}, sizeof whole - 16, sizeof whole, sizeof whole + 64}) {
     CAPTURE(size);
     const std::unique_ptr<uint64_t[]> memory(new uint64_t[(size + 7) / 8]);
     std::memset(memory.get(), 0x5A, (size + 7) / 8 * 8);
@@ -126,7 +145,8 @@ TEST_CASE("result structs are filled as far as their size goes") {
     REQUIRE_OK(kv_model_info(tiny_model(), info, error));
     const auto* bytes = reinterpret_cast<const unsigned char*>(memory.get());
     CHECK(std::memcmp(bytes, &stated, 4) == 0);
-    CHECK(std::memcmp(bytes + 4, reinterpret_cast<const unsigned char*>(&whole) + 4, std::min(size, sizeof whole) - 4) == 0);
+    CHECK(std::memcmp(bytes + 4, reinterpret_cast<const unsigned char*>(&whole) + 4,
+                      std::min(size, sizeof whole) - 4) == 0);
     for (std::size_t i = sizeof whole; i < size; ++i) CHECK(bytes[i] == 0x5A);
   }
   for (uint32_t size : {0u, 3u, 4u, 7u}) {
@@ -138,20 +158,24 @@ TEST_CASE("result structs are filled as far as their size goes") {
     kv_answer answer{};
     answer.struct_size = size;
     const Session session = tiny_session(10);
-    CHECK(kv_generate(session.get(), "a", 1, nullptr, nullptr, nullptr, &answer, nullptr) == KV_BAD_ARGUMENT);
+    CHECK(kv_generate(session.get(), "a", 1, nullptr, nullptr, nullptr, &answer, nullptr) ==
+          KV_BAD_ARGUMENT);
   }
 }
 
 TEST_CASE("outputs that are too small say how much is needed") {
   const std::string text = "Some text of no great length, and again some text.";
   std::size_t count = 0;
-  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, nullptr, 0, &count, nullptr) == KV_LIMIT);
+  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, nullptr, 0, &count,
+                    nullptr) == KV_LIMIT);
   REQUIRE(count > 4);
   std::vector<int32_t> all(count), part(count, -7);
   std::size_t again = 0;
-  REQUIRE_OK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, all.data(), count, &again, error));
+  REQUIRE_OK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, all.data(), count,
+                         &again, error));
   CHECK(again == count);
-  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, part.data(), count - 2, &again, nullptr) == KV_LIMIT);
+  CHECK(kv_tokenize(tiny_model(), text.data(), text.size(), 0, nullptr, part.data(), count - 2,
+                    &again, nullptr) == KV_LIMIT);
   CHECK(again == count);
   CHECK(std::equal(part.begin(), part.end() - 2, all.begin()));
   CHECK(part[count - 2] == -7);
@@ -233,14 +257,16 @@ TEST_CASE("an answer is not touched by a call that fails, and filled by one that
   kv_session_options small = small_options();
   small.context = 120;
   const Session full = tiny_session(119, small);
-  CHECK(kv_generate(full.get(), "a long question indeed", 22, nullptr, nullptr, nullptr, &answer, nullptr) == KV_CONTEXT_FULL);
+  CHECK(kv_generate(full.get(), "a long question indeed", 22, nullptr, nullptr, nullptr, &answer,
+                    nullptr) == KV_CONTEXT_FULL);
   CHECK(answer.total_ns == 77);
   const auto stop = [](const char*, size_t, void*) -> int32_t { return 1; };
-  CHECK(kv_generate(session.get(), "a", 1, nullptr, stop, nullptr, &answer, nullptr) == KV_CANCELLED);
+  CHECK(kv_generate(session.get(), "a", 1, nullptr, stop, nullptr, &answer, nullptr) ==
+        KV_CANCELLED);
   CHECK(answer.stop_reason == KV_STOP_CANCELLED);
   CHECK(answer.answer_tokens >= 1);
   CHECK(answer.total_ns != 77);
-  CHECK(timeline(session.get()).size() == 100);
+  CHECK(sequence(session.get()).size() == 100);
 }
 
 TEST_CASE("a memory budget and its folder are what the options say") {
@@ -259,16 +285,19 @@ TEST_CASE("a memory budget and its folder are what the options say") {
   o.memory_budget = needed();  // for no tokens
   const std::vector<int32_t> tokens = some_tokens(4000);
   uint64_t done = 1;
-  CHECK(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(), nullptr, &done, &refused) == KV_LIMIT);
+  CHECK(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(),
+                          nullptr, &done, &refused) == KV_LIMIT);
   CHECK(done == 0);
   o.memory_budget = needed() + (64 << 10);
   const Session plain = tiny_session(4000), session = tiny_session(4000, o);
   std::string json(10'000, '\0');
   std::size_t size = 0;
   REQUIRE_OK(kv_stats(session.get(), json.data(), json.size(), &size, error));
-  CHECK(json.find("\"memory_budget\":" + std::to_string(o.memory_budget) + ",") != std::string::npos);
+  CHECK(json.find("\"memory_budget\":" + std::to_string(o.memory_budget) + ",") !=
+        std::string::npos);
   CHECK(json.find("\"spilled_bytes\":0,") == std::string::npos);
-  CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
+  // the file has no name where there are files without one
+  CHECK(folder.entries() == (on_windows ? 1 : 0));
   CHECK(peek(session.get(), 5) == peek(plain.get(), 5));
   // A relative folder is where it was when the session was opened.
   const auto before = std::filesystem::current_path();

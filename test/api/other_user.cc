@@ -63,7 +63,7 @@ int without_nameless_files(const char* operation, const char* path) {
   return std::string_view(operation) == "open" && of.ends_with("/kvasir-spill") ? EOPNOTSUPP : 0;
 }
 
-uint64_t least_budget(kv_model* model, kv_session_options o, const std::vector<int32_t>& tokens) {
+uint64_t min_budget(kv_model* model, kv_session_options o, const std::vector<int32_t>& tokens) {
   kv_session* session = nullptr;
   kv_error error{};
   uint64_t bytes = 0;
@@ -134,7 +134,7 @@ int main(int count, char** values) {
   o.threads = 1;
   o.spill_folder = folder.c_str();
   const std::vector<int32_t> tokens = some_tokens(2500);
-  o.memory_budget = least_budget(model, o, tokens);
+  o.memory_budget = min_budget(model, o, tokens);
   for (int i = 0; i < rounds || seen->rounds < 10; ++i) {
     kvasir::os::fault = i % 2 ? without_nameless_files : nullptr;
     work(model, o, tokens, folder);

@@ -1,4 +1,5 @@
-// Packed copies of saved timelines through the public header: what comes back is the file, and goes on as it did.
+// Packed copies of saved sequences through the public header: what comes back is the file, and goes
+// on as it did.
 #include <cstring>
 #include <thread>
 
@@ -24,8 +25,9 @@ kv_packed_information inspected(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("a timeline of any length is packed, comes back bit for bit and goes on") {
-  for (std::size_t tokens : {0u, 1u, 127u, 128u, 129u, 4096u}) {  // nothing; a window alone; one page; many
+TEST_CASE("a sequence of any length is packed, comes back bit for bit and goes on") {
+  // nothing; a window alone; one page; many
+  for (std::size_t tokens : {0u, 1u, 127u, 128u, 129u, 4096u}) {
     CAPTURE(tokens);
     const Session session = tiny_session(tokens);
     Packed files(session.get());
@@ -44,11 +46,14 @@ TEST_CASE("a timeline of any length is packed, comes back bit for bit and goes o
     CHECK(info.document_bytes == read_file(files.path).size());
     CHECK(info.file_bytes == read_file(files.packed).size());
     CHECK(info.file_bytes < info.document_bytes);
-    if (tokens != 0 && tokens < 4096) CHECK(peek(load(tiny_model(), files.back, KV_LOAD_VERIFY).get(), 4) == peek(session.get(), 4));
+    if (tokens != 0 && tokens < 4096)
+      CHECK(peek(load(tiny_model(), files.back, KV_LOAD_VERIFY).get(), 4) ==
+            peek(session.get(), 4));
   }
 }
 
-TEST_CASE("a packed timeline is not taken for one that can be loaded, and the message says what to do") {
+TEST_CASE(
+    "a packed sequence is not taken for one that can be loaded, and the message says what to do") {
   Packed files(tiny_session(200).get());
   REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), nullptr, error));
   kv_session* session = nullptr;
@@ -64,7 +69,9 @@ TEST_CASE("a packed timeline is not taken for one that can be loaded, and the me
   check(kv_file_verify(files.packed.c_str(), nullptr, &error));
 }
 
-TEST_CASE("packing at the slowest level stops soon after it is cancelled, and says how far it is at most ten times a second") {
+TEST_CASE(
+    "packing at the slowest level stops soon after it is cancelled, and says how far it is at most "
+    "ten times a second") {
   Packed files(tiny_session(4096).get());
   const Cancel cancel = make_cancel();
   struct Seen {
@@ -92,7 +99,8 @@ TEST_CASE("packing at the slowest level stops soon after it is cancelled, and sa
   stopped_after = seconds_since(begin);
   later.join();
   CHECK(status == KV_CANCELLED);
-  CHECK(stopped_after < 2);  // 0.1 and what a busy machine adds; without a look at the token it is many seconds
+  // 0.1 and what a busy machine adds; without a look at the token it is many seconds
+  CHECK(stopped_after < 2);
   CHECK(files.folder.entries() == 1);
   kv_cancel_reset(cancel.get());
   o.level = 1;

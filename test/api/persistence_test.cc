@@ -1,4 +1,5 @@
-// A timeline saved and loaded through the public header: what files and sessions say of themselves, and what becomes of a mapped file.
+// A sequence saved and loaded through the public header: what files and sessions say of themselves,
+// and what becomes of a mapped file.
 #include <nlohmann/json.hpp>
 
 #include <cstdio>
@@ -47,11 +48,12 @@ TEST_CASE("a loaded session goes on as the saved one would, and says that it is 
   const std::string answer = ask(session.get(), "Who is this about?", 24).text;
   save(session.get(), path);
   const Session loaded = load(mini_model(), path);
-  CHECK(timeline(loaded.get()) == timeline(session.get()));
+  CHECK(sequence(loaded.get()) == sequence(session.get()));
   CHECK(ask(loaded.get(), "Who is this about?", 24).text == answer);
   CHECK(peek(loaded.get(), 80) == peek(session.get(), 80));
   const auto after = stats(loaded.get());
-  for (const char* same : {"tokens", "context", "page_tokens", "sealed_pages", "sealed_tokens", "window_tokens", "kv_bytes_per_token"})
+  for (const char* same : {"tokens", "context", "page_tokens", "sealed_pages", "sealed_tokens",
+                           "window_tokens", "kv_bytes_per_token"})
     CHECK(before[same] == after[same]);
   CHECK(before["mapped_bytes"] == 0);
   CHECK(after["mapped_bytes"] > 0);
@@ -112,7 +114,8 @@ TEST_CASE("a file says what is in it") {
     CHECK(info.format_version == 3);
     CHECK(info.file_bytes == std::filesystem::file_size(path));
     CHECK(info.tokens == 333);
-    CHECK(info.sealed_tokens == (type == KV_KV_INT8 ? stats(session.get())["sealed_tokens"].get<uint64_t>() : 0));
+    CHECK(info.sealed_tokens ==
+          (type == KV_KV_INT8 ? stats(session.get())["sealed_tokens"].get<uint64_t>() : 0));
     CHECK((info.kv_bytes > 0) == (type == KV_KV_INT8));
     CHECK(info.layers == model.layers);
     CHECK(info.kv_heads == model.kv_heads);
@@ -140,7 +143,8 @@ TEST_CASE("a model says the same opened and inspected") {
   }
 }
 
-TEST_CASE("a mapped file may be replaced or removed by name while it is in use" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE("a mapped file may be replaced or removed by name while it is in use" *
+          doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const Session session = tiny_session(900), next = tiny_session(123);
@@ -149,7 +153,7 @@ TEST_CASE("a mapped file may be replaced or removed by name while it is in use" 
   const Session mapped = load(tiny_model(), path);
   save(next.get(), path);  // over it
   CHECK(peek(mapped.get(), 30) == expected);
-  CHECK(timeline(load(tiny_model(), path).get()).size() == 123);
+  CHECK(sequence(load(tiny_model(), path).get()).size() == 123);
 
   save(mapped.get(), path);  // a mapped session over another file, then over its own
   const Session again = load(tiny_model(), path);
@@ -164,7 +168,7 @@ TEST_CASE("a mapped file may be replaced or removed by name while it is in use" 
   CHECK(peek(again.get(), 30) == expected);
   CHECK(ask(again.get(), "q", 100, 1).status == KV_OK);  // seals pages over a file without a name
   save(again.get(), path);
-  CHECK(timeline(load(tiny_model(), path).get()).size() > 1000);
+  CHECK(sequence(load(tiny_model(), path).get()).size() > 1000);
 }
 
 TEST_CASE("saved files do not depend on when or how often they are saved") {
@@ -181,28 +185,33 @@ TEST_CASE("saved files do not depend on when or how often they are saved") {
   CHECK(read_file(a) == read_file(b));
 }
 
-TEST_CASE("a document read on after loading is measured when it would have been, so that the same layers are dense") {
+TEST_CASE(
+    "a document read on after loading is measured when it would have been, so that the same layers "
+    "are dense") {
   TempFolder folder;
   const std::string text = book(16'000);
   std::vector<int32_t> tokens(4000);
   std::size_t count = 0;
-  kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, tokens.data(), tokens.size(), &count, nullptr);
+  kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, tokens.data(), tokens.size(),
+              &count, nullptr);
   REQUIRE(count > 3200);
   kv_session_options o = small_options();
   o.dense_layers = 2;
   const Session session = open_session(mini_model(), o);
-  read_tokens(session.get(), {tokens.begin(), tokens.begin() + 2432});  // measured at 2048 sealed tokens, again at 2560
+  // measured at 2048 sealed tokens, again at 2560
+  read_tokens(session.get(), {tokens.begin(), tokens.begin() + 2432});
   save(session.get(), folder.file("a.kv"));
   kv_session* out = nullptr;
   REQUIRE_OK(kv_load(mini_model(), folder.file("a.kv").c_str(), &o, nullptr, &out, error));
   const Session loaded(out);
   CHECK(stats(loaded.get())["layer_errors"] == stats(session.get())["layer_errors"]);
-  for (kv_session* s : {session.get(), loaded.get()}) read_tokens(s, {tokens.begin() + 2432, tokens.begin() + 3200});
+  for (kv_session* s : {session.get(), loaded.get()})
+    read_tokens(s, {tokens.begin() + 2432, tokens.begin() + 3200});
   CHECK(stats(loaded.get())["layer_errors"] == stats(session.get())["layer_errors"]);
   CHECK(peek(loaded.get(), 20) == peek(session.get(), 20));
 }
 
-TEST_CASE("an empty timeline is saved and loaded too") {
+TEST_CASE("an empty sequence is saved and loaded too") {
   TempFolder folder;
   const Session session = open_session(tiny_model());
   save(session.get(), folder.file("a.kv"));

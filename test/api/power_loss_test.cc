@@ -1,5 +1,6 @@
-// A power cut at every operation of a save and of a library's changes, by a model of the disk: names come back in the order in which they were
-// made, up to any point since the folder's last sync; bytes that were not synced come back as they are, not at all, as zeros, cut or torn.
+// A power cut at every operation of a save and of a library's changes, by a model of the disk:
+// names come back in the order in which they were made, up to any point since the folder's last
+// sync; bytes that were not synced come back as they are, not at all, as zeros, cut or torn.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,7 +33,8 @@ class Disk {
 
   Disk(const std::string& folder, Check check) : folder_(folder), check_(std::move(check)) {
     names_ = {look()};
-    for (const auto& [name, inode] : names_.back()) synced_[inode] = read_file(folder_ + "/" + name);
+    for (const auto& [name, inode] : names_.back())
+      synced_[inode] = read_file(folder_ + "/" + name);
     current = this;
   }
   ~Disk() {
@@ -40,7 +42,8 @@ class Disk {
     for (const auto& [inode, descriptor] : held_) ::close(descriptor);
   }
 
-  // Runs the call with cuts at each of its operations, and then once more with what it promised by returning.
+  // Runs the call with cuts at each of its operations, and then once more with what it promised by
+  // returning.
   void during(const std::function<void()>& call, const Check& afterwards) {
     {
       const failing_files::WithFault fault(hook);
@@ -70,7 +73,8 @@ class Disk {
     return 0;
   }
 
-  // The files of the folder. Each is held open, so that no inode's number comes back as another file's.
+  // The files of the folder. Each is held open, so that no inode's number comes back as another
+  // file's.
   Names look() {
     Names names;
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -110,14 +114,16 @@ class Disk {
     if (kind == Unsynced::zeroed || kind == Unsynced::torn) {
       for (std::size_t sector = 0; sector < out.size(); sector += 512)
         for (std::size_t i = sector; i < std::min(out.size(), sector + 512); ++i)
-          if (kind == Unsynced::zeroed || random_() % 2 == 0) out[i] = i < before.size() ? before[i] : 0;
+          if (kind == Unsynced::zeroed || random_() % 2 == 0)
+            out[i] = i < before.size() ? before[i] : 0;
     }
     return out;
   }
 
   void cut() {
     for (const Names& names : names_) {
-      for (Unsynced kind : {Unsynced::kept, Unsynced::dropped, Unsynced::zeroed, Unsynced::cut, Unsynced::torn}) {
+      for (Unsynced kind :
+           {Unsynced::kept, Unsynced::dropped, Unsynced::zeroed, Unsynced::cut, Unsynced::torn}) {
         bool differs = kind == Unsynced::kept;
         for (const auto& [name, inode] : names) differs |= bytes_of(inode) != synced_[inode];
         if (!differs) continue;
@@ -134,27 +140,29 @@ class Disk {
 
   std::string folder_;
   Check check_;
-  std::vector<Names> names_;         // since the folder's last sync, the first as it was then
+  std::vector<Names> names_;  // since the folder's last sync, the first as it was then
   std::map<ino_t, Bytes> synced_;
-  std::map<ino_t, int> held_;        // descriptors
-  std::string operation_, path_;     // that was let go on last
+  std::map<ino_t, int> held_;     // descriptors
+  std::string operation_, path_;  // that was let go on last
   std::mt19937 random_{11};
   long cuts_ = 0;
 };
 
 Disk* Disk::current = nullptr;
 
-std::size_t tokens_in(const std::string& path) { return timeline(load(tiny_model(), path, KV_LOAD_VERIFY).get()).size(); }
+std::size_t tokens_in(const std::string& path) {
+  return sequence(load(tiny_model(), path, KV_LOAD_VERIFY).get()).size();
+}
 
 struct CloseLibrary {
   void operator()(kv_library* library) const { kv_library_close(library); }
 };
 using Library = std::unique_ptr<kv_library, CloseLibrary>;
 
-Library open_library(const std::string& folder, uint64_t most_bytes = 0) {
+Library open_library(const std::string& folder, uint64_t max_bytes = 0) {
   kv_library_options o;
   kv_library_options_init(&o, sizeof o);
-  o.most_bytes = most_bytes;
+  o.max_bytes = max_bytes;
   kv_library* library = nullptr;
   REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
   return Library(library);
@@ -171,7 +179,8 @@ void add(kv_library* library, const char* name, std::size_t bytes) {
   kv_library_result result{};
   result.struct_size = sizeof result;
   const std::string text(bytes, name[0]);
-  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), &o, &out, &result, error));
+  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), &o, &out, &result,
+                                error));
   CHECK(result.saved == 1);
   kv_session_close(out);
 }
@@ -190,7 +199,8 @@ std::map<std::string, uint64_t> documents_in(const std::string& folder) {
     REQUIRE_OK(kv_file_verify((folder + "/" + d.name + ".kv").c_str(), nullptr, error));
     out[d.name] = d.tokens;
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) CHECK(entry.path().extension() != ".tmp");
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    CHECK(entry.path().extension() != ".tmp");
   return out;
 }
 
@@ -207,40 +217,52 @@ TEST_CASE("a power cut at any operation of a save leaves the old document or the
     const std::size_t tokens = tokens_in(left + "/a.kv");
     CHECK((tokens == 100 || tokens == 300));
   });
-  disk.during([&] { save(session.get(), path); }, [](const std::string& left) { CHECK(tokens_in(left + "/a.kv") == 300); });
+  disk.during([&] { save(session.get(), path); },
+              [](const std::string& left) { CHECK(tokens_in(left + "/a.kv") == 300); });
   CHECK(disk.cuts() > 30);
 }
 
-TEST_CASE("a power cut at any operation of packing and unpacking leaves what was there, or all of what comes") {
+TEST_CASE(
+    "a power cut at any operation of packing and unpacking leaves what was there, or all of what "
+    "comes") {
   TempFolder folder;
-  const std::string plain = folder.file("a.kv"), packed = folder.file("a.kvz"), back = folder.file("b.kv");
+  const std::string plain = folder.file("a.kv"), packed = folder.file("a.kvz"),
+                    back = folder.file("b.kv");
   save(tiny_session(300).get(), plain);
   const Bytes document = read_file(plain);
   const auto must_restore = [&](const std::string& left) {
     const TempFolder elsewhere;
-    REQUIRE_OK(kv_unpack((left + "/a.kvz").c_str(), elsewhere.file("a.kv").c_str(), nullptr, error));
+    REQUIRE_OK(
+        kv_unpack((left + "/a.kvz").c_str(), elsewhere.file("a.kv").c_str(), nullptr, error));
     CHECK(read_file(elsewhere.file("a.kv")) == document);
   };
-  const auto must_be_back = [&](const std::string& left) { CHECK(read_file(left + "/b.kv") == document); };
+  const auto must_be_back = [&](const std::string& left) {
+    CHECK(read_file(left + "/b.kv") == document);
+  };
   const auto if_there = [](const char* name, const Disk::Check& check) {
     return [name, check](const std::string& left) {
       if (std::filesystem::exists(left + "/" + name)) check(left);
     };
   };
   Disk(folder.path(), if_there("a.kvz", must_restore))
-      .during([&] { REQUIRE_OK(kv_pack(plain.c_str(), packed.c_str(), nullptr, error)); }, must_restore);
+      .during([&] { REQUIRE_OK(kv_pack(plain.c_str(), packed.c_str(), nullptr, error)); },
+              must_restore);
   Disk(folder.path(), if_there("b.kv", must_be_back))
-      .during([&] { REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error)); }, must_be_back);
+      .during([&] { REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error)); },
+              must_be_back);
 }
 
-TEST_CASE("a power cut at any operation of a library's changes loses no document and leaves no part of one") {
+TEST_CASE(
+    "a power cut at any operation of a library's changes loses no document and leaves no part of "
+    "one") {
   TempFolder folder;
   const Library library = open_library(folder.path());
   add(library.get(), "first", 200);
   add(library.get(), "second", 300);
   Documents before = documents_in(folder.path());
   REQUIRE(before.size() == 2);
-  // Every cut leaves the documents as they were before the change or as they are after it; once it has returned, as they are after it.
+  // Every cut leaves the documents as they were before the change or as they are after it; once it
+  // has returned, as they are after it.
   const auto change = [&](const std::function<void()>& call, const Documents& after) {
     const auto either = [&](const std::string& left) {
       const Documents there = documents_in(left);
@@ -265,7 +287,8 @@ TEST_CASE("a power cut at any operation of a library's changes loses no document
   change([&] { REQUIRE_OK(kv_library_remove(library.get(), "second", error)); }, after);
 }
 
-TEST_CASE("a power cut while one document goes for another leaves the old one or the new one, or both") {
+TEST_CASE(
+    "a power cut while one document goes for another leaves the old one or the new one, or both") {
   TempFolder folder;
   {
     const Library library = open_library(folder.path());
@@ -273,7 +296,8 @@ TEST_CASE("a power cut while one document goes for another leaves the old one or
     std::this_thread::sleep_for(std::chrono::milliseconds(12));  // used later
     add(library.get(), "second", 300);
   }
-  const Library library = open_library(folder.path(), std::filesystem::file_size(folder.file("first.kv")) * 5 / 2);
+  const Library library =
+      open_library(folder.path(), std::filesystem::file_size(folder.file("first.kv")) * 5 / 2);
   REQUIRE(documents_in(folder.path()).size() == 2);
   const auto is_good = [](const std::string& left) {
     const Documents there = documents_in(left);
@@ -281,7 +305,8 @@ TEST_CASE("a power cut while one document goes for another leaves the old one or
     CHECK((there.count("first") == 1 || there.count("third") == 1));
   };
   Disk disk(folder.path(), is_good);
-  disk.during([&] { add(library.get(), "third", 300); }, [](const std::string& left) { CHECK(documents_in(left).count("third") == 1); });
+  disk.during([&] { add(library.get(), "third", 300); },
+              [](const std::string& left) { CHECK(documents_in(left).count("third") == 1); });
   CHECK(disk.cuts() > 2);
   const Documents after = documents_in(folder.path());
   CHECK((after.size() == 2 && after.count("first") == 0));

@@ -101,13 +101,13 @@ void use_files(const std::string& home, kv_model* model) {
               "spilling what is loaded");
 }
 
-void use_library(const std::string& home, kv_model* model, uint64_t most_bytes) {
+void use_library(const std::string& home, kv_model* model, uint64_t max_bytes) {
   kv_error error{};
   kv_library* library = nullptr;
   kv_session* session = nullptr;
   kv_library_options o;
   kv_library_options_init(&o, sizeof o);
-  o.most_bytes = most_bytes;
+  o.max_bytes = max_bytes;
   must_refuse(kv_library_open((home + "/other").c_str(), &o, &library, &error), error,
               home + "/other", "a new library");
   require_status(kv_library_open((home + "/library").c_str(), &o, &library, &error), KV_OK, error,

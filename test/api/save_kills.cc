@@ -1,5 +1,6 @@
-// Processes killed at random moments of a save, of packing and of unpacking: under the path is then the document before or the one that was being
-// written, whole, and what else they leave is removed by the next that opens the folder as a library. The argument is the number of kills.
+// Processes killed at random moments of a save, of packing and of unpacking: under the path is then
+// the document before or the one that was being written, whole, and what else they leave is removed
+// by the next that opens the folder as a library. The argument is the number of kills.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -45,10 +46,13 @@ class Documents {
     o.threads = 1;  // children are copies of this process, which a pool's threads would not be in
     for (uint64_t v = 0; v < versions; ++v) {
       std::vector<int32_t> tokens;
-      for (std::size_t i = 0; i < tokens_of_first + v * tokens_more; ++i) tokens.push_back(static_cast<int32_t>(3 + (i * i + v) % 250));
+      for (std::size_t i = 0; i < tokens_of_first + v * tokens_more; ++i)
+        tokens.push_back(static_cast<int32_t>(3 + (i * i + v) % 250));
       kv_error error{};
       require_ok(kv_session_open(model, &o, &sessions_[v], &error), error);
-      require_ok(kv_prefill_tokens(sessions_[v], tokens.data(), tokens.size(), nullptr, nullptr, &error), error);
+      require_ok(
+          kv_prefill_tokens(sessions_[v], tokens.data(), tokens.size(), nullptr, nullptr, &error),
+          error);
       require_ok(kv_save(sessions_[v], saved(v).c_str(), nullptr, &error), error);
       require_ok(kv_pack(saved(v).c_str(), packed(v).c_str(), nullptr, &error), error);
     }
@@ -80,7 +84,8 @@ class Documents {
   kv_session* sessions_[versions] = {};
 };
 
-[[noreturn]] void write_for_ever(const Documents& documents, Work work, const std::string& path, Told* told) {
+[[noreturn]] void write_for_ever(const Documents& documents, Work work, const std::string& path,
+                                 Told* told) {
   for (uint64_t n = told->finished + 1;; ++n) {
     told->started = n;
     if (documents.write(work, n % versions, path, nullptr) != KV_OK) _exit(1);
@@ -89,7 +94,8 @@ class Documents {
 }
 
 // Lets a child write for so long. True when it was killed inside a call.
-bool kill_one(const Documents& documents, Work work, const std::string& path, Told* told, useconds_t time) {
+bool kill_one(const Documents& documents, Work work, const std::string& path, Told* told,
+              useconds_t time) {
   const uint64_t before = told->finished;
   const pid_t child = fork();
   require(child >= 0, "a process");
@@ -99,24 +105,31 @@ bool kill_one(const Documents& documents, Work work, const std::string& path, To
   kill(child, SIGKILL);
   count_faults("process killed");
   int status = 0;
-  require(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "a child writes until it is killed");
-  const uint64_t started = told->started, finished = told->finished, version = documents.version_of(work, path);
-  require(version == finished % versions || version == started % versions, "the path has the document before or the one that was being written, whole");
+  require(waitpid(child, &status, 0) == child && WIFSIGNALED(status),
+          "a child writes until it is killed");
+  const uint64_t started = told->started, finished = told->finished,
+                 version = documents.version_of(work, path);
+  require(version == finished % versions || version == started % versions,
+          "the path has the document before or the one that was being written, whole");
   told->started = told->finished = version == started % versions ? started : finished;
   return started != finished;
 }
 
-std::size_t kill_many(const Documents& documents, Work work, int kills, Told* told, std::mt19937* random) {
+std::size_t kill_many(const Documents& documents, Work work, int kills, Told* told,
+                      std::mt19937* random) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   kv_error error{};
   told->started = told->finished = 0;
   const auto begin = std::chrono::steady_clock::now();
   require_ok(documents.write(work, 0, path, &error), error);
-  const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
+  const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(
+                         std::chrono::steady_clock::now() - begin)
+                         .count();
   std::size_t inside = 0;
   for (int i = 0; i < kills; ++i)
-    inside += kill_one(documents, work, path, told, static_cast<useconds_t>((*random)() % static_cast<uint64_t>(3 * whole + 1)));
+    inside += kill_one(documents, work, path, told,
+                       static_cast<useconds_t>((*random)() % static_cast<uint64_t>(3 * whole + 1)));
   kv_library* library = nullptr;
   require_ok(kv_library_open(folder.path().c_str(), nullptr, &library, &error), error);
   kv_library_close(library);
@@ -132,14 +145,17 @@ int main(int argc, char** argv) {
   kv_model* model = nullptr;
   kv_error error{};
   require_ok(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, &model, &error), error);
-  void* const shared = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared =
+      mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(shared != MAP_FAILED, "memory that children share");
   std::size_t inside = 0;
   {
     const Documents documents(model);
     std::mt19937 random(7);
     for (int work = save; work < works; ++work)
-      inside += kill_many(documents, static_cast<Work>(work), work == save ? kills : (kills + 3) / 4, static_cast<Told*>(shared), &random);
+      inside +=
+          kill_many(documents, static_cast<Work>(work), work == save ? kills : (kills + 3) / 4,
+                    static_cast<Told*>(shared), &random);
   }
   kv_close(model);
   std::printf("%zu kills inside a call\n", inside);

@@ -1,4 +1,5 @@
-// What measurement stands on: the strategies that there are, and the probability of a given continuation.
+// What measurement stands on: the strategies that there are, and the probability of a given
+// continuation.
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -47,7 +48,8 @@ TEST_CASE("strategies are listed, each opens a session, and none is named twice"
     const Session session = tiny_session(200, with_strategy(info.name));
     CHECK(ask(session.get(), "a", 2).status == KV_OK);
     if (std::strcmp(info.name, "quest") == 0) CHECK(info.takes_budget == 1);
-    if (std::strcmp(info.name, "full") == 0 || std::strcmp(info.name, "window") == 0) CHECK(info.takes_budget == 0);
+    if (std::strcmp(info.name, "full") == 0 || std::strcmp(info.name, "window") == 0)
+      CHECK(info.takes_budget == 0);
   }
   for (const char* name : {"full", "window", "quest", "bounded"}) CHECK(names.count(name) == 1);
 }
@@ -75,13 +77,15 @@ TEST_CASE("a continuation is scored as full attention gives its logits") {
   const std::vector<float> scores = score(session.get(), tokens);
   std::vector<float> logits(tokens.size() * 259);
   const Session reference = fork(session.get());
-  REQUIRE_OK(kv_prefill_logits(reference.get(), tokens.data(), tokens.size(), logits.data(), nullptr, error));
+  REQUIRE_OK(kv_prefill_logits(reference.get(), tokens.data(), tokens.size(), logits.data(),
+                               nullptr, error));
   for (std::size_t i = 1; i < tokens.size(); ++i) {
     CAPTURE(i);
     const float* row = logits.data() + (i - 1) * 259;
     double sum = 0;
     for (int t = 0; t < 259; ++t) sum += std::exp(static_cast<double>(row[t]));
-    CHECK(scores[i] == doctest::Approx(static_cast<double>(row[tokens[i]]) - std::log(sum)).epsilon(1e-3));
+    CHECK(scores[i] ==
+          doctest::Approx(static_cast<double>(row[tokens[i]]) - std::log(sum)).epsilon(1e-3));
   }
 }
 
@@ -98,12 +102,13 @@ TEST_CASE("a continuation is scored through the strategy, and its reads are told
   CHECK(told.find("\"last_tokens_present\":0,") == std::string::npos);
 }
 
-TEST_CASE("scoring leaves the timeline exactly where it was") {
+TEST_CASE("scoring leaves the sequence exactly where it was") {
   const Session session = tiny_session(300);
-  const std::vector<int32_t> tokens = timeline(session.get()), next = peek(session.get(), 20);
-  const std::vector<float> first = score(session.get(), some_tokens(100));  // seals pages on the way
+  const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 20);
+  // seals pages on the way
+  const std::vector<float> first = score(session.get(), some_tokens(100));
   CHECK(score(session.get(), some_tokens(100)) == first);
-  CHECK(timeline(session.get()) == tokens);
+  CHECK(sequence(session.get()) == tokens);
   CHECK(peek(session.get(), 20) == next);
   CHECK(score(session.get(), {}).empty());
 }
@@ -114,7 +119,8 @@ TEST_CASE("a continuation that does not fit is refused before any work, and a ca
   const Session session = tiny_session(200, o);
   const std::vector<int32_t> tokens = some_tokens(11);
   std::vector<float> scores(tokens.size(), 7);
-  CHECK(kv_score(session.get(), tokens.data(), 11, scores.data(), nullptr, nullptr) == KV_CONTEXT_FULL);
+  CHECK(kv_score(session.get(), tokens.data(), 11, scores.data(), nullptr, nullptr) ==
+        KV_CONTEXT_FULL);
   kv_call_options call;
   kv_call_options_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void*) -> int32_t { return 1; };

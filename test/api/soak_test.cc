@@ -1,4 +1,5 @@
-// Many lives of models and sessions in one process: descriptors, threads and memory stay where they were.
+// Many lives of models and sessions in one process: descriptors, threads and memory stay where they
+// were.
 #include <unistd.h>
 
 #include <fstream>
@@ -11,7 +12,8 @@ using namespace api_test;
 namespace {
 
 std::size_t threads() {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
 }
 
 uint64_t resident_bytes() {
@@ -25,7 +27,8 @@ uint64_t resident_bytes() {
 std::size_t mapped_files() {
   std::ifstream in("/proc/self/maps");
   std::size_t lines = 0;
-  for (std::string line; std::getline(in, line);) lines += line.find(".gguf") != std::string::npos || line.find(".kv") != std::string::npos;
+  for (std::string line; std::getline(in, line);)
+    lines += line.find(".gguf") != std::string::npos || line.find(".kv") != std::string::npos;
   return lines;
 }
 
@@ -56,7 +59,8 @@ TEST_CASE("many lives leave no thread, descriptor, mapping or memory behind") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (int i = 0; i < 20; ++i) live(path);
-  const std::size_t threads_before = threads(), descriptors_before = open_descriptors(), mapped_before = mapped_files();
+  const std::size_t threads_before = threads(), descriptors_before = open_descriptors(),
+                    mapped_before = mapped_files();
   const uint64_t memory_before = resident_bytes();
   for (int i = 0; i < lives; ++i) live(path);
   CHECK(threads() == threads_before);

@@ -1,5 +1,5 @@
-// One session serves one call at a time, also seen from its own callbacks; sessions of one model do not know of each other.
-// Meant for ThreadSanitizer as well.
+// One session serves one call at a time, also seen from its own callbacks; sessions of one model do
+// not know of each other. Meant for ThreadSanitizer as well.
 #include <atomic>
 #include <thread>
 
@@ -42,8 +42,12 @@ struct Inside {
   }
 };
 
-int32_t text_callback(const char*, size_t, void* user) { return static_cast<Inside*>(user)->try_all(), 0; }
-int32_t progress_callback(int32_t, uint64_t, uint64_t, void* user) { return static_cast<Inside*>(user)->try_all(), 0; }
+int32_t text_callback(const char*, size_t, void* user) {
+  return static_cast<Inside*>(user)->try_all(), 0;
+}
+int32_t progress_callback(int32_t, uint64_t, uint64_t, void* user) {
+  return static_cast<Inside*>(user)->try_all(), 0;
+}
 
 }  // namespace
 
@@ -58,7 +62,8 @@ TEST_CASE("a session called from its own callbacks is busy, and goes on undistur
   o.max_tokens = 8;
   o.progress = progress_callback;
   o.progress_user = &inside;
-  REQUIRE_OK(kv_generate(session.get(), "a question", 10, &o, text_callback, &inside, nullptr, error));
+  REQUIRE_OK(
+      kv_generate(session.get(), "a question", 10, &o, text_callback, &inside, nullptr, error));
   CHECK(inside.calls > 1);
 
   kv_call_options call;
@@ -76,7 +81,7 @@ TEST_CASE("a session called from its own callbacks is busy, and goes on undistur
   CHECK(inside.calls > before);
   CHECK(inside.others == 0);
   CHECK(folder.entries() == 1);
-  CHECK(timeline(read.get()) == timeline(session.get()));
+  CHECK(sequence(read.get()) == sequence(session.get()));
   CHECK(ask(read.get(), "a question", 8).text == expected);
 }
 
@@ -109,7 +114,7 @@ TEST_CASE("a second thread's calls are refused while a call runs, and change not
   const std::vector<int32_t> tokens = some_tokens(300);
   REQUIRE_OK(kv_prefill_tokens(session.get(), tokens.data(), tokens.size(), &call, nullptr, error));
   CHECK(shared.others == 0);
-  CHECK(timeline(session.get()) == tokens);
+  CHECK(sequence(session.get()) == tokens);
 }
 
 TEST_CASE("threads that fight over one session: each call is done whole or refused") {
@@ -127,7 +132,7 @@ TEST_CASE("threads that fight over one session: each call is done whole or refus
   a.join(), b.join(), c.join();
   CHECK(wrong == 0);
   CHECK(done > 0);
-  CHECK(timeline(session.get()).size() == static_cast<std::size_t>(done));
+  CHECK(sequence(session.get()).size() == static_cast<std::size_t>(done));
 }
 
 TEST_CASE("sessions of one model in several threads answer as they do alone") {
@@ -135,7 +140,8 @@ TEST_CASE("sessions of one model in several threads answer as they do alone") {
   const auto work = [&] {
     const Session session = open_session(mini_model());
     std::string out;
-    if (kv_prefill(session.get(), text.data(), text.size(), nullptr, nullptr, nullptr, nullptr) == KV_OK)
+    if (kv_prefill(session.get(), text.data(), text.size(), nullptr, nullptr, nullptr, nullptr) ==
+        KV_OK)
       out = ask(session.get(), "What is this about?", 24).text;
     std::size_t count = 0;
     kv_tokenize(mini_model(), text.data(), text.size(), 0, nullptr, nullptr, 0, &count, nullptr);
@@ -157,22 +163,24 @@ TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i, own = std::shared_ptr<kv_session>(fork(session.get()).release(), kv_session_close)] {
-      if (i % 2) {
-        const std::string path = folder.file(std::to_string(i) + ".kv");
-        for (int round = 0; round < 3; ++round) {
-          wrong += kv_save(own.get(), path.c_str(), nullptr, nullptr) != KV_OK;
-          kv_session* out = nullptr;
-          const kv_session_options o = small_options();
-          wrong += kv_load(tiny_model(), path.c_str(), &o, nullptr, &out, nullptr) != KV_OK;
-          wrong += ask(out, "q", 40).text != answer;
-          kv_session_close(out);
-        }
-      } else {
-        for (int round = 0; round < 3; ++round) wrong += ask(own.get(), "q", 40, 0).text != answer;
-        wrong += ask(own.get(), "q", 60, 1).status != KV_OK;  // seals pages beside the others
-      }
-    });
+    threads.emplace_back(
+        [&, i, own = std::shared_ptr<kv_session>(fork(session.get()).release(), kv_session_close)] {
+          if (i % 2) {
+            const std::string path = folder.file(std::to_string(i) + ".kv");
+            for (int round = 0; round < 3; ++round) {
+              wrong += kv_save(own.get(), path.c_str(), nullptr, nullptr) != KV_OK;
+              kv_session* out = nullptr;
+              const kv_session_options o = small_options();
+              wrong += kv_load(tiny_model(), path.c_str(), &o, nullptr, &out, nullptr) != KV_OK;
+              wrong += ask(out, "q", 40).text != answer;
+              kv_session_close(out);
+            }
+          } else {
+            for (int round = 0; round < 3; ++round)
+              wrong += ask(own.get(), "q", 40, 0).text != answer;
+            wrong += ask(own.get(), "q", 60, 1).status != KV_OK;  // seals pages beside the others
+          }
+        });
   }
   for (int round = 0; round < 3; ++round) wrong += ask(session.get(), "q", 40).text != answer;
   for (std::thread& t : threads) t.join();
@@ -180,7 +188,8 @@ TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
   CHECK(peek(session.get(), 20) == next);
 }
 
-TEST_CASE("forks of one mapped document in threads, each with a tail of its own, closed in any order") {
+TEST_CASE(
+    "forks of one mapped document in threads, each with a tail of its own, closed in any order") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   save(tiny_session(700).get(), path);
@@ -209,7 +218,8 @@ TEST_CASE("forks of one mapped document in threads, each with a tail of its own,
   for (int i = 0; i < forks; ++i)
     threads.emplace_back([&, i, own = std::move(owned[static_cast<std::size_t>(i)])]() mutable {
       const auto tokens = tail(i);
-      wrong += kv_prefill_tokens(own.get(), tokens.data(), tokens.size(), nullptr, nullptr, nullptr) != KV_OK;
+      wrong += kv_prefill_tokens(own.get(), tokens.data(), tokens.size(), nullptr, nullptr,
+                                 nullptr) != KV_OK;
       for (int n = 0; n < 12; ++n) {
         int32_t token = -1;
         wrong += kv_next(own.get(), nullptr, &token, nullptr, nullptr) != KV_OK;

@@ -26,15 +26,19 @@ struct Asked {
   kv_status status = KV_OK;
 };
 
-Asked ask_traced(kv_session* session, const char* text = question, uint32_t trace = 1, uint32_t keep = 0, uint32_t max_tokens = 32) {
+Asked ask_traced(kv_session* session, const char* text = question, uint32_t trace = 1,
+                 uint32_t keep = 0, uint32_t max_tokens = 32) {
   kv_generate_options o;
   kv_generate_options_init(&o, sizeof o);
   o.trace = trace;
   o.keep = keep;
   o.max_tokens = max_tokens;
   Asked asked;
-  const auto on_text = [](const char* t, size_t n, void* user) { return static_cast<std::string*>(user)->append(t, n), 0; };
-  asked.status = kv_generate(session, text, std::strlen(text), &o, on_text, &asked.text, nullptr, nullptr);
+  const auto on_text = [](const char* t, size_t n, void* user) {
+    return static_cast<std::string*>(user)->append(t, n), 0;
+  };
+  asked.status =
+      kv_generate(session, text, std::strlen(text), &o, on_text, &asked.text, nullptr, nullptr);
   return asked;
 }
 
@@ -56,11 +60,12 @@ kv_status trace_status(kv_session* session) {
 }
 
 std::string text_of(kv_session* session, const kv_span& span) {
-  const std::vector<int32_t> tokens = timeline(session);
+  const std::vector<int32_t> tokens = sequence(session);
   REQUIRE(span.first_token + span.tokens <= tokens.size());
   std::string text(4096, '\0');
   std::size_t size = 0;
-  REQUIRE_OK(kv_detokenize(mini_model(), tokens.data() + span.first_token, span.tokens, 0, text.data(), text.size(), &size, error));
+  REQUIRE_OK(kv_detokenize(mini_model(), tokens.data() + span.first_token, span.tokens, 0,
+                           text.data(), text.size(), &size, error));
   return text.substr(0, size);
 }
 
@@ -76,7 +81,8 @@ kv_session* reader() {
 
 Session reader_with(const char* strategy) {
   Session session = fork(reader());
-  REQUIRE_OK(kv_session_set_strategy(session.get(), strategy, options_with(strategy).budget_tokens, 0, error));
+  REQUIRE_OK(kv_session_set_strategy(session.get(), strategy, options_with(strategy).budget_tokens,
+                                     0, error));
   return session;
 }
 
@@ -89,19 +95,23 @@ void check_in_order(const std::vector<kv_span>& spans, uint64_t document) {
     CHECK(spans[i].reserved == 0);
     if (i > 0) CHECK(spans[i].share <= spans[i - 1].share);
     for (std::size_t j = 0; j < i; ++j)  // neither overlap nor touch
-      CHECK((spans[i].first_token > spans[j].first_token + spans[j].tokens || spans[j].first_token > spans[i].first_token + spans[i].tokens));
+      CHECK((spans[i].first_token > spans[j].first_token + spans[j].tokens ||
+             spans[j].first_token > spans[i].first_token + spans[i].tokens));
     all += static_cast<double>(spans[i].share);
   }
   CHECK(all <= 1.0001);
 }
 
 bool same(const std::vector<kv_span>& a, const std::vector<kv_span>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(kv_span)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(kv_span)) == 0);
 }
 
 }  // namespace
 
-TEST_CASE("the passage that holds the fact comes first, whatever the strategy, and the answer is the one without a trace") {
+TEST_CASE(
+    "the passage that holds the fact comes first, whatever the strategy, and the answer is the one "
+    "without a trace") {
   for (const char* strategy : {"full", "bounded", "quest", "flat", "dipr", "ood", "ivf"}) {
     CAPTURE(strategy);
     const Session session = reader_with(strategy);
@@ -112,7 +122,7 @@ TEST_CASE("the passage that holds the fact comes first, whatever the strategy, a
     REQUIRE(traced.text.find("4821907") != std::string::npos);
     const std::vector<kv_span> spans = trace(session.get());
     REQUIRE(!spans.empty());
-    check_in_order(spans, timeline(session.get()).size());
+    check_in_order(spans, sequence(session.get()).size());
     CHECK(text_of(session.get(), spans[0]).find("4821907") != std::string::npos);
     CHECK(spans[0].share > 0.2f);
   }
@@ -121,10 +131,11 @@ TEST_CASE("the passage that holds the fact comes first, whatever the strategy, a
 TEST_CASE("what a strategy did not read is in no passage") {
   const Session session = reader_with("window");
   REQUIRE(ask_traced(session.get()).status == KV_OK);
-  const uint64_t tokens = timeline(session.get()).size();
+  const uint64_t tokens = sequence(session.get()).size();
   for (const kv_span& span : trace(session.get())) {
     CAPTURE(span.first_token);
-    CHECK((span.first_token + span.tokens <= 64 || span.first_token + 192 >= tokens));  // sinks; window and what is not sealed yet
+    // sinks; window and what is not sealed yet
+    CHECK((span.first_token + span.tokens <= 64 || span.first_token + 192 >= tokens));
   }
 }
 
@@ -172,10 +183,12 @@ TEST_CASE("passages are the same bits on any number of threads, from a file, and
   }
 }
 
-TEST_CASE("the first words of a document, its last ones, and one that nothing was sealed of are traced") {
+TEST_CASE(
+    "the first words of a document, its last ones, and one that nothing was sealed of are traced") {
   const std::string page = book(1500);
   for (const uint32_t kv_type : {KV_KV_INT8, KV_KV_F32})
-    for (const std::string& text : {std::string(fact).substr(1) + page, page + fact, std::string(fact).substr(1) + book(100)}) {
+    for (const std::string& text : {std::string(fact).substr(1) + page, page + fact,
+                                    std::string(fact).substr(1) + book(100)}) {
       CAPTURE(kv_type);
       CAPTURE(text.size());
       kv_session_options o = options_with("full");
@@ -191,15 +204,15 @@ TEST_CASE("the first words of a document, its last ones, and one that nothing wa
 
 TEST_CASE("a conversation's passages are the document's") {
   const Session session = reader_with("full");
-  const uint64_t document = timeline(session.get()).size();
+  const uint64_t document = sequence(session.get()).size();
   for (int turn = 0; turn < 3; ++turn) {
     REQUIRE(ask_traced(session.get(), question, 1, 1).status == KV_OK);
-    REQUIRE(timeline(session.get()).size() > document);
+    REQUIRE(sequence(session.get()).size() > document);
     check_in_order(trace(session.get()), document);
   }
 }
 
-TEST_CASE("a trace is of the last answer, until something else changes the timeline") {
+TEST_CASE("a trace is of the last answer, until something else changes the sequence") {
   const Session session = tiny_session(300);
   kv_session* const s = session.get();
   CHECK(trace_status(s) == KV_BAD_STATE);
@@ -238,8 +251,11 @@ TEST_CASE("an answer that is stopped has the passages of what was made of it") {
   kv_generate_options_init(&o, sizeof o);
   o.trace = 1;
   int left = 3;
-  const auto stop = [](const char*, size_t, void* user) -> int32_t { return --*static_cast<int*>(user) <= 0; };
-  CHECK(kv_generate(session.get(), question, std::strlen(question), &o, stop, &left, nullptr, nullptr) == KV_CANCELLED);
+  const auto stop = [](const char*, size_t, void* user) -> int32_t {
+    return --*static_cast<int*>(user) <= 0;
+  };
+  CHECK(kv_generate(session.get(), question, std::strlen(question), &o, stop, &left, nullptr,
+                    nullptr) == KV_CANCELLED);
   CHECK(!trace(session.get()).empty());
 }
 

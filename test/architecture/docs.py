@@ -16,7 +16,7 @@ README_LINES = 150
 MODEL = "examples/mini-reader-q8_0.gguf"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-SHORT = "<!-- tools/footprint.py -->\n\n{}\n\n<!-- end -->"
+SHORT = "<!-- tools/scripts/footprint.py -->\n\n{}\n\n<!-- end -->"
 
 
 def pages():
@@ -102,7 +102,7 @@ def script_problem(words):
 
 def load(name):
     """A script of tools/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -113,7 +113,7 @@ def footprint_problems(tool):
     block = SHORT.format("\n".join(footprint.table(100_000)))
     for page in ("README.md", "docs/memory-and-files.md"):
         if block not in read(page):
-            yield f"{page}: the table of memory and disk is not what tools/footprint.py prints"
+            yield f"{page}: the table of memory and disk is not what tools/scripts/footprint.py prints"
     if tool:
         model = json.loads(subprocess.run([tool.program, "inspect", "--json", ROOT / MODEL], capture_output=True, check=True).stdout)
         tokens = 1 << 20
@@ -121,7 +121,7 @@ def footprint_problems(tool):
                                  tokens + footprint.WINDOW)
         ours = sum(parts[name] for name in ("pages", "scales", "bounds")) / tokens
         if round(ours) != model["kv_bytes_per_token"]:
-            yield f"tools/footprint.py has {ours} bytes a token where kvasir inspect has {model['kv_bytes_per_token']}"
+            yield f"tools/scripts/footprint.py has {ours} bytes a token where kvasir inspect has {model['kv_bytes_per_token']}"
 
 
 def render_problems():
@@ -140,7 +140,7 @@ def render_problems():
                         (module.eval_table({"eval": results}), "| 8,192 | bounded | 1% | 87.5 | 66.1 | 12.37 | 0.99 |")):
         found = list(lines)[-1]
         if found != last:
-            yield f"tools/measurements.py renders '{found}' for '{last}'"
+            yield f"tools/scripts/measurements.py renders '{found}' for '{last}'"
 
 
 def result_problems():
@@ -166,7 +166,7 @@ def main():
     if lines > README_LINES:
         problems.append(f"README.md has {lines} lines, more than {README_LINES}")
     for script in ("measurements.py", "chart.py"):
-        run = subprocess.run([sys.executable, ROOT / "tools" / script, "--check"], capture_output=True, text=True, check=False)
+        run = subprocess.run([sys.executable, ROOT / "tools" / "scripts" / script, "--check"], capture_output=True, text=True, check=False)
         problems += [f"tools/{script}: {line}" for line in (run.stdout + run.stderr).splitlines()]
     return finish([*problems, *render_problems(), *result_problems(), *footprint_problems(tool)])
 

@@ -5,11 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-static int provided_by(const char *function, const char *library) {
+static int provided_by(const char* function, const char* library) {
   Dl_info place;
-  void *address = dlsym(RTLD_DEFAULT, function);
+  void* address = dlsym(RTLD_DEFAULT, function);
   if (!address || !dladdr(address, &place) || !strstr(place.dli_fname, library)) {
-    printf("%s is not the one of %s but of %s\n", function, library, address ? place.dli_fname : "nobody");
+    printf("%s is not the one of %s but of %s\n", function, library,
+           address ? place.dli_fname : "nobody");
     return 0;
   }
   return 1;

@@ -3,9 +3,12 @@ import sys
 
 from source import CODE, CPP, ROOT, files, finish, includes
 
-RANK = {"base": 0, "os": 1, "gguf": 2, "compute": 2, "text": 3, "store": 3, "select": 4, "model": 5, "attention": 6, "offload": 7, "engine": 8, "session": 9, "library": 10, "api": 11}
+LAYERS = [["base"], ["os"], ["gguf", "backend"], ["text", "cachefile"], ["store"], ["select"], ["model"],
+          ["attention"], ["offload"], ["engine"], ["session"], ["library"], ["api"]]  # lowest first
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+INNER = {"select": ["graph", "research"]}  # folders within a layer
 ONE_FILE_EACH = ["mimalloc.h", "pcre2.h", "zstd.h", "xxhash.h", "hnswlib/hnswlib.h"]
-KERNELS_MAY = ("compute/", "cpu/", "reference/", "cuda/")  # besides gguf/tensor_type.h
+KERNELS_MAY = ("backend/", "cpu/", "reference/", "cuda/")  # besides gguf/tensor_type.h
 
 
 def layer_problems(path, edges):
@@ -29,7 +32,7 @@ def layer_problems(path, edges):
 def kernel_problems(path):
     for line, name in includes(path):
         if "/" in name and name.split("/")[0] in RANK and name != "gguf/tensor_type.h" and not name.startswith(KERNELS_MAY):
-            yield f"{path}:{line}: includes {name}: kernels know compute/ and gguf/tensor_type.h only"
+            yield f"{path}:{line}: includes {name}: kernels know backend/ and gguf/tensor_type.h only"
 
 
 def cycle(edges):
@@ -50,7 +53,8 @@ def main():
     if not sources or not kernels:
         problems.append("no sources found")
     for path in sources:
-        if len(path.parts) != 3 or path.parts[1] not in RANK:
+        inner = path.parts[2:-1]
+        if path.parts[1] not in RANK or list(inner) not in [[]] + [[name] for name in INNER.get(path.parts[1], [])]:
             problems.append(f"{path}: in no layer's folder")
             continue
         problems += layer_problems(path, edges)

@@ -14,14 +14,14 @@ def main():
     if number != sum(int(part) * factor for part, factor in zip(version.groups(), [10000, 100, 1])):
         problems.append(f"KV_VERSION_NUMBER is {number} in a build of {version.group(0).strip()}")
     major = re.search(r"^soversion = '(\d+)'", build, re.MULTILINE).group(1)
-    symbols = read(pathlib.Path(f"tools/debian/libkvasir{major}.symbols"))
+    symbols = read(pathlib.Path(f"tools/packaging/debian/libkvasir{major}.symbols"))
     node = f"KVASIR_{major}"
     if f"libkvasir.so.{major} libkvasir{major} " not in symbols or f"{node} {{" not in read(pathlib.Path("src/kvasir.map")):
         problems.append(f"soversion {major} is not that of the symbols")
     declared = set(re.findall(r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(", header))
     listed = set(re.findall(rf"^ (kv_\w+)@{node} ", symbols, re.MULTILINE))
-    problems += [f"{name} is not in tools/debian/libkvasir{major}.symbols: add it with the version that brings it" for name in sorted(declared - listed)]
-    problems += [f"{name} is in tools/debian/libkvasir{major}.symbols and not in the header" for name in sorted(listed - declared)]
+    problems += [f"{name} is not in tools/packaging/debian/libkvasir{major}.symbols: add it with the version that brings it" for name in sorted(declared - listed)]
+    problems += [f"{name} is in tools/packaging/debian/libkvasir{major}.symbols and not in the header" for name in sorted(listed - declared)]
     return finish(problems)
 
 

@@ -33,7 +33,7 @@ def main():
         lacking = {
             "kv_unsaid": header.replace("/* One more reference", "KV_API void kv_unsaid(void);\n\n/* One more reference"),
             "vocabulary": re.sub(r"(uint32_t vocabulary;) */\*.*?\*/", r"\1", header),
-            "kv_span": header.replace("/* Neighbouring tokens of the timeline. */\n", ""),
+            "kv_span": header.replace("/* Neighbouring tokens of the sequence. */\n", ""),
             "KV_TOKENIZE_BOS": re.sub(r"(#define KV_TOKENIZE_BOS \w+) */\*.*?\*/", r"\1", header),
         }
         for name, without in lacking.items():

@@ -17,8 +17,8 @@ LEFTOVERS = {
     r"[ \t]+$": "space at the end of the line",
     r"^ *\t": "a tab for indentation",
 }
-TABBED = {pathlib.Path("tools/debian/rules")}  # a makefile
-MOST_LINES = 500  # of a source file; 400 is what to aim at
+TABBED = {pathlib.Path("tools/packaging/debian/rules")}  # a makefile
+MOST_LINES = 600  # of a source file; 400 is what to aim at
 
 # Files and folders whose words, columns and sentences are checked.
 PROSE = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples/desk/README.md", ".github/ISSUE_TEMPLATE"]

@@ -27,7 +27,8 @@ TEST_CASE("a status carries its code, message, errno and offset") {
   CHECK(std::string(good.message()).empty());
   CHECK(good.sys_errno() == 0);
   CHECK(good.offset() == UINT64_MAX);
-  const Status bad = Status::error(Code::corrupt, "%s at %d", "a.kv", 7).with_errno(5).with_offset(4096);
+  const Status bad =
+      Status::error(Code::corrupt, "%s at %d", "a.kv", 7).with_errno(5).with_offset(4096);
   CHECK_FALSE(bad.ok());
   CHECK(bad.code() == Code::corrupt);
   CHECK(std::string(bad.message()) == "a.kv at 7");
@@ -158,13 +159,17 @@ TEST_CASE("narrowing succeeds exactly when the value fits") {
 }
 
 TEST_CASE("a number that is none, or too large, is met wherever it is") {
-  constexpr float largest = std::numeric_limits<float>::max(), infinity = std::numeric_limits<float>::infinity();
-  std::vector<float> values = {0.0f, -0.0f, 1.0f, -largest, largest, std::numeric_limits<float>::denorm_min()};
+  constexpr float largest = std::numeric_limits<float>::max(),
+                  infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> values = {0.0f,     -0.0f,   1.0f,
+                               -largest, largest, std::numeric_limits<float>::denorm_min()};
   values.resize(70, 2.0f);
   CHECK(all_finite({}));
   CHECK(all_finite(values));
   for (std::size_t at = 0; at < values.size(); ++at)
-    for (const float wrong : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0xffffffffu), std::bit_cast<float>(0x7f800001u)}) {
+    for (const float wrong :
+         {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(),
+          std::bit_cast<float>(0xffffffffu), std::bit_cast<float>(0x7f800001u)}) {
       std::vector<float> others = values;
       others[at] = wrong;
       CHECK_FALSE(all_finite(others));
@@ -190,13 +195,15 @@ TEST_CASE("a checksum of pieces is that of the whole") {
     for (std::size_t size : {0u, 1u, 16u, 128u, 240u, 241u, 1024u, 5000u})
       for (std::size_t piece : {1u, 7u, 256u, 5000u}) {
         RunningChecksum running(seed);
-        for (std::size_t at = 0; at < size; at += piece) running.add(bytes.data() + at, std::min(piece, size - at));
+        for (std::size_t at = 0; at < size; at += piece)
+          running.add(bytes.data() + at, std::min(piece, size - at));
         CHECK(running.value() == checksum(bytes.data(), size, seed));
       }
 }
 
 TEST_CASE("large memory is aligned to a cache line and zeroed when asked") {
-  for (std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{5} << 20}) {
+  for (std::size_t size :
+       {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{5} << 20}) {
     void* p = allocate(size);
     REQUIRE(p);
     CHECK(reinterpret_cast<uintptr_t>(p) % 64 == 0);

@@ -26,7 +26,8 @@ bool in_child(const std::function<bool()>& body) {
   const pid_t child = fork();
   if (child == 0) _exit(body() ? 0 : 1);
   int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+         WEXITSTATUS(status) == 0;
 }
 
 // A new file of these bytes, open for writing under a name of its own.
@@ -56,7 +57,8 @@ TEST_CASE("a quota and a server's lost file become their codes") {
   TempFolder folder;
   os::File file = temporary(folder);
   static int error = 0;
-  for (const auto& [number, code] : {std::pair{EDQUOT, Code::no_space}, std::pair{ESTALE, Code::io}}) {
+  for (const auto& [number, code] :
+       {std::pair{EDQUOT, Code::no_space}, std::pair{ESTALE, Code::io}}) {
     error = number;
     os::fault = [](const char*, const char*) { return error; };
     const Status s = file.write(0, "y", 1);
@@ -211,12 +213,15 @@ TEST_CASE("the process's limit on file sizes is an error, not a signal") {
     const struct rlimit limit = {1000, RLIM_INFINITY};
     setrlimit(RLIMIT_FSIZE, &limit);
     const std::string data(1001, 'x');
-    return file.write(0, data.data(), 1000).ok() && file.write(0, data.data(), 1001).code() == Code::no_space &&
-           file.write(1000, data.data(), 1).sys_errno() == EFBIG && file.preallocate(1001).code() == Code::no_space;
+    return file.write(0, data.data(), 1000).ok() &&
+           file.write(0, data.data(), 1001).code() == Code::no_space &&
+           file.write(1000, data.data(), 1).sys_errno() == EFBIG &&
+           file.preallocate(1001).code() == Code::no_space;
   }));
 }
 
-TEST_CASE("a temporary file whose lock could not outlast it is refused, and nothing is left of it") {
+TEST_CASE(
+    "a temporary file whose lock could not outlast it is refused, and nothing is left of it") {
   TempFolder folder;
   CHECK(in_child([&] {
     const int next = dup(STDERR_FILENO);  // the descriptor that the file gets: none comes after it
@@ -235,7 +240,8 @@ TEST_CASE("a thread's name is cut, not refused") {
   CHECK(in_child([] {
     os::name_this_thread("kvasir-worker-with-a-long-name");
     char name[64] = {};
-    return pthread_getname_np(pthread_self(), name, sizeof name) == 0 && std::string(name).find("kvasir-worker") == 0;
+    return pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
+           std::string(name).find("kvasir-worker") == 0;
   }));
 }
 
@@ -247,7 +253,7 @@ TEST_CASE("what a file gives back is free on the disk, and reads as zeros") {
   REQUIRE(file.write(0, bytes.data(), size).ok());
   REQUIRE(file.sync().ok());
   const auto blocks = [&] {
-    struct stat info{};
+    struct stat info {};
     REQUIRE(stat(file.path().c_str(), &info) == 0);
     return uint64_t(info.st_blocks) * 512;
   };
@@ -283,7 +289,8 @@ TEST_CASE("a lock is seen by other processes, and ends with its process") {
   const auto taken = [&] {
     os::File file;
     bool locked = false;
-    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() && !locked;
+    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() &&
+           !locked;
   };
   int ready[2], done[2];
   REQUIRE((pipe(ready) == 0 && pipe(done) == 0));

@@ -1,4 +1,5 @@
-// The seam to the operating system: what it refuses, how it names failures, and that nothing of the host's is disturbed.
+// The seam to the operating system: what it refuses, how it names failures, and that nothing of the
+// host's is disturbed.
 #include "os/os.h"
 
 #include <doctest/doctest.h>
@@ -91,15 +92,18 @@ TEST_CASE("a reason survives the longest path") {
   os::File file;
   const Status s = os::File::open_read("/" + std::string(3000, 'x') + "/y", &file);
   CHECK(s.code() == Code::bad_argument);
-  CHECK(std::string(s.message()).find("too long") != std::string::npos);  // in English, whatever the locale
+  // in English, whatever the locale
+  CHECK(std::string(s.message()).find("too long") != std::string::npos);
 }
 
 TEST_CASE("errors of the system become the codes that callers act on") {
   TempFolder folder;
   const std::pair<int, Code> expected[] = {
-      {ENOSPC, Code::no_space},   {EFBIG, Code::no_space}, {ENOENT, Code::not_found},
-      {EACCES, Code::permission}, {EPERM, Code::permission},   {EROFS, Code::permission}, {ENOMEM, Code::no_memory},
-      {EMFILE, Code::limit},      {ENFILE, Code::limit},       {EIO, Code::io},
+      {ENOSPC, Code::no_space},  {EFBIG, Code::no_space},
+      {ENOENT, Code::not_found}, {EACCES, Code::permission},
+      {EPERM, Code::permission}, {EROFS, Code::permission},
+      {ENOMEM, Code::no_memory}, {EMFILE, Code::limit},
+      {ENFILE, Code::limit},     {EIO, Code::io},
   };
   os::File file = temporary(folder, "x");
   for (const auto& [error, code] : expected) {
@@ -193,7 +197,8 @@ TEST_CASE("one read fills several places, in order, also in pieces of any size")
   CHECK(file.read(0, std::span<const os::File::Piece>()).ok());
 }
 
-TEST_CASE("space is reserved without changing what is there, also where the file system cannot reserve") {
+TEST_CASE(
+    "space is reserved without changing what is there, also where the file system cannot reserve") {
   TempFolder folder;
   for (int error : {0, EOPNOTSUPP, ENOSYS}) {
     os::File file = temporary(folder, "hello");
@@ -239,7 +244,8 @@ TEST_CASE("a target whose name fills a folder entry still gets its temporary fil
   CHECK(os::rename_replace(file.path(), folder.file(name)).ok());
   CHECK(os::File::create_temporary(folder.file(name + "xy"), &file).ok());
   // Windows counts units of UTF-16.
-  if (!on_windows) CHECK(os::rename_replace(file.path(), folder.file(name + "xy")).code() == Code::bad_argument);
+  if (!on_windows)
+    CHECK(os::rename_replace(file.path(), folder.file(name + "xy")).code() == Code::bad_argument);
 }
 
 TEST_CASE("a mapping outlives its file and an empty file maps to nothing") {
@@ -254,8 +260,8 @@ TEST_CASE("a mapping outlives its file and an empty file maps to nothing") {
   CHECK(mapping.data() == nullptr);
   REQUIRE(moved.size() == 10'000);
   CHECK(moved.data()[9'999] == std::byte{'m'});
-  for (auto advice : {os::Mapping::Advice::sequential, os::Mapping::Advice::random, os::Mapping::Advice::will_need,
-                      os::Mapping::Advice::dont_need}) {
+  for (auto advice : {os::Mapping::Advice::sequential, os::Mapping::Advice::random,
+                      os::Mapping::Advice::will_need, os::Mapping::Advice::dont_need}) {
     moved.advise(5000, 100, advice);
     moved.advise(5000, UINT64_MAX, advice);
     moved.advise(UINT64_MAX, 1, advice);
@@ -288,7 +294,8 @@ TEST_CASE("a file is known by whatever path leads to it") {
   TempFolder folder;
   write_file(folder.file("a"), {1});
   write_file(folder.file("b"), {1});
-  if (!on_windows) std::filesystem::create_symlink("a", folder.file("link"));  // which is a privilege there
+  // which is a privilege there
+  if (!on_windows) std::filesystem::create_symlink("a", folder.file("link"));
   os::File file;
   REQUIRE(os::File::open_read(folder.file("a"), &file).ok());
   CHECK(file.is_at(folder.file("a")));
@@ -351,7 +358,8 @@ TEST_CASE("a lock is seen by other files, and ends with its file") {
   const auto taken = [&] {
     os::File file;
     bool locked = false;
-    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() && !locked;
+    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() &&
+           !locked;
   };
   CHECK(!taken());
   const WithFault fault("lock", ENOLCK);
@@ -359,7 +367,8 @@ TEST_CASE("a lock is seen by other files, and ends with its file") {
   CHECK(one.lock(os::Lock::shared, &got).code() == Code::io);
 }
 
-TEST_CASE("a temporary file is locked as long as its File lives, and made where locks do not work") {
+TEST_CASE(
+    "a temporary file is locked as long as its File lives, and made where locks do not work") {
   TempFolder folder;
   {
     os::File file = temporary(folder, "abc");
@@ -368,7 +377,8 @@ TEST_CASE("a temporary file is locked as long as its File lives, and made where 
     const auto locked = [&] {
       os::File other;
       bool got = true;
-      return os::File::open_read(path, &other).ok() && other.lock(os::Lock::shared, &got).ok() && !got;
+      return os::File::open_read(path, &other).ok() && other.lock(os::Lock::shared, &got).ok() &&
+             !got;
     };
     CHECK(locked());
     CHECK(file.close().ok());
@@ -392,7 +402,8 @@ TEST_CASE("names of temporary files are told from others") {
     CHECK(!os::is_temporary_name(name));
 }
 
-TEST_CASE("a folder is made, listed with its files' sizes and times, and refused where there is none") {
+TEST_CASE(
+    "a folder is made, listed with its files' sizes and times, and refused where there is none") {
   TempFolder folder;
   const std::string inner = folder.file("inner");
   std::vector<os::FolderEntry> entries;
@@ -472,7 +483,10 @@ TEST_CASE("a path from the root leads to the same file from another current fold
 
 TEST_CASE("names of any language lead to their files") {
   TempFolder folder;
-  const std::string inner = folder.file("B\xC3\xBC" "cher \xE4\xB9\xA6"), path = inner + "/\xD0\xBA\xD0\xBD\xD0\xB8\xD0\xB3\xD0\xB0 \xF0\x9F\x93\x96.kv";
+  const std::string inner = folder.file(
+                        "B\xC3\xBC"
+                        "cher \xE4\xB9\xA6"),
+                    path = inner + "/\xD0\xBA\xD0\xBD\xD0\xB8\xD0\xB3\xD0\xB0 \xF0\x9F\x93\x96.kv";
   REQUIRE(os::make_folder(inner).ok());
   os::File file;
   REQUIRE(os::File::create_temporary(path, &file).ok());

@@ -23,7 +23,9 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 }  // namespace
 
-TEST_CASE("paths longer than 260 units lead to their files, from the name of the folder's first file to the last's removal") {
+TEST_CASE(
+    "paths longer than 260 units lead to their files, from the name of the folder's first file to "
+    "the last's removal") {
   TempFolder folder;
   std::string deep = folder.path();
   for (int i = 0; i < 8; ++i) {
@@ -53,7 +55,8 @@ TEST_CASE("paths longer than 260 units lead to their files, from the name of the
   CHECK(os::remove_file(path).ok());
 }
 
-TEST_CASE("a path that is not UTF-8, and names that Windows does not allow, are refused with a reason") {
+TEST_CASE(
+    "a path that is not UTF-8, and names that Windows does not allow, are refused with a reason") {
   TempFolder folder;
   os::File file;
   CHECK(os::File::open_read(folder.file("\xFF"), &file).code() == Code::bad_argument);
@@ -64,7 +67,9 @@ TEST_CASE("a path that is not UTF-8, and names that Windows does not allow, are 
 }
 
 // Wine 8 knows only the way that refuses; then nothing has changed.
-TEST_CASE("a file that is open and mapped is replaced while it is read as it was, or the refusal says that it is in use") {
+TEST_CASE(
+    "a file that is open and mapped is replaced while it is read as it was, or the refusal says "
+    "that it is in use") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   write_file(path, bytes_of("old"));
@@ -139,7 +144,8 @@ TEST_CASE("holds a lock until it is killed" * doctest::skip()) {
   REQUIRE(path);
   os::File file;
   bool got = false;
-  REQUIRE((os::File::open_lock(path, &file).ok() && file.lock(os::Lock::exclusive, &got).ok() && got));
+  REQUIRE(
+      (os::File::open_lock(path, &file).ok() && file.lock(os::Lock::exclusive, &got).ok() && got));
   Sleep(60'000);
 }
 
@@ -150,16 +156,19 @@ TEST_CASE("a lock is seen by other processes, and ends with its process") {
   const auto taken = [&] {
     os::File file;
     bool locked = false;
-    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() && !locked;
+    return os::File::open_read(path, &file).ok() && file.lock(os::Lock::exclusive, &locked).ok() &&
+           !locked;
   };
   wchar_t program[MAX_PATH] = L"";
   REQUIRE(GetModuleFileNameW(nullptr, program, MAX_PATH) > 0);
-  std::wstring command = L"\"" + std::wstring(program) + L"\" --no-skip \"-tc=holds a lock until it is killed\"";
+  std::wstring command =
+      L"\"" + std::wstring(program) + L"\" --no-skip \"-tc=holds a lock until it is killed\"";
   SetEnvironmentVariableA(path_variable, path.c_str());
   STARTUPINFOW start{};
   start.cb = sizeof start;
   PROCESS_INFORMATION child{};
-  REQUIRE(CreateProcessW(program, command.data(), nullptr, nullptr, FALSE, 0, nullptr, nullptr, &start, &child));
+  REQUIRE(CreateProcessW(program, command.data(), nullptr, nullptr, FALSE, 0, nullptr, nullptr,
+                         &start, &child));
   bool seen = false;
   for (int i = 0; i < 1000 && !seen; ++i) {
     Sleep(20);
@@ -170,6 +179,7 @@ TEST_CASE("a lock is seen by other processes, and ends with its process") {
   WaitForSingleObject(child.hProcess, INFINITE);
   CloseHandle(child.hThread);
   CloseHandle(child.hProcess);
-  for (int i = 0; i < 100 && taken(); ++i) Sleep(20);  // the system says itself that this may take a moment
+  // the system says itself that this may take a moment
+  for (int i = 0; i < 100 && taken(); ++i) Sleep(20);
   CHECK(!taken());
 }

@@ -28,7 +28,7 @@ class Comparing(tool.InFolder):
         rows = {(r["strategy"], r["budget"]): r for r in report["compared"]}
         self.assertEqual(list(rows), [("full", ""), ("window", ""), *((s, b) for s in ("quest", "flat", "bounded") for b in ("64", "256"))])
         full, window, flat = rows["full", ""], rows["window", ""], rows["flat", "256"]
-        self.assertEqual((full["mass"], full["least_recall"], window["recall"], window["tokens"]), (1, 1, 0, 0))
+        self.assertEqual((full["mass"], full["min_recall"], window["recall"], window["tokens"]), (1, 1, 0, 0))
         self.assertLess(full["largest_error"], 1e-3)
         self.assertGreater(window["error"], 0.01)
         self.assertTrue(window["mass"] < rows["flat", "64"]["mass"] < flat["mass"] < 1)
@@ -152,7 +152,7 @@ class Pictures(tool.InFolder):
         recall = self.file("recall.json", json.dumps({"tokens": 1000, "compared": rows}))
         calibration = self.file("calibration.json", json.dumps({"filter_layers": [1], "covered": [[0.9, 0.5], [0.6, 0.8]]}))
         out = self.folder / "pictures"
-        result = subprocess.run([self.PYTHON, str(ROOT / "tools" / "plot.py"), str(recall), str(calibration), "-o", str(out)],
+        result = subprocess.run([self.PYTHON, str(ROOT / "tools" / "scripts" / "plot.py"), str(recall), str(calibration), "-o", str(out)],
                                 capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(sorted(p.name for p in out.iterdir()),

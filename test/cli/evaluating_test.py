@@ -144,7 +144,7 @@ class Pictures(tool.InFolder):
                    if subprocess.run([p, "-c", "import matplotlib"], capture_output=True).returncode == 0), None)
 
     def plot(self, *arguments):
-        return subprocess.run([self.PYTHON, str(ROOT / "tools" / "plot.py"), *map(str, arguments)], capture_output=True, text=True)
+        return subprocess.run([self.PYTHON, str(ROOT / "tools" / "scripts" / "plot.py"), *map(str, arguments)], capture_output=True, text=True)
 
     @unittest.skipUnless(PYTHON, "needs matplotlib")
     def test_results_are_drawn(self):

@@ -55,7 +55,7 @@ class Talking(tool.InFolder):
         result = self.expect(run("chat", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin="/stats\n"), 0)
         stats = json.loads(result.stdout[result.stdout.index("{"):result.stdout.rindex("}") + 1])
         if stats["device"] == "cpu":
-            self.assertIn("the processor computes the model: " + stats["device_because"], result.stderr)
+            self.assertIn("the CPU computes the model: " + stats["device_because"], result.stderr)
         else:
             self.assertIn(f"{stats['devices'][0]['device']} (", result.stderr)
         quiet = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin=""), 0)

@@ -1,12 +1,14 @@
-// Where the kernels of kernels/cuda read or write several numbers at a time: such an array begins at a multiple of so many bytes, and a device that is
-// given another one is lost. What is not here is read number by number, or, as by load() and store() of elementwise.cu, after a look at its address.
+// Where the kernels of kernels/cuda read or write several numbers at a time: such an array begins
+// at a multiple of so many bytes, and a device that is given another one is lost. What is not here
+// is read number by number, or, as by load() and store() of elementwise.cu, after a look at its
+// address.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "compute/device.h"
+#include "backend/device.h"
 #include "emulated.h"
 
 namespace kvasir::emulated {
@@ -17,20 +19,25 @@ inline int begins(uint64_t address, std::size_t at_multiples_of, const char* wha
   machine().misaligned = what;
   return misaligned;
 }
-inline int begins(const void* p, std::size_t at_multiples_of, const char* what) { return begins(reinterpret_cast<uintptr_t>(p), at_multiples_of, what); }
+inline int begins(const void* p, std::size_t at_multiples_of, const char* what) {
+  return begins(reinterpret_cast<uintptr_t>(p), at_multiples_of, what);
+}
 
 // matmul.cu
 inline int check_matmul(std::span<const DeviceProduct> products, const DeviceActivations& x) {
   int error = 0;
   for (const DeviceProduct& p : products) {
     const TensorTypeInfo& type = *tensor_type_info(p.w.type);
-    if (type.block_elements > 1) {  // load_quants(): uint4, of two bits uint2; inputs: uint4; multiply_row(): short2 of sums, where the weights have an offset
+    // load_quants(): uint4, of two bits uint2; inputs: uint4; multiply_row(): short2 of sums, where
+    // the weights have an offset
+    if (type.block_elements > 1) {
       const bool two_bits = p.w.type == TensorType::q2_k || p.w.type == TensorType::q3_k;
       const bool has_offset = p.w.type != TensorType::q8_0 && p.w.type != TensorType::iq4_nl;
       if (!error) error = begins(p.w.data, two_bits ? 8 : 16, "matmul: quants of weights");
       if (!error) error = begins(x.q, 16, "matmul: quants of inputs");
       if (!error && x.n == 1 && has_offset) error = begins(x.sums, 4, "matmul: sums of an input");
-    } else if (x.n == 1 && p.w.cols % (16 / type.block_bytes) == 0) {  // multiply_float_row(): Weights and Inputs. multiply_float_tile() takes them one by one
+    } else if (x.n == 1 && p.w.cols % (16 / type.block_bytes) == 0) {
+      // multiply_float_row(): Weights and Inputs. multiply_float_tile() takes them one by one
       if (!error) error = begins(p.w.data, 16, "matmul: weights of floats, of one input");
       if (!error) error = begins(x.f32, 16, "matmul: one input, of floats");
     }
@@ -39,17 +46,23 @@ inline int check_matmul(std::span<const DeviceProduct> products, const DeviceAct
 }
 
 // rounding.h, of the kernels of elementwise.cu: char4.
-inline int check_rounded(const DeviceActivations& out, const char* what) { return begins(out.q, 4, what); }
+inline int check_rounded(const DeviceActivations& out, const char* what) {
+  return begins(out.q, 4, what);
+}
 
 // choice.cu, score_sketch(): queries by words, the sketch by two of them.
 inline int check_score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   const int error = begins(a.projected, 4, "score_sketch: queries");
   return error ? error : begins(kv.sketch_size, 8, "score_sketch: the sketch of a head");
 }
-inline int check_sketch(uint64_t at) { return begins(at, 8, "score_sketch: the sketch of an extent"); }
+inline int check_sketch(uint64_t at) {
+  return begins(at, 8, "score_sketch: the sketch of an extent");
+}
 
 // attention.cu, attend_chosen(): queries by words, quads that stay by uint4.
-inline int check_gathered(const DeviceAttention& a) { return begins(a.gathered, 16, "attend_chosen: quads that were gathered"); }
+inline int check_gathered(const DeviceAttention& a) {
+  return begins(a.gathered, 16, "attend_chosen: quads that were gathered");
+}
 inline int check_group(const DeviceGroup& g) { return begins(g.to, 16, "gather_group: places"); }
 inline int check_attend_chosen(const DeviceAttention& a) {
   int error = check_gathered(a);
@@ -57,9 +70,12 @@ inline int check_attend_chosen(const DeviceAttention& a) {
   if (!error) error = begins(a.hot.quads, 16, "attend_chosen: quads that stay");
   return error ? error : begins(a.hot.quad_bytes, 16, "attend_chosen: a quad that stays");
 }
-// A quad, or reading.cu, reading_lay_out(), a page, where the device sees it: uint4. Scales: uint2 of a quad, one by one of a page.
+// A quad, or reading.cu, reading_lay_out(), a page, where the device sees it: uint4. Scales: uint2
+// of a quad, one by one of a page.
 inline int check_seen_pages(uint64_t at) { return begins(at, 16, "attention: a page"); }
-inline int check_seen_quad_scales(uint64_t at) { return begins(at, 8, "attend_chosen: scales of a page"); }
+inline int check_seen_quad_scales(uint64_t at) {
+  return begins(at, 8, "attend_chosen: scales of a page");
+}
 
 // reading.cu, reading_lay_out(): uint2 of keys and values; reading_queries(): pairs of halves.
 inline int check_prepare_reading(const DeviceReading& r) {

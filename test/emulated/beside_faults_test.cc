@@ -1,4 +1,4 @@
-// Devices that attend beside the processor: two of them, cancelling anywhere, and what they may not read.
+// Devices that attend beside the CPU: two of them, cancelling anywhere, and what they may not read.
 #include <span>
 #include <vector>
 
@@ -24,17 +24,20 @@ SessionOptions options_of(const char* strategy) {
   return o;
 }
 
-bool says(const Session& session, const char* text) { return session.stats_json().find(text) != std::string::npos; }
+bool says(const Session& session, const char* text) {
+  return session.stats_json().find(text) != std::string::npos;
+}
 
 }  // namespace
 
-TEST_CASE("two devices attend beside the processor what one does, to the bit") {
+TEST_CASE("two devices attend beside the CPU what one does, to the bit") {
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 20);
   for (const char* strategy : {"quest", "filter-layers"}) {
     CAPTURE(strategy);
     // Layers of a group that another device has choose for themselves there, from the same pages.
-    const auto one = load(model_on("cuda"), read_file(), options_of(strategy)), two = load(model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
+    const auto one = load(model_on("cuda"), read_file(), options_of(strategy)),
+               two = load(model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
     const std::vector<float> of_one = score(one.get(), next), of_two = score(two.get(), next);
     if (strategy == std::string("quest")) CHECK(of_one == of_two);
     CHECK(mean_difference(of_one, of_two) < 0.15);
@@ -61,7 +64,9 @@ TEST_CASE("what a device is given for a token is given again for the next ones")
   }
 }
 
-TEST_CASE("where a device may not read the processor's memory the processor attends all pages, and the device the window") {
+TEST_CASE(
+    "where a device may not read host memory the CPU attends all pages, and the device the "
+    "window") {
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 8);
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
@@ -71,7 +76,8 @@ TEST_CASE("where a device may not read the processor's memory the processor atte
     if (strategy == std::string("full")) o.select.budget_tokens = 0;
     const auto session = load(model_on("cuda"), read_file(), o);
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
-    CHECK(mean_difference(score(session.get(), next), score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
+    CHECK(mean_difference(score(session.get(), next),
+                          score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
     CHECK(says(*session, "\"co_execution\":true"));
     CHECK_FALSE(reads_pages(*session));
     CHECK(says(*session, "0 sixteenths"));
@@ -80,7 +86,9 @@ TEST_CASE("where a device may not read the processor's memory the processor atte
   }
 }
 
-TEST_CASE("a step that is cancelled anywhere while a device attends beside the processor leaves the session as it was") {
+TEST_CASE(
+    "a step that is cancelled anywhere while a device attends beside the CPU leaves the session as "
+    "it was") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);
   const auto model = model_on("cuda");

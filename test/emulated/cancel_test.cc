@@ -6,7 +6,7 @@
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
-#include "session/bare_cache.h"
+#include "session/external_store.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -20,9 +20,12 @@ std::shared_ptr<const Model> model_on_device() {
   return model;
 }
 
-uint64_t uploaded() { return emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0]; }
+uint64_t uploaded() {
+  return emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0];
+}
 
-// Of a call that is cancelled by something that it asks of the device, the first one: how many bytes it took there all the same.
+// Of a call that is cancelled by something that it asks of the device, the first one: how many
+// bytes it took there all the same.
 template <class Call>
 uint64_t uploaded_when_cancelled(const Call& call, uint64_t asked = 1) {
   Cancel cancel;
@@ -35,13 +38,13 @@ uint64_t uploaded_when_cancelled(const Call& call, uint64_t asked = 1) {
 }
 
 // Random keys and values of so many tokens.
-std::unique_ptr<BareCache> made_up(uint32_t tokens) {
+std::unique_ptr<ExternalStore> made_up(uint32_t tokens) {
   BareOptions o;
   o.shape = mini_model()->config();
-  o.most_tokens = tokens;
+  o.max_tokens = tokens;
   o.threads = 2;
-  std::unique_ptr<BareCache> cache;
-  REQUIRE(BareCache::open(o, &cache).ok());
+  std::unique_ptr<ExternalStore> cache;
+  REQUIRE(ExternalStore::open(o, &cache).ok());
   std::mt19937 random(5);
   std::uniform_real_distribution<float> number(-1, 1);
   std::vector<float> rows(std::size_t{500} * o.shape.kv_width());
@@ -55,7 +58,9 @@ std::unique_ptr<BareCache> made_up(uint32_t tokens) {
 
 }  // namespace
 
-TEST_CASE("what a text needs in a device's memory does not go there once its step is cancelled, and does with the next one") {
+TEST_CASE(
+    "what a text needs in a device's memory does not go there once its step is cancelled, and does "
+    "with the next one") {
   const auto model = model_on_device();
   const auto tokens = book_tokens(3400);
   const auto asked = std::span<const Token>(tokens).subspan(3000, 5);
@@ -66,8 +71,11 @@ TEST_CASE("what a text needs in a device's memory does not go there once its ste
     CAPTURE(options.select.strategy);
     const auto expected = score(load(model, read_file(), options).get(), asked);
     const auto session = load(model, read_file(), options);
-    const uint64_t kept = session->store().pages().extents() * model->store_shape().heads_total() * model->store_shape().page.sketch_bytes();
-    CHECK(uploaded_when_cancelled([&](const Cancel* cancel) { return session->score(asked, scores.data(), cancel, {}); }) < kept / 2);
+    const uint64_t kept = session->store().pages().extents() * model->store_shape().heads_total() *
+                          model->store_shape().page.sketch_bytes();
+    CHECK(uploaded_when_cancelled([&](const Cancel* cancel) {
+            return session->score(asked, scores.data(), cancel, {});
+          }) < kept / 2);
     CHECK(session->tokens().size() == 3000);
     CHECK(score(session.get(), asked) == expected);
   }
@@ -77,7 +85,9 @@ TEST_CASE("what a text needs in a device's memory does not go there once its ste
   const auto session = load(model, read_file(), bounded_options(200));
   const uint64_t pages = session->store().pages().extents() * model->store_shape().slab_bytes();
   std::size_t done = 0;
-  CHECK(uploaded_when_cancelled([&](const Cancel* cancel) { return session->prefill_tokens(more, nullptr, cancel, {}, &done); }) < pages / 2);
+  CHECK(uploaded_when_cancelled([&](const Cancel* cancel) {
+          return session->prefill_tokens(more, nullptr, cancel, {}, &done);
+        }) < pages / 2);
   CHECK((done == 0 && session->tokens().size() == 3000));
   read(session.get(), more);
   CHECK(continue_with(session.get(), 8) == continue_with(expected.get(), 8));
@@ -89,12 +99,15 @@ TEST_CASE("of a sketch that was cancelled halfway what has come to the device st
   const auto cache = made_up(count);
   const auto tokens = book_tokens(3000);
   std::vector<Token> text;
-  while (text.size() < count) text.insert(text.end(), tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(3000, count - std::ssize(text)));
+  while (text.size() < count)
+    text.insert(text.end(), tokens.begin(),
+                tokens.begin() + std::min<std::ptrdiff_t>(3000, count - std::ssize(text)));
   const auto asked = std::span<const Token>(tokens).first(5);
   std::vector<float> scores(asked.size());
   const auto open = [&] {
     std::unique_ptr<Session> session;
-    const Status s = Session::adopt(model, *cache, text, bounded_options(200), {.compared = false}, nullptr, {}, &session);
+    const Status s = Session::adopt(model, *cache, text, bounded_options(200), {.compared = false},
+                                    nullptr, {}, &session);
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
     return session;
   };
@@ -106,7 +119,8 @@ TEST_CASE("of a sketch that was cancelled halfway what has come to the device st
   for (uint64_t at = 12; at <= 24; at += 2) {
     CAPTURE(at);
     const auto session = open();
-    const uint64_t came = uploaded_when_cancelled([&](const Cancel* cancel) { return session->score(asked, scores.data(), cancel, {}); }, at);
+    const uint64_t came = uploaded_when_cancelled(
+        [&](const Cancel* cancel) { return session->score(asked, scores.data(), cancel, {}); }, at);
     const uint64_t again = uploaded();
     CHECK(score(session.get(), asked) == expected);
     halfway += came > all / 4 && uploaded() - again < all - all / 5;
@@ -133,7 +147,8 @@ TEST_CASE("a session that waits for what another one takes to their device can b
   CHECK(continue_with(session.get(), 8) == continue_with(alone.get(), 8));
 }
 
-TEST_CASE("a model whose weights are on their way to a device is not opened once that is cancelled") {
+TEST_CASE(
+    "a model whose weights are on their way to a device is not opened once that is cancelled") {
   const uint64_t held = emulated::machine().held, begin = emulated::machine().calls;
   (void)model_on_device();
   const uint64_t calls = emulated::machine().calls - begin;
@@ -145,8 +160,10 @@ TEST_CASE("a model whose weights are on their way to a device is not opened once
     const emulated::Changed fires(emulated::machine().fires, &cancel);
     const emulated::Changed when(emulated::machine().fails_at, emulated::machine().calls + at);
     const uint64_t from = emulated::machine().calls;
-    const char* const device = at % 2 ? "cuda" : "auto";  // which goes on without a device for other reasons
-    const Status s = Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}, "", &cancel);
+    // which goes on without a device for other reasons
+    const char* const device = at % 2 ? "cuda" : "auto";
+    const Status s =
+        Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}, "", &cancel);
     if (s.ok()) continue;  // fired behind the last weights
     CHECK(s.code() == Code::cancelled);
     CHECK(model == nullptr);

@@ -13,14 +13,17 @@ namespace emulated {
 namespace {
 
 constexpr uint64_t own_bytes = uint64_t{64} << 20;  // that a device has besides what is free
-constexpr std::size_t page = 4096, most_poisoned = std::size_t{1} << 20;
+constexpr std::size_t page = 4096, max_poisoned = std::size_t{1} << 20;
 
 std::mutex host_mutex;
-std::map<uintptr_t, std::size_t> host_memory, shared_memory;  // of allocate_host() and share_host(): all devices read it
+// of allocate_host() and register_host(): all devices read it
+std::map<uintptr_t, std::size_t> host_memory, shared_memory;
 
 // Where a device has shared memory: nobody else can follow that.
 constexpr uint64_t seen_bits = uint64_t{15} << 60;
-uint64_t seen_by(const DeviceContext* c, uintptr_t at) { return at | static_cast<uint64_t>(c->index + 1) << 60; }
+uint64_t seen_by(const DeviceContext* c, uintptr_t at) {
+  return at | static_cast<uint64_t>(c->index + 1) << 60;
+}
 
 uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
@@ -46,7 +49,8 @@ int begin_call(DeviceContext* c) {
   return c->error ? c->error : error;
 }
 
-// The device's memory can be touched as long as one of them is there, and afterwards cannot: every eighth time, since that takes long.
+// The device's memory can be touched as long as one of them is there, and afterwards cannot: every
+// eighth time, since that takes long.
 class Working {
  public:
   explicit Working(DeviceContext* c) : c_(c) {
@@ -66,7 +70,8 @@ class Working {
  private:
   void protect(int access) {
     for (const auto* memory : {&c_->memory, &c_->released})
-      for (const auto& [at, size] : *memory) (void)mprotect(reinterpret_cast<void*>(at), size, access);
+      for (const auto& [at, size] : *memory)
+        (void)mprotect(reinterpret_cast<void*>(at), size, access);
   }
   DeviceContext* const c_;
 };
@@ -102,12 +107,17 @@ int count(int* out) {
 
 const char* error_text(int error) {
   if (error == misaligned) return machine().misaligned;
-  return error == no_devices ? "no driver" : error == out_of_memory ? "out of memory" : error == refused ? "not as asked" : "it is lost";
+  return error == no_devices      ? "no driver"
+         : error == out_of_memory ? "out of memory"
+         : error == refused       ? "not as asked"
+                                  : "it is lost";
 }
 
 bool is_out_of_memory(int error) { return error == out_of_memory; }
 
-int capability(int index, int* major, int* minor) { return *major = machine().capability[index], *minor = 0, begin_call(nullptr); }
+int capability(int index, int* major, int* minor) {
+  return *major = machine().capability[index], *minor = 0, begin_call(nullptr);
+}
 
 int open(int index, DeviceContext** out) {
   if (const int error = begin_call(nullptr)) return error;
@@ -127,7 +137,8 @@ int close(DeviceContext* c) {
 int describe(DeviceContext* c, DeviceInfo* out) {
   if (const int error = begin_call(c)) return error;
   const uint64_t unused = machine().free_bytes[c->index], taken = machine().bytes[c->index];
-  *out = {"A device made of the processor", unused + own_bytes, unused - std::min(unused, taken), 2, machine().shared_at_once, machine().block_bytes};
+  *out = {"A device made of the CPU", unused + own_bytes,   unused - std::min(unused, taken), 2,
+          machine().shared_at_once,   machine().block_bytes};
   return 0;
 }
 
@@ -136,10 +147,13 @@ int allocate(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   const std::lock_guard lock(c->mutex);
-  if (machine().bytes[c->index] + bytes > machine().most_bytes[c->index] || size >= uint64_t{1} << 40) return out_of_memory;
-  void* at = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (machine().bytes[c->index] + bytes > machine().max_bytes[c->index] || size >= uint64_t{1}
+                                                                                       << 40)
+    return out_of_memory;
+  void* at = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return out_of_memory;
-  std::memset(at, 0xff, std::min(bytes, most_poisoned));
+  std::memset(at, 0xff, std::min(bytes, max_poisoned));
   (void)mprotect(static_cast<std::byte*>(at) + bytes, page, PROT_NONE);
   if (c->is_closed) (void)mprotect(at, bytes, PROT_NONE);
   c->memory.emplace(number(at), bytes);
@@ -179,12 +193,13 @@ int release_host(DeviceContext*, void* memory) {
 }
 
 // As the driver: what is shared already, by whichever device, is not shared again.
-int share_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
   if (const int error = begin_call(c)) return error;
   const std::lock_guard lock(host_mutex);
   const uintptr_t begin = number(memory);
   const auto after = shared_memory.upper_bound(begin);
-  const bool overlaps = (after != shared_memory.end() && after->first < begin + size) || holds(shared_memory, begin, 1);
+  const bool overlaps = (after != shared_memory.end() && after->first < begin + size) ||
+                        holds(shared_memory, begin, 1);
   if (overlaps || begin % page != 0 || size % page != 0) return refused;
   if (const int error = machine().refuses_sharing) return error;
   shared_memory.emplace(begin, size);
@@ -202,7 +217,7 @@ int unshare_host(DeviceContext* c, const void* memory) {
   return c->error;
 }
 
-int see_host(DeviceContext* c, const void* memory, uint64_t* out) {
+int map_host(DeviceContext* c, const void* memory, uint64_t* out) {
   if (const int error = begin_call(c)) return error;
   const std::lock_guard lock(host_mutex);
   return holds(shared_memory, number(memory), 1) ? (*out = seen_by(c, number(memory)), 0) : refused;
@@ -243,7 +258,9 @@ int put(DeviceStream* s, Work work) {
 }
 
 int after(DeviceStream* s, DeviceStream* other) {
-  return put(s, [c = other->context, state = other->state, until = other->state->given] { return do_work(c, state.get(), until); });
+  return put(s, [c = other->context, state = other->state, until = other->state->given] {
+    return do_work(c, state.get(), until);
+  });
 }
 
 int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
@@ -253,7 +270,9 @@ int upload(DeviceStream* s, void* to, const void* from, std::size_t size) {
   if (is_host_memory(from, size)) return put(s, [=] { return std::memcpy(to, from, size), 0; });
   if (s->state->kept) return refused;
   const auto* bytes = static_cast<const std::byte*>(from);
-  return put(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] { return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0; });
+  return put(s, [to, copy = std::vector<std::byte>(bytes, bytes + size)] {
+    return std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(to)), 0;
+  });
 }
 
 int download(DeviceStream* s, void* to, const void* from, std::size_t size) {
@@ -303,9 +322,9 @@ DeviceKernels make_table() {
   k.release = release;
   k.allocate_host = allocate_host;
   k.release_host = release_host;
-  k.share_host = share_host;
+  k.register_host = register_host;
   k.unshare_host = unshare_host;
-  k.see_host = see_host;
+  k.map_host = map_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
   k.wait = wait;

@@ -1,10 +1,11 @@
-// What GPUs do that no machine's do on demand: they fail, are full, too old or not there. Those of emulated.h do.
+// What GPUs do that no machine's do on demand: they fail, are full, too old or not there. Those of
+// emulated.h do.
 #include <thread>
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
-#include "offload/kv_mirror.h"
 #include "model/gpu_workspace.h"
+#include "offload/kv_mirror.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -12,11 +13,15 @@ using emulated::Changed;
 
 namespace {
 
-bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
+bool says(const Session& session, const std::string& what) {
+  return session.stats_json().find(what) != std::string::npos;
+}
 
 }  // namespace
 
-TEST_CASE("three devices, of which one has more room, have layers in that proportion and give the answer of one") {
+TEST_CASE(
+    "three devices, of which one has more room, have layers in that proportion and give the answer "
+    "of one") {
   emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   std::shared_ptr<const Model> model;
   const Status s = open_on("cuda:all", 0, &model);
@@ -26,7 +31,8 @@ TEST_CASE("three devices, of which one has more room, have layers in that propor
   CHECK(model->device_names() == "cuda:0,cuda:1,cuda:2");
   CHECK(devices[1].layers().size() >= 2 * devices[0].layers().size());
   CHECK(devices[2].has_output());
-  auto one = load(device_model(), read_file(), bounded_options(200)), all = load(model, read_file(), bounded_options(200));
+  auto one = load(device_model(), read_file(), bounded_options(200)),
+       all = load(model, read_file(), bounded_options(200));
   CHECK(continue_with(all.get(), 12) == continue_with(one.get(), 12));
   CHECK(attends(*all));
   const auto tokens = book_tokens(200);
@@ -39,7 +45,9 @@ TEST_CASE("three devices, of which one has more room, have layers in that propor
   CHECK(model->device_names() == "cuda:2,cuda:0");
 }
 
-TEST_CASE("devices that are too old or not there: named they are an error, of all they are left out, chosen they are not taken") {
+TEST_CASE(
+    "devices that are too old or not there: named they are an error, of all they are left out, "
+    "chosen they are not taken") {
   std::shared_ptr<const Model> model;
   {
     emulated::Changed old(emulated::machine().capability[0], 7);
@@ -50,30 +58,36 @@ TEST_CASE("devices that are too old or not there: named they are an error, of al
     emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
     REQUIRE(open_on("auto", 0, &model).ok());
     CHECK(model->device_names() == "cuda:1");
-    emulated::Changed second(emulated::machine().capability[1], 7), third(emulated::machine().capability[2], 7);
+    emulated::Changed second(emulated::machine().capability[1], 7),
+        third(emulated::machine().capability[2], 7);
     CHECK(open_on("cuda:all", 0, &model).code() == Code::not_found);
     REQUIRE(open_on("auto", 0, &model).ok());
     CHECK(says(*open_session(model), "compute capability 7.0"));
   }
   emulated::Changed none(emulated::machine().count, 0);
-  for (const char* name : {"cuda", "cuda:all", "cuda:0,cuda:1"}) CHECK(open_on(name, 0, &model).code() == Code::not_found);
+  for (const char* name : {"cuda", "cuda:all", "cuda:0,cuda:1"})
+    CHECK(open_on(name, 0, &model).code() == Code::not_found);
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cpu");
   CHECK(model->why_no_device() == "device 'auto': no driver");
 }
 
-TEST_CASE("a device is chosen that all of the model fits on; where it fits none, all that there are") {
+TEST_CASE(
+    "a device is chosen that all of the model fits on; where it fits none, all that there are") {
   std::shared_ptr<const Model> model;
   REQUIRE(device_model());
   uint64_t opened[emulated::Machine::most];
   for (int i = 0; i < emulated::Machine::most; ++i) opened[i] = emulated::machine().opened[i];
-  emulated::Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20), more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
+  emulated::Changed full(emulated::machine().free_bytes[0], uint64_t{8} << 20),
+      more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cuda:1");
   model.reset();
-  for (int i = 0; i < emulated::Machine::most; ++i) CHECK(emulated::machine().opened[i] == opened[i]);
+  for (int i = 0; i < emulated::Machine::most; ++i)
+    CHECK(emulated::machine().opened[i] == opened[i]);
   uint64_t budget = uint64_t{1} << 20;
-  while (!open_on("cuda:1", budget, &model).ok() || !model->device_weights().back().has_output()) budget += uint64_t{1} << 20;
+  while (!open_on("cuda:1", budget, &model).ok() || !model->device_weights().back().has_output())
+    budget += uint64_t{1} << 20;
   REQUIRE(open_on("auto", budget, &model).ok());
   CHECK(model->device_names() == "cuda:0");
   REQUIRE(open_on("auto", budget - (uint64_t{1} << 20), &model).ok());
@@ -82,7 +96,9 @@ TEST_CASE("a device is chosen that all of the model fits on; where it fits none,
   CHECK(model->device_weights().back().has_output());
 }
 
-TEST_CASE("a device that is lost, whichever of several, is an error of the step, and the timeline is as before") {
+TEST_CASE(
+    "a device that is lost, whichever of several, is an error of the step, and the sequence is as "
+    "before") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   const auto tokens = book_tokens(300);
@@ -109,32 +125,42 @@ TEST_CASE("a device that is lost, whichever of several, is an error of the step,
   }
 }
 
-TEST_CASE("a device that has no room for attention leaves its layers to the processor, and the session says which one") {
+TEST_CASE(
+    "a device that has no room for attention leaves its layers to the CPU, and the session says "
+    "which one") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   const auto tokens = book_tokens(40);
   auto first = load(model, read_file(), bounded_options(200));
   const std::vector<float> expected = score(first.get(), tokens);
   CHECK(attends(*first));
-  const uint64_t workspace = device_workspace_bytes(model->config(), model->rope().dim(), KvMirror::most_tokens);
-  emulated::Changed full(emulated::machine().most_bytes[1], emulated::machine().bytes[1] + workspace + (1 << 16));  // a step's arrays fit, attention's do not
+  const uint64_t workspace =
+      device_workspace_bytes(model->config(), model->rope().dim(), KvMirror::max_tokens);
+  // a step's arrays fit, attention's do not
+  emulated::Changed full(emulated::machine().max_bytes[1],
+                         emulated::machine().bytes[1] + workspace + (1 << 16));
   auto second = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(second.get(), tokens), expected) < 0.2);
   CHECK_FALSE(attends(*second));
-  CHECK(says(*second, "\"device_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
+  CHECK(says(
+      *second,
+      "\"device_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
   CHECK(says(*second, "\"attends\":true"));
   CHECK(says(*second, "\"attends\":false"));
   CHECK(score(first.get(), tokens) == expected);
   CHECK(attends(*first));
 }
 
-TEST_CASE("where others have taken what was free while weights came, the next device has the layers") {
+TEST_CASE(
+    "where others have taken what was free while weights came, the next device has the layers") {
   std::shared_ptr<const Model> model, alone;
   {
-    emulated::Changed full(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32 + 6} << 20));
+    emulated::Changed full(emulated::machine().max_bytes[0],
+                           emulated::machine().bytes[0] + (uint64_t{32 + 6} << 20));
     const Status s = open_on("cuda:0,cuda:1", 0, &model);
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-    emulated::Changed none(emulated::machine().most_bytes[0], emulated::machine().bytes[0] + (uint64_t{32} << 20));
+    emulated::Changed none(emulated::machine().max_bytes[0],
+                           emulated::machine().bytes[0] + (uint64_t{32} << 20));
     REQUIRE(open_on("cuda:0,cuda:1", 0, &alone).ok());
     CHECK(alone->device_names() == "cuda:1");
     CHECK(alone->device_weights().front().has_output());
@@ -146,11 +172,14 @@ TEST_CASE("where others have taken what was free while weights came, the next de
   CHECK(devices[1].first_layer() == devices[0].end_layer());
   CHECK(devices[1].end_layer() == model->config().layers);
   CHECK(devices[1].has_output());
-  auto one = load(device_model(), read_file(), bounded_options(200)), two = load(model, read_file(), bounded_options(200));
+  auto one = load(device_model(), read_file(), bounded_options(200)),
+       two = load(model, read_file(), bounded_options(200));
   CHECK(continue_with(two.get(), 6) == continue_with(one.get(), 6));
 }
 
-TEST_CASE("forks of a document answer on two devices at once, from threads of their own, as one after the other") {
+TEST_CASE(
+    "forks of a document answer on two devices at once, from threads of their own, as one after "
+    "the other") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   auto first = load(model, read_file(), bounded_options(100));
@@ -168,7 +197,8 @@ TEST_CASE("forks of a document answer on two devices at once, from threads of th
   for (const std::vector<Token>& answer : answers) CHECK(answer == expected);
 }
 
-TEST_CASE("memory that devices read is shared once for all of them, and given back when the text is") {
+TEST_CASE(
+    "memory that devices read is shared once for all of them, and given back when the text is") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1,cuda:2", 0, &model).ok());
   const int before = emulated::machine().shared;
@@ -180,7 +210,8 @@ TEST_CASE("memory that devices read is shared once for all of them, and given ba
     continue_with(session.get(), 2);
     CHECK(attends(*session));
     const int shared = emulated::machine().shared - before;
-    CHECK(shared == static_cast<int>(1100 / PageShape::of(64).extent_tokens()));  // the full extents, each once
+    // the full extents, each once
+    CHECK(shared == static_cast<int>(1100 / PageShape::of(64).extent_tokens()));
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());
     continue_with(fork.get(), 2);
@@ -201,7 +232,9 @@ TEST_CASE("memory that devices read is shared once for all of them, and given ba
   CHECK(emulated::machine().shared == before);
 }
 
-TEST_CASE("an array that begins elsewhere than its kernel reads it is an error that names it, and one that is read number by number begins anywhere") {
+TEST_CASE(
+    "an array that begins elsewhere than its kernel reads it is an error that names it, and one "
+    "that is read number by number begins anywhere") {
   const DeviceKernels& k = *cuda_kernels();
   DeviceContext* context = nullptr;
   DeviceStream* stream = nullptr;
@@ -210,17 +243,22 @@ TEST_CASE("an array that begins elsewhere than its kernel reads it is an error t
   REQUIRE(k.open_stream(context, &stream) == 0);
   REQUIRE(k.allocate(context, 4096, &memory) == 0);
   auto* floats = static_cast<float*>(memory);
-  const auto multiply = [&](TensorType type, uint32_t cols, uint32_t n, std::size_t weights_at, std::size_t inputs_at) {
-    const DeviceProduct product{{type, 2, cols, static_cast<const std::byte*>(memory) + weights_at}, nullptr, floats + 501};
+  const auto multiply = [&](TensorType type, uint32_t cols, uint32_t n, std::size_t weights_at,
+                            std::size_t inputs_at) {
+    const DeviceProduct product{
+        {type, 2, cols, static_cast<const std::byte*>(memory) + weights_at}, nullptr, floats + 501};
     DeviceActivations x{n, cols, floats + 256 + inputs_at};
-    if (type == TensorType::q8_0) x = {n, cols, nullptr, reinterpret_cast<int8_t*>(floats + 256) + inputs_at, floats + 400, nullptr};
+    if (type == TensorType::q8_0)
+      x = {n,      cols, nullptr, reinterpret_cast<int8_t*>(floats + 256) + inputs_at, floats + 400,
+           nullptr};
     return k.matmul(stream, {&product, 1}, x, false);
   };
   CHECK(multiply(TensorType::f16, 16, 1, 0, 0) == 0);
   CHECK(multiply(TensorType::f16, 16, 1, 0, 2) == emulated::misaligned);
   CHECK(std::string(k.error_text(emulated::misaligned)) == "matmul: one input, of floats");
   CHECK(multiply(TensorType::f16, 16, 1, 8, 0) == emulated::misaligned);
-  CHECK(std::string(k.error_text(emulated::misaligned)) == "matmul: weights of floats, of one input");
+  CHECK(std::string(k.error_text(emulated::misaligned)) ==
+        "matmul: weights of floats, of one input");
   CHECK(multiply(TensorType::f16, 12, 1, 8, 1) == 0);
   CHECK(multiply(TensorType::f32, 12, 1, 16, 1) == emulated::misaligned);
   CHECK(multiply(TensorType::f16, 16, 3, 2, 1) == 0);

@@ -1,6 +1,8 @@
-// GPUs made of the processor, in the place of kernels/cuda for tests where there are none. They are as lazy and as strict as devices may be: work is done
-// when it is waited for and not before, a device's memory cannot be touched by anybody else, of the processor's each reads only what was shared, at
-// addresses of its own, what kernels read several numbers at a time begins where they can (alignment.h), and any call can be made to fail.
+// GPUs made of the CPU, in the place of kernels/cuda for tests where there are none. They are as
+// lazy and as strict as devices may be: work is done when it is waited for and not before, a
+// device's memory cannot be touched by anybody else, of the CPU's each reads only what was shared,
+// at addresses of its own, what kernels read several numbers at a time begins where they can
+// (alignment.h), and any call can be made to fail.
 #pragma once
 
 #include <atomic>
@@ -10,31 +12,39 @@
 
 namespace kvasir::emulated {
 
-constexpr int no_devices = 1, out_of_memory = 2, refused = 3, lost = 700, misaligned = 716;  // errors of the table
+// errors of the table
+constexpr int no_devices = 1, out_of_memory = 2, refused = 3, lost = 700, misaligned = 716;
 
 // What tests change and look at. Arrays: by the device's number.
 struct Machine {
   static constexpr int most = 3;
   std::atomic<int> count{most};  // 0: an error, as where there is no driver
   std::atomic<int> capability[most] = {9, 9, 9};
-  std::atomic<uint64_t> free_bytes[most] = {uint64_t{1} << 30, uint64_t{1} << 30, uint64_t{1} << 30};  // when nothing is taken
-  std::atomic<uint64_t> most_bytes[most] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};  // more than that is not given
-  std::atomic<uint64_t> bytes[most] = {};   // that are taken
-  std::atomic<uint64_t> opened[most] = {};  // contexts that are open
-  std::atomic<int> shared{0};               // pieces of the processor's memory
-  std::atomic<uint64_t> shared_at_once{UINT64_MAX};  // of devices that are opened from now on
-  std::atomic<int> refuses_sharing{0};               // by this error, all of it
+  // when nothing is taken
+  std::atomic<uint64_t> free_bytes[most] = {uint64_t{1} << 30, uint64_t{1} << 30,
+                                            uint64_t{1} << 30};
+  // more than that is not given
+  std::atomic<uint64_t> max_bytes[most] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+  std::atomic<uint64_t> bytes[most] = {};                 // that are taken
+  std::atomic<uint64_t> opened[most] = {};                // contexts that are open
+  std::atomic<int> shared{0};                             // pieces of host memory
+  std::atomic<uint64_t> shared_at_once{UINT64_MAX};       // of devices that are opened from now on
+  std::atomic<int> refuses_sharing{0};                    // by this error, all of it
   std::atomic<uint64_t> block_bytes{uint64_t{32} << 20};  // so too
-  std::atomic<uint64_t> uploaded[most] = {};        // bytes that came to a device by streams that compute, which wait for them,
+  // bytes that came to a device by streams that compute, which wait for them,
+  std::atomic<uint64_t> uploaded[most] = {};
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others
   std::atomic<const char*> misaligned{""};  // what began elsewhere than a kernel reads it, last
-  std::atomic<int> lost{-1};                // the device that is lost at its next call, and stays lost until it is opened again
+  // the device that is lost at its next call, and stays lost until it is opened again
+  std::atomic<int> lost{-1};
 
-  std::atomic<uint64_t> held{0};   // allocations, streams, graphs, contexts and shared memory, of all devices
-  std::atomic<uint64_t> graphs{0};  // that were made
-  std::atomic<uint64_t> calls{0};  // of the table, those that may fail
+  // allocations, streams, graphs, contexts and shared memory, of all devices
+  std::atomic<uint64_t> held{0};
+  std::atomic<uint64_t> graphs{0};    // that were made
+  std::atomic<uint64_t> calls{0};     // of the table, those that may fail
   std::atomic<uint64_t> fails_at{0};  // the call with this number fails,
-  std::atomic<int> fails_with{0};     // with this error; `lost`: and so do all after it of that device; 0: not at all,
+  // with this error; `lost`: and so do all after it of that device; 0: not at all,
+  std::atomic<int> fails_with{0};
   std::atomic<Cancel*> fires{nullptr};  // but then this is fired
 };
 Machine& machine();

@@ -1,5 +1,5 @@
-// A device's calls fail, one after the other: errors are told, nothing is lost of the text, nothing is left on the device, and a session goes on where
-// memory was all that was missing.
+// A device's calls fail, one after the other: errors are told, nothing is lost of the text, nothing
+// is left on the device, and a session goes on where memory was all that was missing.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -24,12 +24,15 @@ SessionOptions options(const std::string& strategy = "bounded") {
 }
 
 struct Outcome {
-  std::vector<Status> failed;      // of all that was done
-  std::vector<float> of_file, of_text;  // logarithms of the probabilities of tokens after the file, and after more text; empty where that failed
+  std::vector<Status> failed;  // of all that was done
+  // logarithms of the probabilities of tokens after the file, and after more text; empty where that
+  // failed
+  std::vector<float> of_file, of_text;
 };
 
 // A model is opened, a file is loaded, asked and forked, the fork reads on and is asked.
-Outcome use_device(const char* device, const std::string& strategy, const std::string& file, std::span<const Token> tokens) {
+Outcome use_device(const char* device, const std::string& strategy, const std::string& file,
+                   std::span<const Token> tokens) {
   Outcome out;
   const auto ok = [&](Status s) {
     const bool fine = s.ok();
@@ -42,7 +45,8 @@ Outcome use_device(const char* device, const std::string& strategy, const std::s
   };
   std::shared_ptr<const Model> model;
   if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}))) return out;
-  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(1, {1, 1});  // of pages that are attended beside the processor it reads half
+  // of pages that are attended beside the CPU it reads half
+  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(1, {1, 1});
   std::unique_ptr<Session> session, fork;
   if (!ok(Session::load(model, file, options(strategy), false, nullptr, {}, &session))) return out;
   score(session.get(), &out.of_file);
@@ -60,19 +64,23 @@ Outcome use_device(const char* device, const std::string& strategy, const std::s
   CHECK((!read || done == 300));
   if (read && ok(fork->rewind(700))) score(fork.get(), &out.of_text);
   // What failed once for want of memory is asked once more.
-  if (!out.failed.empty() && out.of_file.empty() && session->rewind(length).ok()) score(session.get(), &out.of_file);
+  if (!out.failed.empty() && out.of_file.empty() && session->rewind(length).ok())
+    score(session.get(), &out.of_file);
   return out;
 }
 
 double difference(const std::vector<float>& a, const std::vector<float>& b) {
   double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
   return sum / static_cast<double>(a.size());
 }
 
 }  // namespace
 
-TEST_CASE("every call of one device, and of two, fails once, for want of memory and for good: errors say so, the text stays, nothing is left behind") {
+TEST_CASE(
+    "every call of one device, and of two, fails once, for want of memory and for good: errors say "
+    "so, the text stays, nothing is left behind") {
   TempFolder folder;
   const std::string file = folder.file("read.kv");
   const auto tokens = book_tokens(1100);
@@ -87,7 +95,7 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
   SUBCASE("one") { device = "cuda"; }
   SUBCASE("two") { device = "cuda:0,cuda:1"; }
   SUBCASE("one that shares some with each step") { device = "cuda", shared_at_once = 1 << 16; }
-  SUBCASE("one that attends beside the processor") { device = "cuda", strategy = "filter-layers"; }
+  SUBCASE("one that attends beside the CPU") { device = "cuda", strategy = "filter-layers"; }
   SUBCASE("two that do") { device = "cuda:0,cuda:1", strategy = "quest"; }
   const emulated::Changed shares(emulated::machine().shared_at_once, shared_at_once);
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
@@ -106,9 +114,14 @@ TEST_CASE("every call of one device, and of two, fails once, for want of memory 
       emulated::machine().fails_at = 0;
       ++cases;
       for (const Status& s : outcome.failed) {
-        const bool is_found_out = at <= 3 && (s.code() == Code::not_found || s.code() == Code::device);  // how many there are and of which kind
-        CHECK_MESSAGE((is_found_out || s.code() == (error == emulated::lost ? Code::device : Code::no_memory)), s.message());
-        CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos, std::string(s.message()));
+        // how many there are and of which kind
+        const bool is_found_out =
+            at <= 3 && (s.code() == Code::not_found || s.code() == Code::device);
+        CHECK_MESSAGE((is_found_out ||
+                       s.code() == (error == emulated::lost ? Code::device : Code::no_memory)),
+                      s.message());
+        CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos,
+                      std::string(s.message()));
       }
       outcome.failed.empty() ? ++unnoticed : ++told;
       if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);

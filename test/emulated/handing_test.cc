@@ -1,4 +1,4 @@
-// Where a device does not read the processor's memory the processor hands it the pages that it chose.
+// Where a device does not read host memory the CPU hands it the pages that it chose.
 #include <span>
 #include <vector>
 
@@ -10,7 +10,8 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr const char* cannot_read = "the GPU cannot read host memory; the CPU stages the chosen pages";
+constexpr const char* cannot_read =
+    "the GPU cannot read host memory; the CPU stages the chosen pages";
 
 std::shared_ptr<const Model> model_on(const char* devices) {
   std::shared_ptr<const Model> model;
@@ -34,7 +35,9 @@ std::vector<float> ask(Session* session, std::span<const Token> tokens) {
 
 }  // namespace
 
-TEST_CASE("what the processor hands a device is what it would read: the same bits, of a file and of memory, also of quads that stay") {
+TEST_CASE(
+    "what the CPU hands a device is what it would read: the same bits, of a file and of memory, "
+    "also of quads that stay") {
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     CAPTURE(devices);
     const auto model = model_on(devices);
@@ -42,7 +45,8 @@ TEST_CASE("what the processor hands a device is what it would read: the same bit
     for (const bool mapped : {true, false}) {
       CAPTURE(mapped);
       const auto open = [&] {
-        auto session = mapped ? load(model, read_file(), bounded_options(200)) : open_session(model, bounded_options(200));
+        auto session = mapped ? load(model, read_file(), bounded_options(200))
+                              : open_session(model, bounded_options(200));
         if (!mapped) read(session.get(), std::span<const Token>(tokens).first(2500));
         return session;
       };
@@ -74,7 +78,9 @@ TEST_CASE("nothing is waited for that a device will never read") {
   CHECK_FALSE(reads_pages(*session));
 }
 
-TEST_CASE("a page of a file that is damaged is an error where the processor would hand it over, and the timeline is as before") {
+TEST_CASE(
+    "a page of a file that is damaged is an error where the CPU would hand it over, and the "
+    "sequence is as before") {
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const TempFolder folder;
   const auto model = model_on("cuda");
@@ -83,7 +89,9 @@ TEST_CASE("a page of a file that is damaged is an error where the processor woul
   check_is_damaged(session.get());
 }
 
-TEST_CASE("a step that is cancelled anywhere while the processor hands pages over leaves the session as it was") {
+TEST_CASE(
+    "a step that is cancelled anywhere while the CPU hands pages over leaves the session as it "
+    "was") {
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const auto model = model_on("cuda");
   const auto tokens = book_tokens(3200);
@@ -123,7 +131,9 @@ TEST_CASE("a step that is cancelled anywhere while the processor hands pages ove
   CHECK(cancelled > 20);
 }
 
-TEST_CASE("a want of memory to pin pages in passes: they are handed over until the text has grown, then read") {
+TEST_CASE(
+    "a want of memory to pin pages in passes: they are handed over until the text has grown, then "
+    "read") {
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   const auto tokens = book_tokens(3400);
   {
@@ -139,17 +149,21 @@ TEST_CASE("a want of memory to pin pages in passes: they are handed over until t
   CHECK(reads_pages(*session));
 }
 
-TEST_CASE("where no memory stays pinned for it a sketch goes up an extent at a time, by turns, and what is attended is the same bits") {
+TEST_CASE(
+    "where no memory stays pinned for it a sketch goes up an extent at a time, by turns, and what "
+    "is attended is the same bits") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     CAPTURE(devices);
     const uint64_t begin = emulated::machine().calls, held = emulated::machine().held;
     auto model = model_on(devices);
-    const uint64_t calls = emulated::machine().calls - begin, usual = emulated::machine().held - held;
+    const uint64_t calls = emulated::machine().calls - begin,
+                   usual = emulated::machine().held - held;
     const auto expected = ask(load(model, read_file(), bounded_options(200)).get(), asked);
     model.reset();
-    for (const uint64_t at : {calls - 1, calls}) {  // the last two of opening a model: Device::keep_host()
+    // the last two of opening a model: Device::keep_host()
+    for (const uint64_t at : {calls - 1, calls}) {
       const uint64_t before = emulated::machine().held;
       emulated::machine().fails_with = emulated::out_of_memory;
       emulated::machine().fails_at = emulated::machine().calls + at;

@@ -1,12 +1,12 @@
-// An index of keys that is made with a GPU: the same one, bit for bit, whoever looks for the nearest keys; what is said of it, and what each call's failure
-// leaves.
+// An index of keys that is made with a GPU: the same one, bit for bit, whoever looks for the
+// nearest keys; what is said of it, and what each call's failure leaves.
 #include <algorithm>
 #include <string>
 
 #include "../select/helpers.h"
 #include "../session/device_helpers.h"
 #include "emulated.h"
-#include "select/index_build.h"
+#include "select/graph/index_build.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -26,7 +26,8 @@ struct Made {
   NearestBy by;
 };
 
-Made make(const PageStore& store, const IndexQueries& queries, std::vector<std::shared_ptr<Device>> devices, uint32_t threads = 2, uint32_t graphs = 1,
+Made make(const PageStore& store, const IndexQueries& queries,
+          std::vector<std::shared_ptr<Device>> devices, uint32_t threads = 2, uint32_t graphs = 1,
           const Cancel* cancel = nullptr) {
   Made made;
   Progress none;
@@ -40,7 +41,9 @@ bool same(const TokenIndex& a, const TokenIndex& b, uint32_t heads) {
   for (uint32_t h = 0; h < heads; ++h)
     for (uint32_t g = 0; g < a.graphs(); ++g) {
       const TokenIndex::Head &one = a.heads(0, h)[g], &other = b.heads(0, h)[g];
-      if (one.entry != other.entry || !std::ranges::equal(one.floats, other.floats) || one.levels[0].lists() != other.levels[0].lists()) return false;
+      if (one.entry != other.entry || !std::ranges::equal(one.floats, other.floats) ||
+          one.levels[0].lists() != other.levels[0].lists())
+        return false;
       for (uint32_t i = 0; i < one.levels[0].lists(); ++i)
         if (!std::ranges::equal(one.levels[0].list(i), other.levels[0].list(i))) return false;
     }
@@ -51,7 +54,9 @@ const char* code_text(const Status& s) { return s.ok() ? "it is good" : s.messag
 
 }  // namespace
 
-TEST_CASE("an index that devices found the nearest keys for is that of the processor, on one device and on three, for a group and for each query head") {
+TEST_CASE(
+    "an index that devices found the nearest keys for is that of the CPU, on one device and on "
+    "three, for a group and for each query head") {
   for (const uint32_t head_dim : {48u, 128u}) {
     const PageStore store = random_store(head_dim, 24, 3, head_dim);
     const IndexQueries queries = some_queries(store, 3, 60, 5);
@@ -59,7 +64,9 @@ TEST_CASE("an index that devices found the nearest keys for is that of the proce
       const Made expected = make(store, queries, {}, 2, graphs);
       CHECK(expected.by.names == "processor");
       CHECK(expected.by.because.empty());
-      const Made one = make(store, queries, {open_device(0)}, 3, graphs), three = make(store, queries, {open_device(0), open_device(1), open_device(2)}, 2, graphs);
+      const Made one = make(store, queries, {open_device(0)}, 3, graphs),
+                 three = make(store, queries, {open_device(0), open_device(1), open_device(2)}, 2,
+                              graphs);
       REQUIRE(one.status.ok());
       REQUIRE(three.status.ok());
       CHECK(same(*one.index, *expected.index, 3));
@@ -71,10 +78,14 @@ TEST_CASE("an index that devices found the nearest keys for is that of the proce
   }
 }
 
-TEST_CASE("an index of fewer keys than a query has nearest ones, and one of heads that a device does not search") {
+TEST_CASE(
+    "an index of fewer keys than a query has nearest ones, and one of heads that a device does not "
+    "search") {
   const PageStore few = random_store(64, 6, 2, 3), wide = random_store(256, 60, 2, 4);
-  const IndexQueries few_queries = some_queries(few, 2, 40, 6), wide_queries = some_queries(wide, 2, 40, 6);
-  const Made found = make(few, few_queries, {open_device(0)}), not_found = make(wide, wide_queries, {open_device(0)});
+  const IndexQueries few_queries = some_queries(few, 2, 40, 6),
+                     wide_queries = some_queries(wide, 2, 40, 6);
+  const Made found = make(few, few_queries, {open_device(0)}),
+             not_found = make(wide, wide_queries, {open_device(0)});
   REQUIRE(found.status.ok());
   REQUIRE(not_found.status.ok());
   CHECK(same(*found.index, *make(few, few_queries, {}).index, 2));
@@ -84,14 +95,17 @@ TEST_CASE("an index of fewer keys than a query has nearest ones, and one of head
   CHECK(not_found.by.because == "cuda:0: heads are of another size");
 }
 
-TEST_CASE("where a device has no room for the nearest keys the processor finds them, and that is said; what the device took it has back") {
+TEST_CASE(
+    "where a device has no room for the nearest keys the CPU finds them, and that is said; what "
+    "the device took it has back") {
   const PageStore store = random_store(64, 30, 4, 9);
   const IndexQueries queries = some_queries(store, 2, 90, 5);
   const Made expected = make(store, queries, {});
   const auto tight = open_device(0, 30000), wide = open_device(1);
   const Made neither = make(store, queries, {tight}), both = make(store, queries, {tight, wide});
   CHECK(neither.by.names == "processor");
-  CHECK_MESSAGE(neither.by.because.starts_with("cuda:0: the nearest keys of an index would take "), neither.by.because);
+  CHECK_MESSAGE(neither.by.because.starts_with("cuda:0: the nearest keys of an index would take "),
+                neither.by.because);
   CHECK(both.by.names == "cuda:1,processor");
   CHECK(both.by.because == neither.by.because);
   CHECK(same(*neither.index, *expected.index, 4));
@@ -100,7 +114,9 @@ TEST_CASE("where a device has no room for the nearest keys the processor finds t
   CHECK(wide->used() == 0);
 }
 
-TEST_CASE("every call of a device that makes an index fails once: without memory the processor goes on, a lost device is an error, a cancelled one stops") {
+TEST_CASE(
+    "every call of a device that makes an index fails once: without memory the CPU goes on, a lost "
+    "device is an error, a cancelled one stops") {
   const PageStore store = random_store(64, 12, 4, 11);
   const IndexQueries queries = some_queries(store, 2, 30, 5);
   const Made expected = make(store, queries, {});
@@ -130,7 +146,8 @@ TEST_CASE("every call of a device that makes an index fails once: without memory
         CHECK(made.by.names.ends_with("processor"));
         CHECK_MESSAGE(made.by.because.starts_with("cuda:0 has no memory for "), made.by.because);
       } else {
-        CHECK_MESSAGE(made.status.code() == (error ? Code::device : Code::cancelled), code_text(made.status));
+        CHECK_MESSAGE(made.status.code() == (error ? Code::device : Code::cancelled),
+                      code_text(made.status));
         CHECK_FALSE(made.index);
       }
       CHECK(device->used() == 0);
@@ -138,7 +155,9 @@ TEST_CASE("every call of a device that makes an index fails once: without memory
   CHECK(emulated::machine().held.load() == held);
 }
 
-TEST_CASE("a session on a device says who found the nearest keys of its index, which the file has then, and why the processor where it did") {
+TEST_CASE(
+    "a session on a device says who found the nearest keys of its index, which the file has then, "
+    "and why the CPU where it did") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   SessionOptions o;
@@ -147,7 +166,9 @@ TEST_CASE("a session on a device says who found the nearest keys of its index, w
   o.select.budget_tokens = 100;
   auto document = open_session(model, o);
   read(document.get(), book_tokens(2150));
-  const auto says = [&](const Session& s, const std::string& what) { return s.stats_json().find(what) != std::string::npos; };
+  const auto says = [&](const Session& s, const std::string& what) {
+    return s.stats_json().find(what) != std::string::npos;
+  };
   std::unique_ptr<Session> session, full;
   REQUIRE(document->fork(&session).ok());
   REQUIRE(document->fork(&full).ok());
@@ -157,9 +178,11 @@ TEST_CASE("a session on a device says who found the nearest keys of its index, w
   REQUIRE(session->prepare(nullptr, {}).ok());
   CHECK_MESSAGE(says(*session, "\"index_nearest_by\":\"cuda:0,cuda:1\""), session->stats_json());
   CHECK_FALSE(says(*session, "index_nearest_because"));
-  for (int i = 0; i < 2; ++i) room[i] = 2 * emulated::machine().bytes[i] - room[i] + (1 << 16);  // what the other fork's steps need too
+  // what the other fork's steps need too
+  for (int i = 0; i < 2; ++i) room[i] = 2 * emulated::machine().bytes[i] - room[i] + (1 << 16);
   {
-    const emulated::Changed first(emulated::machine().most_bytes[0], room[0]), second(emulated::machine().most_bytes[1], room[1]);
+    const emulated::Changed first(emulated::machine().max_bytes[0], room[0]),
+        second(emulated::machine().max_bytes[1], room[1]);
     const Status s = full->prepare(nullptr, {});
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   }

@@ -1,9 +1,9 @@
-// The search for nearest keys, by the processor's own kernels.
+// The search for nearest keys, by the CPU's own kernels.
 #include <algorithm>
 
 #include "alignment.h"
+#include "backend/kernels.h"
 #include "base/memory.h"
-#include "compute/kernels.h"
 #include "state.h"
 
 namespace kvasir::emulated {
@@ -16,13 +16,20 @@ int find_nearest(DeviceStream* s, const DeviceNearest& n) {
     Array<float> scores(n.items);
     Array<uint32_t> found(n.k);
     Array<std::byte> scratch(n.items * sizeof(uint32_t));
-    for (uint32_t i = 0; i < n.items; ++i) keys.push_back({n.keys + std::size_t{i} * n.dim, n.key_scale[i]});
+    for (uint32_t i = 0; i < n.items; ++i)
+      keys.push_back({n.keys + std::size_t{i} * n.dim, n.key_scale[i]});
     for (uint32_t r = 0; r < n.rows; ++r) {
-      cpu.score_keys({1, n.dim, nullptr, n.queries + std::size_t{r} * n.dim, nullptr, n.query_scale + r}, keys.data(), n.items, 4, scores.data(), n.items);
-      found.resize(cpu.top_k(scores.data(), n.items, std::min(n.k, n.items), found.data(), scratch.data()));
-      std::sort(found.begin(), found.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); });
+      cpu.score_keys(
+          {1, n.dim, nullptr, n.queries + std::size_t{r} * n.dim, nullptr, n.query_scale + r},
+          keys.data(), n.items, 4, scores.data(), n.items);
+      found.resize(
+          cpu.top_k(scores.data(), n.items, std::min(n.k, n.items), found.data(), scratch.data()));
+      std::sort(found.begin(), found.end(), [&](uint32_t a, uint32_t b) {
+        return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+      });
       std::copy(found.begin(), found.end(), n.nearest + std::size_t{r} * n.k);
-      std::fill_n(n.group_best + std::size_t{r} * n.groups, n.groups, -1.0f);  // nobody reads what is left there
+      // nobody reads what is left there
+      std::fill_n(n.group_best + std::size_t{r} * n.groups, n.groups, -1.0f);
     }
     return 0;
   });

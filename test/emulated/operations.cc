@@ -1,4 +1,5 @@
-// The operations, by the processor's own kernels and plain loops. Arrays that only one operation writes and another reads are as these two like them.
+// The operations, by the CPU's own kernels and plain loops. Arrays that only one operation writes
+// and another reads are as these two like them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,7 +8,7 @@
 #include <vector>
 
 #include "alignment.h"
-#include "compute/kernels.h"
+#include "backend/kernels.h"
 #include "emulated.h"
 #include "state.h"
 #include "work.h"
@@ -15,16 +16,20 @@
 namespace kvasir::emulated {
 namespace {
 
-// ---- weights, products and elementwise operations --------------------------------------------------------------------------------
+// ---- weights, products and elementwise operations
+// --------------------------------------------------------------------------------
 
 std::size_t row_bytes(TensorType type, uint32_t cols) {
   const TensorTypeInfo& info = *tensor_type_info(type);
   return std::size_t{cols} / info.block_elements * info.block_bytes;
 }
 
-std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) { return rows * row_bytes(type, cols); }
+std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
+  return rows * row_bytes(type, cols);
+}
 
-int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row, uint32_t n) {
+int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row,
+            uint32_t n) {
   return give(s, [=] {
     const std::size_t size = row_bytes(to.type, to.cols);
     return std::memcpy(const_cast<std::byte*>(to.data) + row * size, from, n * size), 0;
@@ -32,7 +37,8 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
 }
 
 void note(const float* x, std::size_t n, const DeviceCheck& check) {
-  if (!std::all_of(x, x + n, [&](float v) { return std::fabs(v) < check.limit; })) *check.first = std::min(*check.first, check.mark);
+  if (!std::all_of(x, x + n, [&](float v) { return std::fabs(v) < check.limit; }))
+    *check.first = std::min(*check.first, check.mark);
 }
 
 void put(const float* x, const DeviceActivations& out) {
@@ -53,21 +59,25 @@ int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& che
 
 namespace {
 
-int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x, bool add) {
+int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
+           bool add) {
   if (const int error = check_matmul(products, x)) return error;
   return give(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
     for (const auto& [w, bias, y] : given) {
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
       Aligned<float> made(std::size_t{x.n} * w.rows);
       const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
-      cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols)}, in, made.get(), w.rows, 0, w.rows, scratch.get());
-      for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i) y[i] = (add ? y[i] : 0.0f) + (made[i] + (bias ? bias[i % w.rows] : 0.0f));
+      cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols)}, in, made.get(),
+                   w.rows, 0, w.rows, scratch.get());
+      for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i)
+        y[i] = (add ? y[i] : 0.0f) + (made[i] + (bias ? bias[i % w.rows] : 0.0f));
     }
     return 0;
   });
 }
 
-int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
+int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
+             const DeviceCheck& check, const DeviceActivations& out) {
   if (const int error = check_rounded(out, "rms_norm")) return error;
   return give(s, [=] {
     Aligned<float> y(std::size_t{out.n} * out.cols);
@@ -77,7 +87,8 @@ int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon
   });
 }
 
-int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check, const DeviceActivations& out) {
+int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
+           const DeviceActivations& out) {
   if (const int error = check_rounded(out, "swiglu")) return error;
   return give(s, [=] {
     const std::size_t size = std::size_t{out.n} * out.cols;
@@ -92,27 +103,32 @@ int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceChec
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
   return give(s, [=] {
     float* x = h.qkv;
-    for (const auto& [heads, norm] : {std::pair(h.heads, h.q_norm), std::pair(h.kv_heads, h.k_norm)}) {
+    for (const auto& [heads, norm] :
+         {std::pair(h.heads, h.q_norm), std::pair(h.kv_heads, h.k_norm)}) {
       if (norm) cpu().rms_norm(x, norm, h.epsilon, h.n * heads, h.head_dim, x);
       const std::size_t half = h.rotary_dim / 2, row = std::size_t{heads} * h.head_dim;
-      for (std::size_t i = 0; i < h.n; ++i, x += row) cpu().rope(x, heads, h.head_dim, h.rotary_dim, h.cos + i * half, h.sin + i * half, h.neox);
+      for (std::size_t i = 0; i < h.n; ++i, x += row)
+        cpu().rope(x, heads, h.head_dim, h.rotary_dim, h.cos + i * half, h.sin + i * half, h.neox);
     }
     return note(h.qkv, std::size_t{h.n} * (h.heads + 2 * h.kv_heads) * h.head_dim, check), 0;
   });
 }
 
-// ---- attention of a text that is read -----------------------------------------------------------------------------------------------
+// ---- attention of a text that is read
+// -----------------------------------------------------------------------------------------------
 
 // Sixteen bits a number, in units of the largest of its kind.
 constexpr float steps = 32767;
 
 void to_fixed(const float* x, std::size_t n, float largest, uint16_t* out) {
   const float by = largest > 0 ? steps / largest : 0;
-  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<uint16_t>(static_cast<int16_t>(std::nearbyintf(x[i] * by)));
+  for (std::size_t i = 0; i < n; ++i)
+    out[i] = static_cast<uint16_t>(static_cast<int16_t>(std::nearbyintf(x[i] * by)));
 }
 
 void from_fixed(const uint16_t* x, std::size_t n, float largest, float* out) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<int16_t>(x[i])) * (largest / steps);
+  for (std::size_t i = 0; i < n; ++i)
+    out[i] = static_cast<float>(static_cast<int16_t>(x[i])) * (largest / steps);
 }
 
 float largest_of(const float* x, std::size_t n) {
@@ -121,11 +137,13 @@ float largest_of(const float* x, std::size_t n) {
   return largest;
 }
 
-int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k, const float* v) {
+int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k,
+                    const float* v) {
   if (const int error = check_prepare_reading(r)) return error;
   return give(s, [=, context = s->context] {
     const PageShape shape = PageShape::of(r.head_dim);
-    const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page, all = sealed + (r.window + r.n) * dim;
+    const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page,
+                      all = sealed + (r.window + r.n) * dim;
     Aligned<float> keys(all), values(all), row(dim);
     for (uint32_t h = 0; h < r.kv_heads; ++h) {
       for (uint32_t p = 0; p < r.pages; ++p) {
@@ -134,21 +152,27 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
           std::copy_n(sinks, page, keys.get()), std::copy_n(sinks + page, page, values.get());
           continue;
         }
-        const std::size_t in_extent = std::size_t{h} * extent_pages + p % extent_pages, scale_bytes = std::size_t{4} * r.page_tokens;
-        const uint64_t data_at = r.pages_at[p / extent_pages] + r.pages_offset + in_extent * page_bytes;
+        const std::size_t in_extent = std::size_t{h} * extent_pages + p % extent_pages,
+                          scale_bytes = std::size_t{4} * r.page_tokens;
+        const uint64_t data_at =
+            r.pages_at[p / extent_pages] + r.pages_offset + in_extent * page_bytes;
         if (const int error = check_seen_pages(data_at)) return error;
         const std::byte* data = followed(context, data_at, page_bytes);
-        const std::byte* scales = followed(context, r.scales_at[p / extent_pages] + r.scales_offset + in_extent * scale_bytes, scale_bytes);
+        const std::byte* scales = followed(
+            context, r.scales_at[p / extent_pages] + r.scales_offset + in_extent * scale_bytes,
+            scale_bytes);
         if (!data || !scales) return refused;
         const auto* its_data = reinterpret_cast<const int8_t*>(data);
         const auto* its_scales = reinterpret_cast<const uint16_t*>(scales);
-        cpu().unseal_page(shape, its_data, its_scales, keys.get() + p * page, values.get() + p * page);
+        cpu().unseal_page(shape, its_data, its_scales, keys.get() + p * page,
+                          values.get() + p * page);
       }
       const float* window = r.window_rows + std::size_t{h} * 2 * r.window_room * dim;
       std::copy_n(window, r.window * dim, keys.get() + sealed);
       std::copy_n(window + std::size_t{r.window_room} * dim, r.window * dim, values.get() + sealed);
       for (uint32_t t = 0; t < r.n; ++t) {
-        const std::size_t to = sealed + (r.window + t) * dim, from = (std::size_t{t} * r.kv_heads + h) * r.head_dim;
+        const std::size_t to = sealed + (r.window + t) * dim,
+                          from = (std::size_t{t} * r.kv_heads + h) * r.head_dim;
         for (uint32_t d = 0; d < r.head_dim; ++d) {
           keys[to + d] = k[from + d] - (r.centre ? r.centre[h * dim + d] : 0);
           values[to + d] = v[from + d];
@@ -159,7 +183,10 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
       to_fixed(keys.get(), all, largest[0], r.keys + std::size_t{h} * r.room * dim);
       to_fixed(values.get(), all, largest[1], r.values + std::size_t{h} * r.room * dim);
       for (uint32_t i = 0; i < r.n * r.group; ++i) {
-        const std::size_t from = ((std::size_t{i / r.group} * r.kv_heads + h) * r.group + i % r.group) * r.head_dim, at = std::size_t{h} * r.q_room + i;
+        const std::size_t from = ((std::size_t{i / r.group} * r.kv_heads + h) * r.group +
+                                  i % r.group) *
+                                 r.head_dim,
+                          at = std::size_t{h} * r.q_room + i;
         std::copy_n(q + from, r.head_dim, row.get());
         r.q_scale[at] = largest_of(row.get(), dim);
         to_fixed(row.get(), dim, r.q_scale[at], r.q + at * dim);
@@ -178,21 +205,26 @@ int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* t
     Aligned<float> keys(all * dim), values(all * dim), q(together * dim);
     for (uint32_t h = 0; h < r.kv_heads; ++h) {
       from_fixed(r.keys + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h], keys.get());
-      from_fixed(r.values + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h + 1], values.get());
+      from_fixed(r.values + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h + 1],
+                 values.get());
       for (uint32_t begin = 0; begin < r.n * r.group; begin += together) {
         const uint32_t rows = std::min(together, r.n * r.group - begin);
         uint32_t limits[together];
         for (uint32_t i = 0; i < rows; ++i) {
           const std::size_t at = std::size_t{h} * r.q_room + begin + i;
-          from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)), q.get() + i * dim);
+          from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)),
+                     q.get() + i * dim);
           limits[i] = before + (begin + i) / r.group + 1;
         }
         State state(rows, r.dim);
         const QueryRows query{rows, r.dim, q.get(), nullptr, nullptr, nullptr};
-        cpu().attend_rows(query, keys.get(), values.get(), limits[rows - 1], limits, state.view(), state.scratch.get());
+        cpu().attend_rows(query, keys.get(), values.get(), limits[rows - 1], limits, state.view(),
+                          state.scratch.get());
         for (uint32_t i = 0; i < rows; ++i) {
-          const std::size_t to = (std::size_t{(begin + i) / r.group} * r.kv_heads + h) * r.group + (begin + i) % r.group;
-          cpu().finish({state.o.get() + i * dim, state.m.get() + i, state.l.get() + i}, 1, r.dim, r.head_dim, out + to * r.head_dim, r.head_dim);
+          const std::size_t to = (std::size_t{(begin + i) / r.group} * r.kv_heads + h) * r.group +
+                                 (begin + i) % r.group;
+          cpu().finish({state.o.get() + i * dim, state.m.get() + i, state.l.get() + i}, 1, r.dim,
+                       r.head_dim, out + to * r.head_dim, r.head_dim);
           totals[to] = state.m[i] + std::log(state.l[i]);
         }
       }

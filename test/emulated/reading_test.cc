@@ -1,4 +1,5 @@
-// How a text comes to GPUs while they read it, and what is left of a step that fails in the middle: counted, and failed, by those of emulated.h.
+// How a text comes to GPUs while they read it, and what is left of a step that fails in the middle:
+// counted, and failed, by those of emulated.h.
 #include <algorithm>
 #include <atomic>
 #include <fstream>
@@ -38,7 +39,9 @@ enum class Failure { device, device_memory, cancelled, memory };
 
 }  // namespace
 
-TEST_CASE("pages that a step of a text seals come to the device beside its work, and the next step waits for its inputs and the window alone") {
+TEST_CASE(
+    "pages that a step of a text seals come to the device beside its work, and the next step waits "
+    "for its inputs and the window alone") {
   constexpr uint32_t chunk = 300, steps = 12;
   const auto tokens = book_tokens(steps * chunk);
   for (const char* devices : one_and_two) {
@@ -50,7 +53,7 @@ TEST_CASE("pages that a step of a text seals come to the device beside its work,
     const PageStore& pages = session->store().pages();
     const PageShape& page = model->store_shape().page;
     const std::size_t count = model->device_weights().size();
-    std::vector<bool> came(count);      // the last step's pages, beside its work,
+    std::vector<bool> came(count);       // the last step's pages, beside its work,
     std::vector<uint32_t> ahead(count);  // and those of so many steps
     for (uint32_t step = 0; step < steps; ++step) {
       CAPTURE(step);
@@ -65,14 +68,22 @@ TEST_CASE("pages that a step of a text seals come to the device beside its work,
       if (step == 0) continue;  // the first pages are sealed when all of their step is known
       for (std::size_t d = 0; d < count; ++d) {
         CAPTURE(d);
-        const uint64_t uploaded = emulated::machine().uploaded[d] - before[d], beside = emulated::machine().uploaded_beside[d] - before_beside[d];
-        const uint64_t heads = model->device_weights()[d].layers().size() * uint64_t{model->config().kv_heads};
-        const uint64_t inputs = chunk * (model->config().width + uint64_t{model->rope().dim()}) * sizeof(float) + sizeof(uint32_t);  // and a mark
-        const uint64_t window = heads * 2 * round_up(o.window + page.page_tokens, 16) * page.dim * sizeof(float);
-        const uint64_t addresses = 2 * sizeof(uint64_t) * (pages.extents() + pages.extents() / 4 + 2);
+        const uint64_t uploaded = emulated::machine().uploaded[d] - before[d],
+                       beside = emulated::machine().uploaded_beside[d] - before_beside[d];
+        const uint64_t heads =
+            model->device_weights()[d].layers().size() * uint64_t{model->config().kv_heads};
+        // and a mark
+        const uint64_t inputs =
+            chunk * (model->config().width + uint64_t{model->rope().dim()}) * sizeof(float) +
+            sizeof(uint32_t);
+        const uint64_t window =
+            heads * 2 * round_up(o.window + page.page_tokens, 16) * page.dim * sizeof(float);
+        const uint64_t addresses =
+            2 * sizeof(uint64_t) * (pages.extents() + pages.extents() / 4 + 2);
         CHECK(uploaded >= inputs + window);
         if (came[d]) CHECK(uploaded <= inputs + window + addresses);
-        const uint64_t extents = pages.extents() - full_extents, all = extents * heads * (PageShape::pages_bytes() + page.scales_bytes());
+        const uint64_t extents = pages.extents() - full_extents,
+                       all = extents * heads * (PageShape::pages_bytes() + page.scales_bytes());
         CHECK((beside == 0 || beside == all));
         came[d] = beside > 0;
         ahead[d] += came[d];
@@ -82,7 +93,9 @@ TEST_CASE("pages that a step of a text seals come to the device beside its work,
   }
 }
 
-TEST_CASE("a step of a text that fails wherever it is leaves nothing behind: another text that is read then is to the bit what an undisturbed session has") {
+TEST_CASE(
+    "a step of a text that fails wherever it is leaves nothing behind: another text that is read "
+    "then is to the bit what an undisturbed session has") {
   // The step that fails brings an extent that has just begun, and puts more of it ahead.
   constexpr uint32_t chunk = 100, before = 520, step_at = before + chunk;
   const auto tokens = book_tokens(1000);
@@ -137,17 +150,20 @@ TEST_CASE("a step of a text that fails wherever it is leaves nothing behind: ano
       auto session = open();
       Cancel cancel;
       const emulated::Changed fired(emulated::machine().fires, &cancel);
-      const int error = failure == Failure::device ? emulated::refused : failure == Failure::device_memory ? emulated::out_of_memory : 0;
+      const int error = failure == Failure::device          ? emulated::refused
+                        : failure == Failure::device_memory ? emulated::out_of_memory
+                                                            : 0;
       emulated::machine().fails_with = error;
       if (failure == Failure::memory)
         allocations = 0, failing_allocation = at, allocation_fault = allocation_fails;
-      else
-        emulated::machine().fails_at = emulated::machine().calls + at;
+      else emulated::machine().fails_at = emulated::machine().calls + at;
       const Status s = step(session.get(), &cancel);
       emulated::machine().fails_at = 0;
       allocation_fault = nullptr;
       if (s.ok()) return false;  // made up for
-      const Code code = failure == Failure::device ? Code::device : failure == Failure::cancelled ? Code::cancelled : Code::no_memory;
+      const Code code = failure == Failure::device      ? Code::device
+                        : failure == Failure::cancelled ? Code::cancelled
+                                                        : Code::no_memory;
       CHECK_MESSAGE(s.code() == code, std::string(s.message()));
       const Left found = go_on(session.get());
       CHECK((found.before == expected.before));  // files are not printed
@@ -155,10 +171,14 @@ TEST_CASE("a step of a text that fails wherever it is leaves nothing behind: ano
       CHECK(found.next == expected.next);
       return true;
     };
-    for (const Failure failure : {Failure::device, Failure::device_memory, Failure::cancelled, Failure::memory}) {
-      const uint64_t all = failure == Failure::memory ? allocated : calls, each = failure == Failure::device ? 12 : 4;  // of what comes before the layers
+    for (const Failure failure :
+         {Failure::device, Failure::device_memory, Failure::cancelled, Failure::memory}) {
+      // of what comes before the layers
+      const uint64_t all = failure == Failure::memory ? allocated : calls,
+                     each = failure == Failure::device ? 12 : 4;
       uint32_t failed = 0, cases = 0;
-      for (uint64_t at = 1; at <= all; at += at < each ? 1 : std::max<uint64_t>(1, all / 9)) ++cases, failed += fails(failure, at);
+      for (uint64_t at = 1; at <= all; at += at < each ? 1 : std::max<uint64_t>(1, all / 9))
+        ++cases, failed += fails(failure, at);
       CHECK(failed + 4 >= cases);
     }
   }

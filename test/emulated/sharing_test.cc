@@ -1,4 +1,5 @@
-// The processor's memory is shared with a device little by little where a text has much of it: answers begin at once, and the processor hands over what is chosen.
+// Host memory is shared with a device little by little where a text has much of it: answers begin
+// at once, and the CPU hands over what is chosen.
 #include <thread>
 #include <vector>
 
@@ -11,9 +12,12 @@ using namespace kvasir::test;
 namespace {
 
 constexpr uint64_t little = 1 << 16;  // less than an extent's pages
-constexpr const char* sharing = "pages are being pinned, some with each step; until then the CPU stages the chosen ones";
+constexpr const char* sharing =
+    "pages are being pinned, some with each step; until then the CPU stages the chosen ones";
 
-bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
+bool says(const Session& session, const std::string& what) {
+  return session.stats_json().find(what) != std::string::npos;
+}
 
 std::shared_ptr<const Model> model_on(const char* devices) {
   std::shared_ptr<const Model> model;
@@ -24,7 +28,9 @@ std::shared_ptr<const Model> model_on(const char* devices) {
 
 }  // namespace
 
-TEST_CASE("a long text is shared with devices some with each step, of a file or of memory: until then the processor hands them what they chose, and says why") {
+TEST_CASE(
+    "a long text is shared with devices some with each step, of a file or of memory: until then "
+    "the CPU hands them what they chose, and says why") {
   const emulated::Changed less(emulated::machine().shared_at_once, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
@@ -35,7 +41,8 @@ TEST_CASE("a long text is shared with devices some with each step, of a file or 
     for (const bool mapped : {true, false}) {
       CAPTURE(mapped);
       auto expected = load(mini_model(), read_file(), bounded_options(200));
-      std::unique_ptr<Session> session = mapped ? load(model, read_file(), bounded_options(200)) : open_session(model, bounded_options(200));
+      std::unique_ptr<Session> session = mapped ? load(model, read_file(), bounded_options(200))
+                                                : open_session(model, bounded_options(200));
       if (!mapped) {
         read(session.get(), std::span<const Token>(tokens).first(3000));
         read(expected.get(), next.first(16));  // the same text in both, but for rounding
@@ -46,12 +53,14 @@ TEST_CASE("a long text is shared with devices some with each step, of a file or 
         REQUIRE(steps < 64);
         const auto asked = next.subspan(16 + static_cast<std::size_t>(steps) * 2, 2);
         const uint64_t length = session->tokens().size();
-        CHECK(mean_difference(score(session.get(), asked), score(expected.get(), asked)) < (mapped ? 0.2 : 0.3));
+        CHECK(mean_difference(score(session.get(), asked), score(expected.get(), asked)) <
+              (mapped ? 0.2 : 0.3));
         REQUIRE(session->rewind(length).ok());
         REQUIRE(expected->rewind(length).ok());
         ready = reads_pages(*session);
         CHECK(attends(*session));
-        if (steps == 0) CHECK(emulated::machine().shared == before);  // nothing waits for the first one
+        // nothing waits for the first one
+        if (steps == 0) CHECK(emulated::machine().shared == before);
         if (!ready) {
           CHECK(says(*session, sharing));
           CHECK((steps < 2 || emulated::machine().shared > shared));
@@ -82,13 +91,18 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
     Cancel cancel;
     cancel.fire();
     CHECK(session->prepare_devices(&cancel, {}).code() == Code::cancelled);
-    CHECK(session->prepare_devices(nullptr, [](uint64_t, uint64_t) { return 1; }).code() == Code::cancelled);
+    CHECK(session->prepare_devices(nullptr, [](uint64_t, uint64_t) { return 1; }).code() ==
+          Code::cancelled);
     CHECK_FALSE(reads_pages(*session));
     uint64_t ready = 0, all = 0;
     continue_with(session.get(), 2);  // the first shares nothing
     CHECK_FALSE(reads_pages(*session));
     CHECK(emulated::machine().shared > before);
-    REQUIRE(session->prepare_devices(nullptr, [&](uint64_t done, uint64_t total) { return ready = done, all = total, 0; }).ok());
+    REQUIRE(session
+                ->prepare_devices(
+                    nullptr,
+                    [&](uint64_t done, uint64_t total) { return ready = done, all = total, 0; })
+                .ok());
     CHECK((ready == all && all == model->device_weights().size()));
     const int shared = emulated::machine().shared;
     std::unique_ptr<Session> fork;
@@ -105,7 +119,8 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
   }
 }
 
-TEST_CASE("pieces are of several arrays where a device shares as much at once, the last one shorter") {
+TEST_CASE(
+    "pieces are of several arrays where a device shares as much at once, the last one shorter") {
   std::vector<std::vector<int>> shared_by_step;
   for (const uint64_t most : {uint64_t{1} << 16, uint64_t{5} << 19, uint64_t{3} << 20}) {
     const emulated::Changed less(emulated::machine().shared_at_once, most);
@@ -163,7 +178,9 @@ TEST_CASE("a text that is let go of before all of it is shared leaves nothing") 
   CHECK(emulated::machine().shared == before);
 }
 
-TEST_CASE("forks that begin at the same time have a sketch of many blocks once, and attend as each would alone") {
+TEST_CASE(
+    "forks that begin at the same time have a sketch of many blocks once, and attend as each would "
+    "alone") {
   emulated::Changed small(emulated::machine().block_bytes, 1);  // every extent is a block
   const auto open = [] {
     std::shared_ptr<const Model> model;
@@ -179,7 +196,8 @@ TEST_CASE("forks that begin at the same time have a sketch of many blocks once, 
   const auto take_steps = [&](Session* session, std::size_t i) {
     Outcome out;
     out.answer = continue_with(session, 3);
-    read(session, std::span<const Token>(text).subspan(100 * i, 100));  // its own: it writes to the last block
+    // its own: it writes to the last block
+    read(session, std::span<const Token>(text).subspan(100 * i, 100));
     out.then = continue_with(session, 3);
     out.attended = attends(*session);
     return out;
@@ -206,7 +224,8 @@ TEST_CASE("forks that begin at the same time have a sketch of many blocks once, 
     for (auto& fork : forks) REQUIRE(base->fork(&fork).ok());
     std::vector<Outcome> got(count);
     std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < count; ++i) threads.emplace_back([&, i] { got[i] = take_steps(forks[i].get(), i); });
+    for (std::size_t i = 0; i < count; ++i)
+      threads.emplace_back([&, i] { got[i] = take_steps(forks[i].get(), i); });
     for (std::thread& t : threads) t.join();
     CHECK(emulated::machine().bytes[0] - before == taken);
     for (std::size_t i = 0; i < count; ++i) {
@@ -218,7 +237,9 @@ TEST_CASE("forks that begin at the same time have a sketch of many blocks once, 
   }
 }
 
-TEST_CASE("a sketch that is made anew takes the place of the one before, also where a fork that is gone had it") {
+TEST_CASE(
+    "a sketch that is made anew takes the place of the one before, also where a fork that is gone "
+    "had it") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda", 0, &model).ok());
   auto session = load(model, read_file(), bounded_options(200));
@@ -229,12 +250,13 @@ TEST_CASE("a sketch that is made anew takes the place of the one before, also wh
   CHECK((attends(*session) && attends(*fork)));
   fork.reset();
   const StoreShape& shape = model->store_shape();
-  const uint64_t extent = shape.heads_total() * shape.page.sketch_bytes(), sketch = session->store().pages().extents() * extent;
+  const uint64_t extent = shape.heads_total() * shape.page.sketch_bytes(),
+                 sketch = session->store().pages().extents() * extent;
   std::vector<Token> text = book_tokens(3400);
   text.erase(text.begin(), text.begin() + 3000);
   const uint64_t built = session->store().sketch().basis_stamp();
   const uint64_t before = emulated::machine().bytes[0];
-  emulated::Changed full(emulated::machine().most_bytes[0], before + sketch / 2);
+  emulated::Changed full(emulated::machine().max_bytes[0], before + sketch / 2);
   read(session.get(), text);
   CHECK(session->store().sketch().basis_stamp() != built);
   (void)continue_with(session.get(), 2);
@@ -260,8 +282,10 @@ TEST_CASE("steps back over what filled an extent leave nothing shared that is in
   CHECK(shared[3] == shared[1]);
 }
 
-TEST_CASE("a workspace that a text was read with gives way to attention where others have taken the rest of the memory") {
-  for (const char* strategy : {"bounded", "quest"}) {  // alone, and beside the processor
+TEST_CASE(
+    "a workspace that a text was read with gives way to attention where others have taken the rest "
+    "of the memory") {
+  for (const char* strategy : {"bounded", "quest"}) {  // alone, and beside the CPU
     CAPTURE(strategy);
     const auto model = model_on("cuda");
     SessionOptions options = bounded_options(200);
@@ -271,7 +295,7 @@ TEST_CASE("a workspace that a text was read with gives way to attention where ot
     SessionOptions certified = bounded_options(200);
     certified.select.strategy = "quest", certified.select.certify = true;
     REQUIRE(session->set_select(certified.select).ok());
-    continue_with(session.get(), 1);  // by the processor: the GPU has no more than the workspace
+    continue_with(session.get(), 1);  // by the CPU: the GPU has no more than the workspace
     CHECK_FALSE((attends(*session) || says(*session, "\"co_execution\":true")));
     const std::shared_ptr<Device>& device = model->device_weights()[0].device();
     const uint64_t unit = uint64_t{2} << 20;

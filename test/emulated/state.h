@@ -9,7 +9,7 @@
 #include <memory>
 #include <mutex>
 
-#include "compute/device.h"
+#include "backend/device.h"
 
 namespace kvasir::emulated {
 
@@ -22,7 +22,8 @@ int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 // Gives an operation to a stream; an error of it is the device's from then on.
 int give(DeviceStream* stream, Work work);
-// Where the processor has what a device sees at `seen`: memory that is its own, of allocate_host(), or shared. Null where that is not so.
+// Where the CPU has what a device sees at `seen`: memory that is its own, of allocate_host(), or
+// shared. Null where that is not so.
 const std::byte* followed(DeviceContext* context, uint64_t seen, std::size_t size);
 
 }  // namespace kvasir::emulated
@@ -33,7 +34,7 @@ struct DeviceContext {
   int index = 0;
   std::mutex mutex;
   std::map<uintptr_t, std::size_t> memory, released;  // address, bytes
-  int working = 0;  // streams whose work is being done: the memory can be touched meanwhile
+  int working = 0;       // streams whose work is being done: the memory can be touched meanwhile
   uint64_t waiting = 0;  // work of all streams that is not done
   uint32_t rests = 0;
   bool is_closed = false;

@@ -1,4 +1,5 @@
-// What a sequence of calls acts on and what it may expect: sessions with the tokens that they should have, files, a library.
+// What a sequence of calls acts on and what it may expect: sessions with the tokens that they
+// should have, files, a library.
 #pragma once
 
 #include <array>
@@ -10,22 +11,25 @@
 
 namespace kvasir::test {
 
-constexpr int most_calls = 24;
+constexpr int max_calls = 24;
 constexpr std::size_t lines = 4, files = 3;
 constexpr uint64_t context = 600, long_context = 4096;
 constexpr std::size_t long_tokens = 2200;  // more than the first probe and sketch take
-constexpr std::size_t most_text = 120;
+constexpr std::size_t max_text = 120;
 
 struct Choice {
   const char* strategy;
   uint64_t budget;
   uint32_t window, chunk, kv_type;
 };
-constexpr Choice choices[] = {{"quest", 64, 8, 32, KV_KV_INT8},  {"auto", 0, 64, 0, KV_KV_INT8},     {"full", 0, 16, 7, KV_KV_F32},
-                              {"infllm", 64, 8, 64, KV_KV_INT8}, {"snapkv", 64, 8, 64, KV_KV_INT8},  {"bounded", 64, 1, 16, KV_KV_INT8},
-                              {"window", 0, 8, 5, KV_KV_INT8},   {"filter-layers", 64, 8, 32, KV_KV_INT8}, {"flat", 1, 8, 33, KV_KV_INT8},
-                              {"dipr", 64, 8, 32, KV_KV_INT8},   {"hnsw", 64, 8, 64, KV_KV_INT8},    {"ood", 64, 8, 64, KV_KV_INT8},
-                              {"ivf", 64, 8, 64, KV_KV_INT8},    {"dipr-graph", 64, 8, 64, KV_KV_INT8}};
+constexpr Choice choices[] = {
+    {"quest", 64, 8, 32, KV_KV_INT8},  {"auto", 0, 64, 0, KV_KV_INT8},
+    {"full", 0, 16, 7, KV_KV_F32},     {"infllm", 64, 8, 64, KV_KV_INT8},
+    {"snapkv", 64, 8, 64, KV_KV_INT8}, {"bounded", 64, 1, 16, KV_KV_INT8},
+    {"window", 0, 8, 5, KV_KV_INT8},   {"filter-layers", 64, 8, 32, KV_KV_INT8},
+    {"flat", 1, 8, 33, KV_KV_INT8},    {"dipr", 64, 8, 32, KV_KV_INT8},
+    {"hnsw", 64, 8, 64, KV_KV_INT8},   {"ood", 64, 8, 64, KV_KV_INT8},
+    {"ivf", 64, 8, 64, KV_KV_INT8},    {"dipr-graph", 64, 8, 64, KV_KV_INT8}};
 
 // Of a long document: to make an index, or to read everything again.
 inline bool takes_long(std::string_view strategy) {
@@ -33,16 +37,17 @@ inline bool takes_long(std::string_view strategy) {
   return std::find(std::begin(names), std::end(names), strategy) != std::end(names);
 }
 
-// How a session would go on: logarithms of the probabilities of two tokens. Nothing where that is not known.
+// How a session would go on: logarithms of the probabilities of two tokens. Nothing where that is
+// not known.
 using Outlook = std::optional<std::array<float, 2>>;
 
 struct Line {
   kv_session* session = nullptr;
   std::vector<int32_t> tokens;
   kv_session_options options{};
-  bool damaged = false;  // it is over a file that may be damaged
+  bool damaged = false;             // it is over a file that may be damaged
   std::size_t asked_at = SIZE_MAX;  // tokens before the first question that was kept
-  Outlook outlook;       // once it was asked for, until something changes it
+  Outlook outlook;                  // once it was asked for, until something changes it
 
   bool limited() const { return options.memory_budget != 0; }
 };
@@ -50,7 +55,7 @@ struct Line {
 // What the next call is given besides its own arguments.
 struct Armed {
   bool fired = false, reenters = false;
-  int stops_after = -1;             // callbacks, then non-zero
+  int stops_after = -1;              // callbacks, then non-zero
   uint64_t fails_from = UINT64_MAX;  // allocations
   bool any() const { return fired || stops_after >= 0 || fails_from != UINT64_MAX; }
 };
@@ -66,12 +71,14 @@ struct Stage {
   ~Stage() { kv_close(model), kv_cancel_release(fired); }
 };
 
-inline kv_session_options options_of(const Choice& choice, uint64_t tokens, uint64_t memory, const char* spill) {
+inline kv_session_options options_of(const Choice& choice, uint64_t tokens, uint64_t memory,
+                                     const char* spill) {
   kv_session_options o;
   kv_session_options_init(&o, sizeof o);
   o.threads = 1;
   o.context = tokens;
-  o.strategy = choice.strategy, o.budget_tokens = choice.budget, o.window = choice.window, o.prefill_chunk = choice.chunk, o.kv_type = choice.kv_type;
+  o.strategy = choice.strategy, o.budget_tokens = choice.budget, o.window = choice.window,
+  o.prefill_chunk = choice.chunk, o.kv_type = choice.kv_type;
   o.dense_layers = choice.budget ? 0 : UINT32_MAX;
   o.memory_budget = memory;
   o.spill_folder = spill;
@@ -81,14 +88,18 @@ inline kv_session_options options_of(const Choice& choice, uint64_t tokens, uint
 inline Stage::Stage() {
   write_tiny_model(model_path);
   std::filesystem::create_directory(spill);
-  require(kv_open(model_path.c_str(), nullptr, &model, nullptr) == KV_OK && kv_cancel_create(&fired, nullptr) == KV_OK, "a stage");
+  require(kv_open(model_path.c_str(), nullptr, &model, nullptr) == KV_OK &&
+              kv_cancel_create(&fired, nullptr) == KV_OK,
+          "a stage");
   kv_cancel_fire(fired);
   std::vector<int32_t> tokens;
   for (std::size_t i = 0; i < long_tokens; ++i) tokens.push_back(static_cast<int32_t>(i * i % 251));
   kv_session* session = nullptr;
-  const kv_session_options o = options_of({"full", 0, 8, 512, KV_KV_INT8}, long_context, 0, spill.c_str());
+  const kv_session_options o =
+      options_of({"full", 0, 8, 512, KV_KV_INT8}, long_context, 0, spill.c_str());
   require(kv_session_open(model, &o, &session, nullptr) == KV_OK &&
-              kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) == KV_OK &&
+              kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) ==
+                  KV_OK &&
               kv_save(session, long_path.c_str(), nullptr, nullptr) == KV_OK,
           "a long document");
   kv_session_close(session);
@@ -98,7 +109,9 @@ inline std::vector<int32_t> tokens_of(const kv_session* session) {
   std::size_t count = 0;
   (void)kv_session_tokens(session, nullptr, 0, &count, nullptr);
   std::vector<int32_t> out(count);
-  require(kv_session_tokens(session, out.data(), count, &count, nullptr) == KV_OK && count == out.size(), "the timeline");
+  require(kv_session_tokens(session, out.data(), count, &count, nullptr) == KV_OK &&
+              count == out.size(),
+          "the sequence");
   return out;
 }
 
@@ -116,19 +129,24 @@ class Play {
     std::filesystem::remove_all(stage_.library_path);
     for (const auto& left : std::filesystem::directory_iterator(stage_.folder.path())) {
       const std::string name = left.path().filename().string();
-      require(name == "model.gguf" || name == "long.kv" || name == "spill", "no file is left behind");
+      require(name == "model.gguf" || name == "long.kv" || name == "spill",
+              "no file is left behind");
     }
     require(std::filesystem::is_empty(stage_.spill), "spilled pages are in no file with a name");
   }
 
   void run() {
-    for (int i = 0; i < most_calls && !recipe_.empty(); ++i) step();
+    for (int i = 0; i < max_calls && !recipe_.empty(); ++i) step();
   }
 
  private:
-  std::string path(std::size_t file) const { return file == files ? stage_.long_path : stage_.folder.file("file" + std::to_string(file)); }
-  uint64_t memory(uint8_t how) { return how % 4 == 3 ? 200'000 + uint64_t{recipe_.byte()} * 4096 : 0; }
-  std::string text() { return std::string(recipe_.text().substr(0, most_text)); }
+  std::string path(std::size_t file) const {
+    return file == files ? stage_.long_path : stage_.folder.file("file" + std::to_string(file));
+  }
+  uint64_t memory(uint8_t how) {
+    return how % 4 == 3 ? 200'000 + uint64_t{recipe_.byte()} * 4096 : 0;
+  }
+  std::string text() { return std::string(recipe_.text().substr(0, max_text)); }
   Line& line() { return lines_[recipe_.byte() % lines]; }
   void step();
   void arm();
@@ -160,17 +178,23 @@ class Play {
   int32_t called_back() {
     if (armed_.reenters && busy_) {
       int32_t token = -1;
-      require(kv_next(busy_, nullptr, &token, nullptr, nullptr) == KV_BUSY && kv_rewind(busy_, 0, nullptr) == KV_BUSY,
+      require(kv_next(busy_, nullptr, &token, nullptr, nullptr) == KV_BUSY &&
+                  kv_rewind(busy_, 0, nullptr) == KV_BUSY,
               "a callback finds its handle busy");
     }
     return armed_.stops_after >= 0 && armed_.stops_after-- == 0;
   }
-  static int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) { return static_cast<Play*>(user)->called_back(); }
-  static int32_t on_text(const char*, size_t, void* user) { return static_cast<Play*>(user)->called_back(); }
+  static int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) {
+    return static_cast<Play*>(user)->called_back();
+  }
+  static int32_t on_text(const char*, size_t, void* user) {
+    return static_cast<Play*>(user)->called_back();
+  }
 
   // Makes a call as it was armed for; what it may answer besides `allowed` follows from that.
   template <class Call>
-  kv_status guarded(const char* name, const Line* on, std::initializer_list<kv_status> allowed, Call call) {
+  kv_status guarded(const char* name, const Line* on, std::initializer_list<kv_status> allowed,
+                    Call call) {
     kv_error error{};
     kv_status status = KV_OK;
     const Armed was = armed_;
@@ -182,8 +206,10 @@ class Play {
     }
     busy_ = nullptr;
     armed_ = {};
-    const bool expected = (status == KV_CANCELLED && (was.fired || was.stops_after >= 0)) || (status == KV_NO_MEMORY && failed_) ||
-                          (status == KV_CORRUPT && on && on->damaged) || (status == KV_LIMIT && on && on->limited());
+    const bool expected = (status == KV_CANCELLED && (was.fired || was.stops_after >= 0)) ||
+                          (status == KV_NO_MEMORY && failed_) ||
+                          (status == KV_CORRUPT && on && on->damaged) ||
+                          (status == KV_LIMIT && on && on->limited());
     if (status != KV_OK && expected) {
       require(error.status == status && error.message[0] != 0, "a refusal says why");
       return status;
@@ -203,7 +229,9 @@ class Play {
     std::array<float, 2> found{};
     const int32_t asked[] = {5, 97};
     const kv_status status = kv_score(copy, asked, 2, found.data(), nullptr, nullptr);
-    require(status == KV_OK || (status == KV_LIMIT && on.limited()) || (status == KV_CORRUPT && on.damaged), "a session can be asked at any time");
+    require(status == KV_OK || (status == KV_LIMIT && on.limited()) ||
+                (status == KV_CORRUPT && on.damaged),
+            "a session can be asked at any time");
     kv_session_close(copy);
     if (status != KV_OK) return {};
     return found;
@@ -211,15 +239,17 @@ class Play {
   void check_outlook(const Line& on, const Outlook& before) {
     if (!before) return;
     const Outlook after = look_ahead(on);
-    require(after || on.limited() || on.damaged, "a session that could be asked can be asked again");
+    require(after || on.limited() || on.damaged,
+            "a session that could be asked can be asked again");
     require(!after || std::memcmp(&*after, &*before, sizeof *after) == 0,
             "a call that changes nothing leaves a session that goes on as it would have");
   }
-  // Takes what a call has added to the timeline, at most `most` tokens.
+  // Takes what a call has added to the sequence, at most `most` tokens.
   void take_added(Line* on, std::size_t most) {
     const std::vector<int32_t> now = tokens_of(on->session);
-    require(begins_with(now, on->tokens) && now.size() - on->tokens.size() <= most, "the timeline is continued, by no more than was read");
-    require(now.size() <= on->options.context, "the timeline keeps within its context");
+    require(begins_with(now, on->tokens) && now.size() - on->tokens.size() <= most,
+            "the sequence is continued, by no more than was read");
+    require(now.size() <= on->options.context, "the sequence keeps within its context");
     if (now.size() > on->tokens.size()) on->outlook.reset();
     on->tokens = now;
   }

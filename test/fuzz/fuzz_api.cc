@@ -1,11 +1,13 @@
-// Any sequence of public calls on a few sessions, files and a library: every call answers as its entry says, the timeline is what the calls that
-// succeeded made of it, and a call that failed leaves a session that goes on bit for bit as it would have.
+// Any sequence of public calls on a few sessions, files and a library: every call answers as its
+// entry says, the sequence is what the calls that succeeded made of it, and a call that failed
+// leaves a session that goes on bit for bit as it would have.
 //
-// An input is a list of calls, a byte each and what they need. Some calls only prepare the next one: a cancel token that has fired, a callback
-// that stops or calls back, a library allocation that fails.
+// An input is a list of calls, a byte each and what they need. Some calls only prepare the next
+// one: a cancel token that has fired, a callback that stops or calls back, a library allocation
+// that fails.
 #include "api_play.h"
 
-#include "store/format.h"
+#include "cachefile/format.h"
 
 namespace kvasir::test {
 
@@ -21,13 +23,16 @@ void Play::open() {
   Line& on = line();
   const uint8_t which = recipe_.byte(), more = recipe_.byte();
   Line like;
-  like.options = options_of(choices[which % std::size(choices)], more % 8 == 7 ? 40 : context, memory(more / 8), stage_.spill.c_str());
+  like.options = options_of(choices[which % std::size(choices)], more % 8 == 7 ? 40 : context,
+                            memory(more / 8), stage_.spill.c_str());
   const kv_session_options& o = like.options;
   kv_session* session = nullptr;
-  const kv_status status = guarded("kv_session_open", &like, {KV_BAD_ARGUMENT},
-                                   [&](kv_error* e) { return kv_session_open(stage_.model, &o, &session, e); });
+  const kv_status status = guarded("kv_session_open", &like, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+    return kv_session_open(stage_.model, &o, &session, e);
+  });
   require((status == KV_OK) == (session != nullptr), "a session or an error");
-  require((status == KV_BAD_ARGUMENT) == (like.limited() && o.kv_type == KV_KV_F32 && !failed_), "what is kept in full has no budget");
+  require((status == KV_BAD_ARGUMENT) == (like.limited() && o.kv_type == KV_KV_F32 && !failed_),
+          "what is kept in full has no budget");
   if (session) put(&on, session, {}, like);
 }
 
@@ -43,18 +48,21 @@ void Play::prefill(bool as_text) {
   const auto before = outlook(&on);
   uint64_t done = 99, bytes = 99;
   const char* const call = as_text ? "kv_prefill" : "kv_prefill_tokens";
-  const kv_status status = guarded(call, &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
-    return as_text ? kv_prefill(on.session, read.data(), read.size(), &o, &done, &bytes, e)
-                   : kv_prefill_tokens(on.session, ids.data(), ids.size(), &o, &done, e);
-  });
+  const kv_status status =
+      guarded(call, &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
+        return as_text ? kv_prefill(on.session, read.data(), read.size(), &o, &done, &bytes, e)
+                       : kv_prefill_tokens(on.session, ids.data(), ids.size(), &o, &done, e);
+      });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  require(status != KV_BAD_STATE || (as_text && on.asked_at != SIZE_MAX), "a document is read until a question is kept");
+  require(status != KV_BAD_STATE || (as_text && on.asked_at != SIZE_MAX),
+          "a document is read until a question is kept");
   require(status != KV_OK || !as_text || on.asked_at == SIZE_MAX, "and not after it");
   const std::size_t had = on.tokens.size();
-  take_added(&on, 4 * most_text + 64);
+  take_added(&on, 4 * max_text + 64);
   require(on.tokens.size() == had + done, "tokens_done is what was added");
   require(!as_text || bytes <= read.size(), "bytes_done is within the text");
-  if (status == KV_OK) return require(as_text ? bytes == read.size() : done == ids.size(), "all was read");
+  if (status == KV_OK)
+    return require(as_text ? bytes == read.size() : done == ids.size(), "all was read");
   require(status != KV_CONTEXT_FULL || done == 0, "what does not fit is not begun");
   if (done == 0) check_outlook(on, before);
 }
@@ -76,16 +84,21 @@ void Play::generate() {
   const std::size_t had = on.tokens.size();
   kv_answer answer{};
   answer.struct_size = sizeof answer;
-  const kv_status status = guarded("kv_generate", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
-    return kv_generate(on.session, question.data(), question.size(), &o, on_text, this, &answer, e);
-  });
+  const kv_status status = guarded(
+      "kv_generate", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
+        return kv_generate(on.session, question.data(), question.size(), &o, on_text, this, &answer,
+                           e);
+      });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
   take_added(&on, o.keep ? question.size() + o.max_tokens + 64 : 0);
-  require(status != KV_OK || answer.answer_tokens <= o.max_tokens, "an answer of at most so many tokens");
+  require(status != KV_OK || answer.answer_tokens <= o.max_tokens,
+          "an answer of at most so many tokens");
   require(status != KV_BAD_STATE || (had == 0 && question.empty()), "there is something to answer");
-  if (on.tokens.size() == had && (!o.keep || (status != KV_OK && status != KV_CANCELLED))) check_outlook(on, before);
+  if (on.tokens.size() == had && (!o.keep || (status != KV_OK && status != KV_CANCELLED)))
+    check_outlook(on, before);
   if (o.keep) on.outlook.reset();
-  if (o.keep && (status == KV_OK || on.tokens.size() > had)) on.asked_at = std::min(on.asked_at, had);
+  if (o.keep && (status == KV_OK || on.tokens.size() > had))
+    on.asked_at = std::min(on.asked_at, had);
 }
 
 void Play::next() {
@@ -99,10 +112,11 @@ void Play::next() {
   o.cancel = armed_.fired ? stage_.fired : nullptr;
   const auto before = outlook(&on);
   int32_t token = -7, end = -7;
-  const kv_status status = guarded("kv_next", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL},
-                                   [&](kv_error* e) { return kv_next(on.session, &o, &token, &end, e); });
+  const kv_status status =
+      guarded("kv_next", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL},
+              [&](kv_error* e) { return kv_next(on.session, &o, &token, &end, e); });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  require(status != KV_BAD_STATE || on.tokens.empty(), "only an empty timeline has no next token");
+  require(status != KV_BAD_STATE || on.tokens.empty(), "only an empty sequence has no next token");
   require(status != KV_OK || !on.tokens.empty(), "nothing follows nothing");
   if (status == KV_OK) {
     on.tokens.push_back(token);
@@ -119,9 +133,10 @@ void Play::rewind() {
   Line& on = line();
   const uint64_t to = recipe_.number(2) % (on.tokens.size() + 3);
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_rewind", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) { return kv_rewind(on.session, to, e); });
+  const kv_status status = guarded("kv_rewind", &on, {KV_BAD_ARGUMENT},
+                                   [&](kv_error* e) { return kv_rewind(on.session, to, e); });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  require((status == KV_BAD_ARGUMENT) == (to > on.tokens.size()), "back is within the timeline");
+  require((status == KV_BAD_ARGUMENT) == (to > on.tokens.size()), "back is within the sequence");
   if (status == KV_OK) on.tokens.resize(to), on.outlook.reset();
   if (status == KV_OK && to <= on.asked_at) on.asked_at = SIZE_MAX;
   require(tokens_of(on.session) == on.tokens, "back, or nowhere");
@@ -131,8 +146,11 @@ void Play::rewind() {
 void Play::fork() {
   Line &from = line(), &to = line();
   kv_session* session = nullptr;
-  const kv_status status = guarded("kv_fork", &from, {KV_BAD_ARGUMENT}, [&](kv_error* e) { return kv_fork(from.session, &session, e); });
-  require((status == KV_OK) == (session != nullptr) && (status == KV_OK || from.session == nullptr || failed_), "a fork or an error");
+  const kv_status status = guarded("kv_fork", &from, {KV_BAD_ARGUMENT},
+                                   [&](kv_error* e) { return kv_fork(from.session, &session, e); });
+  require((status == KV_OK) == (session != nullptr) &&
+              (status == KV_OK || from.session == nullptr || failed_),
+          "a fork or an error");
   if (!session) return;
   const auto before = outlook(&from);
   const std::vector<int32_t> tokens = from.tokens;
@@ -146,10 +164,14 @@ void Play::save() {
   const std::size_t file = recipe_.byte() % files;
   const kv_call_options o = call_options();
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_save", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) { return kv_save(on.session, path(file).c_str(), &o, e); });
+  const kv_status status = guarded("kv_save", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+    return kv_save(on.session, path(file).c_str(), &o, e);
+  });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  if (status == KV_OK) files_[file] = {true, on.damaged, false, on.tokens, on.asked_at, on.options.kv_type};
-  require(std::filesystem::exists(path(file)) == files_[file].exists, "the old file or the new one");
+  if (status == KV_OK)
+    files_[file] = {true, on.damaged, false, on.tokens, on.asked_at, on.options.kv_type};
+  require(std::filesystem::exists(path(file)) == files_[file].exists,
+          "the old file or the new one");
   check_outlook(on, before);
 }
 
@@ -159,24 +181,31 @@ void Play::load() {
   const uint8_t which = recipe_.byte(), how = recipe_.byte();
   const bool is_long = file == files;
   Line like;
-  like.options = options_of(choices[which % std::size(choices)], is_long ? long_context : context, memory(how / 8), stage_.spill.c_str());
+  like.options = options_of(choices[which % std::size(choices)], is_long ? long_context : context,
+                            memory(how / 8), stage_.spill.c_str());
   if (is_long && takes_long(like.options.strategy)) like.options.strategy = "flat";
   like.damaged = !is_long && files_[file].may_be_damaged();
   kv_call_options o = call_options();
   o.flags = how % 2;
   const uint64_t prefix = how / 2 % 4 == 3 ? recipe_.number(2) % 300 : 0;
   kv_session* session = nullptr;
-  const kv_status status = guarded("kv_load_prefix", &like, {KV_BAD_ARGUMENT, KV_NOT_FOUND, KV_CONTEXT_FULL}, [&](kv_error* e) {
-    return kv_load_prefix(stage_.model, path(file).c_str(), prefix, &like.options, &o, &session, e);
-  });
+  const kv_status status = guarded(
+      "kv_load_prefix", &like, {KV_BAD_ARGUMENT, KV_NOT_FOUND, KV_CONTEXT_FULL}, [&](kv_error* e) {
+        return kv_load_prefix(stage_.model, path(file).c_str(), prefix, &like.options, &o, &session,
+                              e);
+      });
   require((status == KV_OK) == (session != nullptr), "a session or an error");
-  require(is_long || files_[file].exists ? status != KV_NOT_FOUND : status != KV_OK, "a file that is there is found");
+  require(is_long || files_[file].exists ? status != KV_NOT_FOUND : status != KV_OK,
+          "a file that is there is found");
   if (!session) return;
   std::vector<int32_t> tokens = tokens_of(session);
   if (!is_long) like.options.kv_type = files_[file].kv_type;
   if (!is_long && tokens.size() > files_[file].asked_at) like.asked_at = files_[file].asked_at;
   require(is_long || begins_with(files_[file].tokens, tokens), "the tokens that were saved");
-  require(tokens.size() == (prefix ? prefix : is_long ? long_tokens : files_[file].tokens.size()), "as many as were asked for");
+  require(tokens.size() == (prefix    ? prefix
+                            : is_long ? long_tokens
+                                      : files_[file].tokens.size()),
+          "as many as were asked for");
   put(&on, session, std::move(tokens), like);
 }
 
@@ -185,11 +214,14 @@ void Play::set_strategy() {
   const Choice& choice = choices[recipe_.byte() % std::size(choices)];
   const uint8_t budget = recipe_.byte();
   if (on.tokens.size() > context && takes_long(choice.strategy)) return;
-  const kv_status status = guarded("kv_session_set_strategy", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
-    return kv_session_set_strategy(on.session, budget % 8 == 7 ? "none" : choice.strategy, budget, budget % 16 == 8 ? 0.5 : 0, e);
-  });
+  const kv_status status =
+      guarded("kv_session_set_strategy", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+        return kv_session_set_strategy(on.session, budget % 8 == 7 ? "none" : choice.strategy,
+                                       budget, budget % 16 == 8 ? 0.5 : 0, e);
+      });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  require((status == KV_BAD_ARGUMENT) == (budget % 8 == 7 || budget % 16 == 8), "a known strategy and one budget");
+  require((status == KV_BAD_ARGUMENT) == (budget % 8 == 7 || budget % 16 == 8),
+          "a known strategy and one budget");
   if (status == KV_OK) {
     on.options.strategy = choice.strategy, on.options.budget_tokens = budget;
     on.outlook.reset();
@@ -206,11 +238,14 @@ void Play::score() {
   for (const char c : read.substr(0, 6)) ids.push_back(static_cast<unsigned char>(c));
   std::vector<float> found(ids.size(), 7);
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_score", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL},
-                                   [&](kv_error* e) { return kv_score(on.session, ids.data(), ids.size(), found.data(), &o, e); });
+  const kv_status status =
+      guarded("kv_score", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
+        return kv_score(on.session, ids.data(), ids.size(), found.data(), &o, e);
+      });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  for (const float x : found) require(status == KV_OK ? x <= 0 : x == 7, "logarithms of probabilities, or nothing");
-  require(tokens_of(on.session) == on.tokens, "the timeline is where it was");
+  for (const float x : found)
+    require(status == KV_OK ? x <= 0 : x == 7, "logarithms of probabilities, or nothing");
+  require(tokens_of(on.session) == on.tokens, "the sequence is where it was");
   check_outlook(on, before);
 }
 
@@ -218,7 +253,8 @@ void Play::prepare() {
   Line& on = line();
   const kv_call_options o = call_options();
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_prepare", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) { return kv_prepare(on.session, &o, e); });
+  const kv_status status = guarded("kv_prepare", &on, {KV_BAD_ARGUMENT},
+                                   [&](kv_error* e) { return kv_prepare(on.session, &o, e); });
   if (on.session) check_outlook(on, before);
   else require(status == KV_BAD_ARGUMENT, "there is no session");
 }
@@ -227,22 +263,48 @@ void Play::pass_null() {
   Line& on = line();
   kv_session* const s = on.session;
   std::size_t count = 0;
-  const auto refused = [&](kv_status status) { require(status == KV_BAD_ARGUMENT, "NULL is refused"); };
+  const auto refused = [&](kv_status status) {
+    require(status == KV_BAD_ARGUMENT, "NULL is refused");
+  };
   switch (recipe_.byte() % 12) {
-    case 0: refused(kv_session_open(stage_.model, nullptr, nullptr, nullptr)); break;
-    case 1: refused(kv_prefill(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr)); break;
-    case 2: refused(kv_prefill_tokens(s, nullptr, 3, nullptr, nullptr, nullptr)); break;
-    case 3: refused(kv_prefill_logits(s, nullptr, 3, nullptr, nullptr, nullptr)); break;
-    case 4: refused(kv_generate(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr, nullptr)); break;
-    case 5: refused(kv_next(s, nullptr, nullptr, nullptr, nullptr)); break;
-    case 6: refused(kv_score(s, nullptr, 3, nullptr, nullptr, nullptr)); break;
-    case 7: refused(kv_session_tokens(s, nullptr, 3, &count, nullptr)); break;
-    case 8: refused(kv_fork(s, nullptr, nullptr)); break;
-    case 9: refused(kv_stats(s, nullptr, 3, &count, nullptr)); break;
-    case 10: refused(kv_save(s, nullptr, nullptr, nullptr)); break;
-    case 11: refused(kv_load(stage_.model, nullptr, nullptr, nullptr, nullptr, nullptr)); break;
+    case 0:
+      refused(kv_session_open(stage_.model, nullptr, nullptr, nullptr));
+      break;
+    case 1:
+      refused(kv_prefill(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr));
+      break;
+    case 2:
+      refused(kv_prefill_tokens(s, nullptr, 3, nullptr, nullptr, nullptr));
+      break;
+    case 3:
+      refused(kv_prefill_logits(s, nullptr, 3, nullptr, nullptr, nullptr));
+      break;
+    case 4:
+      refused(kv_generate(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr, nullptr));
+      break;
+    case 5:
+      refused(kv_next(s, nullptr, nullptr, nullptr, nullptr));
+      break;
+    case 6:
+      refused(kv_score(s, nullptr, 3, nullptr, nullptr, nullptr));
+      break;
+    case 7:
+      refused(kv_session_tokens(s, nullptr, 3, &count, nullptr));
+      break;
+    case 8:
+      refused(kv_fork(s, nullptr, nullptr));
+      break;
+    case 9:
+      refused(kv_stats(s, nullptr, 3, &count, nullptr));
+      break;
+    case 10:
+      refused(kv_save(s, nullptr, nullptr, nullptr));
+      break;
+    case 11:
+      refused(kv_load(stage_.model, nullptr, nullptr, nullptr, nullptr, nullptr));
+      break;
   }
-  if (s) require(tokens_of(s) == on.tokens, "the timeline is where it was");
+  if (s) require(tokens_of(s) == on.tokens, "the sequence is where it was");
 }
 
 void Play::look() {
@@ -251,11 +313,14 @@ void Play::look() {
   char json[30000];
   std::size_t size = 0;
   require(kv_stats(on.session, json, sizeof json, &size, nullptr) == KV_OK, "statistics");
-  require(std::strstr(json, ("\"tokens\":" + std::to_string(on.tokens.size()) + ",").c_str()) != nullptr, "they tell of this timeline");
+  require(std::strstr(json, ("\"tokens\":" + std::to_string(on.tokens.size()) + ",").c_str()) !=
+              nullptr,
+          "they tell of this sequence");
   const std::size_t capacity = recipe_.byte();
   std::vector<int32_t> some(capacity, -7);
   const kv_status status = kv_session_tokens(on.session, some.data(), capacity, &size, nullptr);
-  require((status == KV_LIMIT) == (capacity < on.tokens.size()) && size == on.tokens.size(), "how many there are, whatever fits");
+  require((status == KV_LIMIT) == (capacity < on.tokens.size()) && size == on.tokens.size(),
+          "how many there are, whatever fits");
   some.resize(std::min(capacity, size));
   require(begins_with(on.tokens, some), "what fits");
 }
@@ -267,12 +332,16 @@ void Play::same_after_loading() {
   const auto before = outlook(&on);
   const std::string there = stage_.folder.file("same.kv");
   kv_error error{};
-  kv_status status = check_status("kv_save", kv_save(on.session, there.c_str(), nullptr, &error), error, {KV_CORRUPT});
+  kv_status status = check_status("kv_save", kv_save(on.session, there.c_str(), nullptr, &error),
+                                  error, {KV_CORRUPT});
   require(status == KV_OK || on.damaged, "what is whole can be saved");
   if (status == KV_OK) {
     Line loaded = on;
     loaded.session = nullptr;
-    status = check_status("kv_load", kv_load(stage_.model, there.c_str(), &on.options, nullptr, &loaded.session, &error), error, {KV_LIMIT});
+    status = check_status(
+        "kv_load",
+        kv_load(stage_.model, there.c_str(), &on.options, nullptr, &loaded.session, &error), error,
+        {KV_LIMIT});
     require(status == KV_OK || on.limited(), "what was saved can be loaded");
     if (status == KV_OK) {
       require(tokens_of(loaded.session) == on.tokens, "the tokens that were saved");
@@ -296,23 +365,30 @@ void Play::use_files() {
     require(there ? status != KV_NOT_FOUND : status != KV_OK, "a file that is there is found");
   };
   if (what == 0) {
-    const kv_status status = guarded("kv_file_verify", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_file_verify(path(from).c_str(), &o, e); });
+    const kv_status status = guarded("kv_file_verify", &like, {KV_NOT_FOUND}, [&](kv_error* e) {
+      return kv_file_verify(path(from).c_str(), &o, e);
+    });
     refuse(status);
     require(from == files || !files_[from].flipped || status != KV_OK, "damage is found");
   } else if (what == 1) {
-    refuse(guarded("kv_file_inspect", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_file_inspect(path(from).c_str(), &info, e); }));
-    if (info.tokens && from != files) require(info.tokens == files_[from].tokens.size(), "a file says how many tokens it has");
+    refuse(guarded("kv_file_inspect", &like, {KV_NOT_FOUND},
+                   [&](kv_error* e) { return kv_file_inspect(path(from).c_str(), &info, e); }));
+    if (info.tokens && from != files)
+      require(info.tokens == files_[from].tokens.size(), "a file says how many tokens it has");
   } else if (from != files) {
     const std::string packed = stage_.folder.file("packed");
     kv_pack_options p;
     kv_pack_options_init(&p, sizeof p);
     p.cancel = o.cancel, p.progress = o.progress, p.progress_user = o.progress_user;
-    kv_status status = guarded("kv_pack", &like, {KV_NOT_FOUND}, [&](kv_error* e) { return kv_pack(path(from).c_str(), packed.c_str(), &p, e); });
+    kv_status status = guarded("kv_pack", &like, {KV_NOT_FOUND}, [&](kv_error* e) {
+      return kv_pack(path(from).c_str(), packed.c_str(), &p, e);
+    });
     refuse(status);
     require(std::filesystem::exists(packed) == (status == KV_OK), "a packed document or an error");
     if (status == KV_OK) {
       p.cancel = nullptr, p.progress = nullptr;
-      require(kv_unpack(packed.c_str(), path(to).c_str(), &p, nullptr) == KV_OK, "what was packed is restored");
+      require(kv_unpack(packed.c_str(), path(to).c_str(), &p, nullptr) == KV_OK,
+              "what was packed is restored");
       files_[to] = File(files_[from]);
       require(read_file(path(from)) == read_file(path(to)), "bit for bit");
     }
@@ -328,7 +404,8 @@ void Play::spoil() {
   std::vector<uint8_t> bytes = read_file(path(file));
   // Without its magic it is something else, not damaged.
   if (bytes.empty() || where % bytes.size() < format::magic.size()) return;
-  // Only what the header and the checksums cover: the file may also have bytes between sections, which are zero and checked too.
+  // Only what the header and the checksums cover: the file may also have bytes between sections,
+  // which are zero and checked too.
   bytes[where % bytes.size()] ^= static_cast<uint8_t>(1 << (where % 7));
   write_file(path(file) + ".new", bytes);
   std::filesystem::rename(path(file) + ".new", path(file));
@@ -340,8 +417,10 @@ void Play::use_library() {
   if (!library_) {
     kv_library_options o;
     kv_library_options_init(&o, sizeof o);
-    o.most_bytes = what / 8 % 4 == 3 ? 600'000 : 0;
-    (void)guarded("kv_library_open", nullptr, {}, [&](kv_error* e) { return kv_library_open(stage_.library_path.c_str(), &o, &library_, e); });
+    o.max_bytes = what / 8 % 4 == 3 ? 600'000 : 0;
+    (void)guarded("kv_library_open", nullptr, {}, [&](kv_error* e) {
+      return kv_library_open(stage_.library_path.c_str(), &o, &library_, e);
+    });
     if (!library_) return;
   }
   static constexpr const char* names[] = {nullptr, "a", "b", "c/d"};
@@ -349,7 +428,8 @@ void Play::use_library() {
   if (what % 4 == 0) {
     Line& on = line();
     Line like;
-    like.options = options_of(choices[recipe_.byte() % std::size(choices)], context, 0, stage_.spill.c_str());
+    like.options =
+        options_of(choices[recipe_.byte() % std::size(choices)], context, 0, stage_.spill.c_str());
     kv_library_session_options o;
     kv_library_session_options_init(&o, sizeof o);
     o.session = &like.options, o.name = name;
@@ -360,12 +440,16 @@ void Play::use_library() {
     kv_session* session = nullptr;
     kv_library_result result{};
     result.struct_size = sizeof result;
-    const kv_status status = guarded("kv_library_session", nullptr, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL}, [&](kv_error* e) {
-      return kv_library_session(library_, stage_.model, read.data(), read.size(), &o, &session, &result, e);
-    });
+    const kv_status status = guarded(
+        "kv_library_session", nullptr, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL}, [&](kv_error* e) {
+          return kv_library_session(library_, stage_.model, read.data(), read.size(), &o, &session,
+                                    &result, e);
+        });
     require((status == KV_OK) == (session != nullptr), "a session or an error");
     if (!session) return;
-    require(result.tokens_found <= result.tokens && (result.saved == 0 || result.save_status == KV_OK), "what was found is of the text");
+    require(
+        result.tokens_found <= result.tokens && (result.saved == 0 || result.save_status == KV_OK),
+        "what was found is of the text");
     std::vector<int32_t> tokens = tokens_of(session);
     require(tokens.size() == result.tokens, "the text's tokens");
     put(&on, session, std::move(tokens), like);
@@ -383,8 +467,9 @@ void Play::use_library() {
     kv_library_document document{};
     for (uint32_t i = 0;; ++i) {
       document.struct_size = sizeof document;
-      const kv_status status = guarded("kv_library_list", nullptr, {KV_NOT_FOUND},
-                                       [&](kv_error* e) { return kv_library_list(library_, i, &document, e); });
+      const kv_status status =
+          guarded("kv_library_list", nullptr, {KV_NOT_FOUND},
+                  [&](kv_error* e) { return kv_library_list(library_, i, &document, e); });
       if (status != KV_OK) break;
       require(document.status == KV_OK && document.name[0] != 0 && i < 100, "documents are whole");
     }
@@ -393,30 +478,69 @@ void Play::use_library() {
 
 void Play::step() {
   switch (recipe_.byte() % 22) {
-    case 0: case 1: open(); break;
-    case 2: case 3: prefill(true); break;
-    case 4: prefill(false); break;
-    case 5: generate(); break;
-    case 6: case 7: next(); break;
-    case 8: rewind(); break;
-    case 9: fork(); break;
-    case 10: save(); break;
-    case 11: load(); break;
+    case 0:
+    case 1:
+      open();
+      break;
+    case 2:
+    case 3:
+      prefill(true);
+      break;
+    case 4:
+      prefill(false);
+      break;
+    case 5:
+      generate();
+      break;
+    case 6:
+    case 7:
+      next();
+      break;
+    case 8:
+      rewind();
+      break;
+    case 9:
+      fork();
+      break;
+    case 10:
+      save();
+      break;
+    case 11:
+      load();
+      break;
     case 12: {
       Line& on = line();
       kv_session_close(on.session);
       on = {};
       break;
     }
-    case 13: set_strategy(); break;
-    case 14: score(); break;
-    case 15: prepare(); break;
-    case 16: pass_null(); break;
-    case 17: look(); break;
-    case 18: same_after_loading(); break;
-    case 19: use_files(); break;
-    case 20: recipe_.byte() % 4 ? use_library() : spoil(); break;
-    case 21: arm(); break;
+    case 13:
+      set_strategy();
+      break;
+    case 14:
+      score();
+      break;
+    case 15:
+      prepare();
+      break;
+    case 16:
+      pass_null();
+      break;
+    case 17:
+      look();
+      break;
+    case 18:
+      same_after_loading();
+      break;
+    case 19:
+      use_files();
+      break;
+    case 20:
+      recipe_.byte() % 4 ? use_library() : spoil();
+      break;
+    case 21:
+      arm();
+      break;
   }
 }
 

@@ -1,7 +1,9 @@
-// Any bytes as a cache file: CacheFile answers, and what it opens keeps every promise of cache_file.h.
+// Any bytes as a cache file: CacheFile answers, and what it opens keeps every promise of
+// cache_file.h.
 //
-// A file is large and mostly zeros and checksums, so an input is a recipe: one byte of modes, the header's beginning, and
-// bytes for the sections. Checksums are made to match, or a fuzzer would never pass the first of them.
+// A file is large and mostly zeros and checksums, so an input is a recipe: one byte of modes, the
+// header's beginning, and bytes for the sections. Checksums are made to match, or a fuzzer would
+// never pass the first of them.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -10,8 +12,8 @@
 #include "../store/cache_samples.h"
 #include "../temp_folder.h"
 #include "base/memory.h"
+#include "cachefile/cache_file.h"
 #include "replay.h"
-#include "store/cache_file.h"
 
 using namespace kvasir;
 using kvasir::test::require;
@@ -63,10 +65,12 @@ std::vector<uint8_t> cook(const uint8_t* data, std::size_t size, uint8_t modes) 
   const std::size_t head = std::min(size, header_part);
   std::copy_n(data, head, file.begin());
   if (modes & arrange) arrange_sections(file);
-  file.resize(std::clamp<uint64_t>(samples::get(file, place::place_file_size, 8), head, largest_file));
+  file.resize(
+      std::clamp<uint64_t>(samples::get(file, place::place_file_size, 8), head, largest_file));
   if (size > head && file.size() > place::section_align) {
     const std::size_t body = std::min(size - head, file.size() - place::section_align);
-    std::copy_n(data + head, body, file.begin() + static_cast<std::ptrdiff_t>(place::section_align));
+    std::copy_n(data + head, body,
+                file.begin() + static_cast<std::ptrdiff_t>(place::section_align));
   }
   if (modes & repair) samples::repair(file);
   if (modes & shorten && !file.empty()) file.pop_back();
@@ -85,12 +89,14 @@ bool read_section(const CacheFile& file, const CacheFile::Section& section) {
   require(section.offset % place::section_align == 0 && section.offset <= file.size() &&
               section.bytes <= file.size() - section.offset,
           "sections lie within the file");
-  require(!file.check(section, section.bytes, 1) && !file.check(section, 1, UINT64_MAX), "ranges are limited");
+  require(!file.check(section, section.bytes, 1) && !file.check(section, 1, UINT64_MAX),
+          "ranges are limited");
   bool intact = true;
   for (uint64_t at = 0; at < section.bytes; at += 4096) intact &= file.check(section, at, 1);
   require(file.check(section, 0, section.bytes) == intact, "a section is as intact as its blocks");
   const Status whole = file.check_section(section);
-  require(whole.ok() == intact && (intact || whole.code() == Code::corrupt), "damage is reported as damage");
+  require(whole.ok() == intact && (intact || whole.code() == Code::corrupt),
+          "damage is reported as damage");
   return intact;
 }
 
@@ -111,7 +117,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   require(status.ok() == (file != nullptr), "a file or an error");
   if (!file) {
     require(status.message()[0] != 0, "a refusal says why");
-    require(status.code() == Code::not_a_cache || status.code() == Code::version || status.code() == Code::corrupt,
+    require(status.code() == Code::not_a_cache || status.code() == Code::version ||
+                status.code() == Code::corrupt,
             "a refusal says what the caller can do");
     return 0;
   }

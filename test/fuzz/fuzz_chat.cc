@@ -1,7 +1,8 @@
-// Any chat template and any text between its marks: a template is recognised, never executed, and what stands between marks never becomes one.
+// Any chat template and any text between its marks: a template is recognised, never executed, and
+// what stands between marks never becomes one.
 //
-// An input is a byte for the tokenizer, two for the special tokens it has, then the template, the document, the question and the answer,
-// each with its length before it.
+// An input is a byte for the tokenizer, two for the special tokens it has, then the template, the
+// document, the question and the answer, each with its length before it.
 #include <array>
 #include <map>
 #include <memory>
@@ -15,9 +16,11 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr const char* marks_of_formats[] = {"<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-                                            "[INST]", "[/INST]", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<start_of_turn>",
-                                            "<end_of_turn>", "<｜User｜>", "<｜Assistant｜>"};
+constexpr const char* marks_of_formats[] = {
+    "<|im_start|>",      "<|im_end|>",    "<|im_sep|>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|eot_id|>",    "[INST]",     "[/INST]",
+    "<|user|>",          "<|assistant|>", "<|system|>", "<|end|>",
+    "<start_of_turn>",   "<end_of_turn>", "<｜User｜>", "<｜Assistant｜>"};
 static_assert(std::size(marks_of_formats) == 16);
 enum Family : uint8_t { plain, tekken, spm, families };
 
@@ -32,11 +35,13 @@ std::unique_ptr<const Tokenizer> make_tokenizer(uint8_t family, uint32_t special
   }
   for (std::size_t i = 0; i < std::size(marks_of_formats); ++i)
     if (specials >> i & 1) words.add(marks_of_formats[i], kind);
-  GgufBuilder builder = family == spm ? spm_file(words) : bpe_file(words, family == tekken ? "tekken" : "gpt-2");
+  GgufBuilder builder =
+      family == spm ? spm_file(words) : bpe_file(words, family == tekken ? "tekken" : "gpt-2");
   const std::vector<std::byte> file = builder.build();
   Gguf gguf;
   std::unique_ptr<const Tokenizer> out;
-  require(Gguf::parse(file, &gguf).ok() && Tokenizer::load(gguf, &out).ok(), "the target's own vocabularies load");
+  require(Gguf::parse(file, &gguf).ok() && Tokenizer::load(gguf, &out).ok(),
+          "the target's own vocabularies load");
   return out;
 }
 
@@ -52,7 +57,8 @@ const Tokenizer* tokenizer_of(uint8_t family, uint32_t specials, int32_t kind) {
 ChatFormat recognise(const Tokenizer& tokenizer, const std::string* chat_template, bool is_text) {
   GgufBuilder builder;
   if (chat_template && is_text) builder.key("tokenizer.chat_template", *chat_template);
-  if (chat_template && !is_text) builder.key("tokenizer.chat_template", std::vector<std::string>{*chat_template});
+  if (chat_template && !is_text)
+    builder.key("tokenizer.chat_template", std::vector<std::string>{*chat_template});
   const std::vector<std::byte> file = builder.build();
   Gguf gguf;
   require(Gguf::parse(file, &gguf).ok(), "the builder's files are GGUF");
@@ -63,17 +69,20 @@ ChatFormat recognise(const Tokenizer& tokenizer, const std::string* chat_templat
 }
 
 std::size_t controls(const Tokenizer& tokenizer, std::span<const Token> ids) {
-  return static_cast<std::size_t>(std::count_if(ids.begin(), ids.end(), [&](Token id) { return tokenizer.kind(id) == TokenKind::control; }));
+  return static_cast<std::size_t>(std::count_if(
+      ids.begin(), ids.end(), [&](Token id) { return tokenizer.kind(id) == TokenKind::control; }));
 }
 
 // A turn of marks and texts, as a session encodes it: the control tokens in it are the marks' own.
-void check_turn(const Tokenizer& tokenizer, std::span<const Tokenizer::Part> parts, bool gives_back) {
+void check_turn(const Tokenizer& tokenizer, std::span<const Tokenizer::Part> parts,
+                bool gives_back) {
   Array<Token> whole = {7};
   Array<uint32_t> lengths = {3};
   Tokenizer::EncodeExtras extras;
   extras.lengths = &lengths;
   require(tokenizer.encode(parts, true, &whole, extras).ok(), "bytes have tokens");
-  require(whole.size() == lengths.size() && whole[0] == 7 && lengths[0] == 3, "what stood in the outputs stays");
+  require(whole.size() == lengths.size() && whole[0] == 7 && lengths[0] == 3,
+          "what stood in the outputs stays");
   whole.erase(whole.begin());
   std::size_t marked = 0, size = 0, counted = 0;
   std::string text;
@@ -107,19 +116,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const std::string document(recipe.text()), question(recipe.text()), answer(recipe.text());
 
   const Tokenizer* const tokenizer = tokenizer_of(family, specials, kind);
-  const ChatFormat format = recognise(*tokenizer, given % 4 == 0 ? nullptr : &chat_template, given % 4 != 1);
+  const ChatFormat format =
+      recognise(*tokenizer, given % 4 == 0 ? nullptr : &chat_template, given % 4 != 1);
   const std::string_view name = chat_format_name(format);
-  require(!name.empty() && name.size() <= 15 && chat_format_by_name(name) == format, "a recognised format has a name");
-  if (const auto named = chat_format_by_name(chat_template)) require(chat_format_name(*named) == chat_template, "a name is of one format");
+  require(!name.empty() && name.size() <= 15 && chat_format_by_name(name) == format,
+          "a recognised format has a name");
+  if (const auto named = chat_format_by_name(chat_template))
+    require(chat_format_name(*named) == chat_template, "a name is of one format");
 
   // Formats that a model was not trained on can be asked for by name.
   const ChatFormat used = given & 64 ? static_cast<ChatFormat>(given % 13) : format;
   const ChatMarks& marks = chat_marks(used);
   const bool gives_back = family != spm;
-  const Tokenizer::Part first[] = {{marks.document_open, true}, {document, false}, {marks.document_close, true}, {marks.question_open, true},
-                                   {question, false}, {marks.question_close, true}};
-  const Tokenizer::Part bare[] = {{marks.first_question_open, true}, {question, false}, {marks.question_close, true}};
-  const Tokenizer::Part next[] = {{answer, false}, {marks.answer_close, true}, {marks.question_open, true}, {question, false},
+  const Tokenizer::Part first[] = {
+      {marks.document_open, true}, {document, false}, {marks.document_close, true},
+      {marks.question_open, true}, {question, false}, {marks.question_close, true}};
+  const Tokenizer::Part bare[] = {
+      {marks.first_question_open, true}, {question, false}, {marks.question_close, true}};
+  const Tokenizer::Part next[] = {{answer, false},
+                                  {marks.answer_close, true},
+                                  {marks.question_open, true},
+                                  {question, false},
                                   {marks.question_close, true}};
   check_turn(*tokenizer, first, gives_back);
   check_turn(*tokenizer, bare, gives_back);

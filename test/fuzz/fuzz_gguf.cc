@@ -28,12 +28,14 @@ void check_tensors(const Gguf& gguf, std::span<const std::byte> file) {
             "tensors lie within the file");
     uint64_t rows = 1;
     for (uint32_t d = 1; d < 4; ++d) rows *= tensor.dims[d];
-    require(tensor.bytes == tensor.dims[0] / info->block_elements * info->block_bytes * rows && tensor.bytes > 0,
+    require(tensor.bytes == tensor.dims[0] / info->block_elements * info->block_bytes * rows &&
+                tensor.bytes > 0,
             "bytes follow from the dimensions");
   }
   std::sort(tensors.begin(), tensors.end(), [](auto& a, auto& b) { return a.offset < b.offset; });
   for (std::size_t i = 1; i < tensors.size(); ++i) {
-    require(tensors[i].offset - tensors[i - 1].offset >= tensors[i - 1].bytes, "tensors share no byte");
+    require(tensors[i].offset - tensors[i - 1].offset >= tensors[i - 1].bytes,
+            "tensors share no byte");
   }
 }
 
@@ -45,9 +47,12 @@ unsigned read_value(const Gguf& gguf, std::string_view key, const GgufValue& val
     require(strings->size() == value.count, "all strings of an array");
     for (std::string_view text : *strings) touched += sum(std::as_bytes(std::span(text)));
   }
-  if (const auto floats = gguf.get_floats(key)) require(floats->size() == value.count, "all floats of an array");
-  if (const auto ints = gguf.get_ints(key)) require(ints->size() == value.count, "all integers of an array");
-  return touched + gguf.get_uint(key).has_value() + gguf.get_float(key).has_value() + gguf.get_bool(key).has_value();
+  if (const auto floats = gguf.get_floats(key))
+    require(floats->size() == value.count, "all floats of an array");
+  if (const auto ints = gguf.get_ints(key))
+    require(ints->size() == value.count, "all integers of an array");
+  return touched + gguf.get_uint(key).has_value() + gguf.get_float(key).has_value() +
+         gguf.get_bool(key).has_value();
 }
 
 }  // namespace
@@ -58,7 +63,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const Status status = Gguf::parse(file, &gguf);
   if (!status.ok()) {
     require(status.message()[0] != 0, "a refusal says why");
-    require(gguf.entries().empty() && gguf.tensors().empty(), "a refused file leaves nothing behind");
+    require(gguf.entries().empty() && gguf.tensors().empty(),
+            "a refused file leaves nothing behind");
     return 0;
   }
   volatile unsigned touched = 0;

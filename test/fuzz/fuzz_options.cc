@@ -1,8 +1,9 @@
-// Any option struct through the public calls that take it: accepted, and then the calls that use it keep their promises, or refused with
-// KV_BAD_ARGUMENT or what the entry names, at no cost.
+// Any option struct through the public calls that take it: accepted, and then the calls that use it
+// keep their promises, or refused with KV_BAD_ARGUMENT or what the entry names, at no cost.
 //
-// An input is one byte, which call, and then bytes that are laid over the default options (exclusive or, so that zeros are the defaults), how
-// long the struct says it is, and which of the target's own strings and functions its pointers lead to.
+// An input is one byte, which call, and then bytes that are laid over the default options
+// (exclusive or, so that zeros are the defaults), how long the struct says it is, and which of the
+// target's own strings and functions its pointers lead to.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,9 +16,11 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr uint32_t most_threads = 8;        // more start slowly; the limit itself is tried
-constexpr uint64_t most_cache_row = 4096;   // floats of a token's keys: larger caches are only opened
-constexpr std::size_t most_memory = std::size_t{128} << 20;  // bytes at once: a cache of 2^20 heads keeps some for each before it has a token
+constexpr uint32_t max_threads = 8;  // more start slowly; the limit itself is tried
+// floats of a token's keys: larger caches are only opened
+constexpr uint64_t max_cache_row = 4096;
+// bytes at once: a cache of 2^20 heads keeps some for each before it has a token
+constexpr std::size_t max_memory = std::size_t{128} << 20;
 
 // A caller's struct: as long as it says, to the byte.
 template <class T>
@@ -29,7 +32,8 @@ class Struct {
     init(&value, sizeof value);
     const std::string_view over = recipe->text();
     auto* bytes = reinterpret_cast<unsigned char*>(&value);
-    for (std::size_t i = sizeof(uint32_t), n = 0; i < sizeof value && n < over.size(); ++i, ++n) bytes[i] ^= static_cast<unsigned char>(over[n]);
+    for (std::size_t i = sizeof(uint32_t), n = 0; i < sizeof value && n < over.size(); ++i, ++n)
+      bytes[i] ^= static_cast<unsigned char>(over[n]);
     const uint8_t how = recipe->byte();
     if (how % 8 == 1) said_ = recipe->word();
     if (how % 8 == 2) said_ = static_cast<uint32_t>(sizeof(T)) + recipe->byte();
@@ -63,7 +67,8 @@ void take_log(int32_t, const char* line, void*) { require(line != nullptr, "a li
 // What is the same for all inputs, opened once; and the strings of the input that runs.
 struct Stage {
   TempFolder folder;
-  std::string model_path = folder.file("model.gguf"), saved = folder.file("a.kv"), packed = folder.file("a.kvz"), other = folder.file("b"),
+  std::string model_path = folder.file("model.gguf"), saved = folder.file("a.kv"),
+              packed = folder.file("a.kvz"), other = folder.file("b"),
               library_path = folder.file("library");
   kv_model* model = nullptr;
   kv_session* session = nullptr;  // 150 tokens of at most 200
@@ -79,9 +84,15 @@ struct Stage {
     kv_session_options_init(&o, sizeof o);
     o.threads = 1, o.context = 200, o.window = 8;
     require(kv_session_open(model, &o, &session, nullptr) == KV_OK, "a session");
-    require(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) == KV_OK, "a timeline");
-    require(kv_save(session, saved.c_str(), nullptr, nullptr) == KV_OK && kv_pack(saved.c_str(), packed.c_str(), nullptr, nullptr) == KV_OK, "files");
-    require(kv_cancel_create(&quiet, nullptr) == KV_OK && kv_cancel_create(&fired, nullptr) == KV_OK, "cancel tokens");
+    require(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) ==
+                KV_OK,
+            "a sequence");
+    require(kv_save(session, saved.c_str(), nullptr, nullptr) == KV_OK &&
+                kv_pack(saved.c_str(), packed.c_str(), nullptr, nullptr) == KV_OK,
+            "files");
+    require(
+        kv_cancel_create(&quiet, nullptr) == KV_OK && kv_cancel_create(&fired, nullptr) == KV_OK,
+        "cancel tokens");
     kv_cancel_fire(fired);
   }
   ~Stage() {
@@ -91,15 +102,21 @@ struct Stage {
   }
   // A string, or none, for the pointer of an option.
   const char* name(Recipe* recipe, std::size_t slot) {
-    static constexpr const char* names[] = {nullptr, "auto", "full", "window", "quest", "flat", "dipr", "bounded", "hnsw", "ood", "dipr-graph", "ivf",
-                                            "filter-layers", "infllm", "snapkv", "", "0", "1", "0,1", "chatml", "raw"};
+    static constexpr const char* names[] = {
+        nullptr,   "auto", "full", "window",     "quest", "flat",          "dipr",
+        "bounded", "hnsw", "ood",  "dipr-graph", "ivf",   "filter-layers", "infllm",
+        "snapkv",  "",     "0",    "1",          "0,1",   "chatml",        "raw"};
     const uint8_t which = recipe->byte();
     if (which < std::size(names)) return names[which];
     texts[slot] = recipe->text();
     return texts[slot].c_str();
   }
-  kv_cancel* cancel(uint8_t which) const { return which % 3 == 0 ? nullptr : which % 3 == 1 ? quiet : fired; }
-  kv_progress_fn progress(uint8_t which) const { return which % 3 == 0 ? nullptr : which % 3 == 1 ? go_on : stop; }
+  kv_cancel* cancel(uint8_t which) const {
+    return which % 3 == 0 ? nullptr : which % 3 == 1 ? quiet : fired;
+  }
+  kv_progress_fn progress(uint8_t which) const {
+    return which % 3 == 0 ? nullptr : which % 3 == 1 ? go_on : stop;
+  }
 };
 
 std::size_t count_of(const kv_session* session) {
@@ -110,7 +127,7 @@ std::size_t count_of(const kv_session* session) {
 
 template <class T>
 void few_threads(T* options) {
-  if (options->threads > most_threads && options->threads < 256) options->threads = most_threads;
+  if (options->threads > max_threads && options->threads < 256) options->threads = max_threads;
 }
 
 // What the options of calls and of packing have alike.
@@ -135,19 +152,21 @@ void set_pointers(Stage* stage, Recipe* recipe, kv_session_options* o) {
 void use(Stage* stage, kv_session* session) {
   kv_error error{};
   uint64_t done = 0;
-  kv_status status = kv_prefill_tokens(session, stage->tokens.data(), stage->tokens.size(), nullptr, &done, &error);
+  kv_status status = kv_prefill_tokens(session, stage->tokens.data(), stage->tokens.size(), nullptr,
+                                       &done, &error);
   check_status("kv_prefill_tokens", status, error, {KV_CONTEXT_FULL, KV_LIMIT});
   require(status != KV_CONTEXT_FULL || done == 0, "what does not fit is not begun");
   const std::size_t count = count_of(session);
   int32_t token = -1, end = -1;
-  status = check_status("kv_next", kv_next(session, nullptr, &token, &end, &error), error, {KV_CONTEXT_FULL, KV_LIMIT, KV_BAD_STATE});
+  status = check_status("kv_next", kv_next(session, nullptr, &token, &end, &error), error,
+                        {KV_CONTEXT_FULL, KV_LIMIT, KV_BAD_STATE});
   require(count_of(session) == count + (status == KV_OK), "one token more");
   kv_generate_options ask;
   kv_generate_options_init(&ask, sizeof ask);
   ask.max_tokens = 2;
   status = kv_generate(session, "a", 1, &ask, take_text, nullptr, nullptr, &error);
   check_status("kv_generate", status, error, {KV_CONTEXT_FULL, KV_LIMIT});
-  require(count_of(session) == count + (token >= 0), "the timeline is back where it was");
+  require(count_of(session) == count + (token >= 0), "the sequence is back where it was");
   check_status("kv_prepare", kv_prepare(session, nullptr, &error), error, {KV_LIMIT});
   char json[20000];
   std::size_t size = 0;
@@ -162,12 +181,15 @@ void open_session(Stage* stage, Recipe* recipe, bool load) {
   const auto tokens = load ? recipe->number(1) : 0;
   kv_error error{};
   kv_session* session = nullptr;
-  const kv_status status = load ? kv_load_prefix(stage->model, stage->saved.c_str(), tokens, given, nullptr, &session, &error)
+  const kv_status status = load ? kv_load_prefix(stage->model, stage->saved.c_str(), tokens, given,
+                                                 nullptr, &session, &error)
                                 : kv_session_open(stage->model, given, &session, &error);
-  check_status(load ? "kv_load_prefix" : "kv_session_open", status, error, {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_CONTEXT_FULL});
+  check_status(load ? "kv_load_prefix" : "kv_session_open", status, error,
+               {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_CONTEXT_FULL});
   require((status == KV_OK) == (session != nullptr), "a session or an error");
   if (!session) return;
-  require(!load || count_of(session) == (tokens ? tokens : stage->tokens.size()), "the tokens that were asked for");
+  require(!load || count_of(session) == (tokens ? tokens : stage->tokens.size()),
+          "the tokens that were asked for");
   use(stage, session);
   kv_session_close(session);
 }
@@ -180,9 +202,12 @@ void set_strategy(Stage* stage, Recipe* recipe) {
   kv_session* session = nullptr;
   require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
   kv_error error{};
-  check_status("kv_session_set_strategy", kv_session_set_strategy(session, strategy, budget, fraction, &error), error, {KV_BAD_ARGUMENT});
+  check_status("kv_session_set_strategy",
+               kv_session_set_strategy(session, strategy, budget, fraction, &error), error,
+               {KV_BAD_ARGUMENT});
   int32_t token = -1;
-  require(kv_next(session, nullptr, &token, nullptr, nullptr) == KV_OK, "a strategy that was accepted works, and a refused one changed nothing");
+  require(kv_next(session, nullptr, &token, nullptr, nullptr) == KV_OK,
+          "a strategy that was accepted works, and a refused one changed nothing");
   kv_session_close(session);
 }
 
@@ -204,16 +229,21 @@ void generate(Stage* stage, Recipe* recipe, bool next) {
     int32_t token = -1;
     const kv_status status = kv_next(session, given, &token, nullptr, &error);
     check_status("kv_next", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
-    require((status == KV_OK) == (token >= 0) && count_of(session) == before + (status == KV_OK), "a token or an error");
+    require((status == KV_OK) == (token >= 0) && count_of(session) == before + (status == KV_OK),
+            "a token or an error");
   } else {
     kv_answer answer{};
     answer.struct_size = sizeof answer;
-    const kv_status status = kv_generate(session, question.data(), question.size(), given, take_text, nullptr, &answer, &error);
+    const kv_status status = kv_generate(session, question.data(), question.size(), given,
+                                         take_text, nullptr, &answer, &error);
     check_status("kv_generate", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL});
-    const bool keeps = options.has(offsetof(kv_generate_options, keep) + 4) && options.value.keep == 1;
-    require(keeps || count_of(session) == before, "the timeline is back where it was");
-    require(count_of(session) >= before && count_of(session) <= 200, "the timeline only grows, up to its context");
-    require(status != KV_OK || (answer.stop_reason >= 1 && answer.stop_reason <= 4), "an answer ends for a reason");
+    const bool keeps =
+        options.has(offsetof(kv_generate_options, keep) + 4) && options.value.keep == 1;
+    require(keeps || count_of(session) == before, "the sequence is back where it was");
+    require(count_of(session) >= before && count_of(session) <= 200,
+            "the sequence only grows, up to its context");
+    require(status != KV_OK || (answer.stop_reason >= 1 && answer.stop_reason <= 4),
+            "an answer ends for a reason");
   }
   kv_session_close(session);
 }
@@ -226,17 +256,22 @@ void call(Stage* stage, Recipe* recipe) {
   require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
   kv_error error{};
   uint64_t done = 99;
-  check_status("kv_prefill", kv_prefill(session, "ab ab", 5, given, &done, nullptr, &error), error, {KV_BAD_ARGUMENT, KV_CANCELLED});
+  check_status("kv_prefill", kv_prefill(session, "ab ab", 5, given, &done, nullptr, &error), error,
+               {KV_BAD_ARGUMENT, KV_CANCELLED});
   require(count_of(session) == 150 + done, "tokens_done is what was added");
-  check_status("kv_prepare", kv_prepare(session, given, &error), error, {KV_BAD_ARGUMENT, KV_CANCELLED});
+  check_status("kv_prepare", kv_prepare(session, given, &error), error,
+               {KV_BAD_ARGUMENT, KV_CANCELLED});
   float logarithms[2];
-  check_status("kv_score", kv_score(session, stage->tokens.data(), 2, logarithms, given, &error), error, {KV_BAD_ARGUMENT, KV_CANCELLED});
+  check_status("kv_score", kv_score(session, stage->tokens.data(), 2, logarithms, given, &error),
+               error, {KV_BAD_ARGUMENT, KV_CANCELLED});
   const kv_status saved = kv_save(session, stage->other.c_str(), given, &error);
   check_status("kv_save", saved, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
   require(std::filesystem::exists(stage->other) == (saved == KV_OK), "a file or an error");
   std::filesystem::remove(stage->other);
-  check_status("kv_file_verify", kv_file_verify(stage->saved.c_str(), given, &error), error, {KV_BAD_ARGUMENT, KV_CANCELLED});
-  const kv_status status = kv_load(stage->model, stage->saved.c_str(), nullptr, given, &loaded, &error);
+  check_status("kv_file_verify", kv_file_verify(stage->saved.c_str(), given, &error), error,
+               {KV_BAD_ARGUMENT, KV_CANCELLED});
+  const kv_status status =
+      kv_load(stage->model, stage->saved.c_str(), nullptr, given, &loaded, &error);
   check_status("kv_load", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
   require((status == KV_OK) == (loaded != nullptr), "a session or an error");
   kv_session_close(loaded), kv_session_close(session);
@@ -248,8 +283,9 @@ void packing(Stage* stage, Recipe* recipe) {
   const kv_pack_options* given = options.given();
   kv_error error{};
   for (const bool back : {false, true}) {
-    const kv_status status = back ? kv_unpack(stage->packed.c_str(), stage->other.c_str(), given, &error)
-                                  : kv_pack(stage->saved.c_str(), stage->other.c_str(), given, &error);
+    const kv_status status =
+        back ? kv_unpack(stage->packed.c_str(), stage->other.c_str(), given, &error)
+             : kv_pack(stage->saved.c_str(), stage->other.c_str(), given, &error);
     check_status(back ? "kv_unpack" : "kv_pack", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
     require(std::filesystem::exists(stage->other) == (status == KV_OK), "a file or an error");
     std::filesystem::remove(stage->other);
@@ -289,8 +325,10 @@ void library(Stage* stage, Recipe* recipe) {
   kv_session* session = nullptr;
   kv_library_result result{};
   result.struct_size = sizeof result;
-  status = kv_library_session(opened, stage->model, "ab abc", 6, asked.given(), &session, &result, &error);
-  check_status("kv_library_session", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL, KV_LIMIT, KV_NOT_FOUND});
+  status = kv_library_session(opened, stage->model, "ab abc", 6, asked.given(), &session, &result,
+                              &error);
+  check_status("kv_library_session", status, error,
+               {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL, KV_LIMIT, KV_NOT_FOUND});
   require((status == KV_OK) == (session != nullptr), "a session or an error");
   require(!session || count_of(session) == result.tokens, "the text's tokens");
   kv_session_close(session);
@@ -302,26 +340,33 @@ void use_cache(Recipe* recipe, const kv_cache_shape& shape, kv_cache* cache, Sta
   options.value.cancel = stage->cancel(recipe->byte());
   const kv_cache_attention_options* given = options.given();
   const uint32_t tokens = 1 + recipe->byte() % 40, type = recipe->byte() % 3;
-  const std::size_t number = type == KV_F32 ? 4 : 2, kv = std::size_t{tokens} * shape.kv_heads * shape.head_dim,
+  const std::size_t number = type == KV_F32 ? 4 : 2,
+                    kv = std::size_t{tokens} * shape.kv_heads * shape.head_dim,
                     q = std::size_t{tokens} * shape.heads * shape.head_dim;
   const std::string seed(recipe->text());
   std::string k(kv * number, '\0'), queries(q * number, '\0'), out(q * number, '\0');
   for (std::size_t i = 0; i < k.size() && !seed.empty(); ++i) k[i] = seed[i % seed.size()];
-  for (std::size_t i = 0; i < queries.size() && !seed.empty(); ++i) queries[i] = seed[(i + 1) % seed.size()];
+  for (std::size_t i = 0; i < queries.size() && !seed.empty(); ++i)
+    queries[i] = seed[(i + 1) % seed.size()];
   kv_error error{};
   for (int step = 0; step < 4; ++step) {
     for (uint32_t layer = 0; layer < std::min(shape.layers, 64u); ++layer) {
-      kv_status status = kv_cache_update(cache, layer, type, k.data(), k.data(), queries.data(), tokens, &error);
-      check_status("kv_cache_update", status, error, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL, KV_BAD_STATE, KV_LIMIT, KV_NO_SPACE, KV_IO});
+      kv_status status =
+          kv_cache_update(cache, layer, type, k.data(), k.data(), queries.data(), tokens, &error);
+      check_status("kv_cache_update", status, error,
+                   {KV_BAD_ARGUMENT, KV_CONTEXT_FULL, KV_BAD_STATE, KV_LIMIT, KV_NO_SPACE, KV_IO});
       if (status != KV_OK) return;
-      status = kv_cache_attention(cache, layer, type, queries.data(), out.data(), tokens, given, &error);
-      check_status("kv_cache_attention", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_BAD_STATE});
+      status =
+          kv_cache_attention(cache, layer, type, queries.data(), out.data(), tokens, given, &error);
+      check_status("kv_cache_attention", status, error,
+                   {KV_BAD_ARGUMENT, KV_CANCELLED, KV_BAD_STATE});
     }
   }
   char json[2000];
   std::size_t size = 0;
   require(kv_cache_stats(cache, json, sizeof json, &size, nullptr) == KV_OK, "statistics");
-  check_status("kv_cache_truncate", kv_cache_truncate(cache, recipe->byte(), &error), error, {KV_BAD_ARGUMENT});
+  check_status("kv_cache_truncate", kv_cache_truncate(cache, recipe->byte(), &error), error,
+               {KV_BAD_ARGUMENT});
 }
 
 void cache(Stage* stage, Recipe* recipe) {
@@ -335,24 +380,29 @@ void cache(Stage* stage, Recipe* recipe) {
   few_threads(&options.value);
   options.value.strategy = stage->name(recipe, 0);
   options.value.filter_layers = stage->name(recipe, 1);
-  const auto over = reinterpret_cast<std::uintptr_t>(options.value.spill_folder);  // the input's bytes: no byte more says which folder
+  // the input's bytes: no byte more says which folder
+  const auto over = reinterpret_cast<std::uintptr_t>(options.value.spill_folder);
   options.value.spill_folder = over % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
   kv_cache* opened = nullptr;
   kv_error error{};
   const kv_status status = kv_cache_open(shape.given(), options.given(), &opened, &error);
-  check_status("kv_cache_open", status, error, {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE});
+  check_status("kv_cache_open", status, error,
+               {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_PERMISSION, KV_NO_SPACE});
   require((status == KV_OK) == (opened != nullptr), "a cache or an error");
   if (!opened) return;
   const kv_cache_shape& s = shape.value;
   const bool whole = shape.has(offsetof(kv_cache_shape, identity));
-  if (whole && uint64_t{s.layers} * s.heads * s.head_dim <= most_cache_row) use_cache(recipe, s, opened, stage);
+  if (whole && uint64_t{s.layers} * s.heads * s.head_dim <= max_cache_row)
+    use_cache(recipe, s, opened, stage);
   kv_cache_close(opened);
 }
 
 // Result structs are written as far as they say, and no byte more.
 template <class T, class Call>
 void result(Recipe* recipe, const char* name, std::initializer_list<kv_status> allowed, Call ask) {
-  Struct<T> asked(recipe, [](T* r, std::size_t size) { *r = {}, r->struct_size = static_cast<uint32_t>(size); });
+  Struct<T> asked(recipe, [](T* r, std::size_t size) {
+    *r = {}, r->struct_size = static_cast<uint32_t>(size);
+  });
   T* given = const_cast<T*>(asked.given());
   kv_error error{};
   check_status(name, ask(given, &error), error, allowed);
@@ -361,19 +411,24 @@ void result(Recipe* recipe, const char* name, std::initializer_list<kv_status> a
 void results(Stage* stage, Recipe* recipe) {
   switch (recipe->byte() % 6) {
     case 0:
-      result<kv_model_information>(recipe, "kv_model_info", {KV_BAD_ARGUMENT}, [&](auto* i, auto* e) { return kv_model_info(stage->model, i, e); });
+      result<kv_model_information>(
+          recipe, "kv_model_info", {KV_BAD_ARGUMENT},
+          [&](auto* i, auto* e) { return kv_model_info(stage->model, i, e); });
       break;
     case 1:
-      result<kv_strategy_information>(recipe, "kv_strategy_info", {KV_BAD_ARGUMENT, KV_NOT_FOUND},
-                                      [&](auto* i, auto* e) { return kv_strategy_info(recipe->byte(), i, e); });
+      result<kv_strategy_information>(
+          recipe, "kv_strategy_info", {KV_BAD_ARGUMENT, KV_NOT_FOUND},
+          [&](auto* i, auto* e) { return kv_strategy_info(recipe->byte(), i, e); });
       break;
     case 2:
-      result<kv_file_information>(recipe, "kv_file_inspect", {KV_BAD_ARGUMENT},
-                                  [&](auto* i, auto* e) { return kv_file_inspect(stage->saved.c_str(), i, e); });
+      result<kv_file_information>(
+          recipe, "kv_file_inspect", {KV_BAD_ARGUMENT},
+          [&](auto* i, auto* e) { return kv_file_inspect(stage->saved.c_str(), i, e); });
       break;
     case 3:
-      result<kv_packed_information>(recipe, "kv_packed_inspect", {KV_BAD_ARGUMENT},
-                                    [&](auto* i, auto* e) { return kv_packed_inspect(stage->packed.c_str(), i, e); });
+      result<kv_packed_information>(
+          recipe, "kv_packed_inspect", {KV_BAD_ARGUMENT},
+          [&](auto* i, auto* e) { return kv_packed_inspect(stage->packed.c_str(), i, e); });
       break;
     case 4:
       result<kv_answer>(recipe, "kv_generate", {KV_BAD_ARGUMENT}, [&](auto* a, auto* e) {
@@ -381,8 +436,9 @@ void results(Stage* stage, Recipe* recipe) {
       });
       break;
     case 5:
-      result<kv_model_information>(recipe, "kv_model_inspect", {KV_BAD_ARGUMENT},
-                                   [&](auto* i, auto* e) { return kv_model_inspect(stage->model_path.c_str(), i, e); });
+      result<kv_model_information>(
+          recipe, "kv_model_inspect", {KV_BAD_ARGUMENT},
+          [&](auto* i, auto* e) { return kv_model_inspect(stage->model_path.c_str(), i, e); });
       break;
   }
 }
@@ -396,20 +452,43 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   {
     Allocations allocations;
     switch (what) {
-      case 0: open_session(&stage, &recipe, false); break;
-      case 1: open_session(&stage, &recipe, true); break;
-      case 2: set_strategy(&stage, &recipe); break;
-      case 3: generate(&stage, &recipe, false); break;
-      case 4: generate(&stage, &recipe, true); break;
-      case 5: call(&stage, &recipe); break;
-      case 6: packing(&stage, &recipe); break;
-      case 7: open_model(&stage, &recipe); break;
-      case 8: library(&stage, &recipe); break;
-      case 9: cache(&stage, &recipe); break;
-      case 10: results(&stage, &recipe); break;
+      case 0:
+        open_session(&stage, &recipe, false);
+        break;
+      case 1:
+        open_session(&stage, &recipe, true);
+        break;
+      case 2:
+        set_strategy(&stage, &recipe);
+        break;
+      case 3:
+        generate(&stage, &recipe, false);
+        break;
+      case 4:
+        generate(&stage, &recipe, true);
+        break;
+      case 5:
+        call(&stage, &recipe);
+        break;
+      case 6:
+        packing(&stage, &recipe);
+        break;
+      case 7:
+        open_model(&stage, &recipe);
+        break;
+      case 8:
+        library(&stage, &recipe);
+        break;
+      case 9:
+        cache(&stage, &recipe);
+        break;
+      case 10:
+        results(&stage, &recipe);
+        break;
     }
-    require(allocations.largest() <= most_memory, "memory follows from what is read, not from what is asked for");
+    require(allocations.largest() <= max_memory,
+            "memory follows from what is read, not from what is asked for");
   }
-  require(count_of(stage.session) == 150, "forks and refusals leave the timeline as it was");
+  require(count_of(stage.session) == 150, "forks and refusals leave the sequence as it was");
   return 0;
 }

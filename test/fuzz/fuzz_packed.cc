@@ -1,6 +1,8 @@
-// Any bytes as a packed document: unpack() restores what the header says or refuses, with bounded memory and nothing left behind.
+// Any bytes as a packed document: unpack() restores what the header says or refuses, with bounded
+// memory and nothing left behind.
 //
-// An input is one byte of modes and a file, whose checksums are made to match on request, or a fuzzer would never pass the first of them.
+// An input is one byte of modes and a file, whose checksums are made to match on request, or a
+// fuzzer would never pass the first of them.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -9,8 +11,8 @@
 #include "../store/cache_samples.h"
 #include "../temp_folder.h"
 #include "base/memory.h"
+#include "cachefile/pack.h"
 #include "replay.h"
-#include "store/pack.h"
 
 using namespace kvasir;
 using kvasir::test::require;
@@ -20,7 +22,7 @@ namespace place = kvasir::packed;
 namespace {
 
 enum Mode : uint8_t {
-  repair = 1,  // make the file's size and the header's and the chunks' checksums match
+  repair = 1,   // make the file's size and the header's and the chunks' checksums match
   shorten = 2,  // then cut the last byte
 };
 
@@ -30,8 +32,10 @@ constexpr std::size_t largest_piece = std::size_t{512} << 10;  // that may be as
 void repair_all(std::vector<uint8_t>& file) {
   if (file.size() < place::header_bytes) return;
   samples::put(file, place::place_packed_bytes, 8, file.size());
-  samples::put(file, place::place_document_bytes, 8, samples::get(file, place::place_document_bytes, 8) % largest_document);
-  samples::put(file, place::place_checksum, 8, checksum(file.data(), place::place_checksum, place::header_seed));
+  samples::put(file, place::place_document_bytes, 8,
+               samples::get(file, place::place_document_bytes, 8) % largest_document);
+  samples::put(file, place::place_checksum, 8,
+               checksum(file.data(), place::place_checksum, place::header_seed));
   for (uint64_t at = place::header_bytes; at + place::chunk_header_bytes <= file.size();) {
     const uint64_t size = samples::get(file, at, 4), data = at + place::chunk_header_bytes;
     if (size > file.size() - data) return;
@@ -56,7 +60,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   if (data[0] & shorten && !bytes.empty()) bytes.pop_back();
   const std::string path = scratch.file("packed"), back = scratch.file("back");
   std::ofstream(path, std::ios::binary | std::ios::trunc)
-      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
 
   PackedHeader header;
   const Status read = read_packed_header(path, &header);
@@ -75,7 +80,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     return 0;
   }
   require(status.message()[0] != 0, "a refusal says why");
-  require(status.code() == Code::not_a_cache || status.code() == Code::version || status.code() == Code::corrupt,
+  require(status.code() == Code::not_a_cache || status.code() == Code::version ||
+              status.code() == Code::corrupt,
           "a refusal says what the caller can do");
   return 0;
 }

@@ -1,8 +1,10 @@
-// Tokenizers over any text, and any vocabulary: ids are tokens, byte-level BPE gives the bytes back, a call that fails changes nothing.
+// Tokenizers over any text, and any vocabulary: ids are tokens, byte-level BPE gives the bytes
+// back, a call that fails changes nothing.
 //
-// The first byte of an input chooses: below 17 a family of pre-tokenizers, then SentencePiece with and without tokens across
-// spaces (the rest is text); above, a vocabulary that the rest spells, a line an entry: "3<s>" a token of kind 3, "ma b" a merge,
-// "i7" the unknown token's id, "xabc" a text to encode. A NUL in a line stands for a line feed.
+// The first byte of an input chooses: below 17 a family of pre-tokenizers, then SentencePiece with
+// and without tokens across spaces (the rest is text); above, a vocabulary that the rest spells, a
+// line an entry: "3<s>" a token of kind 3, "ma b" a merge, "i7" the unknown token's id, "xabc" a
+// text to encode. A NUL in a line stands for a line feed.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -22,15 +24,17 @@ using namespace kvasir::test;
 namespace {
 
 constexpr const char* kFamilies[] = {
-    "default",    "gpt-2",    "smollm", "falcon", "llama-bpe", "qwen2",  "qwen35",       "seed-coder",
-    "bailingmoe", "minicpm5", "tekken", "gpt-4o", "bloom",     "viking", "deepseek-llm", "deepseek-coder",
-    "deepseek-v3"};
+    "default", "gpt-2",      "smollm",       "falcon",         "llama-bpe",  "qwen2",
+    "qwen35",  "seed-coder", "bailingmoe",   "minicpm5",       "tekken",     "gpt-4o",
+    "bloom",   "viking",     "deepseek-llm", "deepseek-coder", "deepseek-v3"};
 constexpr std::size_t kFamilyCount = std::size(kFamilies);
 
 struct Words : TestVocabulary {
   std::vector<std::string> texts;
 
-  void add(std::string_view text, int32_t type) { TestVocabulary::add(text, type, -static_cast<float>((tokens.size() + 1) % 7)); }
+  void add(std::string_view text, int32_t type) {
+    TestVocabulary::add(text, type, -static_cast<float>((tokens.size() + 1) % 7));
+  }
 };
 
 std::unique_ptr<const Tokenizer> load(const GgufBuilder& builder, ChatFormat* format) {
@@ -57,7 +61,8 @@ GgufBuilder file_of(const Words& words, const char* pre) {
 
 Words byte_words() {
   Words words{byte_vocabulary(), {}};
-  for (const char* merge : {"a b", "a a", "aa aa", "ab ab", "e r", "\xC4\xA0 \xC4\xA0", "\xC4\xA0 a", "1 2", "\xC3\xA9 x", "x y"}) {
+  for (const char* merge : {"a b", "a a", "aa aa", "ab ab", "e r", "\xC4\xA0 \xC4\xA0",
+                            "\xC4\xA0 a", "1 2", "\xC3\xA9 x", "x y"}) {
     const std::string_view whole = merge;
     words.merges.emplace_back(whole);
     std::string result(whole);
@@ -72,32 +77,44 @@ Words byte_words() {
 
 Words spm_words(bool across) {
   Words words{spm_vocabulary(), {}};
-  for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba", "\xE2\x96\x81" "a", "\xE2\x96\x81\xE2\x96\x81",
-                            "aba", "\xC3\xA9", "\xC3\xA9" "a"})
+  for (const char* piece : {"\xE2\x96\x81", "a", "b", "ab", "ba",
+                            "\xE2\x96\x81"
+                            "a",
+                            "\xE2\x96\x81\xE2\x96\x81", "aba", "\xC3\xA9",
+                            "\xC3\xA9"
+                            "a"})
     words.add(piece, 1);
-  if (across) words.add("a\xE2\x96\x81" "b", 1);
+  if (across)
+    words.add(
+        "a\xE2\x96\x81"
+        "b",
+        1);
   return words;
 }
 
-// has_all_bytes: whatever a text is cut into can be encoded. Otherwise a token that the user defined may be all that spells its bytes, and it is not
-// looked for across parts.
-Array<Token> check_text(const Tokenizer& tokenizer, std::string_view text, bool parse_special, bool text_start, bool has_all_bytes) {
+// has_all_bytes: whatever a text is cut into can be encoded. Otherwise a token that the user
+// defined may be all that spells its bytes, and it is not looked for across parts.
+Array<Token> check_text(const Tokenizer& tokenizer, std::string_view text, bool parse_special,
+                        bool text_start, bool has_all_bytes) {
   Array<Token> ids = {7};
   const bool ok = tokenizer.encode(text, parse_special, text_start, &ids).ok();
   require(ids.size() >= 1 && ids[0] == 7, "what stood in the output stays");
   require(ok || ids.size() == 1, "a failed call adds nothing");
   ids.erase(ids.begin());
-  for (const Token id : ids) require(id >= 0 && static_cast<uint32_t>(id) < tokenizer.size(), "ids are tokens");
+  for (const Token id : ids)
+    require(id >= 0 && static_cast<uint32_t>(id) < tokenizer.size(), "ids are tokens");
   const std::size_t cut = text.size() / 2;
   const Tokenizer::Part parts[] = {{text.substr(0, cut), false}, {text.substr(cut), false}};
   Array<Token> joined, whole;
   const bool joined_ok = tokenizer.encode(parts, text_start, &joined).ok();
   const bool whole_ok = tokenizer.encode(text, false, text_start, &whole).ok();
-  require(!has_all_bytes || (joined_ok && whole_ok), "what has a token for every byte encodes every text");
+  require(!has_all_bytes || (joined_ok && whole_ok),
+          "what has a token for every byte encodes every text");
   return ids;
 }
 
-void check_bytes(const Tokenizer& tokenizer, std::string_view text, const Array<Token>& ids, std::string_view prefix) {
+void check_bytes(const Tokenizer& tokenizer, std::string_view text, const Array<Token>& ids,
+                 std::string_view prefix) {
   std::string back;
   for (const Token id : ids) back += tokenizer.piece(id, true);
   require(back == std::string(text.empty() ? "" : prefix).append(text), "text comes back");
@@ -109,7 +126,8 @@ void run_text(std::size_t choice, std::string_view text) {
   const bool bpe = choice < kFamilyCount;
   ChatFormat format;
   if (!tokenizer) {
-    tokenizer = load(bpe ? file_of(byte_words(), kFamilies[choice]) : file_of(spm_words(choice > kFamilyCount), nullptr),
+    tokenizer = load(bpe ? file_of(byte_words(), kFamilies[choice])
+                         : file_of(spm_words(choice > kFamilyCount), nullptr),
                      &format);
   }
   require(tokenizer != nullptr, "the target's own vocabularies load");
@@ -138,12 +156,14 @@ void run_vocabulary(bool bpe, std::string_view lines) {
     if (line[0] == 'i') unknown = rest.empty() ? 0 : static_cast<unsigned char>(rest[0]) - '0';
     if (line[0] == 'x') words.texts.push_back(rest);
   }
-  GgufBuilder builder = file_of(words, bpe ? kFamilies[words.tokens.size() % kFamilyCount] : nullptr);
+  GgufBuilder builder =
+      file_of(words, bpe ? kFamilies[words.tokens.size() % kFamilyCount] : nullptr);
   if (unknown >= 0) builder.key("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(unknown));
   ChatFormat format;
   const auto tokenizer = load(builder, &format);
   if (!tokenizer) return;
-  require(chat_format_by_name(chat_format_name(format)) == format, "a recognised format has a name");
+  require(chat_format_by_name(chat_format_name(format)) == format,
+          "a recognised format has a name");
   for (uint32_t i = 0; i < tokenizer->size(); ++i) {
     (void)tokenizer->piece(static_cast<Token>(i), true);
     (void)tokenizer->ends_turn(static_cast<Token>(i));

@@ -1,5 +1,6 @@
-// The main() of fuzz targets in builds without a fuzzer: runs the target over every file of the folders given, so that
-// what fuzzing once found is tested by every compiler and sanitizer from then on.
+// The main() of fuzz targets in builds without a fuzzer: runs the target over every file of the
+// folders given, so that what fuzzing once found is tested by every compiler and sanitizer from
+// then on.
 #include "replay.h"
 
 #include <algorithm>

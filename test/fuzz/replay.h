@@ -1,5 +1,5 @@
-// What every fuzz target defines: run the code under test on one input, return 0, crash when a promise is broken.
-// libFuzzer calls it in fuzz builds, replay.cc in ordinary ones.
+// What every fuzz target defines: run the code under test on one input, return 0, crash when a
+// promise is broken. libFuzzer calls it in fuzz builds, replay.cc in ordinary ones.
 #pragma once
 
 #include <cstddef>

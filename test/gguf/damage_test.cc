@@ -1,5 +1,5 @@
-// Damaged files: cut anywhere, any bit flipped, many bytes changed. Whatever comes, parse() answers, and what it accepts
-// can be read to its last byte (sanitizer builds see a read beyond).
+// Damaged files: cut anywhere, any bit flipped, many bytes changed. Whatever comes, parse()
+// answers, and what it accepts can be read to its last byte (sanitizer builds see a read beyond).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,12 +18,17 @@ using Bytes = std::vector<std::byte>;
 
 Bytes small_file() {
   return test::GgufBuilder()
-      .key("general.architecture", "llama").key("general.alignment", uint32_t{32}).key("llama.block_count", uint32_t{1})
-      .key("llama.rope.freq_base", 10000.0f).key("tokenizer.ggml.add_bos_token", true)
+      .key("general.architecture", "llama")
+      .key("general.alignment", uint32_t{32})
+      .key("llama.block_count", uint32_t{1})
+      .key("llama.rope.freq_base", 10000.0f)
+      .key("tokenizer.ggml.add_bos_token", true)
       .key("tokenizer.ggml.tokens", std::vector<std::string>{"<s>", "a", "", "bc"})
       .key("tokenizer.ggml.scores", std::vector<float>{0, -1, -2, -3})
-      .key("tokenizer.ggml.token_type", std::vector<int32_t>{3, 1, 1, 1}).key("flags", std::vector<bool>{true, false})
-      .tensor("token_embd.weight", {32, 4}, TensorType::q8_0).tensor("output_norm.weight", {32}, TensorType::f32)
+      .key("tokenizer.ggml.token_type", std::vector<int32_t>{3, 1, 1, 1})
+      .key("flags", std::vector<bool>{true, false})
+      .tensor("token_embd.weight", {32, 4}, TensorType::q8_0)
+      .tensor("output_norm.weight", {32}, TensorType::f32)
       .build();
 }
 
@@ -88,16 +93,33 @@ TEST_CASE("no random damage crashes the parser") {
   std::mt19937 random(1);
   const auto below = [&](std::size_t n) { return random() % n; };
   // Values that sizes and counts go wrong at.
-  const uint64_t edges[] = {0, 1, 7, 8, 255, 65536, INT32_MAX, UINT32_MAX, uint64_t{1} << 32, INT64_MAX, UINT64_MAX - 7, UINT64_MAX};
+  const uint64_t edges[] = {0,
+                            1,
+                            7,
+                            8,
+                            255,
+                            65536,
+                            INT32_MAX,
+                            UINT32_MAX,
+                            uint64_t{1} << 32,
+                            INT64_MAX,
+                            UINT64_MAX - 7,
+                            UINT64_MAX};
   int accepted = 0;
   for (int round = 0; round < 50000; ++round) {
     Bytes bytes = whole;
     for (std::size_t changes = 1 + below(4); changes > 0; --changes) {
       const std::size_t at = below(bytes.size() - 8);
       switch (below(4)) {
-        case 0: test::patch(&bytes, at, edges[below(std::size(edges))]); break;
-        case 1: test::patch(&bytes, at, static_cast<uint8_t>(random())); break;
-        case 2: test::patch(&bytes, at, static_cast<uint32_t>(below(32))); break;
+        case 0:
+          test::patch(&bytes, at, edges[below(std::size(edges))]);
+          break;
+        case 1:
+          test::patch(&bytes, at, static_cast<uint8_t>(random()));
+          break;
+        case 2:
+          test::patch(&bytes, at, static_cast<uint32_t>(below(32)));
+          break;
         default:  // one part over another
           std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(below(whole.size() - 8)), 8,
                       bytes.begin() + static_cast<std::ptrdiff_t>(at));

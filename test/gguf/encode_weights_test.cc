@@ -12,14 +12,15 @@
 namespace kvasir {
 namespace {
 
-// Relative error of random weights after encoding and decoding. What the formats can do for normal numbers; a wrong
-// layout gives about 1.4.
+// Relative error of random weights after encoding and decoding. What the formats can do for normal
+// numbers; a wrong layout gives about 1.4.
 TEST_CASE("encoded weights decode to themselves within the format's precision") {
   const struct {
     TensorType type;
     double most;
-  } cases[] = {{TensorType::f32, 0},       {TensorType::f16, 3e-4},   {TensorType::bf16, 2e-3}, {TensorType::q8_0, 6e-3},
-               {TensorType::q4_0, 9.5e-2}, {TensorType::q4_k, 9e-2}, {TensorType::q6_k, 2.1e-2}};
+  } cases[] = {{TensorType::f32, 0},      {TensorType::f16, 3e-4},    {TensorType::bf16, 2e-3},
+               {TensorType::q8_0, 6e-3},  {TensorType::q4_0, 9.5e-2}, {TensorType::q4_k, 9e-2},
+               {TensorType::q6_k, 2.1e-2}};
   constexpr uint32_t kCols = 4096;
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 0.02f);
@@ -32,14 +33,16 @@ TEST_CASE("encoded weights decode to themselves within the format's precision") 
     std::vector<std::byte> encoded(kCols / info->block_elements * info->block_bytes);
     encode_weights(c.type, x.data(), kCols, encoded.data());
     std::vector<double> decoded(kCols);
-    reference::dequantize_row({encoded.data(), c.type, 1, kCols, encoded.size()}, 0, decoded.data());
+    reference::dequantize_row({encoded.data(), c.type, 1, kCols, encoded.size()}, 0,
+                              decoded.data());
     double error = 0, norm = 0;
     for (uint32_t i = 0; i < kCols; ++i) {
       error += (decoded[i] - x[i]) * (decoded[i] - x[i]);
       norm += double{x[i]} * x[i];
     }
     CHECK(std::sqrt(error / norm) <= c.most);
-    CHECK(std::all_of(decoded.begin() + 512, decoded.begin() + 768, [](double v) { return v == 0; }));
+    CHECK(
+        std::all_of(decoded.begin() + 512, decoded.begin() + 768, [](double v) { return v == 0; }));
   }
 }
 

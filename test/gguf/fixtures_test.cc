@@ -103,7 +103,8 @@ TEST_CASE("no cut through a fixture's header and tables parses") {
   Gguf whole;
   REQUIRE(Gguf::parse(bytes, &whole).ok());
   for (std::size_t size = 0; size <= whole.data_offset(); ++size) {
-    const std::vector<std::byte> cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    const std::vector<std::byte> cut(bytes.begin(),
+                                     bytes.begin() + static_cast<std::ptrdiff_t>(size));
     Gguf gguf;
     if (Gguf::parse(cut, &gguf).ok()) FAIL("cut to ", size, " bytes");
   }
@@ -112,15 +113,19 @@ TEST_CASE("no cut through a fixture's header and tables parses") {
 TEST_CASE("a vocabulary of 256K tokens does not take long to parse") {
   std::vector<std::string> tokens(262144);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = "token" + std::to_string(i);
-  const std::vector<std::byte> bytes =
-      test::GgufBuilder().key("tokenizer.ggml.tokens", tokens).key("tokenizer.ggml.merges", tokens).build();
+  const std::vector<std::byte> bytes = test::GgufBuilder()
+                                           .key("tokenizer.ggml.tokens", tokens)
+                                           .key("tokenizer.ggml.merges", tokens)
+                                           .build();
   double best_ms = 1e9;
   for (int i = 0; i < 5; ++i) {
     const auto start = std::chrono::steady_clock::now();
     Gguf gguf;
     REQUIRE(Gguf::parse(bytes, &gguf).ok());
     CHECK(gguf.get_strings("tokenizer.ggml.tokens").value().size() == tokens.size());
-    best_ms = std::min(best_ms, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    best_ms = std::min(
+        best_ms, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+                     .count());
   }
   MESSAGE("two arrays of 256K strings: ", best_ms, " ms");
   CHECK(best_ms < 200);  // takes about 3; the slack is for sanitizers and busy machines

@@ -1,4 +1,5 @@
-// Builds GGUF files in memory for tests: right ones by default, and wrong ones because nothing given is checked.
+// Builds GGUF files in memory for tests: right ones by default, and wrong ones because nothing
+// given is checked.
 //
 //   GgufBuilder b;
 //   b.key("general.architecture", "llama").key("llama.block_count", uint32_t{2});
@@ -59,18 +60,20 @@ constexpr GgufType gguf_type_of() {
 class GgufBuilder {
  public:
   uint32_t version = 3;
-  uint64_t alignment = 32;  // used for placing; written to the file only by key("general.alignment", ...)
+  // used for placing; written to the file only by key("general.alignment", ...)
+  uint64_t alignment = 32;
 
   GgufBuilder& key(std::string_view name, std::string_view text) {
     begin_key(name, GgufType::string);
     append_text(&keys_, text);
     return *this;
   }
-  GgufBuilder& key(std::string_view name, const char* text) { return key(name, std::string_view(text)); }
+  GgufBuilder& key(std::string_view name, const char* text) {
+    return key(name, std::string_view(text));
+  }
 
   template <class T>
-    requires std::is_arithmetic_v<T>
-  GgufBuilder& key(std::string_view name, T value) {
+  requires std::is_arithmetic_v<T> GgufBuilder& key(std::string_view name, T value) {
     begin_key(name, gguf_type_of<T>());
     append(&keys_, value);
     return *this;
@@ -107,15 +110,16 @@ class GgufBuilder {
     uint64_t bytes = info ? info->block_bytes : 1;
     for (uint64_t dim : dims) bytes *= dim;
     contents.resize(info ? bytes / info->block_elements : bytes);
-    raw_tensor(name, static_cast<uint32_t>(dims.size()), dims, static_cast<uint32_t>(type), data_.size());
+    raw_tensor(name, static_cast<uint32_t>(dims.size()), dims, static_cast<uint32_t>(type),
+               data_.size());
     data_.insert(data_.end(), contents.begin(), contents.end());
     data_.resize((data_.size() + alignment - 1) / alignment * alignment);
     return *this;
   }
 
   // A tensor's entry as given, with nothing behind it.
-  GgufBuilder& raw_tensor(std::string_view name, uint32_t n_dims, const std::vector<uint64_t>& dims, uint32_t type,
-                          uint64_t offset) {
+  GgufBuilder& raw_tensor(std::string_view name, uint32_t n_dims, const std::vector<uint64_t>& dims,
+                          uint32_t type, uint64_t offset) {
     append_text(&tensors_, name);
     append(&tensors_, n_dims);
     for (uint64_t dim : dims) append(&tensors_, dim);
@@ -133,7 +137,9 @@ class GgufBuilder {
 
   // Where the tensors' entries begin, and where the data does, in what build() gives.
   std::size_t tensors_offset() const { return 24 + keys_.size(); }
-  std::size_t data_offset() const { return (tensors_offset() + tensors_.size() + alignment - 1) / alignment * alignment; }
+  std::size_t data_offset() const {
+    return (tensors_offset() + tensors_.size() + alignment - 1) / alignment * alignment;
+  }
 
   std::vector<std::byte> build() const {
     std::vector<std::byte> file;

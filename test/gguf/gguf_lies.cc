@@ -101,10 +101,8 @@ class Walker {
       for (uint64_t i = 0; i < count; ++i) {
         const bool listed = i == 0 || i == count / 2 || i + 1 == count;
         const std::string one = "element " + std::to_string(i) + " of " + name;
-        if (element == 8)
-          text(one, gguf_limits::token_bytes, listed);
-        else
-          number(one, bytes_of(element), uint64_t{1} << 20, listed);
+        if (element == 8) text(one, gguf_limits::token_bytes, listed);
+        else number(one, bytes_of(element), uint64_t{1} << 20, listed);
       }
     } else {
       number(name, bytes_of(type), plausible_number(name));

@@ -19,14 +19,16 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 std::string output_path() {
-  static const std::string path =
-      (std::filesystem::temp_directory_path() / ("kvasir-make-model-" + std::to_string(getpid()) + ".gguf")).string();
+  static const std::string path = (std::filesystem::temp_directory_path() /
+                                   ("kvasir-make-model-" + std::to_string(getpid()) + ".gguf"))
+                                      .string();
   return path;
 }
 
 // True when the program says that it wrote the file.
 bool make(const std::string& options) {
-  const std::string command = "\"" MAKE_MODEL "\" " + options + " -o \"" + output_path() + "\" >/dev/null 2>&1";
+  const std::string command =
+      "\"" MAKE_MODEL "\" " + options + " -o \"" + output_path() + "\" >/dev/null 2>&1";
   return std::system(command.c_str()) == 0;
 }
 
@@ -43,7 +45,8 @@ Bytes take_file() {
 TEST_CASE("a made model of every type parses with the shape asked for") {
   for (const char* type : {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}) {
     CAPTURE(type);
-    REQUIRE(make(std::string("--shape tiny --layers 3 --kv-heads 1 --vocab 700 --untied --type ") + type));
+    REQUIRE(make(std::string("--shape tiny --layers 3 --kv-heads 1 --vocab 700 --untied --type ") +
+                 type));
     const Bytes bytes = take_file();
     Gguf gguf;
     const Status status = Gguf::parse(bytes, &gguf);
@@ -76,7 +79,8 @@ TEST_CASE("every merge of a made vocabulary joins two tokens into a third") {
   for (std::string_view merge : merges) {
     const std::size_t space = merge.find(' ');
     const std::string left(merge.substr(0, space)), right(merge.substr(space + 1));
-    if (!known.count(left) || !known.count(right) || !known.count(left + right)) FAIL("merge '", std::string(merge), "'");
+    if (!known.count(left) || !known.count(right) || !known.count(left + right))
+      FAIL("merge '", std::string(merge), "'");
   }
 }
 
@@ -108,8 +112,9 @@ TEST_CASE("the same seed makes the same file, another seed another") {
 }
 
 TEST_CASE("a shape that no model can have leaves no file behind") {
-  for (const char* options : {"--shape tiny --heads 3", "--shape tiny --head-dim 63", "--shape tiny --vocab 258",
-                              "--shape tiny --width 96 --type Q4_K", "--shape huge", "--type Q4_2", "--layers 0"}) {
+  for (const char* options :
+       {"--shape tiny --heads 3", "--shape tiny --head-dim 63", "--shape tiny --vocab 258",
+        "--shape tiny --width 96 --type Q4_K", "--shape huge", "--type Q4_2", "--layers 0"}) {
     CAPTURE(options);
     CHECK(!make(options));
     CHECK(!std::filesystem::exists(output_path()));

@@ -1,4 +1,5 @@
-// One hand-built file for each rule of the parser: what is refused, with which code, and that the message names it.
+// One hand-built file for each rule of the parser: what is refused, with which code, and that the
+// message names it.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -31,7 +32,8 @@ void check_refused(const Bytes& bytes, Code code, const std::string& words) {
   Gguf gguf = parse_good(before_bytes);
   const Status status = Gguf::parse(bytes, &gguf);
   CHECK(status.code() == code);
-  CHECK_MESSAGE(std::string(status.message()).find(words) != std::string::npos, status.message(), " lacks: ", words);
+  CHECK_MESSAGE(std::string(status.message()).find(words) != std::string::npos, status.message(),
+                " lacks: ", words);
   CHECK(status.offset() <= bytes.size());
   CHECK(gguf.get_uint("before") == 7);
   CHECK(gguf.entries().size() == 1);
@@ -39,14 +41,27 @@ void check_refused(const Bytes& bytes, Code code, const std::string& words) {
 
 TEST_CASE("values come back as they were written") {
   const Bytes bytes = GgufBuilder()
-                          .key("u8", uint8_t{200}).key("i8", int8_t{-3}).key("u16", uint16_t{60000})
-                          .key("i16", int16_t{-30000}).key("u32", uint32_t{4000000000}).key("i32", int32_t{-7})
-                          .key("u64", uint64_t{1} << 63).key("i64", int64_t{1} << 40).key("f32", 0.25f)
-                          .key("f64", 1e300).key("bool", true).key("text", "h\xc3\xa9llo").key("empty", "")
-                          .key("floats", std::vector<float>{1, 2.5f}).key("ints", std::vector<int32_t>{-1, 1})
-                          .key("uints", std::vector<uint16_t>{65535}).key("wide", std::vector<uint32_t>{1u << 31})
-                          .key("bools", std::vector<bool>{true, false}).key("strings", std::vector<std::string>{"", "b"})
-                          .key("none", std::vector<std::string>{}).build();
+                          .key("u8", uint8_t{200})
+                          .key("i8", int8_t{-3})
+                          .key("u16", uint16_t{60000})
+                          .key("i16", int16_t{-30000})
+                          .key("u32", uint32_t{4000000000})
+                          .key("i32", int32_t{-7})
+                          .key("u64", uint64_t{1} << 63)
+                          .key("i64", int64_t{1} << 40)
+                          .key("f32", 0.25f)
+                          .key("f64", 1e300)
+                          .key("bool", true)
+                          .key("text", "h\xc3\xa9llo")
+                          .key("empty", "")
+                          .key("floats", std::vector<float>{1, 2.5f})
+                          .key("ints", std::vector<int32_t>{-1, 1})
+                          .key("uints", std::vector<uint16_t>{65535})
+                          .key("wide", std::vector<uint32_t>{1u << 31})
+                          .key("bools", std::vector<bool>{true, false})
+                          .key("strings", std::vector<std::string>{"", "b"})
+                          .key("none", std::vector<std::string>{})
+                          .build();
   const Gguf gguf = parse_good(bytes);
   CHECK(gguf.version() == 3);
   CHECK(gguf.entries().size() == 20);
@@ -75,24 +90,35 @@ TEST_CASE("values come back as they were written") {
 }
 
 TEST_CASE("a value is never given as another type") {
-  const Bytes bytes = GgufBuilder().key("minus", int32_t{-7}).key("f32", 2.0f).key("bool", true).key("text", "1")
-                          .key("wide", std::vector<uint32_t>{1u << 31}).key("floats", std::vector<float>{})
-                          .key("strings", std::vector<std::string>{}).key("bools", std::vector<bool>{true}).build();
+  const Bytes bytes = GgufBuilder()
+                          .key("minus", int32_t{-7})
+                          .key("f32", 2.0f)
+                          .key("bool", true)
+                          .key("text", "1")
+                          .key("wide", std::vector<uint32_t>{1u << 31})
+                          .key("floats", std::vector<float>{})
+                          .key("strings", std::vector<std::string>{})
+                          .key("bools", std::vector<bool>{true})
+                          .build();
   const Gguf gguf = parse_good(bytes);
-  for (const char* key : {"minus", "f32", "bool", "text", "wide", "strings", "absent"}) CHECK(!gguf.get_uint(key));
+  for (const char* key : {"minus", "f32", "bool", "text", "wide", "strings", "absent"})
+    CHECK(!gguf.get_uint(key));
   for (const char* key : {"minus", "bool", "text", "floats", "absent"}) CHECK(!gguf.get_float(key));
   for (const char* key : {"minus", "f32", "text", "bools", "absent"}) CHECK(!gguf.get_bool(key));
   for (const char* key : {"minus", "f32", "strings", "absent"}) CHECK(!gguf.get_string(key));
   for (const char* key : {"text", "floats", "absent"}) CHECK(!gguf.get_strings(key));
   for (const char* key : {"f32", "wide", "strings", "absent"}) CHECK(!gguf.get_floats(key));
-  for (const char* key : {"minus", "wide", "floats", "strings", "bools", "absent"}) CHECK(!gguf.get_ints(key));
+  for (const char* key : {"minus", "wide", "floats", "strings", "bools", "absent"})
+    CHECK(!gguf.get_ints(key));
 }
 
 TEST_CASE("tensors come back in file order with their places") {
   GgufBuilder b;
   b.version = 2;
   b.key("general.alignment", uint32_t{64}).alignment = 64;
-  b.tensor("z", {3}, TensorType::f32).tensor("a", {32, 5}, TensorType::q4_0).tensor("m", {256, 2, 3, 4}, TensorType::q6_k);
+  b.tensor("z", {3}, TensorType::f32)
+      .tensor("a", {32, 5}, TensorType::q4_0)
+      .tensor("m", {256, 2, 3, 4}, TensorType::q6_k);
   const Bytes bytes = b.build();
   const Gguf gguf = parse_good(bytes);
   CHECK(gguf.version() == 2);
@@ -146,19 +172,24 @@ TEST_CASE("counts beyond the file are refused before anything is allocated") {
 }
 
 TEST_CASE("wrong keys are refused") {
-  check_refused(GgufBuilder().key("twice", 1).key("other", 1).key("twice", 2.0f).build(), Code::corrupt, "'twice' stands twice");
+  check_refused(GgufBuilder().key("twice", 1).key("other", 1).key("twice", 2.0f).build(),
+                Code::corrupt, "'twice' stands twice");
   check_refused(GgufBuilder().key("", 1).build(), Code::corrupt, "0 bytes long");
-  check_refused(GgufBuilder().key(std::string(65536, 'k'), 1).build(), Code::corrupt, "65536 bytes long");
+  check_refused(GgufBuilder().key(std::string(65536, 'k'), 1).build(), Code::corrupt,
+                "65536 bytes long");
   check_refused(GgufBuilder().raw_key("k", 13, Bytes(8)).build(), Code::corrupt, "unknown type 13");
-  check_refused(GgufBuilder().raw_key("k", UINT32_MAX, Bytes(8)).build(), Code::corrupt, "unknown type 4294967295");
-  check_refused(GgufBuilder().raw_key("k", 7, {std::byte{2}}).build(), Code::corrupt, "boolean of value 2");
+  check_refused(GgufBuilder().raw_key("k", UINT32_MAX, Bytes(8)).build(), Code::corrupt,
+                "unknown type 4294967295");
+  check_refused(GgufBuilder().raw_key("k", 7, {std::byte{2}}).build(), Code::corrupt,
+                "boolean of value 2");
   // A name's bytes never reach a terminal as they are.
   check_refused(GgufBuilder().key("\x1b[2J\nk", 1).key("\x1b[2J\nk", 1).build(), Code::corrupt,
                 "'\\x1B[2J\\x0Ak' stands twice");
 }
 
 TEST_CASE("a length beyond the file is refused") {
-  for (uint64_t length : {uint64_t{8}, uint64_t{1} << 31, uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX - 7, UINT64_MAX}) {
+  for (uint64_t length : {uint64_t{8}, uint64_t{1} << 31, uint64_t{1} << 32, uint64_t{1} << 63,
+                          UINT64_MAX - 7, UINT64_MAX}) {
     CAPTURE(length);
     Bytes key = GgufBuilder().key("k", 1).build();
     patch(&key, 24, length + 8);  // also wraps around
@@ -189,21 +220,27 @@ TEST_CASE("arrays of arrays and of unknown types are refused") {
 
 TEST_CASE("an alignment that is not a power of two in range is refused") {
   for (uint32_t alignment : {0u, 1u, 2u, 4u, 24u, 33u, 131072u, UINT32_MAX}) {
-    check_refused(GgufBuilder().key("general.alignment", alignment).build(), Code::corrupt, "general.alignment");
+    check_refused(GgufBuilder().key("general.alignment", alignment).build(), Code::corrupt,
+                  "general.alignment");
   }
-  check_refused(GgufBuilder().key("general.alignment", 32.0f).build(), Code::corrupt, "general.alignment");
-  check_refused(GgufBuilder().key("general.alignment", "32").build(), Code::corrupt, "general.alignment");
+  check_refused(GgufBuilder().key("general.alignment", 32.0f).build(), Code::corrupt,
+                "general.alignment");
+  check_refused(GgufBuilder().key("general.alignment", "32").build(), Code::corrupt,
+                "general.alignment");
   for (uint32_t alignment : {8u, 32u, 65536u}) {
     GgufBuilder b;
     b.alignment = alignment;
-    b.key("general.alignment", alignment).tensor("a", {3}, TensorType::f32).tensor("b", {3}, TensorType::f32);
+    b.key("general.alignment", alignment)
+        .tensor("a", {3}, TensorType::f32)
+        .tensor("b", {3}, TensorType::f32);
     const Bytes bytes = b.build();
     CHECK(parse_good(bytes).data_offset() % alignment == 0);
   }
 }
 
 TEST_CASE("wrong tensor names and dimensions are refused") {
-  const auto file = [](std::string_view name, uint32_t n_dims, const std::vector<uint64_t>& dims, uint32_t type) {
+  const auto file = [](std::string_view name, uint32_t n_dims, const std::vector<uint64_t>& dims,
+                       uint32_t type) {
     return GgufBuilder().raw_tensor(name, n_dims, dims, type, 0).data(1024).build();
   };
   check_refused(file("", 1, {4}, kF32), Code::corrupt, "0 bytes long");
@@ -212,13 +249,17 @@ TEST_CASE("wrong tensor names and dimensions are refused") {
   check_refused(file("t", 5, {1, 1, 1, 1, 1}, kF32), Code::corrupt, "'t' has 5 dimensions");
   check_refused(file("t", UINT32_MAX, {4}, kF32), Code::corrupt, "dimensions");
   check_refused(file("t", 2, {4, 0}, kF32), Code::corrupt, "'t' has a dimension of 0");
-  check_refused(file("t", 3, {0, UINT64_MAX, UINT64_MAX}, kF32), Code::corrupt, "'t' has a dimension of 0");
+  check_refused(file("t", 3, {0, UINT64_MAX, UINT64_MAX}, kF32), Code::corrupt,
+                "'t' has a dimension of 0");
   check_refused(file("t", 1, {33}, kQ4_0), Code::corrupt, "not whole Q4_0 blocks of 32");
   check_refused(file("t", 2, {16, 2}, kQ4_0), Code::corrupt, "not whole Q4_0 blocks of 32");
   check_refused(file("t", 1, {UINT64_MAX}, kF32), Code::corrupt, "larger than any file");
-  check_refused(file("t", 1, {uint64_t{1} << 62}, kF32), Code::corrupt, "larger than any file");  // bytes wrap to 0
-  check_refused(file("t", 2, {uint64_t{1} << 32, uint64_t{1} << 32}, kF32), Code::corrupt, "larger than any file");
-  check_refused(file("t", 4, {65536, 65536, 65536, 65536}, kQ4_0), Code::corrupt, "larger than any file");
+  // bytes wrap to 0
+  check_refused(file("t", 1, {uint64_t{1} << 62}, kF32), Code::corrupt, "larger than any file");
+  check_refused(file("t", 2, {uint64_t{1} << 32, uint64_t{1} << 32}, kF32), Code::corrupt,
+                "larger than any file");
+  check_refused(file("t", 4, {65536, 65536, 65536, 65536}, kQ4_0), Code::corrupt,
+                "larger than any file");
   check_refused(file("t", 1, {uint64_t{1} << 61}, kF32), Code::corrupt, "past the end");
   check_refused(file("t", 1, {257}, kF32), Code::corrupt, "'t' reaches past the end");
   parse_good(file(std::string(64, 't'), 1, {256}, kF32));
@@ -237,7 +278,11 @@ TEST_CASE("a tensor of a type that cannot be computed with is refused by name") 
 
 TEST_CASE("misplaced, overlapping and repeated tensors are refused") {
   const auto two = [](std::string_view name, uint64_t offset) {
-    return GgufBuilder().raw_tensor("first", 1, {16}, kF32, 64).raw_tensor(name, 1, {16}, kF32, offset).data(192).build();
+    return GgufBuilder()
+        .raw_tensor("first", 1, {16}, kF32, 64)
+        .raw_tensor(name, 1, {16}, kF32, offset)
+        .data(192)
+        .build();
   };
   parse_good(two("second", 0));
   parse_good(two("second", 128));
@@ -245,12 +290,14 @@ TEST_CASE("misplaced, overlapping and repeated tensors are refused") {
     check_refused(two("second", offset), Code::corrupt, "overlap");
   }
   check_refused(two("first", 128), Code::corrupt, "'first' stands twice");
-  for (uint64_t offset : {uint64_t{4}, uint64_t{129}}) check_refused(two("second", offset), Code::corrupt, "not aligned");
+  for (uint64_t offset : {uint64_t{4}, uint64_t{129}})
+    check_refused(two("second", offset), Code::corrupt, "not aligned");
   for (uint64_t offset : {uint64_t{160}, uint64_t{192}, uint64_t{1} << 63, UINT64_MAX - 31}) {
     check_refused(two("second", offset), Code::corrupt, "'second' reaches past the end");
   }
   // Without a byte of data the padding before it may be missing too.
-  check_refused(GgufBuilder().raw_tensor("t", 1, {1}, kF32, 0).build(), Code::corrupt, "'t' reaches past the end");
+  check_refused(GgufBuilder().raw_tensor("t", 1, {1}, kF32, 0).build(), Code::corrupt,
+                "'t' reaches past the end");
 }
 
 }  // namespace

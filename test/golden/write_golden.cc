@@ -1,6 +1,7 @@
-// Writes the golden document of the current format: write-golden MODEL FOLDER, with MODEL test/fixtures/models/llama-q8_0.gguf, writes
-// FOLDER/format-N.kvz and prints what belongs into test/api/golden_test.cc. Run it once for each new format version, and never again: the files
-// show that what older libraries wrote is still read.
+// Writes the golden document of the current format: write-golden MODEL FOLDER, with MODEL
+// test/fixtures/models/llama-q8_0.gguf, writes FOLDER/format-N.kvz and prints what belongs into
+// test/api/golden_test.cc. Run it once for each new format version, and never again: the files show
+// that what older libraries wrote is still read.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -30,7 +31,8 @@ int main(int count, char** values) {
   check(kv_session_open(model, &options, &session, &error));
   const std::vector<int32_t> tokens = golden::tokens();
   check(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, &error));
-  check(kv_session_set_strategy(session, "bounded", 0, 0, &error));  // what it needs lies in the file as well
+  // what it needs lies in the file as well
+  check(kv_session_set_strategy(session, "bounded", 0, 0, &error));
   check(kv_prepare(session, nullptr, &error));
   check(kv_session_set_strategy(session, "quest", golden::budget_tokens, 0, &error));
   const std::string plain = values[2] + std::string("/golden.kv");
@@ -38,7 +40,8 @@ int main(int count, char** values) {
   kv_file_information info{};
   info.struct_size = sizeof info;
   check(kv_file_inspect(plain.c_str(), &info, &error));
-  const std::string packed = values[2] + std::string("/format-") + std::to_string(info.format_version) + ".kvz";
+  const std::string packed =
+      values[2] + std::string("/format-") + std::to_string(info.format_version) + ".kvz";
   kv_pack_options pack;
   kv_pack_options_init(&pack, sizeof pack);
   pack.level = 19;
@@ -48,7 +51,8 @@ int main(int count, char** values) {
   std::vector<float> log_probabilities(next.size());
   check(kv_score(session, next.data(), next.size(), log_probabilities.data(), nullptr, &error));
   std::printf("    {\"format-%u.kvz\", %u, {", info.format_version, info.format_version);
-  for (std::size_t i = 0; i < next.size(); ++i) std::printf("%s%.4ff", i > 0 ? ", " : "", static_cast<double>(log_probabilities[i]));
+  for (std::size_t i = 0; i < next.size(); ++i)
+    std::printf("%s%.4ff", i > 0 ? ", " : "", static_cast<double>(log_probabilities[i]));
   std::printf("}},\n");
   kv_session_close(session);
   kv_close(model);

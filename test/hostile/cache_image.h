@@ -1,4 +1,4 @@
-// A saved timeline taken apart: its header and sections as values, which a test lies about, and
+// A saved sequence taken apart: its header and sections as values, which a test lies about, and
 // puts together again as a sparse file whose layout and checksums all match, so that the lie is
 // what a reader meets.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
-#include "store/cache_header.h"
+#include "cachefile/cache_header.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
 

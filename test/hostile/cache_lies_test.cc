@@ -1,6 +1,6 @@
-// Sparse and lying caches, generated from the format's own tables (store/format_fields.h,
-// store/section_sizes.h): every length, count, offset, version and choice is replaced by each of
-// the lies for it, layout and checksums repaired, and every call that takes a cache refuses the
+// Sparse and lying caches, generated from the format's own tables (cachefile/format_fields.h,
+// cachefile/section_sizes.h): every length, count, offset, version and choice is replaced by each
+// of the lies for it, layout and checksums repaired, and every call that takes a cache refuses the
 // file, or takes it, for 64 MB and 100 ms of CPU time.
 //
 // The environment variable KVASIR_HOSTILE_STRIDE says of how many cases one is tried; without it
@@ -9,14 +9,14 @@
 #include <functional>
 
 #include "api/cache_helpers.h"
+#include "cachefile/cache_peek.h"
+#include "cachefile/format_fields.h"
+#include "cachefile/section_sizes.h"
 #include "fault_count.h"
 #include "hostile/cache_image.h"
 #include "hostile/lies.h"
 #include "hostile/measure.h"
-#include "store/cache_peek.h"
-#include "store/format_fields.h"
 #include "store/key_sketch.h"
-#include "store/section_sizes.h"
 
 using namespace api_test;
 using namespace hostile;
@@ -41,7 +41,7 @@ class Lies {
   explicit Lies(const CacheImage& honest) : honest_(honest) {
     about_header();
     for (uint32_t i = 0; i < honest.header.section_count; ++i) about_section(i);
-    about_whole_timelines();
+    about_whole_sequences();
   }
   const std::vector<Case>& cases() const { return cases_; }
 
@@ -108,12 +108,12 @@ class Lies {
     }
   }
 
-  // Timelines of more tokens than there are, each number of which agrees with all others.
-  void about_whole_timelines() {
+  // Sequences of more tokens than there are, each number of which agrees with all others.
+  void about_whole_sequences() {
     const uint64_t page_tokens = honest_.get(SectionKind::state, format::state_page_tokens, 4);
     for (const uint64_t extents : {uint64_t{1}, uint64_t{64}, uint64_t{1} << 12, uint64_t{1} << 17,
                                    uint64_t{1} << 22, uint64_t{1} << 30})
-      add("timeline of " + std::to_string(extents) + " more extents", [=](CacheImage* image) {
+      add("sequence of " + std::to_string(extents) + " more extents", [=](CacheImage* image) {
         const uint64_t pages =
             image->get(SectionKind::state, format::state_pages, 4) + 16 * extents;
         const uint64_t tokens = image->header.identity.tokens += 16 * extents * page_tokens;
@@ -157,7 +157,7 @@ bool is_answer(kv_status s) {
 // What was taken is saved as a file that can be loaded, or not at all.
 void use(kv_session* session, const std::string& folder) {
   (void)ask(session, "q", 1);
-  (void)kv_rewind(session, timeline(session).size() / 2, nullptr);
+  (void)kv_rewind(session, sequence(session).size() / 2, nullptr);
   const std::string again = folder + "/again.kv";
   if (kv_save(session, again.c_str(), nullptr, nullptr) != KV_OK) return;
   const kv_session_options o = small_options();
@@ -250,7 +250,7 @@ uint64_t stride() {
   return given ? std::strtoull(given, nullptr, 10) : 41;
 }
 
-// Every stride-th lie about a file; the last ones are all tried: they are about whole timelines.
+// Every stride-th lie about a file; the last ones are all tried: they are about whole sequences.
 void try_lies(const std::vector<uint8_t>& file, bool has_model) {
   TempFolder folder;
   const std::string path = folder.file("lie.kv");
@@ -287,11 +287,11 @@ std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t an
 
 }  // namespace
 
-TEST_CASE("every number of a saved timeline that lies is refused for little") {
+TEST_CASE("every number of a saved sequence that lies is refused for little") {
   try_lies(saved(700, "bounded", 0), true);
 }
 
-TEST_CASE("every number of a timeline in the middle of an answer that lies is refused for little") {
+TEST_CASE("every number of a sequence in the middle of an answer that lies is refused for little") {
   try_lies(saved(900, "snapkv", 5), true);
 }
 

@@ -7,12 +7,12 @@
 
 #include "base/checksum.h"
 #include "base/little_endian.h"
+#include "cachefile/pack.h"
 #include "fault_count.h"
 #include "hostile/cache_image.h"
 #include "hostile/lies.h"
 #include "hostile/measure.h"
 #include "os/os.h"
-#include "store/pack.h"
 
 using namespace kvasir;
 using namespace hostile;
@@ -25,20 +25,18 @@ using Bytes = std::vector<uint8_t>;
 // A frame of zstd by hand, as RFC 8878 has it: of bytes as they are, or of one byte that is
 // repeated.
 Bytes frame(std::size_t size, const uint8_t* bytes) {
-  constexpr std::size_t most_block = std::size_t{128} << 10;
+  constexpr std::size_t max_block = std::size_t{128} << 10;
   Bytes out = {0x28, 0xB5, 0x2F, 0xFD, 0xA0, 0, 0, 0, 0};  // one segment, its size in 4 bytes
   samples::put(out, 5, 4, size);
-  for (std::size_t at = 0; at < size; at += most_block) {
-    const std::size_t part = std::min(most_block, size - at);
+  for (std::size_t at = 0; at < size; at += max_block) {
+    const std::size_t part = std::min(max_block, size - at);
     const std::size_t head = out.size();
     out.resize(head + 3);
     samples::put(
         out, head, 3,
         (at + part == size ? 1u : 0u) | (bytes ? 0u : 2u) | static_cast<uint32_t>(part) << 3);
-    if (bytes)
-      out.insert(out.end(), bytes + at, bytes + at + part);
-    else
-      out.push_back(0);
+    if (bytes) out.insert(out.end(), bytes + at, bytes + at + part);
+    else out.push_back(0);
   }
   return out;
 }

@@ -1,4 +1,5 @@
-// A host that has set a locale with a decimal comma, as GTK and Qt do: what the library writes for programs stays JSON, and messages keep their point.
+// A host that has set a locale with a decimal comma, as GTK and Qt do: what the library writes for
+// programs stays JSON, and messages keep their point.
 #include <clocale>
 #include <locale>
 
@@ -31,7 +32,9 @@ struct Json {
       if (text[at] == '\\' || static_cast<unsigned char>(text[at]) < ' ') return false;
     return is('"');
   }
-  bool word(const char* wanted) { return text.compare(at, std::strlen(wanted), wanted) == 0 && (at += std::strlen(wanted), true); }
+  bool word(const char* wanted) {
+    return text.compare(at, std::strlen(wanted), wanted) == 0 && (at += std::strlen(wanted), true);
+  }
   bool members(char end, bool named) {
     if (is(end)) return true;
     do {
@@ -100,9 +103,11 @@ int main() {
   host::read(session, 100);
   kv_generate_options g = host::generate_options();
   g.top_p = 1.25f;
-  require_message(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, &error), error, "1.25");
+  require_message(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, &error), error,
+                  "1.25");
   const kv_status missing = kv_save(session, "/nowhere/a.kv", nullptr, &error);
-  host::require(missing == KV_NOT_FOUND && std::strstr(error.message, "No such file or directory"), "the system's reason is in English");
+  host::require(missing == KV_NOT_FOUND && std::strstr(error.message, "No such file or directory"),
+                "the system's reason is in English");
   kv_session_close(session);
 
   kv_cache_shape shape{};
@@ -114,7 +119,8 @@ int main() {
   host::require_ok(kv_cache_open(&shape, nullptr, &cache, &error), error, "kv_cache_open");
   std::string text(4096, '\0');
   std::size_t size = 0;
-  host::require_ok(kv_cache_stats(cache, text.data(), text.size(), &size, &error), error, "kv_cache_stats");
+  host::require_ok(kv_cache_stats(cache, text.data(), text.size(), &size, &error), error,
+                   "kv_cache_stats");
   text.resize(size - 1);
   require_json(text, "kv_cache_stats");
   kv_cache_close(cache);

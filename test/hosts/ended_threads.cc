@@ -1,5 +1,6 @@
-// Hosts that end their threads in the middle of a call, by pthread_cancel or by pthread_exit in a callback, or whose callbacks throw: the process goes on,
-// and the handle can be used by another thread.
+// Hosts that end their threads in the middle of a call, by pthread_cancel or by pthread_exit in a
+// callback, or whose callbacks throw: the process goes on, and the handle can be used by another
+// thread.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -30,7 +31,9 @@ struct Work {
 };
 
 int32_t on_text(const char*, std::size_t, void* user) { return static_cast<Work*>(user)->inside(); }
-int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) { return static_cast<Work*>(user)->inside(); }
+int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) {
+  return static_cast<Work*>(user)->inside();
+}
 void on_log(int32_t, const char*, void* user) { (void)static_cast<Work*>(user)->inside(); }
 
 void* thread_main(void* argument) {
@@ -74,13 +77,16 @@ void go_on(kv_session* session) {
   std::size_t count = 0;
   const std::size_t before = host::count_tokens(session);
   std::vector<int32_t> tokens(before + 1);
-  host::require_ok(kv_session_tokens(session, tokens.data(), tokens.size(), &count, &error), error, "kv_session_tokens");
+  host::require_ok(kv_session_tokens(session, tokens.data(), tokens.size(), &count, &error), error,
+                   "kv_session_tokens");
   const std::vector<int32_t> wanted = host::some_tokens(before);
-  host::require(count == before && std::equal(wanted.begin(), wanted.end(), tokens.begin()), "a session has a beginning of the tokens that it was given");
+  host::require(count == before && std::equal(wanted.begin(), wanted.end(), tokens.begin()),
+                "a session has a beginning of the tokens that it was given");
   host::read(session, 10);
   host::require(host::count_tokens(session) == before + 10, "a session reads on");
   (void)host::ask(session, "and then", 4);
-  host::require(host::count_tokens(session) == before + 10, "an answer leaves the timeline as it was");
+  host::require(host::count_tokens(session) == before + 10,
+                "an answer leaves the sequence as it was");
 }
 
 void end_calls(kv_model* model, End end, useconds_t after, const std::string& folder) {
@@ -118,7 +124,8 @@ void end_calls(kv_model* model, End end, useconds_t after, const std::string& fo
     kv_call_options o = reporting(work);
     o.flags = KV_LOAD_VERIFY;
     kv_session* loaded = nullptr;
-    if (kv_load(model, path.c_str(), nullptr, &o, &loaded, nullptr) == KV_OK) kv_session_close(loaded);
+    if (kv_load(model, path.c_str(), nullptr, &o, &loaded, nullptr) == KV_OK)
+      kv_session_close(loaded);
   });
   run_and_end(end, after, [&](Work* work) {
     kv_pack_options p;
@@ -138,7 +145,9 @@ void end_calls(kv_model* model, End end, useconds_t after, const std::string& fo
   session = host::open_session(model, logging);
   host::read(session, 600);
   in_log.end = end;
-  run_and_end(end, after, [&](Work*) { (void)kv_generate(session, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr); });
+  run_and_end(end, after, [&](Work*) {
+    (void)kv_generate(session, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr);
+  });
   in_log.end = End::cancel_at_once;
   go_on(session);
   kv_session_close(session);
@@ -159,12 +168,15 @@ struct Thrower {
 };
 
 int32_t throw_text(const char*, std::size_t, void* user) { static_cast<Thrower*>(user)->go(); }
-int32_t throw_progress(int32_t, uint64_t, uint64_t, void* user) { static_cast<Thrower*>(user)->go(); }
+int32_t throw_progress(int32_t, uint64_t, uint64_t, void* user) {
+  static_cast<Thrower*>(user)->go();
+}
 void throw_log(int32_t, const char*, void* user) { static_cast<Thrower*>(user)->go(); }
 
 void require_stop(kv_status status, const kv_error& error, const char* text) {
   if (status == KV_CANCELLED && std::strstr(error.message, text)) return;
-  std::fprintf(stderr, "%s: '%s' where '%s' was expected\n", kv_status_text(status), error.message, text);
+  std::fprintf(stderr, "%s: '%s' where '%s' was expected\n", kv_status_text(status), error.message,
+               text);
   std::exit(1);
 }
 
@@ -185,14 +197,17 @@ void throw_out(kv_model* model, const std::string& folder) {
   require_stop(kv_generate(session, "a", 1, nullptr, throw_text, &thrower, &answer, &error), error,
                "the text callback threw an exception: the window is gone");
   host::require(answer.stop_reason == KV_STOP_CANCELLED, "the answer says that it was stopped");
-  require_stop(kv_generate(session, "a", 1, nullptr, throw_text, &thrower, nullptr, &error), error, "the text callback threw an exception: one that is");
+  require_stop(kv_generate(session, "a", 1, nullptr, throw_text, &thrower, nullptr, &error), error,
+               "the text callback threw an exception: one that is");
   kv_call_options c;
   kv_call_options_init(&c, sizeof c);
   c.progress = throw_progress;
   c.progress_user = &thrower;
   const std::vector<int32_t> tokens = host::some_tokens(600);
-  require_stop(kv_prefill_tokens(session, tokens.data(), 300, &c, nullptr, &error), error, "the progress callback threw an exception: the window is gone");
-  require_stop(kv_save(session, (folder + "/t.kv").c_str(), &c, &error), error, "the progress callback threw an exception");
+  require_stop(kv_prefill_tokens(session, tokens.data(), 300, &c, nullptr, &error), error,
+               "the progress callback threw an exception: the window is gone");
+  require_stop(kv_save(session, (folder + "/t.kv").c_str(), &c, &error), error,
+               "the progress callback threw an exception");
   host::require(host::count_tokens(session) == 664, "what was read before stays");
   (void)host::ask(session);
   kv_session_close(session);
@@ -207,7 +222,8 @@ int main(int argc, char** argv) {
   end_calls(model, End::exit_in_callback, 0, folder.path());
   const int rounds = host::times(argc, argv, 3);
   for (int i = 0; i < rounds; ++i)
-    for (const End end : ends) end_calls(model, end, static_cast<useconds_t>(i * 7919 % 20000), folder.path());
+    for (const End end : ends)
+      end_calls(model, end, static_cast<useconds_t>(i * 7919 % 20000), folder.path());
   host::require(folder.entries() <= 2, "no temporary file is left");
   kv_close(model);
   return 0;

@@ -1,5 +1,5 @@
-// A host that forks with sessions open and in the middle of calls: children that exec get no descriptor of the library's, those that end leave the
-// parent's files and sessions as they were.
+// A host that forks with sessions open and in the middle of calls: children that exec get no
+// descriptor of the library's, those that end leave the parent's files and sessions as they were.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -23,7 +23,8 @@ int count_descriptors() {
     char path[64], target[512] = {};
     std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (readlink(path, target, sizeof target - 1) < 0) continue;
-    if (std::strstr(target, "kvasir") || std::strstr(target, ".gguf") || std::strstr(target, ".kv")) {
+    if (std::strstr(target, "kvasir") || std::strstr(target, ".gguf") ||
+        std::strstr(target, ".kv")) {
       std::fprintf(stderr, "inherited: %s\n", target);
       ++bad;
     }
@@ -41,7 +42,9 @@ void in_child(bool execs) {
     _exit(2);
   }
   int status = 0;
-  host::require(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child has nothing of the library's open");
+  host::require(
+      waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+      "the child has nothing of the library's open");
 }
 
 struct Forks {
@@ -61,7 +64,8 @@ int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "child") == 0) return count_descriptors();
   program = argv[0];
   const TempFolder folder;
-  const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"), spill = folder.path();
+  const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"),
+                    spill = folder.path();
   kv_error error{};
   Forks forks;
   kv_call_options call;
@@ -76,7 +80,8 @@ int main(int argc, char** argv) {
   host::read(session, 700, &call);
   const std::string expected = host::ask(session);
   kv_generate_options g = host::generate_options();
-  host::require_ok(kv_generate(session, "a", 1, &g, on_text, &forks, nullptr, &error), error, "kv_generate");
+  host::require_ok(kv_generate(session, "a", 1, &g, on_text, &forks, nullptr, &error), error,
+                   "kv_generate");
   host::require_ok(kv_save(session, path.c_str(), &call, &error), error, "kv_save");
   call.flags = KV_LOAD_VERIFY;
   host::require_ok(kv_load(model, path.c_str(), nullptr, &call, &loaded, &error), error, "kv_load");
@@ -87,16 +92,20 @@ int main(int argc, char** argv) {
   host::require_ok(kv_pack(path.c_str(), packed.c_str(), &p, &error), error, "kv_pack");
   host::require_ok(kv_unpack(packed.c_str(), path.c_str(), &p, &error), error, "kv_unpack");
   kv_library* library = nullptr;
-  host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error), error, "kv_library_open");
+  host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error),
+                   error, "kv_library_open");
   kv_library_session_options lo;
   kv_library_session_options_init(&lo, sizeof lo);
   lo.progress = on_progress;
   lo.progress_user = &forks;
   kv_session* of_library = nullptr;
-  host::require_ok(kv_library_session(library, model, "a text of some words", 20, &lo, &of_library, nullptr, &error), error, "kv_library_session");
+  host::require_ok(kv_library_session(library, model, "a text of some words", 20, &lo, &of_library,
+                                      nullptr, &error),
+                   error, "kv_library_session");
   in_child(true), in_child(false);
   host::require(forks.calls > 8, "children were made in the middle of calls");
   host::require(host::ask(session) == expected, "the parent's session is as it was");
-  kv_session_close(of_library), kv_library_close(library), kv_session_close(loaded), kv_session_close(session), kv_close(model);
+  kv_session_close(of_library), kv_library_close(library), kv_session_close(loaded),
+      kv_session_close(session), kv_close(model);
   return 0;
 }

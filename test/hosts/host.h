@@ -1,4 +1,5 @@
-// What the programs of this folder share: each is a host that is in some way unlike the others, and uses the library as any host does.
+// What the programs of this folder share: each is a host that is in some way unlike the others, and
+// uses the library as any host does.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace host {
 
-inline const char* const tiny_path = FIXTURES "/models/llama-q8_0.gguf";  // 259 tokens of vocabulary, random weights
+// 259 tokens of vocabulary, random weights
+inline const char* const tiny_path = FIXTURES "/models/llama-q8_0.gguf";
 
 inline void require(bool holds, const char* what) {
   if (holds) return;
@@ -33,7 +35,8 @@ inline kv_model* open_model(const char* path = tiny_path) {
   return model;
 }
 
-// Two threads, chunks of 64 tokens, a small budget from the first layer on: summaries, pages and window all take part.
+// Two threads, chunks of 64 tokens, a small budget from the first layer on: summaries, pages and
+// window all take part.
 inline kv_session_options session_options(const char* strategy = "quest") {
   kv_session_options o;
   kv_session_options_init(&o, sizeof o);
@@ -45,7 +48,8 @@ inline kv_session_options session_options(const char* strategy = "quest") {
   return o;
 }
 
-inline kv_session* open_session(kv_model* model, const kv_session_options& options = session_options()) {
+inline kv_session* open_session(kv_model* model,
+                                const kv_session_options& options = session_options()) {
   kv_session* session = nullptr;
   kv_error error{};
   require_ok(kv_session_open(model, &options, &session, &error), error, "kv_session_open");
@@ -56,14 +60,16 @@ inline kv_session* open_session(kv_model* model, const kv_session_options& optio
 inline std::vector<int32_t> some_tokens(std::size_t n) {
   std::vector<int32_t> tokens(n);
   uint32_t x = 12345;
-  for (int32_t& t : tokens) x = x * 1664525u + 1013904223u, t = static_cast<int32_t>(3 + (x >> 16) % 250);
+  for (int32_t& t : tokens)
+    x = x * 1664525u + 1013904223u, t = static_cast<int32_t>(3 + (x >> 16) % 250);
   return tokens;
 }
 
 inline void read(kv_session* session, std::size_t n, const kv_call_options* options = nullptr) {
   const std::vector<int32_t> tokens = some_tokens(n);
   kv_error error{};
-  require_ok(kv_prefill_tokens(session, tokens.data(), tokens.size(), options, nullptr, &error), error, "kv_prefill_tokens");
+  require_ok(kv_prefill_tokens(session, tokens.data(), tokens.size(), options, nullptr, &error),
+             error, "kv_prefill_tokens");
 }
 
 inline kv_generate_options generate_options(uint32_t max_tokens = 8) {
@@ -73,12 +79,17 @@ inline kv_generate_options generate_options(uint32_t max_tokens = 8) {
   return o;
 }
 
-inline std::string ask(kv_session* session, const char* question = "a question", uint32_t max_tokens = 8) {
+inline std::string ask(kv_session* session, const char* question = "a question",
+                       uint32_t max_tokens = 8) {
   const kv_generate_options o = generate_options(max_tokens);
-  const auto add = [](const char* text, std::size_t size, void* user) -> int32_t { return static_cast<std::string*>(user)->append(text, size), 0; };
+  const auto add = [](const char* text, std::size_t size, void* user) -> int32_t {
+    return static_cast<std::string*>(user)->append(text, size), 0;
+  };
   std::string answer;
   kv_error error{};
-  require_ok(kv_generate(session, question, std::strlen(question), &o, add, &answer, nullptr, &error), error, "kv_generate");
+  require_ok(
+      kv_generate(session, question, std::strlen(question), &o, add, &answer, nullptr, &error),
+      error, "kv_generate");
   return answer;
 }
 
@@ -103,11 +114,14 @@ inline std::vector<std::string> strategies() {
   std::vector<std::string> names;
   kv_strategy_information info{};
   info.struct_size = sizeof info;
-  for (uint32_t i = 0; kv_strategy_info(i, &info, nullptr) == KV_OK; ++i) names.emplace_back(info.name);
+  for (uint32_t i = 0; kv_strategy_info(i, &info, nullptr) == KV_OK; ++i)
+    names.emplace_back(info.name);
   return names;
 }
 
 // How often a program does what it does: its argument, or `otherwise`.
-inline int times(int argc, char** argv, int otherwise) { return argc > 1 ? std::atoi(argv[1]) : otherwise; }
+inline int times(int argc, char** argv, int otherwise) {
+  return argc > 1 ? std::atoi(argv[1]) : otherwise;
+}
 
 }  // namespace host

@@ -1,5 +1,5 @@
-// A host that forks a session for everything: so many forks are so many timelines and no more threads than one session has. All of them answer, alone
-// and several at once, as the session does.
+// A host that forks a session for everything: so many forks are so many sequences and no more
+// threads than one session has. All of them answer, alone and several at once, as the session does.
 #include <dirent.h>
 
 #include <atomic>
@@ -32,14 +32,16 @@ int main(int argc, char** argv) {
   const int before = count_threads();
   std::vector<kv_session*> forks(n);
   kv_error error{};
-  for (std::size_t i = 0; i < n; ++i) host::require_ok(kv_fork(i % 2 ? forks[i / 2] : session, &forks[i], &error), error, "kv_fork");
+  for (std::size_t i = 0; i < n; ++i)
+    host::require_ok(kv_fork(i % 2 ? forks[i / 2] : session, &forks[i], &error), error, "kv_fork");
   std::printf("%d threads with one session, %d with %zu forks\n", before, count_threads(), n);
   host::require(count_threads() == before, "forks bring no threads");
   std::atomic<std::size_t> next{0}, wrong{0};
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < callers; ++t)
     threads.emplace_back([&] {
-      for (std::size_t i = next++; i < n; i = next++) wrong += host::ask(forks[i], "a question", 3) != expected;
+      for (std::size_t i = next++; i < n; i = next++)
+        wrong += host::ask(forks[i], "a question", 3) != expected;
     });
   const int most = count_threads();
   for (std::thread& thread : threads) thread.join();
@@ -47,7 +49,9 @@ int main(int argc, char** argv) {
   host::require(wrong == 0, "every fork answers as the session does");
   kv_session_close(session);  // the first that is closed, and the team stays
   for (std::size_t i = 0; i < n; ++i) {
-    if (i == n / 2) host::require(host::ask(forks[n - 1], "a question", 3) == expected, "a fork outlives its session");
+    if (i == n / 2)
+      host::require(host::ask(forks[n - 1], "a question", 3) == expected,
+                    "a fork outlives its session");
     kv_session_close(forks[i]);
   }
   kv_close(model);

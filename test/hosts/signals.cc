@@ -1,5 +1,5 @@
-// A host that is interrupted by signals all the time, with and without SA_RESTART: every call does all of its work, the same as otherwise, and no
-// handler runs on a thread of the library's.
+// A host that is interrupted by signals all the time, with and without SA_RESTART: every call does
+// all of its work, the same as otherwise, and no handler runs on a thread of the library's.
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,7 +27,8 @@ void on_signal(int) {
   errno = error;
 }
 
-// To the thread that calls, and to the process: any thread that does not block it may get the latter.
+// To the thread that calls, and to the process: any thread that does not block it may get the
+// latter.
 void* interrupt(void* to) {
   storm_thread_id = this_thread();
   while (storm) {
@@ -50,7 +51,8 @@ void require_blocked() {
     for (std::string line; std::getline(in, line);) {
       if (line.rfind("SigBlk:", 0) != 0) continue;
       const unsigned long long blocked = std::strtoull(line.c_str() + 7, nullptr, 16);
-      for (const int signal : {SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGCHLD, SIGPIPE, SIGIO, SIGWINCH})
+      for (const int signal :
+           {SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGCHLD, SIGPIPE, SIGIO, SIGWINCH})
         host::require((blocked >> (signal - 1) & 1) != 0, "the library's threads block signals");
       ++others;
     }
@@ -66,7 +68,8 @@ struct Result {
 };
 
 Result work(kv_model* model, const TempFolder& folder) {
-  const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"), again = folder.file("b.kv");
+  const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"),
+                    again = folder.file("b.kv");
   kv_error error{};
   Result result;
   kv_session_options o = host::session_options();
@@ -85,9 +88,13 @@ Result work(kv_model* model, const TempFolder& folder) {
   host::require_ok(kv_unpack(packed.c_str(), again.c_str(), nullptr, &error), error, "kv_unpack");
   kv_library* library = nullptr;
   kv_session* of_library = nullptr;
-  host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error), error, "kv_library_open");
-  host::require_ok(kv_library_session(library, model, "a text of some words", 20, nullptr, &of_library, nullptr, &error), error, "kv_library_session");
-  kv_session_close(of_library), kv_library_close(library), kv_session_close(loaded), kv_session_close(session);
+  host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error),
+                   error, "kv_library_open");
+  host::require_ok(kv_library_session(library, model, "a text of some words", 20, nullptr,
+                                      &of_library, nullptr, &error),
+                   error, "kv_library_session");
+  kv_session_close(of_library), kv_library_close(library), kv_session_close(loaded),
+      kv_session_close(session);
   result.file = read_file(path), result.unpacked = read_file(again);
   return result;
 }
@@ -112,7 +119,8 @@ int main(int argc, char** argv) {
     storm_thread_id = 0;
     host::require(pthread_create(&thread, nullptr, interrupt, &self) == 0, "a thread");
     while (handled == 0 || storm_thread_id == 0) usleep(100);
-    for (int i = 0; i < host::times(argc, argv, 2); ++i) host::require(work(model, folder) == expected, "interrupted, the work is the same");
+    for (int i = 0; i < host::times(argc, argv, 2); ++i)
+      host::require(work(model, folder) == expected, "interrupted, the work is the same");
     storm = false;
     pthread_join(thread, nullptr);
     host::require(handled > 20, "the calls were interrupted");

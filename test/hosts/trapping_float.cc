@@ -1,5 +1,6 @@
-// Hosts that trap floating-point exceptions, round in another direction or flush subnormal numbers: the library computes the same bits in all of them,
-// and gives their environment back as it was, also to callbacks.
+// Hosts that trap floating-point exceptions, round in another direction or flush subnormal numbers:
+// the library computes the same bits in all of them, and gives their environment back as it was,
+// also to callbacks.
 #include <cfenv>
 
 #include "host.h"
@@ -14,7 +15,9 @@ namespace {
 #if defined(__x86_64__)
 constexpr unsigned flush_to_zero = 0x8040;
 unsigned control() { return _mm_getcsr() & ~0x3fu; }
-void set_flush(bool flush) { _mm_setcsr(flush ? _mm_getcsr() | flush_to_zero : _mm_getcsr() & ~flush_to_zero); }
+void set_flush(bool flush) {
+  _mm_setcsr(flush ? _mm_getcsr() | flush_to_zero : _mm_getcsr() & ~flush_to_zero);
+}
 #elif defined(__aarch64__)
 uint64_t control() {
   uint64_t c;
@@ -58,7 +61,9 @@ struct Seen {
 };
 
 int32_t on_text(const char*, std::size_t, void* user) { return static_cast<Seen*>(user)->look(); }
-int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) { return static_cast<Seen*>(user)->look(); }
+int32_t on_progress(int32_t, uint64_t, uint64_t, void* user) {
+  return static_cast<Seen*>(user)->look();
+}
 
 void add(std::vector<unsigned char>* bytes, const void* data, std::size_t size) {
   const auto* from = static_cast<const unsigned char*>(data);
@@ -78,15 +83,21 @@ std::vector<unsigned char> results(const std::string& path, int64_t tokens, cons
   kv_session* session = host::open_session(model, host::session_options(strategy));
   const std::vector<int32_t> ids = host::some_tokens(static_cast<std::size_t>(tokens));
   std::vector<float> logits(std::size_t{32} * 259);
-  host::require_ok(kv_prefill_logits(session, ids.data(), 32, logits.data(), &call, &error), error, "kv_prefill_logits");
-  host::require_ok(kv_prefill_tokens(session, ids.data() + 32, ids.size() - 32, &call, nullptr, &error), error, "kv_prefill_tokens");
+  host::require_ok(kv_prefill_logits(session, ids.data(), 32, logits.data(), &call, &error), error,
+                   "kv_prefill_logits");
+  host::require_ok(
+      kv_prefill_tokens(session, ids.data() + 32, ids.size() - 32, &call, nullptr, &error), error,
+      "kv_prefill_tokens");
   add(&bytes, logits.data(), logits.size() * sizeof(float));
   host::require_ok(kv_save(session, path.c_str(), &call, &error), error, "kv_save");
   kv_session_close(session);
-  host::require_ok(kv_load(model, path.c_str(), nullptr, nullptr, &session, &error), error, "kv_load");
-  host::require_ok(kv_session_set_strategy(session, strategy, 64, 0, &error), error, "kv_session_set_strategy");
+  host::require_ok(kv_load(model, path.c_str(), nullptr, nullptr, &session, &error), error,
+                   "kv_load");
+  host::require_ok(kv_session_set_strategy(session, strategy, 64, 0, &error), error,
+                   "kv_session_set_strategy");
   kv_generate_options g = host::generate_options(12);
-  host::require_ok(kv_generate(session, "why", 3, &g, on_text, &seen, nullptr, &error), error, "kv_generate");
+  host::require_ok(kv_generate(session, "why", 3, &g, on_text, &seen, nullptr, &error), error,
+                   "kv_generate");
   float scores[16];
   host::require_ok(kv_score(session, ids.data(), 16, scores, nullptr, &error), error, "kv_score");
   add(&bytes, scores, sizeof scores);
@@ -112,7 +123,8 @@ int main(int argc, char** argv) {
   const TempFolder folder;
   const int64_t tokens = host::times(argc, argv, 700);
   const char* const strategies[] = {"quest", "bounded", "ood"};
-  const int traps[] = {0, FE_INVALID, FE_OVERFLOW, FE_DIVBYZERO, FE_INVALID | FE_OVERFLOW | FE_DIVBYZERO | FE_UNDERFLOW};
+  const int traps[] = {0, FE_INVALID, FE_OVERFLOW, FE_DIVBYZERO,
+                       FE_INVALID | FE_OVERFLOW | FE_DIVBYZERO | FE_UNDERFLOW};
   for (const char* strategy : strategies) {
     Environment{0, FE_TONEAREST, false}.set();
     const auto expected = results(folder.file("a.kv"), tokens, strategy);

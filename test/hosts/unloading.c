@@ -13,29 +13,29 @@
 
 static const char *library, *model_path;
 
-static void require(int holds, const char *what) {
+static void require(int holds, const char* what) {
   if (holds) return;
   fprintf(stderr, "broken: %s\n", what);
   exit(1);
 }
 
-static void *find(void *handle, const char *name) {
-  void *const address = dlsym(handle, name);
+static void* find(void* handle, const char* name) {
+  void* const address = dlsym(handle, name);
   require(address != NULL, name);
   return address;
 }
 
 /* ISO C has no conversion from dlsym's pointer. */
-#define FUNCTION(name)             \
-  __typeof__(name) *name##_;       \
-  {                                \
-    void *at = find(handle, #name); \
+#define FUNCTION(name)                \
+  __typeof__(name)* name##_;          \
+  {                                   \
+    void* at = find(handle, #name);   \
     memcpy(&name##_, &at, sizeof at); \
   }
 
-static void *live(void *unused) {
-  void *const handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  kv_model *model;
+static void* live(void* unused) {
+  void* const handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  kv_model* model;
   kv_session *session, *fork;
   kv_generate_options options;
   kv_session_options how;
@@ -66,8 +66,8 @@ static void *live(void *unused) {
   return unused;
 }
 
-static int entries(const char *folder) {
-  DIR *const open = opendir(folder);
+static int entries(const char* folder) {
+  DIR* const open = opendir(folder);
   int count = 0;
   require(open != NULL, folder);
   while (readdir(open)) ++count;
@@ -77,7 +77,7 @@ static int entries(const char *folder) {
 
 /* Mappings of files. Others an allocator keeps for its threads. */
 static int mappings(void) {
-  FILE *const maps = fopen("/proc/self/maps", "r");
+  FILE* const maps = fopen("/proc/self/maps", "r");
   char line[4096];
   int count = 0;
   require(maps != NULL, "/proc/self/maps");
@@ -87,23 +87,26 @@ static int mappings(void) {
 }
 
 static long address_space(void) {
-  FILE *const statm = fopen("/proc/self/statm", "r");
+  FILE* const statm = fopen("/proc/self/statm", "r");
   long pages = 0;
   require(statm != NULL && fscanf(statm, "%ld", &pages) == 1, "/proc/self/statm");
   fclose(statm);
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   int i, n, threads = 0, files = 0, maps = 0;
   long bytes = 0;
   require(argc == 4, "three arguments");
   library = argv[1], model_path = argv[2], n = atoi(argv[3]);
   for (i = 0; i < n; ++i) {
     pthread_t thread;
-    require(pthread_create(&thread, NULL, live, NULL) == 0 && pthread_join(thread, NULL) == 0, "a thread");
+    require(pthread_create(&thread, NULL, live, NULL) == 0 && pthread_join(thread, NULL) == 0,
+            "a thread");
     live(NULL);
-    if (i == 4) threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), maps = mappings(), bytes = address_space();
+    if (i == 4)
+      threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), maps = mappings(),
+      bytes = address_space();
   }
   require(entries("/proc/self/task") == threads, "no thread is left behind");
   require(entries("/proc/self/fd") == files, "no descriptor is left behind");

@@ -15,7 +15,8 @@ int main(int count, char** values) {
   }
   const std::unique_ptr<kv_model, decltype(&kv_close)> model(opened, kv_close);
   size_t tokens = 0;
-  kv_tokenize(model.get(), text.data(), text.size(), 0, nullptr, nullptr, 0, &tokens, nullptr);  // KV_LIMIT: there is no room for them
+  // KV_LIMIT: there is no room for them
+  kv_tokenize(model.get(), text.data(), text.size(), 0, nullptr, nullptr, 0, &tokens, nullptr);
   std::cout << kv_version() << ": " << tokens << " tokens\n";
   return tokens > 5 && tokens < text.size() && kv_version() == KV_VERSION_NUMBER ? 0 : 1;
 }

@@ -13,14 +13,16 @@ using test::Random;
 
 namespace {
 
-// Integer weights of 14 bits: half a step of 1/16383 of the largest weight a token; over random tokens the errors mostly cancel.
+// Integer weights of 14 bits: half a step of 1/16383 of the largest weight a token; over random
+// tokens the errors mostly cancel.
 constexpr double pages_tolerance = 2e-4;
 // Float sums of a few hundred terms and an exponential good to 2e-7.
 constexpr double rows_tolerance = 3e-6;
 
 struct Queries {
   Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random, float size)
-      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim), split(std::size_t{rows} * dim * 2), scale(rows) {
+      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim),
+        split(std::size_t{rows} * dim * 2), scale(rows) {
     for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal() * size;
     k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
     view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
@@ -32,7 +34,10 @@ struct Queries {
 };
 
 struct State {
-  State(uint32_t rows_, uint32_t dim_) : rows(rows_), dim(dim_), o(std::size_t{rows} * dim), m(rows), l(rows) { clear(); }
+  State(uint32_t rows_, uint32_t dim_)
+      : rows(rows_), dim(dim_), o(std::size_t{rows} * dim), m(rows), l(rows) {
+    clear();
+  }
   void clear() {
     for (std::size_t i = 0; i < o.size(); ++i) o[i] = 0;
     for (uint32_t r = 0; r < rows; ++r) {
@@ -43,7 +48,8 @@ struct State {
   AttentionState view() { return {o.data(), m.data(), l.data()}; }
   bool guards_intact() const { return o.guards_intact() && m.guards_intact() && l.guards_intact(); }
   bool operator==(const State& b) const {
-    return std::memcmp(o.data(), b.o.data(), o.size() * 4) == 0 && std::memcmp(m.data(), b.m.data(), rows * 4) == 0 &&
+    return std::memcmp(o.data(), b.o.data(), o.size() * 4) == 0 &&
+           std::memcmp(m.data(), b.m.data(), rows * 4) == 0 &&
            std::memcmp(l.data(), b.l.data(), rows * 4) == 0;
   }
   uint32_t rows, dim;
@@ -72,13 +78,19 @@ double worst_row(const State& a, const ReferenceState& b) {
 // Random sealed pages: [n][4096] with scales [n][2][page_tokens].
 struct Pages {
   Pages(uint32_t dim_, uint32_t n, Random& random)
-      : dim(dim_), page_tokens(page_bytes / 2 / dim), data(std::size_t{n} * page_bytes), scales(std::size_t{n} * 2 * page_tokens) {
-    const auto byte = [&] { return static_cast<int8_t>(static_cast<int>(random.below(255)) - 127); };
+      : dim(dim_), page_tokens(page_bytes / 2 / dim), data(std::size_t{n} * page_bytes),
+        scales(std::size_t{n} * 2 * page_tokens) {
+    const auto byte = [&] {
+      return static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+    };
     for (uint32_t p = 0; p < n; ++p) {
       int8_t* page = data.data() + std::size_t{p} * page_bytes;
-      for (uint32_t d = 0; d < dim; d += 4)  // the tests' numbers, and so how near they come to their tolerances, do not depend on the layout
+      // the tests' numbers, and so how near they come to their tolerances, do not depend on the
+      // layout
+      for (uint32_t d = 0; d < dim; d += 4)
         for (uint32_t t = 0; t < page_tokens; ++t)
-          for (uint32_t i = 0; i < 4; ++i) page[PageShape::of(dim).key_at(t) + d * quad_tokens + i] = byte();
+          for (uint32_t i = 0; i < 4; ++i)
+            page[PageShape::of(dim).key_at(t) + d * quad_tokens + i] = byte();
       for (uint32_t i = page_bytes / 2; i < page_bytes; ++i) page[i] = byte();
     }
     for (std::size_t i = 0; i < scales.size(); ++i) {
@@ -88,25 +100,29 @@ struct Pages {
       scales[i] = static_cast<uint16_t>(bits >> 16);
     }
     for (uint32_t p = 0; p < n; ++p) {
-      refs.push_back({data.data() + std::size_t{p} * page_bytes, scales.data() + std::size_t{p} * 2 * page_tokens, all()});
+      refs.push_back({data.data() + std::size_t{p} * page_bytes,
+                      scales.data() + std::size_t{p} * 2 * page_tokens, all()});
     }
   }
-  uint64_t all() const { return page_tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << page_tokens) - 1; }
+  uint64_t all() const {
+    return page_tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << page_tokens) - 1;
+  }
   uint32_t dim, page_tokens;
   Guarded<int8_t> data;
   Guarded<uint16_t> scales;
   std::vector<PageRef> refs;
 };
 
-void attend(const Kernels& k, const QueryRows& q, const PageRef* pages, std::size_t n, State& state) {
+void attend(const Kernels& k, const QueryRows& q, const PageRef* pages, std::size_t n,
+            State& state) {
   Guarded<std::byte> scratch(k.attend_scratch(q.rows, q.dim));
   k.attend_pages(q, pages, static_cast<uint32_t>(n), state.view(), scratch.data());
   CHECK(scratch.guards_intact());
   CHECK(state.guards_intact());
 }
 
-void attend(const Kernels& k, const QueryRows& q, const float* keys, const float* values, uint32_t n, const uint32_t* limit,
-            State& state) {
+void attend(const Kernels& k, const QueryRows& q, const float* keys, const float* values,
+            uint32_t n, const uint32_t* limit, State& state) {
   Guarded<std::byte> scratch(k.attend_scratch(q.rows, q.dim));
   k.attend_rows(q, keys, values, n, limit, state.view(), scratch.data());
   CHECK(scratch.guards_intact());
@@ -127,12 +143,16 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
         Random random(dim * 100 + i);
         const uint32_t rows = 1 + random.below(i < 9 ? 9 : 40), n = 1 + random.below(40);
         Pages pages(dim, n, random);
-        Queries q(*k, rows, dim, random, random.uniform(0.01f, 1.5f) / std::sqrt(static_cast<float>(dim)));
+        Queries q(*k, rows, dim, random,
+                  random.uniform(0.01f, 1.5f) / std::sqrt(static_cast<float>(dim)));
         if (i % 3 == 1) {
-          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(pages.page_tokens);
+          for (PageRef& page : pages.refs)
+            page.tokens = (random.next() & pages.all()) | uint64_t{1}
+                                                              << random.below(pages.page_tokens);
         }
         if (i % 3 == 2) {
-          for (PageRef& page : pages.refs) page.tokens = uint64_t{1} << random.below(pages.page_tokens);
+          for (PageRef& page : pages.refs)
+            page.tokens = uint64_t{1} << random.below(pages.page_tokens);
         }
         if (i % 2 == 1) {
           for (PageRef& page : pages.refs) page.bias = random.below(2) ? random.uniform(0, 6) : 0;
@@ -140,7 +160,8 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
         State state(rows, dim);
         attend(*k, q.view, pages.refs.data(), n, state);
         ReferenceState want(rows, dim);
-        reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+        reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(),
+                                want.l.data());
         CAPTURE(k->name);
         CAPTURE(dim);
         CAPTURE(rows);
@@ -153,14 +174,17 @@ TEST_CASE("attention over pages differs from the exact softmax by the weights' r
   }
 }
 
-TEST_CASE("single quads, each with its own bias and some of its tokens, chosen all over the pages, are attended as the softmax over just these") {
+TEST_CASE(
+    "single quads, each with its own bias and some of its tokens, chosen all over the pages, are "
+    "attended as the softmax over just these") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t dim : {32u, 64u, 128u, 256u}) {
       for (uint32_t i = 0; i < 8; ++i) {
         Random random(dim * 31 + i);
         const uint32_t rows = 1 + random.below(9), n = 200, page_tokens = page_bytes / 2 / dim;
         Pages pages(dim, n, random);
-        Queries q(*k, rows, dim, random, random.uniform(0.01f, 1.0f) / std::sqrt(static_cast<float>(dim)));
+        Queries q(*k, rows, dim, random,
+                  random.uniform(0.01f, 1.0f) / std::sqrt(static_cast<float>(dim)));
         std::vector<PageRef> chosen;  // ascending, a page several times, as a selector's lists are
         for (const PageRef& page : pages.refs) {
           for (uint32_t first = 0; first < page_tokens; first += quad_tokens) {
@@ -173,7 +197,8 @@ TEST_CASE("single quads, each with its own bias and some of its tokens, chosen a
         State state(rows, dim);
         attend(*k, q.view, chosen.data(), chosen.size(), state);
         ReferenceState want(rows, dim);
-        reference::attend_pages(q.view, chosen.data(), static_cast<uint32_t>(chosen.size()), want.o.data(), want.m.data(), want.l.data());
+        reference::attend_pages(q.view, chosen.data(), static_cast<uint32_t>(chosen.size()),
+                                want.o.data(), want.m.data(), want.l.data());
         CAPTURE(k->name);
         CAPTURE(dim);
         CAPTURE(rows);
@@ -191,11 +216,14 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
     for (uint32_t dim : {32u, 64u, 128u, 256u}) {
       for (uint32_t i = 0; i < 10; ++i) {
         Random random(dim * 10 + i);
-        const uint32_t rows = 1 + random.below(9), n = 1 + random.below(40), page_tokens = page_bytes / 2 / dim;
+        const uint32_t rows = 1 + random.below(9), n = 1 + random.below(40),
+                       page_tokens = page_bytes / 2 / dim;
         Pages pages(dim, n, random);
         Queries q(*k, rows, dim, random, 0.2f);
         if (i % 2 == 1)
-          for (PageRef& page : pages.refs) page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(page_tokens), page.bias = random.uniform(0, 6);
+          for (PageRef& page : pages.refs)
+            page.tokens = (random.next() & pages.all()) | uint64_t{1} << random.below(page_tokens),
+            page.bias = random.uniform(0, 6);
         const std::size_t count = std::size_t{n} * page_tokens, stride = count + i;
         Guarded<float> scores((rows - 1) * stride + count);
         Guarded<std::byte> scratch(k->attend_scratch(rows, dim));
@@ -213,7 +241,8 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
           CHECK(*std::max_element(row, row + count) == state.m[r]);
           for (std::size_t t = 0; t < count; ++t) {
             const bool out = std::isinf(want[r * stride + t]);
-            if (out != (row[t] == -std::numeric_limits<float>::infinity())) FAIL("token ", t, " is in where it is out, or the reverse");
+            if (out != (row[t] == -std::numeric_limits<float>::infinity()))
+              FAIL("token ", t, " is in where it is out, or the reverse");
             if (out) row[t] = 0, want[r * stride + t] = 0;
           }
           CHECK(test::relative_error(row, want.data() + r * stride, count) < 3e-7);
@@ -254,15 +283,18 @@ TEST_CASE("keys that are scored one by one get the scores that their pages' toke
         std::vector<int8_t> copies(std::size_t{wanted} * dim);  // the same keys as rows
         std::vector<KeyRef> row_keys(keys);
         for (uint32_t i = 0; i < wanted; ++i) {
-          for (uint32_t d = 0; d < dim; ++d) copies[i * dim + d] = keys[i].data[d / 4 * PageShape::key_stride + d % 4];
+          for (uint32_t d = 0; d < dim; ++d)
+            copies[i * dim + d] = keys[i].data[d / 4 * PageShape::key_stride + d % 4];
           row_keys[i].data = copies.data() + i * dim;
         }
         std::vector<float> of_rows(rows * stride);
         k->score_keys(q.view, row_keys.data(), wanted, 4, of_rows.data(), stride);
         for (uint32_t r = 0; r < rows; ++r)
-          for (uint32_t i = 0; i < wanted; ++i) CHECK(of_rows[r * stride + i] == want[r * count + tokens[i]]);
+          for (uint32_t i = 0; i < wanted; ++i)
+            CHECK(of_rows[r * stride + i] == want[r * count + tokens[i]]);
         for (uint32_t r = 0; r < rows; ++r)
-          for (uint32_t i = 0; i < wanted; ++i) CHECK(scores.data()[r * stride + i] == want[r * count + tokens[i]]);
+          for (uint32_t i = 0; i < wanted; ++i)
+            CHECK(scores.data()[r * stride + i] == want[r * count + tokens[i]]);
       }
     }
   }
@@ -281,12 +313,14 @@ TEST_CASE("a page whose bias is ln n counts as n such pages") {
       State state(3, dim);
       attend(*k, q.view, once.data(), once.size(), state);
       ReferenceState want(3, dim);
-      reference::attend_pages(q.view, often.data(), static_cast<uint32_t>(often.size()), want.o.data(), want.m.data(), want.l.data());
+      reference::attend_pages(q.view, often.data(), static_cast<uint32_t>(often.size()),
+                              want.o.data(), want.m.data(), want.l.data());
       CAPTURE(k->name);
       CAPTURE(dim);
       CHECK(worst_row(state, want) < pages_tolerance);
       for (uint32_t r = 0; r < 3; ++r)
-        CHECK(static_cast<double>(state.m[r]) + std::log(static_cast<double>(state.l[r])) == doctest::Approx(want.m[r] + std::log(want.l[r])).epsilon(1e-5));
+        CHECK(static_cast<double>(state.m[r]) + std::log(static_cast<double>(state.l[r])) ==
+              doctest::Approx(want.m[r] + std::log(want.l[r])).epsilon(1e-5));
     }
   }
 }
@@ -303,7 +337,8 @@ TEST_CASE("a row's attention over pages does not depend on the rows beside it") 
       for (uint32_t r = 0; r < rows; ++r) {
         State alone(1, dim);
         attend(*k, one_row(q.view, r), pages.refs.data(), n, alone);
-        CHECK(std::memcmp(alone.o.data(), together.o.data() + std::size_t{r} * dim, dim * sizeof(float)) == 0);
+        CHECK(std::memcmp(alone.o.data(), together.o.data() + std::size_t{r} * dim,
+                          dim * sizeof(float)) == 0);
         CHECK(alone.m[0] == together.m[r]);
         CHECK(alone.l[0] == together.l[r]);
       }
@@ -316,18 +351,22 @@ TEST_CASE("attention over full-precision tokens is the exact softmax, whatever t
     for (uint32_t dim : {32u, 64u, 128u, 256u}) {
       for (uint32_t i = 0; i < 12; ++i) {
         Random random(dim * 77 + i);
-        const uint32_t rows = 1 + random.below(i < 9 ? 9 : 70), n = 1 + random.below(i < 6 ? 40 : 300);
-        Queries q(*k, rows, dim, random, random.uniform(0.1f, 2.0f) / std::sqrt(static_cast<float>(dim)));
+        const uint32_t rows = 1 + random.below(i < 9 ? 9 : 70),
+                       n = 1 + random.below(i < 6 ? 40 : 300);
+        Queries q(*k, rows, dim, random,
+                  random.uniform(0.1f, 2.0f) / std::sqrt(static_cast<float>(dim)));
         Guarded<float> keys(std::size_t{n} * dim), values(std::size_t{n} * dim);
         for (std::size_t j = 0; j < keys.size(); ++j) keys[j] = random.normal();
         for (std::size_t j = 0; j < values.size(); ++j) values[j] = random.normal();
         std::vector<uint32_t> limit(rows);
-        for (uint32_t r = 0; r < rows; ++r) limit[r] = i % 3 == 0 ? random.below(n + 3) : std::min(n, n / 2 + r);
+        for (uint32_t r = 0; r < rows; ++r)
+          limit[r] = i % 3 == 0 ? random.below(n + 3) : std::min(n, n / 2 + r);
         const uint32_t* limits = i % 3 == 2 ? nullptr : limit.data();
         State state(rows, dim);
         attend(*k, q.view, keys.data(), values.data(), n, limits, state);
         ReferenceState want(rows, dim);
-        reference::attend_rows(q.view, keys.data(), values.data(), n, limits, want.o.data(), want.m.data(), want.l.data());
+        reference::attend_rows(q.view, keys.data(), values.data(), n, limits, want.o.data(),
+                               want.m.data(), want.l.data());
         CAPTURE(k->name);
         CAPTURE(dim);
         CAPTURE(rows);
@@ -344,8 +383,10 @@ TEST_CASE("attention over full-precision tokens is the exact softmax, whatever t
         }
         for (uint32_t r = 0; r < rows; ++r) {
           State alone(1, dim);
-          attend(*k, one_row(q.view, r), keys.data(), values.data(), n, limits ? limits + r : nullptr, alone);
-          CHECK(std::memcmp(alone.o.data(), state.o.data() + std::size_t{r} * dim, dim * sizeof(float)) == 0);
+          attend(*k, one_row(q.view, r), keys.data(), values.data(), n,
+                 limits ? limits + r : nullptr, alone);
+          CHECK(std::memcmp(alone.o.data(), state.o.data() + std::size_t{r} * dim,
+                            dim * sizeof(float)) == 0);
           CHECK(alone.l[0] == state.l[r]);
         }
       }
@@ -402,7 +443,8 @@ TEST_CASE("equal scores give the plain average") {
     State state(5, 64);
     attend(*k, q.view, pages.refs.data(), 11, state);
     ReferenceState want(5, 64);
-    reference::attend_pages(q.view, pages.refs.data(), 11, want.o.data(), want.m.data(), want.l.data());
+    reference::attend_pages(q.view, pages.refs.data(), 11, want.o.data(), want.m.data(),
+                            want.l.data());
     CHECK(worst_row(state, want) < 1e-3);  // the average of many is small beside its terms
     CHECK(state.l[0] == 11 * 32);
   }
@@ -417,7 +459,8 @@ TEST_CASE("scores of ten thousand neither overflow nor lose the largest") {
       State state(4, 128);
       attend(*k, q.view, pages.refs.data(), 30, state);
       ReferenceState want(4, 128);
-      reference::attend_pages(q.view, pages.refs.data(), 30, want.o.data(), want.m.data(), want.l.data());
+      reference::attend_pages(q.view, pages.refs.data(), 30, want.o.data(), want.m.data(),
+                              want.l.data());
       CAPTURE(k->name);
       CAPTURE(want.m[0]);
       // A score's own rounding, 2^-24 of it three times over, is an error of the weight's exponent.
@@ -427,17 +470,21 @@ TEST_CASE("scores of ten thousand neither overflow nor lose the largest") {
   }
 }
 
-TEST_CASE("far apart tiles: what comes after a much larger score changes nothing, what comes before it vanishes") {
+TEST_CASE(
+    "far apart tiles: what comes after a much larger score changes nothing, what comes before it "
+    "vanishes") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(22);
     const uint32_t n = 12;
     Pages pages(64, n, random);  // 4 pages a tile
-    for (uint32_t i = 0; i < 32; ++i) pages.scales[std::size_t{5} * 64 + i] = 0x4680;  // page 5: K scales of 16384
+    // page 5: K scales of 16384
+    for (uint32_t i = 0; i < 32; ++i) pages.scales[std::size_t{5} * 64 + i] = 0x4680;
     Queries q(*k, 2, 64, random, 1);
     State state(2, 64);
     attend(*k, q.view, pages.refs.data(), n, state);
     ReferenceState want(2, 64);
-    reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+    reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(),
+                            want.l.data());
     CHECK(worst_row(state, want) < 1e-4);
     CHECK(std::isfinite(state.l[0]));
   }
@@ -451,7 +498,8 @@ TEST_CASE("two parts merged are the whole, in either order; empty parts change n
       Pages pages(dim, n, random);
       Queries q(*k, rows, dim, random, 0.3f);
       ReferenceState want(rows, dim);
-      reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(), want.l.data());
+      reference::attend_pages(q.view, pages.refs.data(), n, want.o.data(), want.m.data(),
+                              want.l.data());
       for (uint32_t cut : {0u, 5u, 16u}) {
         State first(rows, dim), second(rows, dim), other(rows, dim);
         attend(*k, q.view, pages.refs.data(), cut, first);
@@ -496,7 +544,8 @@ TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw 
           CHECK(out[r * stride + d] == doctest::Approx(want).epsilon(1e-6));
         }
         if (r + 1 < rows) {
-          for (std::size_t d = head_dim; d < stride; ++d) CHECK(std::isnan(out[r * stride + d]));  // not touched
+          // not touched
+          for (std::size_t d = head_dim; d < stride; ++d) CHECK(std::isnan(out[r * stride + d]));
         }
       }
     }
@@ -504,8 +553,8 @@ TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw 
 }
 
 TEST_CASE("instruction sets agree on attention over pages far closer than the weights' rounding") {
-  // Scores and products are the same integers everywhere. A weight's rounding may differ by one step of 1/16383 where the
-  // exponentials differ in their last bits, which is rare.
+  // Scores and products are the same integers everywhere. A weight's rounding may differ by one
+  // step of 1/16383 where the exponentials differ in their last bits, which is rare.
   for (uint32_t dim : {32u, 64u, 128u, 256u}) {
     Random random(dim);
     const uint32_t rows = 7, n = 33;
@@ -534,11 +583,13 @@ TEST_CASE("damaged scales give wrong numbers but no wild reads") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(77);
     Pages pages(64, 9, random);
-    for (std::size_t i = 0; i < pages.scales.size(); ++i) pages.scales[i] = static_cast<uint16_t>(random.next());
+    for (std::size_t i = 0; i < pages.scales.size(); ++i)
+      pages.scales[i] = static_cast<uint16_t>(random.next());
     Queries q(*k, 5, 64, random, 1);
     State state(5, 64);
     attend(*k, q.view, pages.refs.data(), 9, state);
-    for (std::size_t i = 0; i < pages.scales.size(); ++i) pages.scales[i] = i % 2 ? 0x7fc0 : 0xff80;  // NaN, -inf
+    // NaN, -inf
+    for (std::size_t i = 0; i < pages.scales.size(); ++i) pages.scales[i] = i % 2 ? 0x7fc0 : 0xff80;
     state.clear();
     attend(*k, q.view, pages.refs.data(), 9, state);
     Guarded<float> out(5 * 64);

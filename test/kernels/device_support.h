@@ -1,4 +1,5 @@
-// What the tests of a GPU's operations share: the first GPU, opened once, and poisoned memory on it between guards.
+// What the tests of a GPU's operations share: the first GPU, opened once, and poisoned memory on it
+// between guards.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -6,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "compute/device.h"
+#include "backend/device.h"
 #include "support.h"
 
 namespace kvasir::test {
@@ -16,13 +17,17 @@ struct Gpu {
   DeviceStream* stream = nullptr;
 };
 
-// The first one, opened once. Null where there is none; with KVASIR_TEST_NEEDS_GPU set that is a failure.
+// The first one, opened once. Null where there is none; with KVASIR_TEST_NEEDS_GPU set that is a
+// failure.
 inline Gpu* gpu() {
   static Gpu opened;
   static Gpu* const found = [] {
     const DeviceKernels* k = cuda_kernels();
     int count = 0, error = 0;
-    const std::string missing = !k ? "this build has no CUDA" : (error = k->count(&count)) ? k->error_text(error) : count == 0 ? "no GPU here" : "";
+    const std::string missing = !k                           ? "this build has no CUDA"
+                                : (error = k->count(&count)) ? k->error_text(error)
+                                : count == 0                 ? "no GPU here"
+                                                             : "";
     if (missing.empty()) {
       REQUIRE(k->open(0, &opened.context) == 0);
       REQUIRE(k->open_stream(opened.context, &opened.stream) == 0);
@@ -46,7 +51,8 @@ class Memory {
  public:
   explicit Memory(std::size_t n) : n_(n), host_(n) {
     OK(ops().allocate(gpu()->context, bytes(), &memory_));
-    OK(ops().upload(stream(), memory_, reinterpret_cast<std::byte*>(host_.data()) - guard, bytes()));
+    OK(ops().upload(stream(), memory_, reinterpret_cast<std::byte*>(host_.data()) - guard,
+                    bytes()));
     OK(ops().wait(stream()));
   }
   Memory(const T* from, std::size_t n) : Memory(n) { put(from); }
@@ -62,14 +68,16 @@ class Memory {
   std::size_t size() const { return n_; }
   // What is there now; nothing was written around it.
   const Guarded<T>& get() {
-    OK(ops().download(stream(), reinterpret_cast<std::byte*>(host_.data()) - guard, memory_, bytes()));
+    OK(ops().download(stream(), reinterpret_cast<std::byte*>(host_.data()) - guard, memory_,
+                      bytes()));
     OK(ops().wait(stream()));
     CHECK(host_.guards_intact());
     return host_;
   }
 
  private:
-  static constexpr std::size_t guard = 256;  // Guarded's own: a multiple of what device loads are aligned to
+  // Guarded's own: a multiple of what device loads are aligned to
+  static constexpr std::size_t guard = 256;
   std::size_t bytes() const { return n_ * sizeof(T) + 2 * guard; }
   std::size_t n_;
   Guarded<T> host_;

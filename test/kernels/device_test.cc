@@ -1,4 +1,5 @@
-// The operations of a GPU against the reference, on random shapes, with outputs that are poisoned. Without a GPU they say so and pass.
+// The operations of a GPU against the reference, on random shapes, with outputs that are poisoned.
+// Without a GPU they say so and pass.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +21,8 @@ namespace {
 
 struct Inputs {
   Inputs(uint32_t n, uint32_t cols, Random& random)
-      : host(std::size_t{n} * cols), x(host.size()), q(host.size()), scale(ceil(32)), sums(ceil(16)), view{n, cols, x.data(), q.data(), scale.data(), sums.data()} {
+      : host(std::size_t{n} * cols), x(host.size()), q(host.size()), scale(ceil(32)),
+        sums(ceil(16)), view{n, cols, x.data(), q.data(), scale.data(), sums.data()} {
     const float mean = random.uniform(-1, 1);
     for (float& v : host) v = mean + random.normal();
     x.put(host.data());
@@ -43,9 +45,15 @@ struct Found {
   uint32_t get() { return first.get()[0]; }
 };
 
-// The reference's product of the very inputs that the device rounded, beside what was there before (null: nothing); errors relative to the sums of magnitudes.
-double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias, const float* before, const float* y) {
-  const Activations view{x.view.n, w.cols, x.host.data(), quantised ? x.q.get().data() : nullptr, quantised ? x.scale.get().data() : nullptr,
+// The reference's product of the very inputs that the device rounded, beside what was there before
+// (null: nothing); errors relative to the sums of magnitudes.
+double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias,
+                     const float* before, const float* y) {
+  const Activations view{x.view.n,
+                         w.cols,
+                         x.host.data(),
+                         quantised ? x.q.get().data() : nullptr,
+                         quantised ? x.scale.get().data() : nullptr,
                          quantised ? x.sums.get().data() : nullptr};
   std::vector<double> expected(std::size_t{x.view.n} * w.rows), weights(w.cols);
   reference::matmul(w, view, expected.data(), w.rows);
@@ -53,10 +61,14 @@ double product_error(const WeightView& w, Inputs& x, bool quantised, const float
   for (uint32_t r = 0; r < w.rows; ++r) {
     reference::dequantize_row(w, r, weights.data());
     for (std::size_t i = 0; i < x.view.n; ++i) {
-      const double beside = (bias ? double{bias[r]} : 0.0) + (before ? double{before[i * w.rows + r]} : 0.0);
-      double magnitude = 1e-30 + (bias ? std::fabs(double{bias[r]}) : 0.0) + (before ? std::fabs(double{before[i * w.rows + r]}) : 0.0);
-      for (uint32_t c = 0; c < w.cols; ++c) magnitude += std::fabs(weights[c] * double{x.host[i * w.cols + c]});
-      const double error = std::fabs(double{y[i * w.rows + r]} - (expected[i * w.rows + r] + beside)) / magnitude;
+      const double beside =
+          (bias ? double{bias[r]} : 0.0) + (before ? double{before[i * w.rows + r]} : 0.0);
+      double magnitude = 1e-30 + (bias ? std::fabs(double{bias[r]}) : 0.0) +
+                         (before ? std::fabs(double{before[i * w.rows + r]}) : 0.0);
+      for (uint32_t c = 0; c < w.cols; ++c)
+        magnitude += std::fabs(weights[c] * double{x.host[i * w.cols + c]});
+      const double error =
+          std::fabs(double{y[i * w.rows + r]} - (expected[i * w.rows + r] + beside)) / magnitude;
       worst = error <= worst ? worst : error;  // a not-a-number wins
     }
   }
@@ -66,8 +78,8 @@ double product_error(const WeightView& w, Inputs& x, bool quantised, const float
 // A matrix on the device, perhaps with a bias, and what its products go to.
 struct OneProduct {
   OneProduct(const test::Type& t, uint32_t rows, uint32_t cols, uint32_t n, Random& random)
-      : type(t), w(t, rows, cols, random), laid_out(ops().matrix_bytes(t.type, rows, cols)), bias(rows), device_bias(rows), before(std::size_t{n} * rows),
-        y(before.size()) {
+      : type(t), w(t, rows, cols, random), laid_out(ops().matrix_bytes(t.type, rows, cols)),
+        bias(rows), device_bias(rows), before(std::size_t{n} * rows), y(before.size()) {
     Memory<std::byte> file(w.view.data, w.bytes.size());
     const DeviceMatrix matrix{t.type, rows, cols, laid_out.data()};
     const uint32_t half = rows / 2;  // in two pieces
@@ -81,7 +93,8 @@ struct OneProduct {
   }
   bool quantised() const { return type.block != 1; }
   void check(Inputs& x, bool add) {
-    CHECK(product_error(w.view, x, quantised(), with_bias ? bias.data() : nullptr, add ? before.data() : nullptr, y.get().data()) < 1e-6);
+    CHECK(product_error(w.view, x, quantised(), with_bias ? bias.data() : nullptr,
+                        add ? before.data() : nullptr, y.get().data()) < 1e-6);
     laid_out.get();
   }
   const test::Type& type;
@@ -96,7 +109,8 @@ struct OneProduct {
 };
 
 // Of matrices of these types and rows, by one call; y is added to, or poisoned before.
-void check_products(std::initializer_list<std::pair<const test::Type*, uint32_t>> matrices, uint32_t n, uint32_t cols, bool add, Random& random) {
+void check_products(std::initializer_list<std::pair<const test::Type*, uint32_t>> matrices,
+                    uint32_t n, uint32_t cols, bool add, Random& random) {
   CAPTURE(std::string(matrices.begin()->first->name));
   CAPTURE(n);
   CAPTURE(matrices.begin()->second);
@@ -119,22 +133,24 @@ void check_products(std::initializer_list<std::pair<const test::Type*, uint32_t>
 }
 
 const test::Type& type_of(const char* name) {
-  return *std::find_if(std::begin(test::types), std::end(test::types), [&](const test::Type& t) { return std::string(t.name) == name; });
+  return *std::find_if(std::begin(test::types), std::end(test::types),
+                       [&](const test::Type& t) { return std::string(t.name) == name; });
 }
 
-// What was made of the numbers y, in floats and rounded as the processor rounds those.
+// What was made of the numbers y, in floats and rounded as the CPU rounds those.
 struct Made {
-  Made(uint32_t n, uint32_t cols, bool with_f32, bool with_q) : f32(n * cols), q(n * cols), scale(n * cols / 32 + 1), sums(n * cols / 16 + 1), view{n, cols} {
+  Made(uint32_t n, uint32_t cols, bool with_f32, bool with_q)
+      : f32(n * cols), q(n * cols), scale(n * cols / 32 + 1),
+        sums(n * cols / 16 + 1), view{n, cols} {
     if (with_f32) view.f32 = f32.data();
     if (with_q) view.q = q.data(), view.scale = scale.data(), view.sums = sums.data();
   }
-  // Each rounded number is as near to y as the scale allows, and a little for what y itself is rounded by; what was not asked for is poisoned still.
+  // Each rounded number is as near to y as the scale allows, and a little for what y itself is
+  // rounded by; what was not asked for is poisoned still.
   void check(const std::vector<double>& y) {
     const uint32_t size = view.n * view.cols;
-    if (view.f32)
-      CHECK(test::relative_error(f32.get().data(), y.data(), size) < 1e-6);
-    else
-      CHECK(std::isnan(f32.get()[0]));
+    if (view.f32) CHECK(test::relative_error(f32.get().data(), y.data(), size) < 1e-6);
+    else CHECK(std::isnan(f32.get()[0]));
     if (!view.q) {
       CHECK(q.get()[0] == -1);
       CHECK(std::isnan(scale.get()[0]));
@@ -145,7 +161,9 @@ struct Made {
       double largest = 0;
       for (uint32_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(y[b * 32 + i]));
       right_scales &= std::fabs(double{scale.get()[b]} - largest / 127) <= 1e-6 * largest;
-      for (uint32_t i = 0; i < 32; ++i) near &= std::fabs(double{scale.get()[b]} * q.get()[b * 32 + i] - y[b * 32 + i]) <= (0.5 / 127 + 1e-5) * largest;
+      for (uint32_t i = 0; i < 32; ++i)
+        near &= std::fabs(double{scale.get()[b]} * q.get()[b * 32 + i] - y[b * 32 + i]) <=
+                (0.5 / 127 + 1e-5) * largest;
     }
     for (uint32_t h = 0; h < size / 16; ++h) {
       int sum = 0;
@@ -177,7 +195,9 @@ TEST_CASE("a device's products of every format agree with the reference on odd s
   for (const test::Type& t : test::types) {
     const uint32_t step = t.block == 1 ? 32 : t.block;
     for (uint32_t n : {1u, 2u, 3u, 7u, 8u, 9u, 16u, 17u, 22u, 31u, 33u, 63u, 64u, 65u, 130u})
-      check_products({{&t, 1 + random.below(200)}}, n, step * (1 + random.below(t.block == 256 ? 5 : 40)), random.below(2) != 0, random);
+      check_products({{&t, 1 + random.below(200)}}, n,
+                     step * (1 + random.below(t.block == 256 ? 5 : 40)), random.below(2) != 0,
+                     random);
     check_products({{&t, 33}}, 1, 2048 + step, true, random);
     check_products({{&t, 9}}, 1, 8192 + step, false, random);
     check_products({{&t, 17}}, 17, 2048 + step, false, random);
@@ -189,25 +209,31 @@ TEST_CASE("a device's products by one call are of several matrices, of one type 
   if (!stream()) return;
   Random random(4);
   for (const test::Type& t : test::types)
-    for (uint32_t n : {1u, 2u, 20u, 64u}) check_products({{&t, 1 + random.below(150)}, {&t, 1 + random.below(9)}, {&t, 1 + random.below(80)}}, n, 512, n % 20 != 0, random);
-  const test::Type &q4 = type_of("Q4_K"), &q6 = type_of("Q6_K"), &half = type_of("F16"), &q8 = type_of("Q8_0");
+    for (uint32_t n : {1u, 2u, 20u, 64u})
+      check_products(
+          {{&t, 1 + random.below(150)}, {&t, 1 + random.below(9)}, {&t, 1 + random.below(80)}}, n,
+          512, n % 20 != 0, random);
+  const test::Type &q4 = type_of("Q4_K"), &q6 = type_of("Q6_K"), &half = type_of("F16"),
+                   &q8 = type_of("Q8_0");
   for (uint32_t n : {1u, 5u}) {
     check_products({{&q4, 65}, {&q4, 5}, {&q6, 9}}, n, 768, false, random);
     check_products({{&q4, 65}, {&q6, 6}, {&q4, 9}}, n, 768, true, random);
     check_products({{&q8, 31}, {&half, 7}, {&q8, 12}}, n, 256, false, random);
     check_products({{&q8, 3}, {&q8, 131}, {&q8, 2}, {&q8, 70}}, n, 256, false, random);
   }
-  for (uint32_t n : {70u, 250u}) check_products({{&q8, 131}, {&q8, 64}, {&q8, 1}}, n, 96, true, random);
+  for (uint32_t n : {70u, 250u})
+    check_products({{&q8, 131}, {&q8, 64}, {&q8, 1}}, n, 96, true, random);
 }
 
-// Matrices of so many rows that a block has few of them, more, or most: what each block has depends on how many a device runs at a time.
+// Matrices of so many rows that a block has few of them, more, or most: what each block has depends
+// on how many a device runs at a time.
 TEST_CASE("how many inputs a device's product has does not change a bit of any output") {
   if (!stream()) return;
   DeviceInfo info;
   OK(ops().describe(gpu()->context, &info));
   Random random(7);
   constexpr uint32_t most = 300;
-#ifdef KVASIR_EMULATED_DEVICE  // the processor has a way of its own for two
+#ifdef KVASIR_EMULATED_DEVICE  // the CPU has a way of its own for two
   constexpr uint32_t fewer[] = {22, 64, 65};
 #else
   constexpr uint32_t fewer[] = {2, 22, 64, 65};
@@ -215,7 +241,8 @@ TEST_CASE("how many inputs a device's product has does not change a bit of any o
   for (const test::Type& t : test::types) {
     if (t.block == 1) continue;
     CAPTURE(std::string(t.name));
-    for (const uint32_t rows : {45u, 20 * info.multiprocessors + 9, 129 * info.multiprocessors + 3}) {
+    for (const uint32_t rows :
+         {45u, 20 * info.multiprocessors + 9, 129 * info.multiprocessors + 3}) {
       CAPTURE(rows);
       const uint32_t cols = 2048 + t.block;
       Inputs x(most, cols, random);
@@ -237,14 +264,15 @@ TEST_CASE("how many inputs a device's product has does not change a bit of any o
   }
 }
 
-TEST_CASE("a device rounds inputs as the processor does") {
+TEST_CASE("a device rounds inputs as the CPU does") {
   if (!stream()) return;
   Random random(2);
   Inputs x(5, 320, random);
   x.host[7] = NAN;
   for (int i = 32; i < 64; ++i) x.host[static_cast<std::size_t>(i)] = 0;
   for (int i = 64; i < 96; ++i) x.host[static_cast<std::size_t>(i)] *= 1e-38f;
-  for (int i = 96; i < 128; ++i) x.host[static_cast<std::size_t>(i)] = i % 2 ? 0.5f : 127.0f;  // ties
+  // ties
+  for (int i = 96; i < 128; ++i) x.host[static_cast<std::size_t>(i)] = i % 2 ? 0.5f : 127.0f;
   x.x.put(x.host.data());
   Found found;
   OK(ops().quantize(stream(), x.view, found.check(3)));
@@ -266,12 +294,14 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
   for (const uint32_t cols : {32u, 99u, 100u, 160u, 2080u, 4096u, 8192u, 12320u}) {
     CAPTURE(cols);
     constexpr uint32_t n = 3;
-    const std::vector<float> x = normals(n * cols, random), weight = normals(cols, random), up = normals(n * cols, random);
+    const std::vector<float> x = normals(n * cols, random), weight = normals(cols, random),
+                             up = normals(n * cols, random);
     Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), dup(up.data(), up.size());
     std::vector<double> normed(x.size()), gated(x.size());
     reference::rms_norm(x.data(), weight.data(), 1e-5f, n, cols, normed.data());
     reference::swiglu(x.data(), up.data(), x.size(), gated.data());
-    for (const auto& [with_f32, with_q] : {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
+    for (const auto& [with_f32, with_q] :
+         {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
       if (with_q && cols % 32 != 0) continue;
       Found found;
       Made norm(n, cols, with_f32, with_q), gate(n, cols, with_f32, with_q);
@@ -282,36 +312,47 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
       CHECK(found.get() == no_mark);
     }
     Found found;
-    OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), {n, cols, dx.data()}));  // in place
+    // in place
+    OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), {n, cols, dx.data()}));
     CHECK(test::relative_error(dx.get().data(), gated.data(), x.size()) < 1e-6);
   }
 }
 
-TEST_CASE("a device rotates queries and keys, after the norms of their heads where there are some") {
+TEST_CASE(
+    "a device rotates queries and keys, after the norms of their heads where there are some") {
   if (!stream()) return;
   Random random(5);
   for (const bool neox : {false, true}) {
-    for (const auto& [dim, rotary] : {std::pair(64u, 32u), std::pair(64u, 48u), std::pair(64u, 64u), std::pair(256u, 256u), std::pair(6u, 4u)}) {
+    for (const auto& [dim, rotary] : {std::pair(64u, 32u), std::pair(64u, 48u), std::pair(64u, 64u),
+                                      std::pair(256u, 256u), std::pair(6u, 4u)}) {
       for (const bool with_norms : {false, true}) {
         constexpr uint32_t n = 3, heads = 5, kv_heads = 2;
         const std::size_t q_size = n * heads * dim, k_size = n * kv_heads * dim, half = rotary / 2;
-        const std::vector<float> x = normals(q_size + 2 * k_size, random), q_norm = normals(dim, random), k_norm = normals(dim, random);
+        const std::vector<float> x = normals(q_size + 2 * k_size, random),
+                                 q_norm = normals(dim, random), k_norm = normals(dim, random);
         std::vector<float> cos(n * half), sin(n * half);
         for (std::size_t i = 0; i < cos.size(); ++i) {
           const float angle = random.uniform(0, 6);
           cos[i] = std::cos(angle), sin[i] = std::sin(angle);
         }
-        Memory<float> dx(x.data(), x.size()), dq(q_norm.data(), dim), dk(k_norm.data(), dim), dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
+        Memory<float> dx(x.data(), x.size()), dq(q_norm.data(), dim), dk(k_norm.data(), dim),
+            dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
         Found found;
-        DeviceHeads h{n, heads, kv_heads, dim, dx.data(), nullptr, nullptr, 1e-5f, rotary, neox, dc.data(), ds.data()};
+        DeviceHeads h{n,       heads, kv_heads, dim,  dx.data(), nullptr,
+                      nullptr, 1e-5f, rotary,   neox, dc.data(), ds.data()};
         if (with_norms) h.q_norm = dq.data(), h.k_norm = dk.data();
         OK(ops().rotate(stream(), h, found.check(1)));
         std::vector<double> expected(x.begin(), x.end());
-        if (with_norms) reference::rms_norm(x.data(), q_norm.data(), 1e-5f, n * heads, dim, expected.data());
-        if (with_norms) reference::rms_norm(x.data() + q_size, k_norm.data(), 1e-5f, n * kv_heads, dim, expected.data() + q_size);
+        if (with_norms)
+          reference::rms_norm(x.data(), q_norm.data(), 1e-5f, n * heads, dim, expected.data());
+        if (with_norms)
+          reference::rms_norm(x.data() + q_size, k_norm.data(), 1e-5f, n * kv_heads, dim,
+                              expected.data() + q_size);
         for (uint32_t t = 0; t < n; ++t) {
-          reference::rope(expected.data() + t * heads * dim, heads, dim, rotary, cos.data() + t * half, sin.data() + t * half, neox);
-          reference::rope(expected.data() + q_size + t * kv_heads * dim, kv_heads, dim, rotary, cos.data() + t * half, sin.data() + t * half, neox);
+          reference::rope(expected.data() + t * heads * dim, heads, dim, rotary,
+                          cos.data() + t * half, sin.data() + t * half, neox);
+          reference::rope(expected.data() + q_size + t * kv_heads * dim, kv_heads, dim, rotary,
+                          cos.data() + t * half, sin.data() + t * half, neox);
         }
         CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 1e-6);
         CHECK(found.get() == no_mark);
@@ -322,19 +363,34 @@ TEST_CASE("a device rotates queries and keys, after the norms of their heads whe
 
 TEST_CASE("a device finds the first layer with a number that is none, in whatever it looks at") {
   if (!stream()) return;
-  constexpr uint32_t n = 3, heads = 4, kv_heads = 2, dim = 64, cols = (heads + 2 * kv_heads) * dim, size = n * cols, half = 10;
+  constexpr uint32_t n = 3, heads = 4, kv_heads = 2, dim = 64, cols = (heads + 2 * kv_heads) * dim,
+                     size = n * cols, half = 10;
   const std::vector<float> ones(size, 1.0f), huge(size, 1e6f);
   Memory<float> x(ones.data(), size), weight(ones.data(), cols), up(huge.data(), size);
   const std::vector<float> cos(n * half, 0.8f), sin(n * half, 0.6f);
   Memory<float> dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
   Made made(n, cols, true, true);
-  const DeviceHeads h{n, heads, kv_heads, dim, x.data(), nullptr, nullptr, 1e-5f, 2 * half, true, dc.data(), ds.data()};
+  const DeviceHeads h{n,       heads, kv_heads, dim,  x.data(),  nullptr,
+                      nullptr, 1e-5f, 2 * half, true, dc.data(), ds.data()};
   using Look = std::function<int(const DeviceCheck&)>;
   const std::pair<const char*, Look> looks[] = {
-      {"quantize", [&](const DeviceCheck& c) { return ops().quantize(stream(), {n, cols, x.data(), made.q.data(), made.scale.data(), made.sums.data()}, c); }},
-      {"only looks", [&](const DeviceCheck& c) { return ops().quantize(stream(), {n, cols, x.data()}, c); }},
-      {"rms_norm", [&](const DeviceCheck& c) { return ops().rms_norm(stream(), x.data(), weight.data(), 1e-5f, c, made.view); }},
-      {"swiglu", [&](const DeviceCheck& c) { return ops().swiglu(stream(), x.data(), up.data(), c, made.view); }},
+      {"quantize",
+       [&](const DeviceCheck& c) {
+         return ops().quantize(
+             stream(), {n, cols, x.data(), made.q.data(), made.scale.data(), made.sums.data()}, c);
+       }},
+      {"only looks",
+       [&](const DeviceCheck& c) {
+         return ops().quantize(stream(), {n, cols, x.data()}, c);
+       }},
+      {"rms_norm",
+       [&](const DeviceCheck& c) {
+         return ops().rms_norm(stream(), x.data(), weight.data(), 1e-5f, c, made.view);
+       }},
+      {"swiglu",
+       [&](const DeviceCheck& c) {
+         return ops().swiglu(stream(), x.data(), up.data(), c, made.view);
+       }},
       {"rotate", [&](const DeviceCheck& c) { return ops().rotate(stream(), h, c); }}};
   for (const auto& [name, look] : looks) {
     CAPTURE(std::string(name));

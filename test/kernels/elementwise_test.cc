@@ -77,14 +77,16 @@ TEST_CASE("rope rotates the pairs of its layout and nothing else") {
         CHECK(x.guards_intact());
         CHECK(test::relative_error(x.data(), expected.data(), x.size()) < tolerance);
         for (uint32_t h = 0; h < heads; ++h) {
-          for (uint32_t i = rotary; i < stride; ++i) CHECK(x[h * stride + i] == before[h * stride + i]);
+          for (uint32_t i = rotary; i < stride; ++i)
+            CHECK(x[h * stride + i] == before[h * stride + i]);
         }
       }
     }
   }
 }
 
-TEST_CASE("swiglu is right to a few units in the last place over the whole range of its exponential") {
+TEST_CASE(
+    "swiglu is right to a few units in the last place over the whole range of its exponential") {
   constexpr std::size_t n = 40001;
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(std::string(k->name));
@@ -103,14 +105,16 @@ TEST_CASE("swiglu is right to a few units in the last place over the whole range
       const double error = std::fabs(double{gate[i]} / expected[i] - 1);
       worst = error <= worst ? worst : error;
     }
-    CHECK(worst < 4e-7);  // 2 units in the last place of the exponential, one each for sum, quotient, product
+    // 2 units in the last place of the exponential, one each for sum, quotient, product
+    CHECK(worst < 4e-7);
   }
 }
 
 TEST_CASE("swiglu of huge gates saturates and does not turn into not-a-number") {
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(std::string(k->name));
-    const float values[] = {-3e38f, -1e30f, -1000, -104, -89, -88, 88, 89, 104, 1000, 1e30f, 3e38f, 0, -0.0f, 1e-40f};
+    const float values[] = {-3e38f, -1e30f, -1000, -104,  -89, -88,   88,    89,
+                            104,    1000,   1e30f, 3e38f, 0,   -0.0f, 1e-40f};
     Guarded<float> gate(std::size(values)), up(std::size(values));
     for (std::size_t i = 0; i < std::size(values); ++i) gate[i] = values[i], up[i] = 1;
     k->swiglu(gate.data(), up.data(), std::size(values));

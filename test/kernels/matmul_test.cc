@@ -1,4 +1,5 @@
-// Matrix products, their inputs' quantisation and dequantised rows, of every instruction set against the reference.
+// Matrix products, their inputs' quantisation and dequantised rows, of every instruction set
+// against the reference.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -37,8 +38,10 @@ struct Scratch {
   Guarded<std::byte> bytes;
 };
 
-// y of all rows, computed in tasks of `task_rows` rows; [n][rows] with `gap` untouched floats after each row of y.
-std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const Activations& x, uint32_t task_rows, std::size_t gap = 0) {
+// y of all rows, computed in tasks of `task_rows` rows; [n][rows] with `gap` untouched floats after
+// each row of y.
+std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const Activations& x,
+                                    uint32_t task_rows, std::size_t gap = 0) {
   const std::size_t stride = w.rows + gap;
   auto y = std::make_unique<Guarded<float>>(x.n * stride);
   Scratch scratch(k, w);
@@ -51,11 +54,13 @@ std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const
   return y;
 }
 
-// Constant weights and inputs of one magnitude make offset and product cancel to a few per cent: errors of sums show tenfold.
+// Constant weights and inputs of one magnitude make offset and product cancel to a few per cent:
+// errors of sums show tenfold.
 constexpr double cancelling_tolerance = 5e-5;
 
-// Integer parts are exact; what is left are the roundings, 6e-8 each, of a float sum over cols / 32 blocks (or cols products of
-// floats), in which a format's offset and product may cancel. Relative to the sum of the magnitudes, which no luck makes small.
+// Integer parts are exact; what is left are the roundings, 6e-8 each, of a float sum over cols / 32
+// blocks (or cols products of floats), in which a format's offset and product may cancel. Relative
+// to the sum of the magnitudes, which no luck makes small.
 constexpr double tolerance = 1e-6;
 
 // out[i * rows + r] = sum_c |w[r][c] x[i][c]|
@@ -64,13 +69,15 @@ std::vector<double> magnitudes(const WeightView& w, const Activations& x) {
   for (uint32_t r = 0; r < w.rows; ++r) {
     reference::dequantize_row(w, r, weights.data());
     for (std::size_t i = 0; i < x.n; ++i) {
-      for (uint32_t c = 0; c < w.cols; ++c) out[i * w.rows + r] += std::fabs(weights[c] * double{x.f32[i * w.cols + c]});
+      for (uint32_t c = 0; c < w.cols; ++c)
+        out[i * w.rows + r] += std::fabs(weights[c] * double{x.f32[i * w.cols + c]});
     }
   }
   return out;
 }
 
-void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols, Random& random) {
+void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols,
+                   Random& random) {
   CAPTURE(std::string(k.name));
   CAPTURE(std::string(t.name));
   CAPTURE(n);
@@ -87,7 +94,8 @@ void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, u
     double worst = 0;
     for (std::size_t r = 0; r < rows; ++r) {
       const std::size_t at = i * (rows + gap) + r;
-      const double error = std::fabs(double{(*y)[at]} - expected[at]) / (magnitude[i * rows + r] + 1e-30);
+      const double error =
+          std::fabs(double{(*y)[at]} - expected[at]) / (magnitude[i * rows + r] + 1e-30);
       worst = error <= worst ? worst : error;  // a not-a-number wins
     }
     CHECK(worst < tolerance);
@@ -103,7 +111,8 @@ TEST_CASE("products of every format agree with the reference on odd shapes") {
     for (const Type& t : types) {
       const uint32_t step = t.block == 1 ? 1 : t.block;
       for (uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 23u}) {
-        check_product(*k, t, n, 1 + random.below(80), step * (1 + random.below(t.block == 256 ? 3 : 20)), random);
+        check_product(*k, t, n, 1 + random.below(80),
+                      step * (1 + random.below(t.block == 256 ? 3 : 20)), random);
       }
       check_product(*k, t, 1, 33, 2048 + step, random);
       check_product(*k, t, 17, 33, 2048 + step, random);
@@ -151,7 +160,8 @@ TEST_CASE("extreme quants do not overflow the integer sums") {
           const auto y = run(*k, w.view, x.view, k->matmul_rows);
           std::vector<double> expected(y->size());
           reference::matmul(w.view, x.view, expected.data(), 35);
-          CHECK(test::relative_error(y->data(), expected.data(), expected.size()) < cancelling_tolerance);
+          CHECK(test::relative_error(y->data(), expected.data(), expected.size()) <
+                cancelling_tolerance);
         }
       }
     }
@@ -188,7 +198,8 @@ TEST_CASE("quantised inputs are the nearest steps of the block's largest magnitu
     Guarded<float> x(n * cols), scale(n * cols / 32);
     Guarded<int8_t> q(n * cols);
     Guarded<int16_t> sums(n * cols / 16);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = random.normal() * std::ldexp(1.0f, static_cast<int>(i / 32) - 20);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = random.normal() * std::ldexp(1.0f, static_cast<int>(i / 32) - 20);
     for (std::size_t i = 0; i < 32; ++i) x[64 + i] = 0;
     for (std::size_t i = 0; i < 32; ++i) x[96 + i] = i % 2 ? 1e-40f : -1e-40f;
     k->quantize(x.data(), n, cols, q.data(), scale.data(), sums.data());

@@ -1,4 +1,5 @@
-// Sealing and the selector's scores of every instruction set against the double-precision reference.
+// Sealing and the selector's scores of every instruction set against the double-precision
+// reference.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,24 +20,30 @@ constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 // The arrays of one extent, zeroed as the store hands them out.
 struct Extent {
   explicit Extent(uint32_t head_dim)
-      : shape(PageShape::of(head_dim)),
-        pages(PageShape::pages_bytes()),
-        scales(shape.scales_bytes() / 2),
-        bounds(shape.bounds_bytes()) {
+      : shape(PageShape::of(head_dim)), pages(PageShape::pages_bytes()),
+        scales(shape.scales_bytes() / 2), bounds(shape.bounds_bytes()) {
     std::memset(pages.data(), 0, pages.size());
     std::memset(scales.data(), 0, scales.size() * 2);
     std::memset(bounds.data(), 0, bounds.size());
   }
-  void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values, uint32_t page) {
-    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(), bounds.data());
+  void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values,
+            uint32_t page) {
+    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(),
+                bounds.data());
     CHECK(pages.guards_intact());
     CHECK(scales.guards_intact());
     CHECK(bounds.guards_intact());
   }
   const int8_t* page(uint32_t p) const { return pages.data() + std::size_t{p} * page_bytes; }
-  const uint16_t* page_scales(uint32_t p) const { return scales.data() + std::size_t{p} * 2 * shape.page_tokens; }
-  double key(uint32_t p, uint32_t t, uint32_t d) const { return reference::page_key(page(p), page_scales(p), shape.dim, t, d); }
-  double value(uint32_t p, uint32_t t, uint32_t d) const { return reference::page_value(page(p), page_scales(p), shape.dim, t, d); }
+  const uint16_t* page_scales(uint32_t p) const {
+    return scales.data() + std::size_t{p} * 2 * shape.page_tokens;
+  }
+  double key(uint32_t p, uint32_t t, uint32_t d) const {
+    return reference::page_key(page(p), page_scales(p), shape.dim, t, d);
+  }
+  double value(uint32_t p, uint32_t t, uint32_t d) const {
+    return reference::page_value(page(p), page_scales(p), shape.dim, t, d);
+  }
   bool operator==(const Extent& b) const {
     return std::memcmp(pages.data(), b.pages.data(), pages.size()) == 0 &&
            std::memcmp(scales.data(), b.scales.data(), scales.size() * 2) == 0 &&
@@ -53,7 +60,8 @@ struct Extent {
 void fill_random(const PageShape& shape, Random& random, Guarded<float>& x) {
   for (std::size_t t = 0; t < shape.page_tokens; ++t) {
     const float size = std::exp(random.uniform(-3, 3));
-    for (std::size_t d = 0; d < shape.dim; ++d) x[t * shape.dim + d] = d < shape.head_dim ? random.normal() * size : 0;
+    for (std::size_t d = 0; d < shape.dim; ++d)
+      x[t * shape.dim + d] = d < shape.head_dim ? random.normal() * size : 0;
   }
 }
 
@@ -69,7 +77,8 @@ void fill_extent(const Kernels& k, Random& random, Extent& extent) {
 
 struct Queries {
   Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random)
-      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim), split(std::size_t{rows} * dim * 2), scale(rows) {
+      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim),
+        split(std::size_t{rows} * dim * 2), scale(rows) {
     for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal();
     k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
     view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
@@ -128,7 +137,7 @@ TEST_CASE("sealed tokens keep within half a step of what was given, padding stay
       fill_random(shape, random, values);
       extent.seal(*k, keys, values, 3);
       double worst = 0;
-      int least_peak = 127;
+      int min_peak = 127;
       for (uint32_t t = 0; t < shape.page_tokens; ++t) {
         const double k_step = reference::from_bf16(extent.page_scales(3)[t]);
         const double v_step = reference::from_bf16(extent.page_scales(3)[shape.page_tokens + t]);
@@ -140,12 +149,12 @@ TEST_CASE("sealed tokens keep within half a step of what was given, padding stay
           peak = std::max(peak, std::fabs(extent.key(3, t, d)) / k_step);
           if (d >= head_dim) CHECK(extent.key(3, t, d) == 0);
         }
-        least_peak = std::min(least_peak, static_cast<int>(peak));
+        min_peak = std::min(min_peak, static_cast<int>(peak));
       }
       CAPTURE(k->name);
       CAPTURE(head_dim);
       CHECK(worst <= 0.50001);
-      CHECK(least_peak == 127);
+      CHECK(min_peak == 127);
     }
   }
 }
@@ -158,13 +167,15 @@ TEST_CASE("sealing an unsealed page gives the same bytes") {
       fill_extent(*k, random, first);
       Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
       for (uint32_t p = 0; p < extent_pages; ++p) {
-        k->unseal_page(first.shape, first.page(p), first.page_scales(p), keys.data(), values.data());
+        k->unseal_page(first.shape, first.page(p), first.page_scales(p), keys.data(),
+                       values.data());
         CHECK(keys.guards_intact());
         CHECK(values.guards_intact());
         bool same = true;
         for (uint32_t i = 0; i < page_bytes / 2; ++i) {
           const uint32_t t = i / first.shape.dim, d = i % first.shape.dim;
-          same = same && double{keys[i]} == first.key(p, t, d) && double{values[i]} == first.value(p, t, d);
+          same = same && double{keys[i]} == first.key(p, t, d) &&
+                 double{values[i]} == first.value(p, t, d);
         }
         CHECK(same);
         second.seal(*k, keys, values, p);
@@ -177,17 +188,21 @@ TEST_CASE("sealing an unsealed page gives the same bytes") {
 TEST_CASE("every scale that bf16 has survives sealing twice") {
   const Kernels& k = cpu_kernels();
   Extent first(256), second(256);
-  Guarded<float> keys(page_bytes / 2), values(page_bytes / 2), back(page_bytes / 2), back_values(page_bytes / 2);
+  Guarded<float> keys(page_bytes / 2), values(page_bytes / 2), back(page_bytes / 2),
+      back_values(page_bytes / 2);
   bool same = true;
-  for (uint32_t bits = 0; bits < 512 * 16; bits += 8) {  // the magnitudes of two octaves, 16 steps a bf16
+  // the magnitudes of two octaves, 16 steps a bf16
+  for (uint32_t bits = 0; bits < 512 * 16; bits += 8) {
     for (uint32_t t = 0; t < 8; ++t) {
       const uint32_t word = 0x3f800000u + (bits + t) * 0x1000u;
       float magnitude;
       std::memcpy(&magnitude, &word, sizeof magnitude);
-      for (uint32_t d = 0; d < 256; ++d) keys[t * 256 + d] = values[t * 256 + d] = magnitude * (static_cast<float>(d) / 255 * 2 - 1);
+      for (uint32_t d = 0; d < 256; ++d)
+        keys[t * 256 + d] = values[t * 256 + d] = magnitude * (static_cast<float>(d) / 255 * 2 - 1);
     }
     first.seal(k, keys, values, 0);
-    k.unseal_page(first.shape, first.page(0), first.page_scales(0), back.data(), back_values.data());
+    k.unseal_page(first.shape, first.page(0), first.page_scales(0), back.data(),
+                  back_values.data());
     second.seal(k, back, back_values, 0);
     same = same && first == second;
   }
@@ -218,7 +233,10 @@ TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0"
     Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
     for (uint32_t i = 0; i < page_bytes / 2; ++i) {
       const uint32_t t = i / 64;
-      keys[i] = t == 0 ? not_a_number : t == 1 ? (i % 2 ? infinity : -infinity) : t == 2 ? 1e-40f : 0.0f;
+      keys[i] = t == 0   ? not_a_number
+                : t == 1 ? (i % 2 ? infinity : -infinity)
+                : t == 2 ? 1e-40f
+                         : 0.0f;
       values[i] = keys[i];
     }
     keys[5] = 1.0f;  // beside the NaNs
@@ -234,7 +252,8 @@ TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0"
     }
     CHECK(extent.key(0, 0, 5) == doctest::Approx(1).epsilon(0.004));
     CHECK(extent.value(0, 1, 0) == doctest::Approx(3e38).epsilon(0.004));
-    for (uint32_t d = 0; d < 64; ++d) CHECK(std::isfinite(reference::block_bound(extent.shape, extent.bounds.data(), 0, d)));
+    for (uint32_t d = 0; d < 64; ++d)
+      CHECK(std::isfinite(reference::block_bound(extent.shape, extent.bounds.data(), 0, d)));
   }
 }
 
@@ -247,10 +266,12 @@ TEST_CASE("bounds enclose every token of a block, tightly") {
       fill_extent(*k, random, extent);
       bool encloses = true, tight = true;
       for (uint32_t b = 0; b < shape.extent_blocks(); ++b) {
-        const uint32_t p = b / shape.page_blocks(), first = b % shape.page_blocks() * shape.block_tokens;
+        const uint32_t p = b / shape.page_blocks(),
+                       first = b % shape.page_blocks() * shape.block_tokens;
         double magnitude = 0;
         for (uint32_t t = first; t < first + shape.block_tokens; ++t) {
-          for (uint32_t d = 0; d < shape.dim; ++d) magnitude = std::max(magnitude, std::fabs(extent.key(p, t, d)));
+          for (uint32_t d = 0; d < shape.dim; ++d)
+            magnitude = std::max(magnitude, std::fabs(extent.key(p, t, d)));
         }
         for (uint32_t d = 0; d < shape.dim; ++d) {
           double high = -1e300, low = 1e300;
@@ -259,9 +280,11 @@ TEST_CASE("bounds enclose every token of a block, tightly") {
             low = std::min(low, extent.key(p, t, d));
           }
           const double upper = reference::block_bound(shape, extent.bounds.data(), b, d);
-          const double lower = reference::block_bound(shape, extent.bounds.data(), b, shape.dim + d);
+          const double lower =
+              reference::block_bound(shape, extent.bounds.data(), b, shape.dim + d);
           encloses = encloses && upper >= high && lower <= low;
-          tight = tight && upper - high < magnitude / 127 * 1.0001 && low - lower < magnitude / 127 * 1.0001;
+          tight = tight && upper - high < magnitude / 127 * 1.0001 &&
+                  low - lower < magnitude / 127 * 1.0001;
         }
       }
       CAPTURE(k->name);
@@ -288,10 +311,13 @@ TEST_CASE("a block's score bounds the score of each of its tokens") {
         for (uint32_t p = 0; p < extent_pages; ++p) {
           for (uint32_t t = 0; t < shape.page_tokens; ++t) {
             double score = 0;
-            for (uint32_t d = 0; d < shape.dim; ++d) score += q.q[r * shape.dim + d] * extent.key(p, t, d);
+            for (uint32_t d = 0; d < shape.dim; ++d)
+              score += q.q[r * shape.dim + d] * extent.key(p, t, d);
             score *= double{q.scale[r]};
-            const float bound = scores[r * blocks + p * shape.page_blocks() + t / shape.block_tokens];
-            bounds = bounds && double{bound} >= score - 3e-7 * std::fabs(score);  // two float products are rounded
+            const float bound =
+                scores[r * blocks + p * shape.page_blocks() + t / shape.block_tokens];
+            // two float products are rounded
+            bounds = bounds && double{bound} >= score - 3e-7 * std::fabs(score);
           }
         }
       }
@@ -313,14 +339,16 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
         Queries q(*k, rows, shape.dim, random);
         const uint32_t blocks = shape.extent_blocks(), stride = blocks + 3;
         Guarded<float> scores(std::size_t{rows - 1} * stride + blocks);
-        k->score_bounds(shape, q.view, extent.bounds.data(), rows % 2 ? extent.bounds.data() : nullptr, scores.data(), stride);
+        k->score_bounds(shape, q.view, extent.bounds.data(),
+                        rows % 2 ? extent.bounds.data() : nullptr, scores.data(), stride);
         CHECK(scores.guards_intact());
         std::vector<double> want(std::size_t{rows} * stride);
         reference::score_bounds(shape, q.view, extent.bounds.data(), want.data(), stride);
         CAPTURE(k->name);
         CAPTURE(head_dim);
         for (std::size_t r = 0; r < rows; ++r)  // integer sums: only the scales are rounded
-          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) < 2e-7);
+          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) <
+                2e-7);
       }
     }
   }
@@ -330,19 +358,24 @@ TEST_CASE("attention shares are the softmax beside others, summed over rows") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(12);
     for (uint32_t i = 0; i < 200; ++i) {
-      const uint32_t n = i < 20 ? i : random.below(3000), rows = 1 + i % 5, stride = n + random.below(9);
+      const uint32_t n = i < 20 ? i : random.below(3000), rows = 1 + i % 5,
+                     stride = n + random.below(9);
       const float spread = i % 3 == 0 ? 40.0f : 3.0f;
       Guarded<float> scores(std::size_t{rows - 1} * stride + n);
-      for (std::size_t j = 0; j < scores.size(); ++j) scores[j] = i % 4 == 1 && random.below(3) == 0 ? -infinity : spread * random.normal();
-      if (i % 7 == 3 && rows > 1) std::fill_n(scores.data() + stride, n, -infinity);  // a row without any
+      for (std::size_t j = 0; j < scores.size(); ++j)
+        scores[j] = i % 4 == 1 && random.below(3) == 0 ? -infinity : spread * random.normal();
+      // a row without any
+      if (i % 7 == 3 && rows > 1) std::fill_n(scores.data() + stride, n, -infinity);
       std::vector<float> m(rows), l(rows);
       for (uint32_t r = 0; r < rows; ++r) {
         const bool none = (i + r) % 5 == 2;
-        m[r] = none ? -infinity : spread * random.normal(), l[r] = none ? 0.0f : random.uniform(1, 90);
+        m[r] = none ? -infinity : spread * random.normal(),
+        l[r] = none ? 0.0f : random.uniform(1, 90);
       }
       std::vector<double> want(n), of_row(n);
       for (uint32_t r = 0; r < rows; ++r) {
-        reference::attention_shares(scores.data() + std::size_t{r} * stride, n, m[r], l[r], of_row.data());
+        reference::attention_shares(scores.data() + std::size_t{r} * stride, n, m[r], l[r],
+                                    of_row.data());
         for (uint32_t j = 0; j < n; ++j) want[j] += of_row[j];
       }
       k->attention_shares(scores.data(), rows, stride, n, m.data(), l.data());
@@ -350,7 +383,8 @@ TEST_CASE("attention shares are the softmax beside others, summed over rows") {
       CAPTURE(n);
       CHECK(scores.guards_intact());
       double difference = 0;  // of shares of one whole a row
-      for (uint32_t j = 0; j < n; ++j) difference += std::abs(static_cast<double>(scores[j]) - want[j]);
+      for (uint32_t j = 0; j < n; ++j)
+        difference += std::abs(static_cast<double>(scores[j]) - want[j]);
       CHECK(difference < 1e-5 * rows);
     }
     Guarded<float> none(37);
@@ -361,22 +395,28 @@ TEST_CASE("attention shares are the softmax beside others, summed over rows") {
   }
 }
 
-TEST_CASE("products of matrices are the reference's, for either order of the first and any strides") {
+TEST_CASE(
+    "products of matrices are the reference's, for either order of the first and any strides") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(83);
     for (const uint32_t cols : {16u, 24u, 32u, 48u, 64u, 96u, 128u, 256u})
       for (const bool transposed : {false, true}) {
-        const uint32_t rows = 8 * (1 + random.below(5)), n = random.below(40), stride = cols + random.below(9), out_stride = cols + random.below(9);
-        const std::size_t row = transposed ? 1 : n + random.below(9), step = transposed ? rows + random.below(9) : 1;
-        Guarded<float> a(rows * row + n * step), b(std::size_t{n} * stride + 1), out(std::size_t{rows} * out_stride);
+        const uint32_t rows = 8 * (1 + random.below(5)), n = random.below(40),
+                       stride = cols + random.below(9), out_stride = cols + random.below(9);
+        const std::size_t row = transposed ? 1 : n + random.below(9),
+                          step = transposed ? rows + random.below(9) : 1;
+        Guarded<float> a(rows * row + n * step), b(std::size_t{n} * stride + 1),
+            out(std::size_t{rows} * out_stride);
         for (std::size_t i = 0; i < a.size(); ++i) a[i] = random.normal();
         for (std::size_t i = 0; i < b.size(); ++i) b[i] = random.normal();
         for (std::size_t i = 0; i < out.size(); ++i) out[i] = 77;
         std::vector<double> want(out.size(), 77);
         k->multiply(a.data(), row, step, rows, b.data(), stride, cols, n, out.data(), out_stride);
-        reference::multiply(a.data(), row, step, rows, b.data(), stride, cols, n, want.data(), out_stride);
+        reference::multiply(a.data(), row, step, rows, b.data(), stride, cols, n, want.data(),
+                            out_stride);
         double worst = 0;
-        for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::fabs(double{out[i]} - want[i]));
+        for (std::size_t i = 0; i < out.size(); ++i)
+          worst = std::max(worst, std::fabs(double{out[i]} - want[i]));
         CAPTURE(k->name);
         CAPTURE(cols);
         CHECK(worst <= 40 * 10 * 6e-8);  // n products of a few units, each rounded once or twice
@@ -394,30 +434,34 @@ TEST_CASE("a sketch holds the projected keys within half a step, and nothing bes
       fill_extent(*k, random, extent);
       const uint32_t n = shape.sketch_dim();
       Guarded<float> basis(std::size_t{shape.dim} * n);
-      for (std::size_t i = 0; i < basis.size(); ++i) basis[i] = random.normal() / std::sqrt(static_cast<float>(shape.dim));
+      for (std::size_t i = 0; i < basis.size(); ++i)
+        basis[i] = random.normal() / std::sqrt(static_cast<float>(shape.dim));
       Guarded<int8_t> sketch(shape.sketch_bytes());
       std::memset(sketch.data(), 0, sketch.size());
       const uint32_t sealed = 11;  // the last pages are not
       for (uint32_t p = 0; p < sealed; ++p)
-        k->seal_sketch(shape, basis.data(), extent.pages.data() + p * page_bytes, extent.scales.data() + p * 2 * shape.page_tokens, p,
-                       sketch.data());
+        k->seal_sketch(shape, basis.data(), extent.pages.data() + p * page_bytes,
+                       extent.scales.data() + p * 2 * shape.page_tokens, p, sketch.data());
       CHECK(sketch.guards_intact());
       bool within = true, clean = true;
       for (uint32_t quad = 0; quad < shape.extent_quads(); ++quad) {
-        const uint32_t p = quad / shape.page_quads(), first = quad % shape.page_quads() * quad_tokens;
+        const uint32_t p = quad / shape.page_quads(),
+                       first = quad % shape.page_quads() * quad_tokens;
         double largest = 0;
         std::vector<double> want(std::size_t{quad_tokens} * n);
         for (uint32_t t = 0; t < quad_tokens && p < sealed; ++t)
           for (uint32_t c = 0; c < n; ++c) {
             double x = 0;
-            for (uint32_t d = 0; d < shape.dim; ++d) x += extent.key(p, first + t, d) * static_cast<double>(basis[d * n + c]);
+            for (uint32_t d = 0; d < shape.dim; ++d)
+              x += extent.key(p, first + t, d) * static_cast<double>(basis[d * n + c]);
             want[t * n + c] = x;
             largest = std::max(largest, std::fabs(x));
           }
         for (uint32_t t = 0; t < quad_tokens; ++t)
           for (uint32_t c = 0; c < n; ++c) {
             const double value = reference::sketch_value(shape, sketch.data(), quad, t, c);
-            if (p < sealed) within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.504;
+            if (p < sealed)
+              within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.504;
             else clean = clean && value == 0;
           }
       }
@@ -437,12 +481,14 @@ TEST_CASE("keys that are no numbers, and those of no size, leave a sketch withou
     Guarded<uint16_t> scales(std::size_t{2} * shape.page_tokens);
     for (std::size_t i = 0; i < basis.size(); ++i) basis[i] = 1;
     std::memset(page.data(), 3, page.size());
-    for (const uint16_t scale : std::initializer_list<uint16_t>{0x7fc0, 0x7f80, 0xff80, 0, 1}) {  // no number, infinities, 0 and next to it
+    // no number, infinities, 0 and next to it
+    for (const uint16_t scale : std::initializer_list<uint16_t>{0x7fc0, 0x7f80, 0xff80, 0, 1}) {
       for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = scale;
       std::memset(sketch.data(), 0, sketch.size());
       k->seal_sketch(shape, basis.data(), page.data(), scales.data(), 0, sketch.data());
       for (uint32_t quad = 0; quad < shape.page_quads(); ++quad)
-        for (uint32_t c = 0; c < shape.sketch_dim(); ++c) CHECK(reference::sketch_value(shape, sketch.data(), quad, 1, c) == 0);
+        for (uint32_t c = 0; c < shape.sketch_dim(); ++c)
+          CHECK(reference::sketch_value(shape, sketch.data(), quad, 1, c) == 0);
     }
   }
 }
@@ -456,27 +502,35 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
       Guarded<int8_t> sketch(shape.sketch_bytes());
       for (std::size_t i = 0; i < sketch.size(); ++i)
         sketch[i] = static_cast<int8_t>((1 + random.below(15)) | (1 + random.below(15)) << 4);
-      auto* scales = reinterpret_cast<uint16_t*>(sketch.data() + sketch.size() - std::size_t{quads} * sizeof(uint16_t));
-      for (uint32_t i = 0; i < quads; ++i) scales[i] = static_cast<uint16_t>(random.below(0x4000));  // up to 2
+      auto* scales = reinterpret_cast<uint16_t*>(sketch.data() + sketch.size() -
+                                                 std::size_t{quads} * sizeof(uint16_t));
+      // up to 2
+      for (uint32_t i = 0; i < quads; ++i) scales[i] = static_cast<uint16_t>(random.below(0x4000));
       for (uint32_t rows = 1; rows <= 9; ++rows) {
         Guarded<int8_t> q(std::size_t{rows} * n);
         Guarded<float> q_scale(rows), scores(std::size_t{rows - 1} * stride + quads);
-        for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+        for (std::size_t i = 0; i < q.size(); ++i)
+          q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
         for (uint32_t r = 0; r < rows; ++r) q_scale[r] = random.uniform(0, 1);
-        k->score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), rows % 2 ? sketch.data() : nullptr, scores.data(), stride);
+        k->score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(),
+                        rows % 2 ? sketch.data() : nullptr, scores.data(), stride);
         std::vector<double> want(std::size_t{rows} * stride);
-        reference::score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), want.data(), stride);
+        reference::score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), want.data(),
+                                stride);
         CAPTURE(k->name);
         CAPTURE(head_dim);
         CHECK(scores.guards_intact());
         for (std::size_t r = 0; r < rows; ++r)
-          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, quads) < 2e-7);
+          CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, quads) <
+                2e-7);
       }
     }
   }
 }
 
-TEST_CASE("samples are taken by their random numbers, which are evenly spread and not alike, and the sums of what is below are the reference's") {
+TEST_CASE(
+    "samples are taken by their random numbers, which are evenly spread and not alike, and the "
+    "sums of what is below are the reference's") {
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(k->name);
     for (uint32_t n : {1u, 15u, 33u, 64u, 10007u})
@@ -485,7 +539,8 @@ TEST_CASE("samples are taken by their random numbers, which are evenly spread an
           Random random(seed + n);
           Guarded<float> shares(n);
           Guarded<uint32_t> taken(n);
-          for (std::size_t i = 0; i < n; ++i) shares[i] = i % 5 == 0 ? 0.0f : std::exp(random.uniform(-30, 2));
+          for (std::size_t i = 0; i < n; ++i)
+            shares[i] = i % 5 == 0 ? 0.0f : std::exp(random.uniform(-30, 2));
           if (n > 40) shares[7] = shares[n - 1] = std::nanf("");
           const uint32_t count = k->sample(shares.data(), n, 77, seed, threshold, taken.data());
           CHECK(taken.guards_intact());
@@ -494,12 +549,16 @@ TEST_CASE("samples are taken by their random numbers, which are evenly spread an
           double below = 0, squares = 0;
           uint32_t at_least = 0, at = 0, wrong = 0;
           for (uint32_t i = 0; i < n; ++i) {
-            const auto share = static_cast<double>(shares[i]), priority = share / reference::sample_random(77 + i, seed);
+            const auto share = static_cast<double>(shares[i]),
+                       priority = share / reference::sample_random(77 + i, seed);
             if (shares[i] < threshold) below += share, squares += share * share;
             at_least += shares[i] >= threshold;
             const bool is_taken = at < count && taken[at] == i;
             at += is_taken;
-            if (std::isnan(share) ? is_taken : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority && is_taken != (priority >= static_cast<double>(threshold)))
+            if (std::isnan(share)
+                    ? is_taken
+                    : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority &&
+                          is_taken != (priority >= static_cast<double>(threshold)))
               ++wrong;
           }
           CHECK(at == count);  // ascending
@@ -517,7 +576,8 @@ TEST_CASE("samples are taken by their random numbers, which are evenly spread an
       CHECK(std::fabs(u) < 0.5);
       sum += u, product += u * before, before = u;
     }
-    // Four standard deviations of n numbers evenly spread, and of products of neighbours that know nothing of each other.
+    // Four standard deviations of n numbers evenly spread, and of products of neighbours that know
+    // nothing of each other.
     CHECK(std::fabs(sum / n) < 4 * std::sqrt(1.0 / 12 / n));
     CHECK(std::fabs(product / n) < 4 / 12.0 / std::sqrt(n));
   }

@@ -1,5 +1,6 @@
-// What the kernel tests share: poisoned arrays with guard bands, random numbers, the tables this processor can run, and errors
-// against the double-precision reference. Standard containers only: these tests also build where the library's needs are missing.
+// What the kernel tests share: poisoned arrays with guard bands, random numbers, the tables this
+// processor can run, and errors against the double-precision reference. Standard containers only:
+// these tests also build where the library's needs are missing.
 #pragma once
 
 #include <cmath>
@@ -10,20 +11,20 @@
 #include <new>
 #include <vector>
 
-#include "compute/kernels.h"
+#include "backend/kernels.h"
 
 namespace kvasir::test {
 
-// n elements of T at a 64-byte boundary, every byte 0xff (NaN in any float type, an odd value in the others), between two guard
-// bands of 256 bytes.
+// n elements of T at a 64-byte boundary, every byte 0xff (NaN in any float type, an odd value in
+// the others), between two guard bands of 256 bytes.
 template <class T>
 class Guarded {
  public:
   explicit Guarded(std::size_t n) : n_(n), bytes_(n * sizeof(T)) {
-    base_ = static_cast<unsigned char*>(::operator new(bytes_ + 2 * guard, std::align_val_t{64}));
+    base_ = static_cast<unsigned char*>(::operator new (bytes_ + 2 * guard, std::align_val_t{64}));
     std::memset(base_, 0xff, bytes_ + 2 * guard);
   }
-  ~Guarded() { ::operator delete(base_, std::align_val_t{64}); }
+  ~Guarded() { ::operator delete (base_, std::align_val_t{64}); }
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
 
@@ -58,7 +59,9 @@ class Random {
     return state_ * 0x2545f4914f6cdd1du;
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
-  float uniform(float lo, float hi) { return lo + (hi - lo) * static_cast<float>(next() >> 40) * 0x1p-24f; }
+  float uniform(float lo, float hi) {
+    return lo + (hi - lo) * static_cast<float>(next() >> 40) * 0x1p-24f;
+  }
   // Roughly normal, mean 0, variance 1: the sum of twelve uniforms.
   float normal() {
     float sum = -6.0f;
@@ -79,7 +82,8 @@ inline std::vector<const Kernels*> all_kernels() {
   return tables;
 }
 
-// |a - b| / |b| in the Euclidean norm; infinite when anything is NaN, so that an unwritten output never passes.
+// |a - b| / |b| in the Euclidean norm; infinite when anything is NaN, so that an unwritten output
+// never passes.
 template <class A, class B>
 double relative_error(const A* a, const B* b, std::size_t n) {
   double difference = 0, norm = 0;

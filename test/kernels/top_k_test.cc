@@ -45,7 +45,8 @@ TEST_CASE("top-k is the stable sort's choice, ties to the lowest index") {
         if (kind == 2) x = 1e4f + random.normal();                   // one exponent
         if (kind == 3) x = random.below(3) ? -infinity : random.normal();
         if (kind == 4) x = random.below(2) ? 0.0f : -0.0f;
-        if (kind == 5) x = 1.0f + static_cast<float>(random.below(1 << 12)) * 0x1p-23f;  // the last bits decide
+        // the last bits decide
+        if (kind == 5) x = 1.0f + static_cast<float>(random.below(1 << 12)) * 0x1p-23f;
       }
       const auto n = static_cast<uint32_t>(scores.size());
       check_top_k(*k, scores, random.below(n + 1));

@@ -12,21 +12,29 @@ struct Type {
   TensorType type;
   const char* name;
   uint32_t block, bytes;
-  std::vector<uint32_t> halves;  // offsets of half-precision numbers in a block, which must be finite
+  // offsets of half-precision numbers in a block, which must be finite
+  std::vector<uint32_t> halves;
 };
 
 inline const Type types[] = {
-    {TensorType::f32, "F32", 1, 4, {}},          {TensorType::f16, "F16", 1, 2, {}},
-    {TensorType::bf16, "BF16", 1, 2, {}},        {TensorType::q8_0, "Q8_0", 32, 34, {0}},
-    {TensorType::q4_0, "Q4_0", 32, 18, {0}},     {TensorType::q4_1, "Q4_1", 32, 20, {0, 2}},
-    {TensorType::q5_0, "Q5_0", 32, 22, {0}},     {TensorType::q5_1, "Q5_1", 32, 24, {0, 2}},
-    {TensorType::q2_k, "Q2_K", 256, 84, {80, 82}}, {TensorType::q3_k, "Q3_K", 256, 110, {108}},
-    {TensorType::q4_k, "Q4_K", 256, 144, {0, 2}}, {TensorType::q5_k, "Q5_K", 256, 176, {0, 2}},
-    {TensorType::q6_k, "Q6_K", 256, 210, {208}}, {TensorType::iq4_nl, "IQ4_NL", 32, 18, {0}},
+    {TensorType::f32, "F32", 1, 4, {}},
+    {TensorType::f16, "F16", 1, 2, {}},
+    {TensorType::bf16, "BF16", 1, 2, {}},
+    {TensorType::q8_0, "Q8_0", 32, 34, {0}},
+    {TensorType::q4_0, "Q4_0", 32, 18, {0}},
+    {TensorType::q4_1, "Q4_1", 32, 20, {0, 2}},
+    {TensorType::q5_0, "Q5_0", 32, 22, {0}},
+    {TensorType::q5_1, "Q5_1", 32, 24, {0, 2}},
+    {TensorType::q2_k, "Q2_K", 256, 84, {80, 82}},
+    {TensorType::q3_k, "Q3_K", 256, 110, {108}},
+    {TensorType::q4_k, "Q4_K", 256, 144, {0, 2}},
+    {TensorType::q5_k, "Q5_K", 256, 176, {0, 2}},
+    {TensorType::q6_k, "Q6_K", 256, 210, {208}},
+    {TensorType::iq4_nl, "IQ4_NL", 32, 18, {0}},
 };
 
-// Random bits, but numbers where the format has numbers. The last byte of the matrix is the last of the array, so that a
-// sanitizer sees a read beyond it; `shift` unaligns the beginning.
+// Random bits, but numbers where the format has numbers. The last byte of the matrix is the last of
+// the array, so that a sanitizer sees a read beyond it; `shift` unaligns the beginning.
 struct Weights {
   Weights(const Type& t, uint32_t rows, uint32_t cols, Random& random, std::size_t shift = 0) {
     const std::size_t row_bytes = std::size_t{cols / t.block} * t.bytes;
@@ -45,13 +53,16 @@ struct Weights {
       if (t.type == TensorType::f16) put_half(p, random, 15);
       for (uint32_t at : t.halves) put_half(p + at, random, 5);
     }
-    view = {reinterpret_cast<const std::byte*>(bytes.data()) + shift, t.type, rows, cols, row_bytes};
+    view = {reinterpret_cast<const std::byte*>(bytes.data()) + shift, t.type, rows, cols,
+            row_bytes};
   }
 
-  // A random half of magnitude 2^(top - 15) or up to eight times less; now and then subnormal or zero.
+  // A random half of magnitude 2^(top - 15) or up to eight times less; now and then subnormal or
+  // zero.
   static void put_half(uint8_t* p, Random& random, uint32_t top) {
     const uint32_t exponent = random.below(16) == 0 ? 0 : top - random.below(4);
-    const uint32_t bits = random.below(64) == 0 ? 0 : random.below(2) << 15 | exponent << 10 | random.below(1024);
+    const uint32_t bits =
+        random.below(64) == 0 ? 0 : random.below(2) << 15 | exponent << 10 | random.below(1024);
     p[0] = static_cast<uint8_t>(bits);
     p[1] = static_cast<uint8_t>(bits >> 8);
   }

@@ -1,6 +1,6 @@
 """The Debian packages are made, install into a fresh system, work there and go without remains: debian_test.py [FOLDER]
 
-FOLDER has packages that tools/package-deb made before; without it they are made here, their own tests left out. A fresh system is a folder that mmdebstrap
+FOLDER has packages that tools/packaging/package-deb made before; without it they are made here, their own tests left out. A fresh system is a folder that mmdebstrap
 fills with what this Debian's mirror has; it takes root."""
 import os
 import pathlib
@@ -69,7 +69,7 @@ def main():
         folder = pathlib.Path(place)
         packages = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "packages"
         if len(sys.argv) == 1:
-            run("tools/package-deb", packages, folder=ROOT, DEB_BUILD_OPTIONS=f"nocheck noautodbgsym parallel={os.cpu_count()}")
+            run("tools/packaging/package-deb", packages, folder=ROOT, DEB_BUILD_OPTIONS=f"nocheck noautodbgsym parallel={os.cpu_count()}")
         # The one that is suppressed is about uploads to Debian's own archive.
         run("lintian", "--allow-root", "--suppress-tags", "initial-upload-closes-no-bugs", "--fail-on", "error,warning", next(packages.glob("*.changes")))
         debs = sorted(path for path in packages.glob("*.deb") if "dbgsym" not in path.name)

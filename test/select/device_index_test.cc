@@ -1,4 +1,4 @@
-// An index of keys that a real GPU helps to make, where there is one: that of the processor, bit for bit.
+// An index of keys that a real GPU helps to make, where there is one: that of the CPU, bit for bit.
 #include <algorithm>
 #include <cstdlib>
 
@@ -7,7 +7,7 @@
 using namespace kvasir;
 using namespace kvasir::test;
 
-TEST_CASE("ood: a graph from the nearest keys that a device has found is the processor's") {
+TEST_CASE("ood: a graph from the nearest keys that a device has found is the CPU's") {
   std::vector<int> found;
   std::shared_ptr<Device> device;
   Status s = Device::find("cuda", &found);
@@ -24,7 +24,8 @@ TEST_CASE("ood: a graph from the nearest keys that a device has found is the pro
     std::shared_ptr<TokenIndex> index;
     NearestBy by;
     Progress none;
-    s = build_index({IndexKind::ood, store, queries, 1, {}, {device}, &by}, cpu_kernels(), &pool(2), nullptr, &none, &index);
+    s = build_index({IndexKind::ood, store, queries, 1, {}, {device}, &by}, cpu_kernels(), &pool(2),
+                    nullptr, &none, &index);
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
     CHECK(by.names == "cuda:0");
     CHECK(by.because.empty());
@@ -33,7 +34,8 @@ TEST_CASE("ood: a graph from the nearest keys that a device has found is the pro
       CHECK(its.entry == right.entry);
       CHECK(std::ranges::equal(its.floats, right.floats));
       uint32_t different = 0;
-      for (uint32_t i = 0; i < right.levels[0].lists(); ++i) different += !std::ranges::equal(its.levels[0].list(i), right.levels[0].list(i));
+      for (uint32_t i = 0; i < right.levels[0].lists(); ++i)
+        different += !std::ranges::equal(its.levels[0].list(i), right.levels[0].list(i));
       CHECK(different == 0);
     }
     CHECK(device->used() == 0);

@@ -10,7 +10,8 @@ using test::random_store;
 
 namespace {
 
-// No token that was left out counts more than one that was chosen, beyond what rounding makes of it.
+// No token that was left out counts more than one that was chosen, beyond what rounding makes of
+// it.
 template <class F>
 void check_best(const Asked& asked, const std::set<uint32_t>& chosen, double rounding, F&& counts) {
   double least = 1e300, most = -1e300;
@@ -26,7 +27,8 @@ void check_best(const Asked& asked, const std::set<uint32_t>& chosen, double rou
 
 }  // namespace
 
-TEST_CASE("flat chooses the tokens with the largest exact scores, or with the largest sum of shares") {
+TEST_CASE(
+    "flat chooses the tokens with the largest exact scores, or with the largest sum of shares") {
   for (uint32_t head_dim : {32u, 48u, 128u, 256u}) {
     const PageStore store = random_store(head_dim, 37, 2, head_dim);
     const Asked asked(store, 1, 3, 5);
@@ -54,27 +56,34 @@ TEST_CASE("flat chooses the tokens with the largest exact scores, or with the la
       CHECK(chosen.size() == want);
       CHECK(out.tokens == want);
       const double no_share = 3 * std::exp(-24.0);  // attention_shares gives up below
-      check_best(asked, chosen, no_share, [&](uint32_t t) { return asked.share(0, t) + asked.share(1, t) + asked.share(2, t); });
+      check_best(asked, chosen, no_share, [&](uint32_t t) {
+        return asked.share(0, t) + asked.share(1, t) + asked.share(2, t);
+      });
     }
   }
 }
 
-TEST_CASE("rows that choose together do so by the sum of all their shares, however many are scored at a time") {
+TEST_CASE(
+    "rows that choose together do so by the sum of all their shares, however many are scored at a "
+    "time") {
   const PageStore store = random_store(64, 37, 1, 4);
   const Asked asked(store, 0, 40, 6);
   SelectorScratch scratch;
   Selection out;
   for (uint32_t at_a_time : {1u, 7u, 40u}) {
     CAPTURE(at_a_time);
-    strategy_info("flat")->make()->select_together(asked.query(100, true), at_a_time, &scratch, &out);
+    strategy_info("flat")->make()->select_together(asked.query(100, true), at_a_time, &scratch,
+                                                   &out);
     REQUIRE(out.lists.size() == 1);
     CHECK(out.tokens == 100);
-    CHECK(out.keys_scanned == (asked.tokens() - asked.first()) * ((40 + at_a_time - 1) / at_a_time));
-    check_best(asked, chosen_tokens(out, 0, store.shape().page), 40 * std::exp(-24.0), [&](uint32_t t) {
-      double sum = 0;
-      for (uint32_t r = 0; r < 40; ++r) sum += asked.share(r, t);
-      return sum;
-    });
+    CHECK(out.keys_scanned ==
+          (asked.tokens() - asked.first()) * ((40 + at_a_time - 1) / at_a_time));
+    check_best(asked, chosen_tokens(out, 0, store.shape().page), 40 * std::exp(-24.0),
+               [&](uint32_t t) {
+                 double sum = 0;
+                 for (uint32_t r = 0; r < 40; ++r) sum += asked.share(r, t);
+                 return sum;
+               });
   }
 }
 
@@ -103,7 +112,9 @@ TEST_CASE("flat chooses nothing where there is nothing behind the sinks") {
   }
 }
 
-TEST_CASE("dipr chooses exactly the tokens that have alpha of the largest one's attention, up to the budget") {
+TEST_CASE(
+    "dipr chooses exactly the tokens that have alpha of the largest one's attention, up to the "
+    "budget") {
   for (uint32_t head_dim : {32u, 48u, 128u}) {
     const PageStore store = random_store(head_dim, 37, 2, head_dim + 1);
     Asked asked(store, 0, 3, 9);
@@ -120,10 +131,12 @@ TEST_CASE("dipr chooses exactly the tokens that have alpha of the largest one's 
       std::vector<std::set<uint32_t>> want(3);
       for (uint32_t r = 0; r < 3; ++r) {
         double largest = static_cast<double>(asked.near_m[r]);
-        for (uint32_t t = asked.first(); t < asked.tokens(); ++t) largest = std::max(largest, asked.score(r, t));
+        for (uint32_t t = asked.first(); t < asked.tokens(); ++t)
+          largest = std::max(largest, asked.score(r, t));
         for (uint32_t t = asked.first(); t < asked.tokens(); ++t) {
           const double weight = std::exp(asked.score(r, t) - largest);
-          near = near || std::fabs(weight - static_cast<double>(alpha)) < 1e-5 * static_cast<double>(alpha);
+          near = near ||
+                 std::fabs(weight - static_cast<double>(alpha)) < 1e-5 * static_cast<double>(alpha);
           if (weight >= static_cast<double>(alpha)) want[r].insert(t), any.insert(t);
         }
       }

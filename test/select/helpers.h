@@ -1,4 +1,5 @@
-// A store of random keys, queries that ask it, and what the equations of a choice need, in double precision.
+// A store of random keys, queries that ask it, and what the equations of a choice need, in double
+// precision.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -10,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "select/index_build.h"
+#include "select/graph/index_build.h"
 #include "select/selector.h"
 
 namespace kvasir::test {
@@ -47,7 +48,8 @@ std::set<uint32_t> chosen_tokens(const Selection& selection, std::size_t i, cons
 // Queries as a reading would have left them: of `tokens` tokens, near random keys.
 IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t tokens, uint32_t seed);
 
-std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store, const IndexQueries& queries, uint32_t threads, uint32_t graphs = 1,
-                                  const TokenIndexes::Entry& known = {});
+std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store,
+                                  const IndexQueries& queries, uint32_t threads,
+                                  uint32_t graphs = 1, const TokenIndexes::Entry& known = {});
 
 }  // namespace kvasir::test

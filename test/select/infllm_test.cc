@@ -11,7 +11,8 @@ namespace {
 
 KvStore random_text(uint32_t head_dim, uint32_t tokens) {
   KvStore store(sample_shape(head_dim), 64);
-  const auto k = normals(std::size_t{tokens} * sample_kv_heads * head_dim, 5), q = normals(std::size_t{tokens} * sample_heads * head_dim, 6);
+  const auto k = normals(std::size_t{tokens} * sample_kv_heads * head_dim, 5),
+             q = normals(std::size_t{tokens} * sample_heads * head_dim, 6);
   REQUIRE(store.prepare(tokens).ok());
   for (uint32_t l = 0; l < sample_layers; ++l) {
     store.write(l, tokens, k.data(), k.data());
@@ -26,15 +27,18 @@ Selection choose(const KvStore& store, const Array<float>& q, uint64_t budget, b
   const QueryRows rows{sample_group, dim, q.data(), nullptr, nullptr, nullptr};
   Selection selection;
   SelectorScratch scratch;
-  make_infllm_selector()->select({cpu_kernels(), store.pages(), store.sketch(), 1, 1, rows, nullptr, nullptr, 1, budget, share,
-                                  std::numeric_limits<float>::infinity(), 0, nullptr, 0, &store.representatives()},
-                                 &scratch, &selection);
+  make_infllm_selector()->select(
+      {cpu_kernels(), store.pages(), store.sketch(), 1, 1, rows, nullptr, nullptr, 1, budget, share,
+       std::numeric_limits<float>::infinity(), 0, nullptr, 0, &store.representatives()},
+      &scratch, &selection);
   return selection;
 }
 
 }  // namespace
 
-TEST_CASE("infllm reads the blocks whose representatives score best, for each head or for their sum, and what fills no block yet") {
+TEST_CASE(
+    "infllm reads the blocks whose representatives score best, for each head or for their sum, and "
+    "what fills no block yet") {
   for (uint32_t head_dim : {40u, 64u, 128u, 256u})
     for (uint32_t tokens : {100u, 180u, 1500u}) {
       const KvStore store = random_text(head_dim, tokens);
@@ -60,18 +64,21 @@ TEST_CASE("infllm reads the blocks whose representatives score best, for each he
               for (uint32_t r = share ? 0 : i; r < (share ? sample_group : i + 1); ++r)
                 for (uint32_t d = 0; d < page.dim; ++d)
                   relevance += static_cast<double>(q[r * page.dim + d]) *
-                               static_cast<double>(std::bit_cast<float>(uint32_t{store.representatives().key(1, 1, b)[d]} << 16));
+                               static_cast<double>(std::bit_cast<float>(
+                                   uint32_t{store.representatives().key(1, 1, b)[d]} << 16));
               order.push_back({-relevance, b});
             }
             std::sort(order.begin(), order.end());
-            const uint64_t rest = sealed - std::max(first, std::max(blocks * 128, std::min(first, sealed)));
+            const uint64_t rest =
+                sealed - std::max(first, std::max(blocks * 128, std::min(first, sealed)));
             const uint64_t left = sealed > first ? budget - std::min(budget, rest) : 0;
             const std::size_t count = std::min<std::size_t>(blocks, (left + 127) / 128);
             std::vector<uint32_t> want;
             for (uint32_t t = first; t < sealed; ++t) {
               const auto is_chosen = [&](const auto& o) { return o.second == t / 128; };
               const auto end = order.begin() + static_cast<std::ptrdiff_t>(count);
-              if (t / 128 >= blocks || std::find_if(order.begin(), end, is_chosen) != end) want.push_back(t);
+              if (t / 128 >= blocks || std::find_if(order.begin(), end, is_chosen) != end)
+                want.push_back(t);
             }
             CHECK(tokens_of(selection, i, page.page_tokens) == want);
             counted += want.size();

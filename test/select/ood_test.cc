@@ -1,4 +1,5 @@
-// The graph of `ood` against RoarGraph's algorithms as they are written (arXiv 2408.08933, section 4), and what is inserted into it.
+// The graph of `ood` against RoarGraph's algorithms as they are written (arXiv 2408.08933, section
+// 4), and what is inserted into it.
 #include <algorithm>
 #include <cmath>
 
@@ -13,15 +14,19 @@ using test::some_queries;
 
 namespace {
 
-constexpr uint32_t nearest_keys = 400, better_links = 2, most_projected = 40, links = 16, build_breadth = 48, starts = 64;  // select/ood.cc
+// select/graph/ood.cc
+constexpr uint32_t nearest_keys = 400, better_links = 2, max_projected = 40, links = 16,
+                   build_breadth = 48, starts = 64;
 
 using Near = std::pair<double, uint32_t>;  // distance, item
 using Lists = std::vector<std::vector<uint32_t>>;
 
-// One head's keys in double precision and the graph over them, whose distances are of keys multiplied by the metric.
+// One head's keys in double precision and the graph over them, whose distances are of keys
+// multiplied by the metric.
 class PlainRoarGraph {
  public:
-  PlainRoarGraph(const PageStore& store, uint32_t kv_head, std::span<const float> metric) : page_(store.shape().page) {
+  PlainRoarGraph(const PageStore& store, uint32_t kv_head, std::span<const float> metric)
+      : page_(store.shape().page) {
     const uint32_t dim = page_.dim;
     Array<float> k(std::size_t{page_.page_tokens} * dim), v(k.size()), measured(dim);
     Array<int8_t> rounded(dim);
@@ -29,17 +34,20 @@ class PlainRoarGraph {
       const PageRef ref = store.page(0, kv_head, p);
       cpu_kernels().unseal_page(page_, ref.data, ref.scales, k.data(), v.data());
       for (uint32_t t = 0; t < page_.page_tokens; ++t) {
-        const std::vector<double>& key = keys_.emplace_back(k.begin() + t * dim, k.begin() + (t + 1) * dim);
+        const std::vector<double>& key =
+            keys_.emplace_back(k.begin() + t * dim, k.begin() + (t + 1) * dim);
         measured_.push_back(key);
         if (metric.empty()) continue;
         for (uint32_t j = 0; j < dim; ++j) {
           double sum = 0;
-          for (uint32_t d = 0; d < dim; ++d) sum += static_cast<double>(metric[d * dim + j]) * key[d];
+          for (uint32_t d = 0; d < dim; ++d)
+            sum += static_cast<double>(metric[d * dim + j]) * key[d];
           measured[j] = static_cast<float>(sum);
         }
         float scale = 0;
         cpu_kernels().quantize_queries(measured.data(), 1, dim, rounded.data(), nullptr, &scale);
-        for (uint32_t j = 0; j < dim; ++j) measured_.back()[j] = static_cast<double>(scale) * rounded[j];
+        for (uint32_t j = 0; j < dim; ++j)
+          measured_.back()[j] = static_cast<double>(scale) * rounded[j];
       }
     }
     lists_.resize(keys_.size());
@@ -50,21 +58,24 @@ class PlainRoarGraph {
   uint32_t central(uint32_t items) const {
     std::vector<double> mean(page_.dim);
     for (uint32_t i = 0; i < items; ++i)
-      for (uint32_t d = 0; d < page_.dim; ++d) mean[d] += measured_[i][d] / static_cast<double>(items);
+      for (uint32_t d = 0; d < page_.dim; ++d)
+        mean[d] += measured_[i][d] / static_cast<double>(items);
     std::vector<Near> linked;
     for (uint32_t i = 0; i < items; ++i)
       if (!lists_[i].empty()) linked.push_back({distance(mean, measured_[i]), i});
     return std::min_element(linked.begin(), linked.end())->second;
   }
 
-  // 4.1, and 4.2 as select/ood.cc has it: of each query's keys, best first, every one is linked from better ones near it.
+  // 4.1, and 4.2 as select/graph/ood.cc has it: of each query's keys, best first, every one is
+  // linked from better ones near it.
   void project(const QueryRows& queries) {
     std::vector<uint32_t> bests;
     for (uint32_t r = 0; r < queries.rows; ++r) {
       std::vector<Near> order;
       for (uint32_t i = 0; i < keys_.size(); ++i) {
         double dot = 0;
-        for (uint32_t d = 0; d < page_.dim; ++d) dot += queries.q[std::size_t{r} * page_.dim + d] * keys_[i][d];
+        for (uint32_t d = 0; d < page_.dim; ++d)
+          dot += queries.q[std::size_t{r} * page_.dim + d] * keys_[i][d];
         order.push_back({-dot, i});
       }
       std::sort(order.begin(), order.end());
@@ -76,10 +87,12 @@ class PlainRoarGraph {
         for (uint32_t i = 0; i < rank; ++i) {
           const uint32_t other = order[i].second;
           if (std::count(lists_[other].begin(), lists_[other].end(), item)) ++there;
-          else if (lists_[other].size() < most_projected) better.push_back({between(item, other), other});
+          else if (lists_[other].size() < max_projected)
+            better.push_back({between(item, other), other});
         }
         std::sort(better.begin(), better.end());
-        for (std::size_t i = 0; i < better.size() && there < better_links; ++i, ++there) lists_[better[i].second].push_back(item);
+        for (std::size_t i = 0; i < better.size() && there < better_links; ++i, ++there)
+          lists_[better[i].second].push_back(item);
       }
     }
     for (std::size_t i = 0; i < lists_.size(); ++i) projected_[i] = lists_[i].size();
@@ -97,7 +110,8 @@ class PlainRoarGraph {
     for (uint32_t i = 0; i < items; ++i) {
       lists_[i] = lists[i];
       std::erase_if(lists_[i], [&](uint32_t other) { return other >= items; });
-      projected_[i] = std::min<std::size_t>(i == entry ? most_projected + starts : most_projected, lists_[i].size());
+      projected_[i] = std::min<std::size_t>(i == entry ? max_projected + starts : max_projected,
+                                            lists_[i].size());
     }
     entry_ = entry < items ? entry : central(items);
   }
@@ -125,15 +139,18 @@ class PlainRoarGraph {
     return out;
   }
 
-  // Algorithm 2: those nearer to the item than to any that was taken; then as many of the others as there is room for.
+  // Algorithm 2: those nearer to the item than to any that was taken; then as many of the others as
+  // there is room for.
   std::vector<uint32_t> acquire(const std::vector<Near>& near) const {
     std::vector<uint32_t> chosen, left;
     for (const auto& [d, n] : near) {
       if (chosen.size() == links) break;
-      const bool alone = std::all_of(chosen.begin(), chosen.end(), [&, d = d, n = n](uint32_t c) { return between(n, c) > d; });
+      const bool alone = std::all_of(chosen.begin(), chosen.end(),
+                                     [&, d = d, n = n](uint32_t c) { return between(n, c) > d; });
       (alone ? chosen : left).push_back(n);
     }
-    for (std::size_t i = 0; i < left.size() && chosen.size() < links; ++i) chosen.push_back(left[i]);
+    for (std::size_t i = 0; i < left.size() && chosen.size() < links; ++i)
+      chosen.push_back(left[i]);
     return chosen;
   }
 
@@ -187,14 +204,17 @@ void check_metric(std::span<const float> l, const QueryRows& queries) {
   for (uint32_t r = 0; r < queries.rows; ++r)
     for (uint32_t i = 0; i < dim; ++i)
       for (uint32_t j = 0; j < dim; ++j)
-        moment[i * dim + j] += std::pow(static_cast<double>(queries.scale[r]), 2) * queries.q[r * dim + i] * queries.q[r * dim + j];
+        moment[i * dim + j] += std::pow(static_cast<double>(queries.scale[r]), 2) *
+                               queries.q[r * dim + i] * queries.q[r * dim + j];
   double trace = 0;
   for (uint32_t i = 0; i < dim; ++i) trace += moment[i * dim + i];
   for (uint32_t i = 0; i < dim; ++i)
     for (uint32_t j = 0; j < dim; ++j) {
       double product = 0;
-      for (uint32_t k = 0; k < dim; ++k) product += static_cast<double>(l[i * dim + k]) * static_cast<double>(l[j * dim + k]);
-      CHECK(product == doctest::Approx((i == j ? 1 : 0) + moment[i * dim + j] * dim / trace).epsilon(1e-5));
+      for (uint32_t k = 0; k < dim; ++k)
+        product += static_cast<double>(l[i * dim + k]) * static_cast<double>(l[j * dim + k]);
+      CHECK(product ==
+            doctest::Approx((i == j ? 1 : 0) + moment[i * dim + j] * dim / trace).epsilon(1e-5));
       if (j > i) CHECK(l[i * dim + j] == 0);
     }
 }
@@ -225,9 +245,11 @@ Lists lists_of(const TokenIndex::Head& head) {
 
 }  // namespace
 
-TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
+TEST_CASE(
+    "ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
   for (uint32_t head_dim : {48u, 64u}) {
-    const PageStore store = random_store(head_dim, 24, 2, head_dim + 2);  // no two distances differ by a rounding to float
+    // no two distances differ by a rounding to float
+    const PageStore store = random_store(head_dim, 24, 2, head_dim + 2);
     const IndexQueries queries = some_queries(store, 3, 50, 9);
     for (uint32_t graphs : {1u, 3u}) {
       const auto index = build(IndexKind::ood, store, queries, 2, graphs);
@@ -236,7 +258,8 @@ TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or o
         for (uint32_t g = 0; g < graphs; ++g) {
           CAPTURE(head);
           CAPTURE(g);
-          const QueryRows rows = queries.rows_of(0, head, g * queries.rows() / graphs, queries.rows() / graphs);
+          const QueryRows rows =
+              queries.rows_of(0, head, g * queries.rows() / graphs, queries.rows() / graphs);
           check_metric(index->heads(0, head)[g].floats, rows);
           PlainRoarGraph plain(store, head, index->heads(0, head)[g].floats);
           plain.project(rows);
@@ -248,14 +271,17 @@ TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or o
   }
 }
 
-TEST_CASE("ood: a token is inserted by connectivity enhancement, also behind tokens that were taken back") {
+TEST_CASE(
+    "ood: a token is inserted by connectivity enhancement, also behind tokens that were taken "
+    "back") {
   const PageStore store = random_store(64, 40, 1, 3);
   PageStore part = store;
   part.truncate(30);
   const IndexQueries queries = some_queries(part, 2, 40, 5);
   const auto made = build(IndexKind::ood, part, queries, 1);
   const uint32_t middle = made->heads(0, 0)[0].entry;
-  // The last one takes the entry back, and the key next to the mean of all that there are then is inserted only now.
+  // The last one takes the entry back, and the key next to the mean of all that there are then is
+  // inserted only now.
   for (uint32_t pages : {30u, 21u, middle / 32 + 1}) {
     CAPTURE(pages);
     const uint32_t known = (pages - 1) * 32;
@@ -298,7 +324,8 @@ TEST_CASE("ood: a query head searches its own graph") {
   first.lists = lists_of(apart->heads(0, 0)[0]);
   words.push_back(TokenIndex::encode(apart->heads(0, 0)[0].entry, {&first, 1}, {}));
   words.push_back(TokenIndex::encode(5, {&nowhere, 1}, {}));
-  const auto lame = TokenIndex::make(IndexKind::ood, store.shape(), {32, 120 * 32, 120 * 32, 2}, std::move(words));
+  const auto lame = TokenIndex::make(IndexKind::ood, store.shape(), {32, 120 * 32, 120 * 32, 2},
+                                     std::move(words));
   REQUIRE(lame);
   CHECK(scanned(lame) < scanned(apart));
   CHECK(scanned(lame) > 64);

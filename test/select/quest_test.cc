@@ -10,14 +10,16 @@ using test::random_store;
 
 namespace {
 
-// Quest, algorithm 1: sum over channels of max(q * max, q * min), from the keys themselves, of the tokens begin .. end - 1.
+// Quest, algorithm 1: sum over channels of max(q * max, q * min), from the keys themselves, of the
+// tokens begin .. end - 1.
 double plain_bound(const Asked& asked, uint32_t r, uint32_t begin, uint32_t end) {
   const PageShape& shape = asked.store.shape().page;
   Array<float> k(shape.page_tokens * shape.dim), v(k.size());
   std::vector<double> least(shape.dim, 1e30), most(shape.dim, -1e30);
   for (uint32_t t = begin; t < end; ++t) {  // whole blocks
     const PageRef ref = asked.store.page(0, asked.kv_head, t / shape.page_tokens);
-    if (t == begin || t % shape.page_tokens == 0) cpu_kernels().unseal_page(shape, ref.data, ref.scales, k.data(), v.data());
+    if (t == begin || t % shape.page_tokens == 0)
+      cpu_kernels().unseal_page(shape, ref.data, ref.scales, k.data(), v.data());
     for (uint32_t d = 0; d < shape.dim; ++d) {
       const double x = static_cast<double>(k[t % shape.page_tokens * shape.dim + d]);
       least[d] = std::min(least[d], x);
@@ -44,7 +46,8 @@ std::vector<Unit> plain_units(const Asked& asked, uint32_t r, uint32_t unit_toke
   for (uint32_t begin = 0; begin < asked.tokens(); begin += unit_tokens) {
     Unit u{std::max(begin, asked.first()), std::min(begin + unit_tokens, asked.tokens()), -1e30, 0};
     if (u.begin >= u.end) continue;
-    for (uint32_t t = u.begin; t < u.end; t += block) u.bound = std::max(u.bound, plain_bound(asked, r, t, t + block));
+    for (uint32_t t = u.begin; t < u.end; t += block)
+      u.bound = std::max(u.bound, plain_bound(asked, r, t, t + block));
     u.looser = plain_bound(asked, r, u.begin, u.end);
     units.push_back(u);
   }
@@ -53,7 +56,9 @@ std::vector<Unit> plain_units(const Asked& asked, uint32_t r, uint32_t unit_toke
 
 }  // namespace
 
-TEST_CASE("quest chooses whole units by the largest bound of their blocks, which is never looser than the paper's, at every granularity") {
+TEST_CASE(
+    "quest chooses whole units by the largest bound of their blocks, which is never looser than "
+    "the paper's, at every granularity") {
   for (uint32_t head_dim : {32u, 48u, 128u, 256u}) {
     const PageStore store = random_store(head_dim, 37, 2, head_dim);
     const Asked asked(store, 1, 2, 5);
@@ -62,7 +67,8 @@ TEST_CASE("quest chooses whole units by the largest bound of their blocks, which
     Selection out;
     for (uint32_t unit : {0u, 16u, 32u, 48u, 64u, 128u}) {
       const uint32_t tokens = unit ? unit : store.shape().page.block_tokens;
-      const std::vector<Unit> plain[] = {plain_units(asked, 0, tokens), plain_units(asked, 1, tokens)};
+      const std::vector<Unit> plain[] = {plain_units(asked, 0, tokens),
+                                         plain_units(asked, 1, tokens)};
       for (uint64_t budget : {1u, 100u, 200u, 100000u}) {
         CAPTURE(head_dim);
         CAPTURE(unit);
@@ -78,14 +84,16 @@ TEST_CASE("quest chooses whole units by the largest bound of their blocks, which
           for (const Unit& u : plain[r]) {
             CHECK(u.bound <= u.looser + 1e-9);
             const bool in = chosen.count(u.begin) != 0;
-            const auto inside = static_cast<uint32_t>(std::distance(chosen.lower_bound(u.begin), chosen.lower_bound(u.end)));
+            const auto inside = static_cast<uint32_t>(
+                std::distance(chosen.lower_bound(u.begin), chosen.lower_bound(u.end)));
             CHECK(inside == (in ? u.end - u.begin : 0));
             if (in) least = std::min(least, u.bound), ++units, found += u.end - u.begin;
             else most = std::max(most, u.bound);
           }
           CHECK(found == chosen.size());
           CHECK(units == std::min<uint64_t>(plain[r].size(), (budget + tokens - 1) / tokens));
-          CHECK(least >= most - 0.02 * std::fabs(most));  // bounds are kept in int8, rounded outwards
+          // bounds are kept in int8, rounded outwards
+          CHECK(least >= most - 0.02 * std::fabs(most));
           counted += found;
         }
         CHECK(out.tokens == counted);
@@ -94,7 +102,9 @@ TEST_CASE("quest chooses whole units by the largest bound of their blocks, which
   }
 }
 
-TEST_CASE("quest's heads share the units that have most of their attention when all tokens reach the bound") {
+TEST_CASE(
+    "quest's heads share the units that have most of their attention when all tokens reach the "
+    "bound") {
   const PageStore store = random_store(64, 37, 1, 3);
   const Asked asked(store, 0, 3, 7);
   SelectorScratch scratch;
@@ -112,8 +122,10 @@ TEST_CASE("quest's heads share the units that have most of their attention when 
     for (uint32_t r = 0; r < 3; ++r) {
       const auto units = plain_units(asked, r, unit);
       double total = static_cast<double>(asked.near_l[r]);
-      for (const Unit& u : units) total += unit * std::exp(u.bound - static_cast<double>(asked.near_m[r]));
-      for (std::size_t i = 0; i < units.size(); ++i) shares[i] += unit * std::exp(units[i].bound - static_cast<double>(asked.near_m[r])) / total;
+      for (const Unit& u : units)
+        total += unit * std::exp(u.bound - static_cast<double>(asked.near_m[r]));
+      for (std::size_t i = 0; i < units.size(); ++i)
+        shares[i] += unit * std::exp(units[i].bound - static_cast<double>(asked.near_m[r])) / total;
     }
     double least = 1e30, most = 0;
     const auto units = plain_units(asked, 0, unit);

@@ -12,7 +12,8 @@
 
 namespace kvasir::test {
 
-constexpr uint32_t sample_layers = 2, sample_kv_heads = 2, sample_group = 3, sample_heads = sample_kv_heads * sample_group;
+constexpr uint32_t sample_layers = 2, sample_kv_heads = 2, sample_group = 3,
+                   sample_heads = sample_kv_heads * sample_group;
 
 inline ThreadPool& pool(uint32_t threads = 2) {
   static std::unique_ptr<ThreadPool> pools[4];
@@ -20,7 +21,9 @@ inline ThreadPool& pool(uint32_t threads = 2) {
   return *pools[threads];
 }
 
-inline StoreShape sample_shape(uint32_t head_dim) { return {sample_layers, sample_kv_heads, PageShape::of(head_dim)}; }
+inline StoreShape sample_shape(uint32_t head_dim) {
+  return {sample_layers, sample_kv_heads, PageShape::of(head_dim)};
+}
 
 inline void seal_pages(PageStore* store, uint32_t count, uint32_t seed) {
   const PageShape& page = store->shape().page;
@@ -42,7 +45,8 @@ inline void seal_pages(PageStore* store, uint32_t count, uint32_t seed) {
   store->commit(first + count);
 }
 
-inline std::vector<float> normals(std::size_t n, uint32_t seed, float mean = 0, float deviation = 1) {
+inline std::vector<float> normals(std::size_t n, uint32_t seed, float mean = 0,
+                                  float deviation = 1) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(mean, deviation);
   std::vector<float> out(n);
@@ -50,13 +54,16 @@ inline std::vector<float> normals(std::size_t n, uint32_t seed, float mean = 0, 
   return out;
 }
 
-// q . k / sqrt(head_dim) of every sealed token for one query head, the query rounded to int8 as attention rounds it. q: [heads][head_dim].
-inline std::vector<double> plain_scores(const PageStore& store, uint32_t layer, uint32_t head, const float* q) {
+// q . k / sqrt(head_dim) of every sealed token for one query head, the query rounded to int8 as
+// attention rounds it. q: [heads][head_dim].
+inline std::vector<double> plain_scores(const PageStore& store, uint32_t layer, uint32_t head,
+                                        const float* q) {
   const PageShape& page = store.shape().page;
   std::vector<double> query(page.head_dim);
   double largest = 0;
   for (uint32_t d = 0; d < page.head_dim; ++d) {
-    query[d] = static_cast<double>(q[head * page.head_dim + d]) / std::sqrt(static_cast<double>(page.head_dim));
+    query[d] = static_cast<double>(q[head * page.head_dim + d]) /
+               std::sqrt(static_cast<double>(page.head_dim));
     largest = std::max(largest, std::fabs(query[d]));
   }
   for (double& x : query) x = std::nearbyint(x * 127 / largest) * largest / 127;
@@ -67,7 +74,8 @@ inline std::vector<double> plain_scores(const PageStore& store, uint32_t layer, 
     cpu_kernels().unseal_page(page, ref.data, ref.scales, k.data(), v.data());
     for (uint32_t t = 0; t < page.page_tokens; ++t) {
       double sum = 0;
-      for (uint32_t d = 0; d < page.head_dim; ++d) sum += query[d] * static_cast<double>(k[t * page.dim + d]);
+      for (uint32_t d = 0; d < page.head_dim; ++d)
+        sum += query[d] * static_cast<double>(k[t * page.dim + d]);
       out.push_back(sum);
     }
   }
@@ -79,12 +87,14 @@ inline std::vector<uint32_t> tokens_of(const Selection& s, std::size_t list, uin
   std::vector<uint32_t> out;
   for (std::size_t i = 0; i < s.page_numbers[list].size(); ++i)
     for (uint32_t t = 0; t < page_tokens; ++t)
-      if (s.lists[list][i].tokens >> t & 1) out.push_back(s.page_numbers[list][i] * page_tokens + t);
+      if (s.lists[list][i].tokens >> t & 1)
+        out.push_back(s.page_numbers[list][i] * page_tokens + t);
   return out;
 }
 
 // Whether `chosen` are k of the largest of scores[first ..], up to rounding at the border.
-inline bool are_best(const std::vector<uint32_t>& chosen, const std::vector<double>& scores, uint32_t first, std::size_t k, double rounding) {
+inline bool are_best(const std::vector<uint32_t>& chosen, const std::vector<double>& scores,
+                     uint32_t first, std::size_t k, double rounding) {
   std::vector<double> all(scores.begin() + first, scores.end());
   k = std::min(k, all.size());
   if (chosen.size() != k) return false;

@@ -1,4 +1,5 @@
-// Samples against the definition of select/sampling.h, and what they promise: sums that are right on average.
+// Samples against the definition of select/sampling.h, and what they promise: sums that are right
+// on average.
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -20,7 +21,8 @@ struct Chosen {
 };
 
 // From shares of quads 8 to 87 of a store whose pages have eight of them.
-Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shares, const SampleSize& size) {
+Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shares,
+              const SampleSize& size) {
   SelectorQuery query = asked.query(0, true);
   query.layer = layer;
   SelectorScratch scratch;
@@ -39,7 +41,8 @@ Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shar
       for (uint32_t quad = 0; quad < page_quads; ++quad)
         if (const uint64_t tokens = pages[i].tokens >> 4 * quad & 15) {
           CHECK(tokens == 15);
-          found.push_back({numbers[i] * page_quads + quad, std::exp(static_cast<double>(pages[i].bias))});
+          found.push_back(
+              {numbers[i] * page_quads + quad, std::exp(static_cast<double>(pages[i].bias))});
         }
     }
   };
@@ -48,7 +51,8 @@ Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shar
   std::sort(found.begin(), found.end());
   CHECK(out.tokens == found.size() * 4);
   Chosen chosen;
-  for (const auto& [number, weight] : found) chosen.numbers.push_back(number), chosen.weights.push_back(weight);
+  for (const auto& [number, weight] : found)
+    chosen.numbers.push_back(number), chosen.weights.push_back(weight);
   return chosen;
 }
 
@@ -71,13 +75,22 @@ std::vector<float> random_shares(std::mt19937* random, float power, float sum) {
 
 }  // namespace
 
-TEST_CASE("a sample is what the threshold takes that reads the fewest and leaves no more variance than is allowed, each with its weight") {
+TEST_CASE(
+    "a sample is what the threshold takes that reads the fewest and leaves no more variance than "
+    "is allowed, each with its weight") {
   const PageStore store = random_store(64, 40, 2, 64);
   const Asked asked(store, 1, 3, 5);
   std::mt19937 random(3);
   for (uint32_t layer = 0; layer < 5; ++layer)
     for (double variance : {1e-6, 1e-4, 1e-3, 1e-2, 1.0})
-      for (const auto& [least, most] : {std::pair{0u, 0u}, {0u, 5u}, {1u, 16u}, {5u, 5u}, {10u, 200u}, {79u, 80u}, {80u, 80u}, {100u, 200u}}) {
+      for (const auto& [least, most] : {std::pair{0u, 0u},
+                                        {0u, 5u},
+                                        {1u, 16u},
+                                        {5u, 5u},
+                                        {10u, 200u},
+                                        {79u, 80u},
+                                        {80u, 80u},
+                                        {100u, 200u}}) {
         std::vector<float> shares = random_shares(&random, 4, 0.8f);
         if (layer == 4) shares[5] = shares[6] = shares[60] = 0;
         const auto sum_of = [&](auto f) {
@@ -85,31 +98,44 @@ TEST_CASE("a sample is what the threshold takes that reads the fewest and leaves
           for (float s : shares) sum += f(static_cast<double>(s));
           return sum;
         };
-        const auto left = [&](double t) { return sum_of([&](double s) { return s * std::max(t - s, 0.0); }); };
-        const auto expected = [&](double t) { return sum_of([&](double s) { return std::min(1.0, s / t); }); };
+        const auto left = [&](double t) {
+          return sum_of([&](double s) { return s * std::max(t - s, 0.0); });
+        };
+        const auto expected = [&](double t) {
+          return sum_of([&](double s) { return std::min(1.0, s / t); });
+        };
         const Chosen got = sample(asked, layer, shares, {least, most, variance});
         CAPTURE(least);
         CAPTURE(most);
         CAPTURE(variance);
-        const double its = static_cast<double>(sample_threshold(cpu_kernels(), shares.data(), quads, {least, most, variance}));
+        const double its = static_cast<double>(
+            sample_threshold(cpu_kernels(), shares.data(), quads, {least, most, variance}));
         if (least >= quads) {
           CHECK(its == 0);
         } else if (most == 0) {
           CHECK(got.numbers.empty());
           continue;
         } else {
-          const double count = expected(its), positive = sum_of([](double s) { return s > 0 ? 1.0 : 0.0; });
+          const double count = expected(its),
+                       positive = sum_of([](double s) { return s > 0 ? 1.0 : 0.0; });
           CHECK(count <= most * 1.01);
           CHECK(count >= std::min<double>(least, positive) * 0.99);
           if (count < std::min<double>(most, positive) * 0.99) CHECK(left(its) <= variance * 1.01);
-          if (count > least * 1.01) CHECK(left(its) >= variance * 0.98);  // it reads no more than it has to
+          // it reads no more than it has to
+          if (count > least * 1.01) CHECK(left(its) >= variance * 0.98);
         }
         std::vector<uint32_t> numbers;
         for (uint32_t i = 0; i < quads; ++i)
-          if (static_cast<double>(shares[i]) >= random_of(first + i, sample_seed(layer, asked.kv_head)) * its) numbers.push_back(first + i);
+          if (static_cast<double>(shares[i]) >=
+              random_of(first + i, sample_seed(layer, asked.kv_head)) * its)
+            numbers.push_back(first + i);
         REQUIRE(got.numbers == numbers);
         for (std::size_t i = 0; i < numbers.size(); ++i)
-          CHECK(got.weights[i] == doctest::Approx(std::max(1.0, its > 0 ? its / static_cast<double>(shares[numbers[i] - first]) : 1.0)).epsilon(1e-4));
+          CHECK(got.weights[i] ==
+                doctest::Approx(
+                    std::max(1.0,
+                             its > 0 ? its / static_cast<double>(shares[numbers[i] - first]) : 1.0))
+                    .epsilon(1e-4));
       }
 }
 
@@ -131,7 +157,8 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
         double its = 0;
         for (std::size_t i = 0; i < chosen.numbers.size(); ++i) {
           its += chosen.weights[i] * asked_of[chosen.numbers[i] - first];
-          of_shares += chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]) / times;
+          of_shares +=
+              chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]) / times;
         }
         sum += its, squares += its * its;
       }
@@ -139,12 +166,14 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
       CAPTURE(power);
       CAPTURE(count);
       CHECK(of_shares == doctest::Approx(1).epsilon(0.02));
-      if (power < 3) CHECK(std::fabs(mean - want) < 5 * error);  // beyond, quads that hardly ever come decide the sum
+      // beyond, quads that hardly ever come decide the sum
+      if (power < 3) CHECK(std::fabs(mean - want) < 5 * error);
     }
   }
 }
 
-TEST_CASE("where a variance decides how many there are, the sum of the shares is right on average too") {
+TEST_CASE(
+    "where a variance decides how many there are, the sum of the shares is right on average too") {
   const PageStore store = random_store(64, 40, 2, 64);
   const Asked asked(store, 1, 3, 5);
   std::mt19937 random(6);
@@ -156,7 +185,8 @@ TEST_CASE("where a variance decides how many there are, the sum of the shares is
       for (uint32_t layer = 0; layer < times; ++layer) {
         const Chosen chosen = sample(asked, layer, shares, {1, 1000, error * error});
         double its = 0;
-        for (std::size_t i = 0; i < chosen.numbers.size(); ++i) its += chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]);
+        for (std::size_t i = 0; i < chosen.numbers.size(); ++i)
+          its += chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]);
         sum += its / times, squares += its * its / times;
       }
       CAPTURE(power);
@@ -166,7 +196,9 @@ TEST_CASE("where a variance decides how many there are, the sum of the shares is
     }
 }
 
-TEST_CASE("a coverage is a standard error, a quarter of the budget to four times it its limits; a budget alone is the number") {
+TEST_CASE(
+    "a coverage is a standard error, a quarter of the budget to four times it its limits; a budget "
+    "alone is the number") {
   const SampleSize by_budget = sample_size(1000, 0, 3);
   CHECK((by_budget.least == 250 && by_budget.most == 250 && by_budget.variance == 0));
   const SampleSize by_coverage = sample_size(1600, 0.9f, 3);
@@ -174,8 +206,11 @@ TEST_CASE("a coverage is a standard error, a quarter of the budget to four times
   CHECK(by_coverage.variance == doctest::Approx(0.09).epsilon(1e-6));
 }
 
-TEST_CASE("rows that choose together read what one of them alone looks for, and no sample stands for too many") {
-  constexpr uint32_t rows = 60, alone = 17, wanted = 703, budget = 288;  // of 1152 tokens behind the sinks; the sketch tells it from its like
+TEST_CASE(
+    "rows that choose together read what one of them alone looks for, and no sample stands for too "
+    "many") {
+  // of 1152 tokens behind the sinks; the sketch tells it from its like
+  constexpr uint32_t rows = 60, alone = 17, wanted = 703, budget = 288;
   const PageStore store = random_store(64, 37, 1, 8);
   KeySketch sketch(store.shape());
   REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2), nullptr).ok());
@@ -184,9 +219,12 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
   Array<float> k(std::size_t{shape.page_tokens} * shape.dim), v(k.size());
   const PageRef page = store.page(0, 0, wanted / shape.page_tokens);
   cpu_kernels().unseal_page(shape, page.data, page.scales, k.data(), v.data());
-  for (uint32_t d = 0; d < shape.dim; ++d) asked.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
-  cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(), asked.split.data(), asked.scale.data());
-  SelectorQuery query{cpu_kernels(), store, sketch, 0, 0, asked.rows, asked.near_m.data(), asked.near_l.data(), 1, budget, true};
+  for (uint32_t d = 0; d < shape.dim; ++d)
+    asked.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
+  cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(),
+                                 asked.split.data(), asked.scale.data());
+  SelectorQuery query{cpu_kernels(),       store, sketch, 0,   0, asked.rows, asked.near_m.data(),
+                      asked.near_l.data(), 1,     budget, true};
   SelectorScratch scratch;
   Selection out;
   std::set<std::vector<uint32_t>> drawn;
@@ -196,7 +234,8 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
     strategy_info("bounded")->make()->select_together(query, 12, &scratch, &out);
     REQUIRE(out.sampled);
     CHECK(test::chosen_tokens(out, 0, shape).count(wanted) == 1);
-    for (const PageRef& sample : out.samples[0]) heaviest = std::max(heaviest, std::exp(static_cast<double>(sample.bias)));
+    for (const PageRef& sample : out.samples[0])
+      heaviest = std::max(heaviest, std::exp(static_cast<double>(sample.bias)));
     drawn.insert({out.sample_numbers[0].begin(), out.sample_numbers[0].end()});
     read += static_cast<double>(out.tokens);
   }
@@ -212,7 +251,8 @@ TEST_CASE("rows that choose together read what one of them alone looks for, and 
     else cpu_kernels().add(sums.data(), more.data(), sums.size());
   }
   Array<float> round;
-  for (query.first_extent = 1; query.first_extent < 5; ++query.first_extent) {  // a scan finds the same wherever it begins; there are three extents
+  // a scan finds the same wherever it begins; there are three extents
+  for (query.first_extent = 1; query.first_extent < 5; ++query.first_extent) {
     CHECK(strategy_info("bounded")->make()->sum_shares(query, &scratch, &round).intact);
     if (query.first_extent == 1) more = round;
     CHECK(round == more);

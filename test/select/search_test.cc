@@ -1,4 +1,5 @@
-// Searches of an index for single tokens, against the algorithms as they are written, and the indexes against their definitions.
+// Searches of an index for single tokens, against the algorithms as they are written, and the
+// indexes against their definitions.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -23,25 +24,32 @@ Graph random_graph(uint32_t items, uint32_t degree, uint32_t seed) {
   Graph graph(items);
   for (uint32_t i = 0; i < items; ++i)
     for (uint32_t d = 0; d < degree; ++d)
-      if (const auto other = static_cast<uint32_t>(random() % items); other != i && !std::count(graph[i].begin(), graph[i].end(), other))
+      if (const auto other = static_cast<uint32_t>(random() % items);
+          other != i && !std::count(graph[i].begin(), graph[i].end(), other))
         graph[i].push_back(other);
   return graph;
 }
 
-TokenIndexes index_of(IndexKind kind, const PageStore& store, const Graph& graph, uint32_t entry, uint32_t valid) {
-  const uint32_t first = store.shape().page.page_tokens, end = first + static_cast<uint32_t>(graph.size());
+TokenIndexes index_of(IndexKind kind, const PageStore& store, const Graph& graph, uint32_t entry,
+                      uint32_t valid) {
+  const uint32_t first = store.shape().page.page_tokens,
+                 end = first + static_cast<uint32_t>(graph.size());
   std::vector<TokenIndex::Words> heads;
   TokenIndex::Lists level;
   level.lists = graph;
-  for (uint32_t i = 0; i < store.shape().heads_total(); ++i) heads.push_back(TokenIndex::encode(entry, {&level, 1}, {}));
+  for (uint32_t i = 0; i < store.shape().heads_total(); ++i)
+    heads.push_back(TokenIndex::encode(entry, {&level, 1}, {}));
   TokenIndexes out;
-  out.of(kind) = {TokenIndex::make(kind, store.shape(), {first, end, end, 1}, std::move(heads)), valid};
+  out.of(kind) = {TokenIndex::make(kind, store.shape(), {first, end, end, 1}, std::move(heads)),
+                  valid};
   REQUIRE(out.of(kind).index);
   return out;
 }
 
-// The neighbours that may be found, and of those that may not, theirs: ascending by when they are met.
-std::vector<uint32_t> next_to(const Graph& graph, uint32_t item, uint32_t items, std::set<uint32_t>* visited) {
+// The neighbours that may be found, and of those that may not, theirs: ascending by when they are
+// met.
+std::vector<uint32_t> next_to(const Graph& graph, uint32_t item, uint32_t items,
+                              std::set<uint32_t>* visited) {
   std::vector<uint32_t> out;
   for (uint32_t n : graph[item]) {
     if (!visited->insert(n).second) continue;
@@ -60,7 +68,8 @@ struct Walk {
 };
 
 // HNSW, algorithm 2, with ef = breadth, from one entry.
-Walk plain_nearest(const Graph& graph, uint32_t entry, uint32_t items, uint32_t breadth, const std::function<float(uint32_t)>& score) {
+Walk plain_nearest(const Graph& graph, uint32_t entry, uint32_t items, uint32_t breadth,
+                   const std::function<float(uint32_t)>& score) {
   Walk walk;
   std::set<uint32_t> visited{entry};
   std::set<std::pair<float, uint32_t>> candidates{{score(entry), entry}}, best = candidates;
@@ -83,8 +92,8 @@ Walk plain_nearest(const Graph& graph, uint32_t entry, uint32_t items, uint32_t 
 }
 
 // DIPRS, AlayaDB's algorithm 1.
-Walk plain_within(const Graph& graph, uint32_t entry, uint32_t items, uint32_t capacity, float range, float seed,
-                  const std::function<float(uint32_t)>& score) {
+Walk plain_within(const Graph& graph, uint32_t entry, uint32_t items, uint32_t capacity,
+                  float range, float seed, const std::function<float(uint32_t)>& score) {
   Walk walk;
   std::set<uint32_t> visited{entry};
   float largest = std::max(seed, score(entry));
@@ -105,12 +114,15 @@ Walk plain_within(const Graph& graph, uint32_t entry, uint32_t items, uint32_t c
   return walk;
 }
 
-float exact(const Asked& asked, uint32_t row, uint32_t token) {  // bit for bit what a search compares
+// bit for bit what a search compares
+float exact(const Asked& asked, uint32_t row, uint32_t token) {
   const PageShape& page = asked.store.shape().page;
   const PageRef ref = asked.store.page(0, asked.kv_head, token / page.page_tokens);
   Array<float> scores(page.page_tokens);
   Array<std::byte> scratch(cpu_kernels().attend_scratch(1, page.dim));
-  const QueryRows one{1, page.dim, nullptr, asked.q.data() + std::size_t{row} * page.dim, nullptr, asked.scale.data() + row};
+  const QueryRows one{1,       page.dim,
+                      nullptr, asked.q.data() + std::size_t{row} * page.dim,
+                      nullptr, asked.scale.data() + row};
   const PageRef all{ref.data, ref.scales, ~uint64_t{0}};
   cpu_kernels().score_tokens(one, &all, 1, scores.data(), page.page_tokens, scratch.data());
   return scores[token % page.page_tokens];
@@ -124,11 +136,14 @@ std::set<uint32_t> tokens_of(const std::set<uint32_t>& items, uint32_t first) {
 
 Array<std::byte> bytes_of(const TokenIndex& index) {
   Array<std::byte> out;
-  REQUIRE(index.write(index.tokens(), [&](const void* data, std::size_t size) {
-    const auto* from = static_cast<const std::byte*>(data);
-    out.insert(out.end(), from, from + size);
-    return Status();
-  }).ok());
+  REQUIRE(index
+              .write(index.tokens(),
+                     [&](const void* data, std::size_t size) {
+                       const auto* from = static_cast<const std::byte*>(data);
+                       out.insert(out.end(), from, from + size);
+                       return Status();
+                     })
+              .ok());
   CHECK(out.size() == index.file_bytes());
   return out;
 }
@@ -136,7 +151,8 @@ Array<std::byte> bytes_of(const TokenIndex& index) {
 double recall(const std::set<uint32_t>& found, const Asked& asked, uint32_t row, std::size_t k) {
   std::vector<uint32_t> tokens;
   for (uint32_t t = asked.first(); t < asked.tokens(); ++t) tokens.push_back(t);
-  std::sort(tokens.begin(), tokens.end(), [&](uint32_t a, uint32_t b) { return asked.score(row, a) > asked.score(row, b); });
+  std::sort(tokens.begin(), tokens.end(),
+            [&](uint32_t a, uint32_t b) { return asked.score(row, a) > asked.score(row, b); });
   std::size_t hits = 0;
   for (std::size_t i = 0; i < k; ++i) hits += found.count(tokens[i]);
   return static_cast<double>(hits) / static_cast<double>(k);
@@ -144,7 +160,9 @@ double recall(const std::set<uint32_t>& found, const Asked& asked, uint32_t row,
 
 }  // namespace
 
-TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm does, also where later tokens may not be found") {
+TEST_CASE(
+    "a graph's search is HNSW's: it scores and finds what the algorithm does, also where later "
+    "tokens may not be found") {
   for (uint32_t head_dim : {48u, 128u}) {
     const PageStore store = random_store(head_dim, 40, 2, head_dim);
     const Asked asked(store, 1, 2, 5);
@@ -163,14 +181,15 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
         indexes.truncate(uint64_t{pages} * first);
         const uint32_t known = pages * first - first;
         SelectorQuery asks = asked.query(30, false);
-        SelectorQuery query{asks.kernels, shorter, asks.sketch, 0, asks.kv_head, asks.rows, asks.near_m, asks.near_l, 1, 30, false,
-                            asks.range};
+        SelectorQuery query{asks.kernels, shorter,     asks.sketch, 0,  asks.kv_head, asks.rows,
+                            asks.near_m,  asks.near_l, 1,           30, false,        asks.range};
         query.indexes = &indexes;
         query.breadth = breadth;
         strategy_info("ood")->make()->select(query, &scratch, &out);
         std::set<uint32_t> scored;
         for (uint32_t r = 0; r < 2; ++r) {
-          const Walk walk = plain_nearest(graph, 5, known, breadth, [&](uint32_t i) { return exact(asked, r, first + i); });
+          const Walk walk = plain_nearest(graph, 5, known, breadth,
+                                          [&](uint32_t i) { return exact(asked, r, first + i); });
           scored.insert(walk.scored.begin(), walk.scored.end());
           CHECK(out.found[r].size() == walk.scored.size());
           std::set<uint32_t> own;
@@ -180,7 +199,9 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
         CHECK(out.keys_scanned == scored.size());
         for (uint32_t r = 0; r < 2; ++r) {  // the best of all that were scored
           std::vector<uint32_t> best(scored.begin(), scored.end());
-          std::sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) { return exact(asked, r, first + a) > exact(asked, r, first + b); });
+          std::sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) {
+            return exact(asked, r, first + a) > exact(asked, r, first + b);
+          });
           const std::set<uint32_t> want(best.begin(), best.begin() + 30);
           CHECK(chosen_tokens(out, r, store.shape().page) == tokens_of(want, first));
         }
@@ -188,7 +209,9 @@ TEST_CASE("a graph's search is HNSW's: it scores and finds what the algorithm do
   }
 }
 
-TEST_CASE("a search of a graph is as broad as its strategy makes of the budget, and reads as many tokens as that has all the same") {
+TEST_CASE(
+    "a search of a graph is as broad as its strategy makes of the budget, and reads as many tokens "
+    "as that has all the same") {
   const PageStore store = random_store(64, 120, 1, 9);
   const Asked asked(store, 0, 1, 5);
   const uint32_t first = asked.first(), items = asked.tokens() - first;
@@ -211,7 +234,9 @@ TEST_CASE("a search of a graph is as broad as its strategy makes of the budget, 
   CHECK(choose(IndexKind::hnsw, 300, 0) == choose(IndexKind::hnsw, 300, 300));
 }
 
-TEST_CASE("a range query on the graph is DIPRS: it ends where the range ends, which the window's largest score sets too") {
+TEST_CASE(
+    "a range query on the graph is DIPRS: it ends where the range ends, which the window's largest "
+    "score sets too") {
   const PageStore store = random_store(64, 40, 1, 8);
   Asked asked(store, 0, 1, 6);
   const uint32_t first = asked.first(), items = asked.tokens() - first;
@@ -229,7 +254,8 @@ TEST_CASE("a range query on the graph is DIPRS: it ends where the range ends, wh
       query.indexes = &indexes;
       query.breadth = 20;
       strategy_info("dipr-graph")->make()->select(query, &scratch, &out);
-      const Walk walk = plain_within(graph, 7, items, 20, range, its.near_m[0], [&](uint32_t i) { return exact(asked, 0, first + i); });
+      const Walk walk = plain_within(graph, 7, items, 20, range, its.near_m[0],
+                                     [&](uint32_t i) { return exact(asked, 0, first + i); });
       CHECK(out.keys_scanned == walk.scored.size());
       CHECK(chosen_tokens(out, 0, store.shape().page) == tokens_of(walk.kept, first));
       if (more == 0 && range == 6.0f) before = out.keys_scanned;
@@ -268,10 +294,12 @@ TEST_CASE("tokens that were sealed since the index was built are found, and thos
   }
 }
 
-TEST_CASE("an index is the same whatever the number of threads, and does not depend on the other heads") {
+TEST_CASE(
+    "an index is the same whatever the number of threads, and does not depend on the other heads") {
   const PageStore store = random_store(64, 40, 2, 5);
   const IndexQueries queries = some_queries(store, 2, 40, 3);
-  for (IndexKind kind : all_index_kinds) CHECK(bytes_of(*build(kind, store, queries, 1)) == bytes_of(*build(kind, store, queries, 3)));
+  for (IndexKind kind : all_index_kinds)
+    CHECK(bytes_of(*build(kind, store, queries, 1)) == bytes_of(*build(kind, store, queries, 3)));
 }
 
 TEST_CASE("a search reads a part of the keys") {
@@ -293,9 +321,12 @@ TEST_CASE("a search reads a part of the keys") {
   }
 }
 
-TEST_CASE("ivf: every key is in the cluster whose centroid is nearest, and clusters are read by inner product") {
+TEST_CASE(
+    "ivf: every key is in the cluster whose centroid is nearest, and clusters are read by inner "
+    "product") {
   const PageStore store = random_store(48, 50, 1, 31);
-  const uint32_t dim = store.shape().page.dim, page_tokens = store.shape().page.page_tokens, items = 49 * page_tokens;
+  const uint32_t dim = store.shape().page.dim, page_tokens = store.shape().page.page_tokens,
+                 items = 49 * page_tokens;
   TokenIndexes indexes;
   indexes.of(IndexKind::ivf) = {build(IndexKind::ivf, store, {}, 2), 50 * page_tokens};
   const TokenIndex::Head& head = indexes.of(IndexKind::ivf).index->heads(0, 0)[0];
@@ -304,7 +335,8 @@ TEST_CASE("ivf: every key is in the cluster whose centroid is nearest, and clust
   Array<float> k(std::size_t{50} * page_tokens * dim), v(page_tokens * dim);
   for (uint32_t p = 0; p < 50; ++p) {
     const PageRef ref = store.page(0, 0, p);
-    cpu_kernels().unseal_page(store.shape().page, ref.data, ref.scales, k.data() + std::size_t{p} * page_tokens * dim, v.data());
+    cpu_kernels().unseal_page(store.shape().page, ref.data, ref.scales,
+                              k.data() + std::size_t{p} * page_tokens * dim, v.data());
   }
   std::set<uint32_t> seen;
   for (uint32_t c = 0; c < clusters.lists(); ++c)
@@ -313,11 +345,14 @@ TEST_CASE("ivf: every key is in the cluster whose centroid is nearest, and clust
       const auto distance = [&](uint32_t other) {
         double sum = 0;
         for (uint32_t d = 0; d < dim; ++d)
-          sum += std::pow(static_cast<double>(k[(std::size_t{item} + page_tokens) * dim + d] - head.floats[std::size_t{other} * dim + d]), 2);
+          sum += std::pow(static_cast<double>(k[(std::size_t{item} + page_tokens) * dim + d] -
+                                              head.floats[std::size_t{other} * dim + d]),
+                          2);
         return sum;
       };
       double nearest = 1e300;
-      for (uint32_t other = 0; other < clusters.lists(); ++other) nearest = std::min(nearest, distance(other));
+      for (uint32_t other = 0; other < clusters.lists(); ++other)
+        nearest = std::min(nearest, distance(other));
       CHECK(distance(c) <= nearest * (1 + 1e-4) + 1e-4);
     }
   CHECK(seen.size() == items);
@@ -326,7 +361,8 @@ TEST_CASE("ivf: every key is in the cluster whose centroid is nearest, and clust
   std::vector<std::pair<double, uint32_t>> order;
   for (uint32_t c = 0; c < clusters.lists(); ++c) {
     double dot = 0;
-    for (uint32_t d = 0; d < dim; ++d) dot += static_cast<double>(asked.f32[d] * head.floats[std::size_t{c} * dim + d]);
+    for (uint32_t d = 0; d < dim; ++d)
+      dot += static_cast<double>(asked.f32[d] * head.floats[std::size_t{c} * dim + d]);
     order.push_back({-dot, c});
   }
   std::sort(order.begin(), order.end());
@@ -358,7 +394,9 @@ TEST_CASE("an index that names what is not there is refused") {
   std::vector<float> metric(64 * 64);
   const auto measured = [&] { return made(TokenIndex::encode(0, {&level, 1}, metric)); };
   CHECK(measured());
-  for (const float x : {65.0f, -65.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {  // distances would be none
+  // distances would be none
+  for (const float x : {65.0f, -65.0f, std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN()}) {
     metric[70] = x;
     CHECK_FALSE(measured());
   }
@@ -378,7 +416,8 @@ TEST_CASE("what an index takes is known before it is made, rather too little tha
   const IndexQueries queries = some_queries(store, 2, 64, 3);
   for (IndexKind kind : {IndexKind::hnsw, IndexKind::ood, IndexKind::ivf}) {
     CAPTURE(std::string(name_of(kind)));
-    const uint64_t bytes = build(kind, store, queries, 2)->bytes(), said = index_bytes(kind, store.shape(), 1, 80 * 32);
+    const uint64_t bytes = build(kind, store, queries, 2)->bytes(),
+                   said = index_bytes(kind, store.shape(), 1, 80 * 32);
     CHECK(said <= bytes);
     CHECK(said >= bytes / 2);
   }

@@ -14,7 +14,8 @@ struct Case {
 
   // `behind`: tokens between the pages and the newest observed query.
   Case(uint32_t head_dim, uint32_t pages, uint32_t observed, uint32_t behind)
-      : store(sample_shape(head_dim)), recent(sample_layers, sample_heads, head_dim), count(observed) {
+      : store(sample_shape(head_dim)), recent(sample_layers, sample_heads, head_dim),
+        count(observed) {
     if (pages) seal_pages(&store, pages, 1);
     q = normals(std::size_t{count} * sample_heads * head_dim, 2, 0, 3);
     totals = normals(std::size_t{count} * sample_heads, 3, 5, 1);
@@ -25,36 +26,57 @@ struct Case {
       recent.commit(first + t, 1, nullptr);
     }
   }
-  const float* query(uint32_t t) const { return q.data() + std::size_t{t} * sample_heads * store.shape().page.head_dim; }
+  const float* query(uint32_t t) const {
+    return q.data() + std::size_t{t} * sample_heads * store.shape().page.head_dim;
+  }
   const float* total(uint32_t t) const { return totals.data() + std::size_t{t} * sample_heads; }
 
-  Selection choose(uint32_t layer, uint32_t head, uint64_t budget, bool share, uint32_t end_page, uint32_t threads) const {
+  Selection choose(uint32_t layer, uint32_t head, uint64_t budget, bool share, uint32_t end_page,
+                   uint32_t threads) const {
     const auto selector = make_snapkv_selector();
     const auto memory = selector->make_memory();
     const CancelLatch never(nullptr);
     const uint64_t budgets[sample_layers] = {budget, budget};
-    REQUIRE(selector->observe({cpu_kernels(), store, &pool(threads), never, recent, sample_heads, 1, end_page, budgets, share}, memory.get()));
+    REQUIRE(selector->observe({cpu_kernels(), store, &pool(threads), never, recent, sample_heads, 1,
+                               end_page, budgets, share},
+                              memory.get()));
     Selection selection;
     SelectorScratch scratch;
     const KeySketch none(store.shape());
-    selector->select({cpu_kernels(), store, none, layer, head, {}, nullptr, nullptr, 1, budget, share, std::numeric_limits<float>::infinity(), 0,
+    selector->select({cpu_kernels(),
+                      store,
+                      none,
+                      layer,
+                      head,
+                      {},
+                      nullptr,
+                      nullptr,
+                      1,
+                      budget,
+                      share,
+                      std::numeric_limits<float>::infinity(),
+                      0,
                       memory.get()},
                      &scratch, &selection);
     return selection;
   }
 
-  // SnapKV, section 4: the sum over the window's queries of the softmax, of these query heads, max pooled over 7 tokens; -1 outside.
-  std::vector<double> plain(uint32_t layer, uint32_t first_head, uint32_t heads, uint32_t end_page) const {
+  // SnapKV, section 4: the sum over the window's queries of the softmax, of these query heads, max
+  // pooled over 7 tokens; -1 outside.
+  std::vector<double> plain(uint32_t layer, uint32_t first_head, uint32_t heads,
+                            uint32_t end_page) const {
     const uint32_t page_tokens = store.shape().page.page_tokens;
     std::vector<double> votes(std::size_t{end_page} * page_tokens), pooled(votes.size());
     for (uint64_t p = recent.begin(); p < recent.end(); ++p)
       for (uint32_t h = first_head; h < first_head + heads; ++h) {
         const auto scores = plain_scores(store, layer, h, recent.query(layer, p));
         const auto total_score = static_cast<double>(recent.totals(layer, p)[h]);
-        for (std::size_t t = page_tokens; t < votes.size() && t <= p; ++t) votes[t] += std::exp(scores[t] - total_score);
+        for (std::size_t t = page_tokens; t < votes.size() && t <= p; ++t)
+          votes[t] += std::exp(scores[t] - total_score);
       }
     for (std::size_t t = page_tokens; t < votes.size(); ++t)
-      for (std::size_t i = std::max<std::size_t>(page_tokens, t - 3); i < std::min(votes.size(), t + 4); ++i)
+      for (std::size_t i = std::max<std::size_t>(page_tokens, t - 3);
+           i < std::min(votes.size(), t + 4); ++i)
         pooled[t] = std::max(pooled[t], votes[i]);
     return pooled;
   }
@@ -62,7 +84,9 @@ struct Case {
 
 }  // namespace
 
-TEST_CASE("snapkv keeps the tokens near which the newest 32 queries attend most, for each head or for a group, and all that came later") {
+TEST_CASE(
+    "snapkv keeps the tokens near which the newest 32 queries attend most, for each head or for a "
+    "group, and all that came later") {
   for (uint32_t head_dim : {40u, 128u})
     for (uint32_t observed : {1u, 40u}) {
       const Case c(head_dim, 40, observed, observed + 30);
@@ -72,17 +96,20 @@ TEST_CASE("snapkv keeps the tokens near which the newest 32 queries attend most,
           CAPTURE(head_dim);
           CAPTURE(observed);
           CAPTURE(budget);
-          const auto check = [&](const Selection& s, std::size_t list, const std::vector<double>& plain) {
+          const auto check = [&](const Selection& s, std::size_t list,
+                                 const std::vector<double>& plain) {
             auto chosen = tokens_of(s, list, page_tokens);
             REQUIRE(chosen.size() >= 3 * page_tokens);
-            for (uint32_t i = 0; i < 3 * page_tokens; ++i) CHECK(chosen[chosen.size() - 1 - i] == 40 * page_tokens - 1 - i);
+            for (uint32_t i = 0; i < 3 * page_tokens; ++i)
+              CHECK(chosen[chosen.size() - 1 - i] == 40 * page_tokens - 1 - i);
             chosen.resize(chosen.size() - 3 * page_tokens);
             CHECK(are_best(chosen, plain, page_tokens, budget, 1e-4));
           };
           const Selection shared = c.choose(1, head, budget, true, end, 2);
           REQUIRE(shared.lists.size() == 1);
           check(shared, 0, c.plain(1, head * sample_group, sample_group, end));
-          CHECK(tokens_of(c.choose(1, head, budget, true, end, 1), 0, page_tokens) == tokens_of(shared, 0, page_tokens));
+          CHECK(tokens_of(c.choose(1, head, budget, true, end, 1), 0, page_tokens) ==
+                tokens_of(shared, 0, page_tokens));
           const Selection each = c.choose(0, head, budget, false, end, 3);
           REQUIRE(each.lists.size() == sample_group);
           uint64_t tokens = 0;
@@ -95,12 +122,16 @@ TEST_CASE("snapkv keeps the tokens near which the newest 32 queries attend most,
     }
 }
 
-TEST_CASE("snapkv: a query does not vote for what came after it, and where nothing was sealed nothing is chosen") {
+TEST_CASE(
+    "snapkv: a query does not vote for what came after it, and where nothing was sealed nothing is "
+    "chosen") {
   const Case c(128, 20, 32, 0);  // the queries are of tokens in the newest pages
   const auto shared = c.choose(1, 1, 40, true, 20, 2);
-  CHECK(are_best(tokens_of(shared, 0, 16), c.plain(1, sample_group, sample_group, 20), 16, 40, 1e-4));
+  CHECK(
+      are_best(tokens_of(shared, 0, 16), c.plain(1, sample_group, sample_group, 20), 16, 40, 1e-4));
   CHECK(Case(64, 0, 3, 3).choose(0, 0, 50, true, 0, 2).lists.at(0).empty());
-  CHECK(tokens_of(Case(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);  // all are later than the choice
+  // all are later than the choice
+  CHECK(tokens_of(Case(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);
 }
 
 TEST_CASE("a copy of recent queries has the original's until the one or the other learns more") {
@@ -110,12 +141,15 @@ TEST_CASE("a copy of recent queries has the original's until the one or the othe
   const RecentQueries copy(c.recent);
   CHECK(copy.query(1, newest) == row);
   const Array<float> before = copy.floats();
-  for (const uint32_t n : {3u, RecentQueries::capacity}) {  // those that are added to what there is, and those that take its place
+  // those that are added to what there is, and those that take its place
+  for (const uint32_t n : {3u, RecentQueries::capacity}) {
     RecentQueries other(c.recent);
-    const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3), totals = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
+    const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3),
+               totals = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
     for (uint32_t step = 0; step < 2; ++step) {
       other.prepare(n);
-      for (uint32_t l = 0; l < sample_layers; ++l) other.write(l, n, q.data(), totals.data(), &pool(2));
+      for (uint32_t l = 0; l < sample_layers; ++l)
+        other.write(l, n, q.data(), totals.data(), &pool(2));
       other.commit(other.end(), n, &pool(2));
       CHECK(std::equal(q.begin(), q.begin() + 128, other.query(1, other.end() - n)));
       CHECK(copy.floats() == before);

@@ -1,10 +1,11 @@
-// A cache that another engine has filled becomes a session. The other engine is here a session in full precision, whose window has every row.
+// A cache that another engine has filled becomes a session. The other engine is here a session in
+// full precision, whose window has every row.
 #include <cmath>
 #include <cstring>
 #include <random>
 
 #include "helpers.h"
-#include "session/bare_cache.h"
+#include "session/external_store.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -12,7 +13,8 @@ using namespace kvasir::test;
 
 namespace {
 
-const char fact[] = " The access code of the north gate is 4821907. ", question[] = "What is the access code of the north gate?";
+const char fact[] = " The access code of the north gate is 4821907. ",
+           question[] = "What is the access code of the north gate?";
 
 std::string document() {
   const std::string text = book_text(24'000);
@@ -40,7 +42,8 @@ struct Rows {
     auto session = open_session(mini_model(), options(true));
     read(session.get(), tokens);
     const HeadShape& s = mini_model()->config();
-    const std::size_t dim = mini_model()->store_shape().page.dim, width = std::size_t{s.kv_heads} * s.head_dim;
+    const std::size_t dim = mini_model()->store_shape().page.dim,
+                      width = std::size_t{s.kv_heads} * s.head_dim;
     k.resize(s.layers * count * width);
     v.resize(k.size());
     for (uint32_t l = 0; l < s.layers; ++l)
@@ -57,32 +60,39 @@ struct Rows {
   std::vector<float> k, v;
 };
 
-std::unique_ptr<BareCache> fill(const Rows& rows, bool full_precision = false, uint32_t layers_of_last = UINT32_MAX) {
+std::unique_ptr<ExternalStore> fill(const Rows& rows, bool full_precision = false,
+                                    uint32_t layers_of_last = UINT32_MAX) {
   BareOptions o;
   o.shape = mini_model()->config();
-  o.most_tokens = 1 << 17;
+  o.max_tokens = 1 << 17;
   o.threads = 2;
   o.full_precision = full_precision;
-  std::unique_ptr<BareCache> cache;
-  REQUIRE(BareCache::open(o, &cache).ok());
+  std::unique_ptr<ExternalStore> cache;
+  REQUIRE(ExternalStore::open(o, &cache).ok());
   const std::size_t width = o.shape.kv_width();
   for (std::size_t at = 0; at < rows.count; at += 500) {
     const std::size_t n = std::min<std::size_t>(500, rows.count - at);
     for (uint32_t l = 0; l < o.shape.layers && (at + n < rows.count || l < layers_of_last); ++l) {
       const std::size_t from = (l * rows.count + at) * width;
-      REQUIRE(cache->update(l, Numbers::f32, rows.k.data() + from, rows.v.data() + from, nullptr, static_cast<uint32_t>(n)).ok());
+      REQUIRE(cache
+                  ->update(l, Numbers::f32, rows.k.data() + from, rows.v.data() + from, nullptr,
+                           static_cast<uint32_t>(n))
+                  .ok());
     }
   }
   return cache;
 }
 
-Status adopt(BareCache& cache, std::span<const Token> tokens, std::unique_ptr<Session>* out, SessionOptions o = options()) {
+Status adopt(ExternalStore& cache, std::span<const Token> tokens, std::unique_ptr<Session>* out,
+             SessionOptions o = options()) {
   return Session::adopt(mini_model(), cache, tokens, o, {.document = true}, nullptr, {}, out);
 }
 
 }  // namespace
 
-TEST_CASE("what another engine has read is asked, saved, loaded and read on like what the model has read") {
+TEST_CASE(
+    "what another engine has read is asked, saved, loaded and read on like what the model has "
+    "read") {
   const std::vector<Token> tokens = document_tokens();
   const Rows rows(tokens);
   auto plain = open_session(mini_model(), options());
@@ -98,7 +108,8 @@ TEST_CASE("what another engine has read is asked, saved, loaded and read on like
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(session->tokens().size() == tokens.size());
     CHECK(session->in_document());
-    CHECK(session->store().sealed_tokens() == (full_precision ? 0 : plain->store().sealed_tokens()));
+    CHECK(session->store().sealed_tokens() ==
+          (full_precision ? 0 : plain->store().sealed_tokens()));
     if (!full_precision) {
       CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
       CHECK(session->stats_json().find("\"strategy_planned\":\"bounded\"") != std::string::npos);
@@ -128,14 +139,18 @@ TEST_CASE("a document shorter than a window, and one of a token, are taken over 
     std::unique_ptr<Session> session;
     const Status s = adopt(*fill(Rows(some)), some, &session);
     REQUIRE_MESSAGE(s.ok(), s.message());
-    const std::vector<float> a = logits_after(session.get(), tokens[n]), b = logits_after(plain.get(), tokens[n]);
+    const std::vector<float> a = logits_after(session.get(), tokens[n]),
+                             b = logits_after(plain.get(), tokens[n]);
     double apart = 0, size = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) apart += std::pow(a[i] - b[i], 2), size += std::pow(b[i], 2);
+    for (std::size_t i = 0; i < a.size(); ++i)
+      apart += std::pow(a[i] - b[i], 2), size += std::pow(b[i], 2);
     CHECK(std::sqrt(apart / size) < 0.03);
   }
 }
 
-TEST_CASE("keys and values that were made up are taken over where that is said, and answered from and saved like others") {
+TEST_CASE(
+    "keys and values that were made up are taken over where that is said, and answered from and "
+    "saved like others") {
   const std::vector<Token> tokens = document_tokens();
   const std::span<const Token> some = std::span<const Token>(tokens).first(5000);
   Rows rows(some);
@@ -146,18 +161,24 @@ TEST_CASE("keys and values that were made up are taken over where that is said, 
   const auto cache = fill(rows);
   std::unique_ptr<Session> session, loaded;
   REQUIRE(adopt(*cache, some, &session).code() == Code::model_mismatch);
-  REQUIRE(Session::adopt(mini_model(), *cache, some, options(), {.compared = false}, nullptr, {}, &session).ok());
+  REQUIRE(Session::adopt(mini_model(), *cache, some, options(), {.compared = false}, nullptr, {},
+                         &session)
+              .ok());
   CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
   const KvStore* given = nullptr;
   REQUIRE(cache->finish(&given).ok());
-  CHECK(std::memcmp(session->store().pages().page(3, 1, 9).data, given->pages().page(3, 1, 9).data, page_bytes) == 0);
+  CHECK(std::memcmp(session->store().pages().page(3, 1, 9).data, given->pages().page(3, 1, 9).data,
+                    page_bytes) == 0);
   TempFolder folder;
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), options(), true, nullptr, {}, &loaded).ok());
+  REQUIRE(
+      Session::load(mini_model(), folder.file("a.kv"), options(), true, nullptr, {}, &loaded).ok());
   CHECK(logits_after(loaded.get(), tokens[7]) == logits_after(session.get(), tokens[7]));
 }
 
-TEST_CASE("keys of another model, of other tokens or positions, or with their channels in another order, are refused") {
+TEST_CASE(
+    "keys of another model, of other tokens or positions, or with their channels in another order, "
+    "are refused") {
   const std::vector<Token> tokens = document_tokens();
   const std::span<const Token> some = std::span<const Token>(tokens).first(700);
   const Rows good(some);
@@ -179,7 +200,8 @@ TEST_CASE("keys of another model, of other tokens or positions, or with their ch
     Rows rows = good;
     const std::size_t width = s.kv_width();
     for (uint32_t l = 0; l < s.layers; ++l)
-      std::copy_n(later.k.begin() + static_cast<std::ptrdiff_t>((l * later.count + 1) * width), rows.count * width,
+      std::copy_n(later.k.begin() + static_cast<std::ptrdiff_t>((l * later.count + 1) * width),
+                  rows.count * width,
                   rows.k.begin() + static_cast<std::ptrdiff_t>(l * rows.count * width));
     CHECK(adopt(*fill(rows), some, &session).code() == Code::model_mismatch);
   }
@@ -206,10 +228,14 @@ TEST_CASE("keys of another model, of other tokens or positions, or with their ch
     CHECK(adopt(*cache, some, &session, o).code() == Code::context_full);
     Cancel cancel;
     cancel.fire();
-    CHECK(Session::adopt(mini_model(), *cache, some, options(), {.document = true}, &cancel, {}, &session).code() == Code::cancelled);
+    CHECK(Session::adopt(mini_model(), *cache, some, options(), {.document = true}, &cancel, {},
+                         &session)
+              .code() == Code::cancelled);
     CHECK(adopt(*cache, some, &session).ok());
     session.reset();
   }
-  SUBCASE("a step that is not complete") { CHECK(adopt(*fill(good, false, 3), some, &session).code() == Code::bad_state); }
+  SUBCASE("a step that is not complete") {
+    CHECK(adopt(*fill(good, false, 3), some, &session).code() == Code::bad_state);
+  }
   CHECK(!session);
 }

@@ -1,4 +1,5 @@
-// Attention by a choice: tokens of a step that share a scan of the summaries get what each would get alone.
+// Attention by a choice: tokens of a step that share a scan of the summaries get what each would
+// get alone.
 #include "attention/attention.h"
 #include "select/blocks.h"
 
@@ -18,7 +19,8 @@ using namespace kvasir;
 
 namespace {
 
-constexpr uint32_t window = 96, sealed = 1216, asked = 13;  // tokens; those that are asked for seal no page, whatever its size
+// tokens; those that are asked for seal no page, whatever its size
+constexpr uint32_t window = 96, sealed = 1216, asked = 13;
 
 ThreadPool& pool(uint32_t threads) {
   static std::unique_ptr<ThreadPool> pools[9];
@@ -32,7 +34,8 @@ struct Reading {
   KvStore store;
   std::vector<float> k, v, q;  // of the tokens that are asked for
 
-  explicit Reading(const HeadShape& shape) : heads(shape), store({1, shape.kv_heads, PageShape::of(shape.head_dim)}, window) {
+  explicit Reading(const HeadShape& shape)
+      : heads(shape), store({1, shape.kv_heads, PageShape::of(shape.head_dim)}, window) {
     std::mt19937 random(shape.head_dim);
     std::normal_distribution<float> normal;
     const auto numbers = [&](std::size_t count) {
@@ -48,33 +51,47 @@ struct Reading {
     }
     REQUIRE(store.sealed_tokens() == sealed);
     REQUIRE(store.build_sketch(nullptr, cpu_kernels(), &pool(1), nullptr).ok());
-    k = numbers(asked * shape.kv_width()), v = numbers(asked * shape.kv_width()), q = numbers(asked * shape.q_width());
+    k = numbers(asked * shape.kv_width()), v = numbers(asked * shape.kv_width()),
+    q = numbers(asked * shape.q_width());
   }
 
-  // What the first `tokens` of them attend, so many a step, in each step those from `first` on. scans: bytes of summaries that were read.
-  std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
-                            uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
+  // What the first `tokens` of them attend, so many a step, in each step those from `first` on.
+  // scans: bytes of summaries that were read.
+  std::vector<float> attend(const SelectOptions& select, uint32_t tokens, uint32_t together,
+                            uint32_t threads, uint64_t* scans = nullptr, uint32_t first = 0,
+                            std::vector<float>* totals = nullptr, float cap = 0) const {
     const Plan plan = make_plan(select, sealed, 1, {});
     const auto selector = plan.strategy->make ? plan.strategy->make() : nullptr;
     return attend_by(plan, selector.get(), tokens, together, threads, scans, first, totals, cap);
   }
-  std::vector<float> attend_by(const Plan& plan, const Selector* selector, uint32_t tokens, uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
-                               uint32_t first = 0, std::vector<float>* totals = nullptr, float cap = 0) const {
-    KvStore timeline(store);
+  std::vector<float> attend_by(const Plan& plan, const Selector* selector, uint32_t tokens,
+                               uint32_t together, uint32_t threads, uint64_t* scans = nullptr,
+                               uint32_t first = 0, std::vector<float>* totals = nullptr,
+                               float cap = 0) const {
+    KvStore sequence(store);
     const CancelLatch never(nullptr);
     Attention attention(heads, store.shape().page, cpu_kernels(), &pool(threads));
     attention.set_softcap(cap);
     std::vector<float> out(std::size_t{tokens} * heads.q_width());
     if (totals) totals->assign(std::size_t{tokens} * heads.heads, 0);
     for (std::size_t at = 0; at < tokens; at += together) {
-      REQUIRE(timeline.prepare(together).ok());
-      timeline.write(0, together, k.data() + at * heads.kv_width(), v.data() + at * heads.kv_width());
-      REQUIRE(attention.run({.first = first, .tokens = together, .q = q.data() + at * heads.q_width(), .store = timeline, .selector = selector,
-                             .plan = plan, .cancel = never},
-                            out.data() + at * heads.q_width(), totals ? totals->data() + at * heads.heads : nullptr).ok());
-      timeline.commit(together, cpu_kernels(), &pool(1));
+      REQUIRE(sequence.prepare(together).ok());
+      sequence.write(0, together, k.data() + at * heads.kv_width(),
+                     v.data() + at * heads.kv_width());
+      REQUIRE(attention
+                  .run({.first = first,
+                        .tokens = together,
+                        .q = q.data() + at * heads.q_width(),
+                        .store = sequence,
+                        .selector = selector,
+                        .plan = plan,
+                        .cancel = never},
+                       out.data() + at * heads.q_width(),
+                       totals ? totals->data() + at * heads.heads : nullptr)
+                  .ok());
+      sequence.commit(together, cpu_kernels(), &pool(1));
     }
-    REQUIRE(timeline.sealed_tokens() == sealed);
+    REQUIRE(sequence.sealed_tokens() == sealed);
     if (scans) *scans = attention.counts().summary_bytes;
     return out;
   }
@@ -89,11 +106,13 @@ SelectOptions choosing(const char* strategy, bool share) {
   return o;
 }
 
-// Of `quest` by its blocks and by larger ones, of `bounded` by a budget and by a coverage, and of one that scans nothing.
+// Of `quest` by its blocks and by larger ones, of `bounded` by a budget and by a coverage, and of
+// one that scans nothing.
 std::vector<SelectOptions> choices() {
   std::vector<SelectOptions> all;
   for (const bool share : {true, false}) {
-    for (const char* strategy : {"quest", "bounded", "flat"}) all.push_back(choosing(strategy, share));
+    for (const char* strategy : {"quest", "bounded", "flat"})
+      all.push_back(choosing(strategy, share));
     all.push_back(choosing("quest", share));
     all.back().unit_tokens = 64;
     all.push_back(choosing("bounded", share));
@@ -104,9 +123,12 @@ std::vector<SelectOptions> choices() {
 
 }  // namespace
 
-TEST_CASE("tokens of a step that choose by one scan attend as they do one at a time, on any number of threads, bit for bit") {
+TEST_CASE(
+    "tokens of a step that choose by one scan attend as they do one at a time, on any number of "
+    "threads, bit for bit") {
   // Groups of three heads, of five and of two; three sizes of a page.
-  for (const HeadShape& shape : {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 4, 2, 128}}) {
+  for (const HeadShape& shape :
+       {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 4, 2, 128}}) {
     const Reading reading(shape);
     for (const SelectOptions& select : choices()) {
       CAPTURE(shape.head_dim);
@@ -152,7 +174,8 @@ TEST_CASE("the last tokens of a step attend alone what they attend among all") {
         CAPTURE(cap);
         std::vector<float> totals, whole_totals;
         auto whole = reading.attend(select, asked, asked, 3, nullptr, 0, &whole_totals, cap);
-        std::fill_n(whole.begin(), first * reading.heads.q_width(), 0.0f);  // what is not wanted is not written
+        // what is not wanted is not written
+        std::fill_n(whole.begin(), first * reading.heads.q_width(), 0.0f);
         std::fill_n(whole_totals.begin(), first * reading.heads.heads, 0.0f);
         CHECK(reading.attend(select, asked, asked, 3, nullptr, first, &totals, cap) == whole);
         CHECK(totals == whole_totals);
@@ -177,13 +200,19 @@ class Fixed final : public Selector {
     const std::lock_guard lock(mutex_);
     for (uint32_t r = 0; r < query.rows.rows; ++r) {
       const float* row = query.rows.f32 + std::size_t{r} * query.rows.dim;
-      rows_.push_back({query.kv_head, {row, row + query.rows.dim}, query.near_m[r] + std::log(query.near_l[r])});
+      rows_.push_back({query.kv_head,
+                       {row, row + query.rows.dim},
+                       query.near_m[r] + std::log(query.near_l[r])});
     }
     return {100, true};
   }
-  void choose(const SelectorQuery& query, SelectorScratch*, Selection* out) const override { choose_fixed(query.kv_head, out); }
+  void choose(const SelectorQuery& query, SelectorScratch*, Selection* out) const override {
+    choose_fixed(query.kv_head, out);
+  }
   std::vector<Row> take_rows() const {
-    std::sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return std::tie(a.kv_head, a.query) < std::tie(b.kv_head, b.query); });
+    std::sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) {
+      return std::tie(a.kv_head, a.query) < std::tie(b.kv_head, b.query);
+    });
     return std::exchange(rows_, {});
   }
   mutable std::vector<float> sums_;  // by which was chosen, one a head
@@ -193,7 +222,8 @@ class Fixed final : public Selector {
   void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
     for (uint32_t i = 0; i < 4; ++i) scratch->scores[i] = static_cast<float>(query.rows.rows);
   }
-  void choose_together(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
+  void choose_together(const SelectorQuery& query, SelectorScratch* scratch,
+                       Selection* out) const override {
     choose_fixed(query.kv_head, out);
     const std::lock_guard lock(mutex_);
     sums_.push_back(scratch->scores.at(3));
@@ -221,8 +251,11 @@ class Fixed final : public Selector {
 
 }  // namespace
 
-TEST_CASE("tokens that choose together attend what is chosen for them as they would alone, by the queries of every fourth one") {
-  for (const HeadShape& shape : {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 40, 1, 32}, HeadShape{1, 4, 2, 128}}) {
+TEST_CASE(
+    "tokens that choose together attend what is chosen for them as they would alone, by the "
+    "queries of every fourth one") {
+  for (const HeadShape& shape : {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32},
+                                 HeadShape{1, 40, 1, 32}, HeadShape{1, 4, 2, 128}}) {
     const Reading reading(shape);
     const Fixed selector(reading.store.shape().page);
     Plan plan = make_plan(choosing("bounded", true), sealed, 1, {});
@@ -233,15 +266,20 @@ TEST_CASE("tokens that choose together attend what is chosen for them as they wo
         CAPTURE(cap);
         plan.together = false;
         std::vector<float> totals, its_totals;
-        const auto alone = reading.attend_by(plan, &selector, tokens, tokens, 2, nullptr, 0, &totals, cap);
+        const auto alone =
+            reading.attend_by(plan, &selector, tokens, tokens, 2, nullptr, 0, &totals, cap);
         const std::vector<Fixed::Row> all = selector.take_rows();
         plan.together = true;
         selector.sums_.clear(), selector.chosen_for_.clear();
-        const auto together = reading.attend_by(plan, &selector, tokens, tokens, 1, nullptr, 0, &its_totals, cap);
+        const auto together =
+            reading.attend_by(plan, &selector, tokens, tokens, 1, nullptr, 0, &its_totals, cap);
         const std::vector<Fixed::Row> asking = selector.take_rows();
-        for (std::size_t i = 0; i < alone.size(); ++i) REQUIRE(together[i] == doctest::Approx(alone[i]).epsilon(1e-4));
-        for (std::size_t i = 0; i < totals.size(); ++i) REQUIRE(its_totals[i] == doctest::Approx(totals[i]).epsilon(1e-5));
-        const uint32_t block = std::max(1u, 128 / shape.group()), blocks = (tokens + block - 1) / block;
+        for (std::size_t i = 0; i < alone.size(); ++i)
+          REQUIRE(together[i] == doctest::Approx(alone[i]).epsilon(1e-4));
+        for (std::size_t i = 0; i < totals.size(); ++i)
+          REQUIRE(its_totals[i] == doctest::Approx(totals[i]).epsilon(1e-5));
+        const uint32_t block = std::max(1u, 128 / shape.group()),
+                       blocks = (tokens + block - 1) / block;
         if (blocks == 1) CHECK(asking.size() == std::size_t{(tokens + 3) / 4} * shape.heads);
         std::size_t found = 0;
         for (const Fixed::Row& row : asking)
@@ -251,16 +289,22 @@ TEST_CASE("tokens that choose together attend what is chosen for them as they wo
               CHECK(row.total == doctest::Approx(of.total).epsilon(1e-5));
             }
         CHECK(found == asking.size());
-        for (const uint32_t d : {0u, shape.head_dim - 1}) {  // the last token's queries are among them
-          const float last = reading.q[(tokens - 1) * shape.q_width() + d] / std::sqrt(static_cast<float>(shape.head_dim));
-          CHECK(std::any_of(asking.begin(), asking.end(), [&](const Fixed::Row& row) { return row.query[d] == doctest::Approx(last); }));
+        // the last token's queries are among them
+        for (const uint32_t d : {0u, shape.head_dim - 1}) {
+          const float last = reading.q[(tokens - 1) * shape.q_width() + d] /
+                             std::sqrt(static_cast<float>(shape.head_dim));
+          CHECK(std::any_of(asking.begin(), asking.end(), [&](const Fixed::Row& row) {
+            return row.query[d] == doctest::Approx(last);
+          }));
         }
         float sum = 0, rows = 0;
         for (float s : selector.sums_) sum += s;
         for (uint32_t n : selector.chosen_for_) rows += static_cast<float>(n);
         CHECK(sum == static_cast<float>(asking.size()));
         CHECK(rows == sum);
-        for (const uint32_t threads : {3u, 8u}) CHECK(reading.attend_by(plan, &selector, tokens, tokens, threads, nullptr, 0, nullptr, cap) == together);
+        for (const uint32_t threads : {3u, 8u})
+          CHECK(reading.attend_by(plan, &selector, tokens, tokens, threads, nullptr, 0, nullptr,
+                                  cap) == together);
         (void)selector.take_rows();
       }
     }
@@ -276,5 +320,6 @@ TEST_CASE("tokens that choose together, with a budget of everything, attend ever
   plan.together = true;
   const auto selector = plan.strategy->make();
   const auto all = reading.attend_by(plan, selector.get(), asked, asked, 3);
-  for (std::size_t i = 0; i < full.size(); ++i) REQUIRE(all[i] == doctest::Approx(full[i]).epsilon(1e-3));
+  for (std::size_t i = 0; i < full.size(); ++i)
+    REQUIRE(all[i] == doctest::Approx(full[i]).epsilon(1e-3));
 }

@@ -1,4 +1,4 @@
-// Layers whose sinks and window a GPU attends, and the processor the rest, or a part of it.
+// Layers whose sinks and window a GPU attends, and the CPU the rest, or a part of it.
 #include "device_helpers.h"
 
 using namespace kvasir;
@@ -14,11 +14,16 @@ SessionOptions options_of(const std::string& strategy) {
 
 // What decides who reads which pages, as if it had been measured.
 void set_rates(const Model& model, double processor, double device) {
-  for (const DeviceWeights& d : model.device_weights()) d.device()->set_page_rates(2, {processor, device});
+  for (const DeviceWeights& d : model.device_weights())
+    d.device()->set_page_rates(2, {processor, device});
 }
 
-bool co_execution(const Session& session) { return session.stats_json().find("\"co_execution\":true") != std::string::npos; }
-bool says(const Session& session, const std::string& text) { return session.stats_json().find(text) != std::string::npos; }
+bool co_execution(const Session& session) {
+  return session.stats_json().find("\"co_execution\":true") != std::string::npos;
+}
+bool says(const Session& session, const std::string& text) {
+  return session.stats_json().find(text) != std::string::npos;
+}
 
 std::vector<std::string> strategies() {
   std::vector<std::string> names;
@@ -28,7 +33,9 @@ std::vector<std::string> strategies() {
 
 }  // namespace
 
-TEST_CASE("by every strategy a GPU attends beside the processor what that attends alone, however they share the pages") {
+TEST_CASE(
+    "by every strategy a GPU attends beside the CPU what that attends alone, however they share "
+    "the pages") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 10);
@@ -41,7 +48,8 @@ TEST_CASE("by every strategy a GPU attends beside the processor what that attend
     auto alone = load(mini_model(), read_file(), o);
     const std::vector<float> expected = score(alone.get(), next);
     const auto tokens_read = static_cast<double>(stat_of(*alone, "last_tokens_read"));
-    for (const auto& [processor, device] : {std::pair{1.0, 0.0}, {1.0, 1e-3}, {1.0, 1.0}, {1e-3, 1.0}}) {
+    for (const auto& [processor, device] :
+         {std::pair{1.0, 0.0}, {1.0, 1e-3}, {1.0, 1.0}, {1e-3, 1.0}}) {
       CAPTURE(device / processor);
       set_rates(*device_model(), processor, device);
       auto beside = load(device_model(), read_file(), o);
@@ -50,23 +58,30 @@ TEST_CASE("by every strategy a GPU attends beside the processor what that attend
       CHECK(mean_difference(scores, expected) < 0.2);
       CHECK(co_execution(*beside));
       CHECK_FALSE(attends(*beside));
-      CHECK(static_cast<double>(stat_of(*beside, "last_tokens_read")) == doctest::Approx(tokens_read).epsilon(0.1));
+      CHECK(static_cast<double>(stat_of(*beside, "last_tokens_read")) ==
+            doctest::Approx(tokens_read).epsilon(0.1));
       CHECK(reads_pages(*beside) == (device == 1.0 || (name == "filter-layers" && device > 0)));
-      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths") : device > 0 ? "0 sixteenths" : "not measured"));
+      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths")
+                          : device > 0  ? "0 sixteenths"
+                                        : "not measured"));
       CHECK(score(beside.get(), next) == scores);  // the same bits again, after going back
-      CHECK(ask(beside.get(), "Where did he go?", brief).size() > 0);  // a question; which words come next is often nearly a tie in so small a model
+      // a question; which words come next is often nearly a tie in so small a model
+      CHECK(ask(beside.get(), "Where did he go?", brief).size() > 0);
     }
     set_rates(*device_model(), 0, 0);
   }
 }
 
-TEST_CASE("what a filter layer chooses for the layers after it a GPU has, as pages are sealed, after steps back and in forks") {
+TEST_CASE(
+    "what a filter layer chooses for the layers after it a GPU has, as pages are sealed, after "
+    "steps back and in forks") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3400);
   const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
   set_rates(*device_model(), 1, 1);
   const SessionOptions o = options_of("filter-layers");
-  const auto alone = load(mini_model(), read_file(), o), beside = load(device_model(), read_file(), o);
+  const auto alone = load(mini_model(), read_file(), o),
+             beside = load(device_model(), read_file(), o);
   REQUIRE(beside->prepare_devices(nullptr, {}).ok());
   const std::vector<float> scores = score(beside.get(), next);
   CHECK(mean_difference(scores, score(alone.get(), next)) < 0.2);
@@ -85,7 +100,8 @@ TEST_CASE("what a filter layer chooses for the layers after it a GPU has, as pag
   REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
   CHECK(score(loaded.get(), other) == of_fork);
   REQUIRE(beside->rewind(3000).ok());
-  CHECK(mean_difference(score(beside.get(), next), scores) < 0.15);  // rows that come back from pages are rounded
+  // rows that come back from pages are rounded
+  CHECK(mean_difference(score(beside.get(), next), scores) < 0.15);
   CHECK(score(fork.get(), other) == of_fork);
   set_rates(*device_model(), 0, 0);
 }
@@ -97,7 +113,8 @@ TEST_CASE("strategies take turns in one session, and each attends as in one of i
   set_rates(*device_model(), 1, 1);
   const auto all = strategies();
   const auto session = load(device_model(), read_file(), options_of("bounded"));
-  for (const char* name : {"bounded", "quest", "full", "filter-layers", "bounded", "window", "filter-layers"}) {
+  for (const char* name :
+       {"bounded", "quest", "full", "filter-layers", "bounded", "window", "filter-layers"}) {
     CAPTURE(name);
     const SessionOptions o = options_of(name);
     REQUIRE(session->set_select(o.select).ok());
@@ -111,7 +128,7 @@ TEST_CASE("strategies take turns in one session, and each attends as in one of i
   set_rates(*device_model(), 0, 0);
 }
 
-TEST_CASE("a damaged page is an error whoever reads it, and the timeline is as before") {
+TEST_CASE("a damaged page is an error whoever reads it, and the sequence is as before") {
   if (!device_model()) return;
   set_rates(*device_model(), 1, 1);
   for (const char* name : {"full", "flat", "filter-layers"}) {
@@ -127,7 +144,9 @@ TEST_CASE("a damaged page is an error whoever reads it, and the timeline is as b
   set_rates(*device_model(), 0, 0);
 }
 
-TEST_CASE("where a GPU has no room for what filter layers choose their layers are shared like others, and it says so") {
+TEST_CASE(
+    "where a GPU has no room for what filter layers choose their layers are shared like others, "
+    "and it says so") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 2);
@@ -154,14 +173,16 @@ TEST_CASE("where a GPU has no room for what filter layers choose their layers ar
   CHECK(device.used() <= device.budget());
 }
 
-TEST_CASE("what no GPU attends beside the processor that attends alone, and says why") {
+TEST_CASE("what no GPU attends beside the CPU that attends alone, and says why") {
   if (!device_model()) return;
   const auto tokens = book_tokens(40);
   set_rates(*device_model(), 1, 1);
-  SessionOptions separate = options_of("quest");  // the heads choose each for itself, on the processor as always
+  // the heads choose each for itself, on the CPU as always
+  SessionOptions separate = options_of("quest");
   separate.select.share_heads = false;
   const auto heads = load(device_model(), read_file(), separate);
-  CHECK(mean_difference(score(heads.get(), tokens), score(load(mini_model(), read_file(), separate).get(), tokens)) < 0.2);
+  CHECK(mean_difference(score(heads.get(), tokens),
+                        score(load(mini_model(), read_file(), separate).get(), tokens)) < 0.2);
   CHECK(co_execution(*heads));
   SessionOptions certified = options_of("quest");
   certified.select.certify = true;
@@ -171,7 +192,8 @@ TEST_CASE("what no GPU attends beside the processor that attends alone, and says
   set_rates(*device_model(), 0, 0);
 }
 
-TEST_CASE("how fast pages are read is measured once for the sessions of a GPU, where there are enough") {
+TEST_CASE(
+    "how fast pages are read is measured once for the sessions of a GPU, where there are enough") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda", 0, &model).ok());
@@ -180,7 +202,8 @@ TEST_CASE("how fast pages are read is measured once for the sessions of a GPU, w
   CHECK_FALSE(device.page_rates(2).known());
   REQUIRE(session->prepare_devices(nullptr, {}).ok());
   const PageRates rates = device.page_rates(2);
-  const uint64_t layer_bytes = session->store().pages().pages() * uint64_t{model->config().kv_heads} * page_bytes;
+  const uint64_t layer_bytes =
+      session->store().pages().pages() * uint64_t{model->config().kv_heads} * page_bytes;
   CHECK(rates.known() == (layer_bytes > uint64_t{1} << 20));
   const auto other = load(model, read_file(), options_of("full"));
   REQUIRE(other->prepare_devices(nullptr, {}).ok());

@@ -54,7 +54,7 @@ std::vector<Token> more_text(std::size_t n) {
   return out;
 }
 
-uint64_t tight_budget() { return unbounded()->store().least_bytes(long_text + 500) + (1 << 20); }
+uint64_t tight_budget() { return unbounded()->store().min_bytes(long_text + 500) + (1 << 20); }
 
 std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
   std::unique_ptr<Session> session;
@@ -81,13 +81,16 @@ int full_disk(const char* operation, const char* path) {
 
 }  // namespace
 
-TEST_CASE("a budget: a text that was spilled while it was read answers as one in memory, by every way of reading it") {
+TEST_CASE(
+    "a budget: a text that was spilled while it was read answers as one in memory, by every way of "
+    "reading it") {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("full", tight_budget(), &folder));
   read(session.get(), {document().data(), long_text});
   const PageStore& pages = session->store().pages();
   CHECK(pages.spilled_bytes() > 8 * (1 << 20));
-  CHECK(folder.entries() == (on_windows ? 1 : 0));  // the file has no name where there are files without one
+  // the file has no name where there are files without one
+  CHECK(folder.entries() == (on_windows ? 1 : 0));
   for (const char* strategy : {"full", "quest", "bounded", "flat"}) {
     CAPTURE(strategy);
     std::unique_ptr<Session> fork;
@@ -107,7 +110,7 @@ TEST_CASE("a budget: a text that was spilled while it was read answers as one in
 TEST_CASE("a budget: representatives are found while the text is spilled") {
   TempFolder folder;
   const auto empty = open_session(mini_model(), asked("infllm", 0));
-  const uint64_t budget = empty->store().least_bytes(long_text + 500) + (1 << 20);
+  const uint64_t budget = empty->store().min_bytes(long_text + 500) + (1 << 20);
   auto session = open_session(mini_model(), asked("infllm", budget, &folder));
   read(session.get(), {document().data(), long_text});
   CHECK(session->store().pages().spilled_bytes() > 8 * (1 << 20));
@@ -128,7 +131,8 @@ TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under
     CHECK(mapped->store().private_bytes() <= tight_budget());
   }
   // It goes on, and what comes is spilled as well.
-  auto mapped = load(folder.file("spilled.kv"), asked("quest", tight_budget() + (3 << 20), &folder));
+  auto mapped =
+      load(folder.file("spilled.kv"), asked("quest", tight_budget() + (3 << 20), &folder));
   std::vector<Token> more(document());
   more.insert(more.end(), document().begin(), document().end());
   read(mapped.get(), {more.data(), 2600});
@@ -140,7 +144,8 @@ TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under
   CHECK(continue_with(mapped.get(), 15) == continue_with(fork.get(), 15));
 }
 
-TEST_CASE("a budget: forks of what was spilled go back and on with other texts, beside each other") {
+TEST_CASE(
+    "a budget: forks of what was spilled go back and on with other texts, beside each other") {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
   read(session.get(), {document().data(), long_text});
@@ -150,7 +155,8 @@ TEST_CASE("a budget: forks of what was spilled go back and on with other texts, 
   const auto go_on = [](Session* s, std::size_t back_to, const Token* text) {
     if (!s->rewind(back_to).ok()) return std::vector<Token>();
     uint64_t done = 0;
-    if (!s->prefill_tokens({text, 1500}, nullptr, nullptr, {}, &done).ok()) return std::vector<Token>();
+    if (!s->prefill_tokens({text, 1500}, nullptr, nullptr, {}, &done).ok())
+      return std::vector<Token>();
     std::vector<Token> out;
     for (int i = 0; i < 10; ++i) {
       Token token = -1;
@@ -163,7 +169,8 @@ TEST_CASE("a budget: forks of what was spilled go back and on with other texts, 
   std::vector<std::vector<Token>> got(2);
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < 2; ++i)
-    threads.emplace_back([&, i] { got[i] = go_on(forks[i].get(), 5000 - i * 1300, document().data() + 700 * i); });
+    threads.emplace_back(
+        [&, i] { got[i] = go_on(forks[i].get(), 5000 - i * 1300, document().data() + 700 * i); });
   for (std::thread& t : threads) t.join();
   for (std::size_t i = 0; i < 2; ++i) {
     std::unique_ptr<Session> plain;
@@ -178,9 +185,11 @@ TEST_CASE("a budget: forks of what was spilled go back and on with other texts, 
 
 TEST_CASE("a budget that cannot be kept is refused before anything is read") {
   TempFolder folder;
-  auto session = open_session(mini_model(), asked("full", unbounded()->store().least_bytes(1000), &folder));
+  auto session =
+      open_session(mini_model(), asked("full", unbounded()->store().min_bytes(1000), &folder));
   uint64_t done = 1;
-  const Status s = session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
+  const Status s =
+      session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
   CHECK(s.code() == Code::limit);
   CHECK(std::string(s.message()).find("memory_budget") != std::string::npos);
   CHECK(done == 0);
@@ -200,15 +209,21 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
   auto exact = open_session(mini_model(), o);
   read(exact.get(), {document().data(), 200});
   REQUIRE(exact->save(folder.file("exact.kv"), nullptr, {}).ok());
-  const Status refused = Session::load(mini_model(), folder.file("exact.kv"), asked("full", 100 << 20), false, nullptr, {}, &none);
+  const Status refused = Session::load(mini_model(), folder.file("exact.kv"),
+                                       asked("full", 100 << 20), false, nullptr, {}, &none);
   CHECK(refused.code() == Code::bad_argument);
   CHECK(std::string(refused.message()).find("exact.kv") != std::string::npos);
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), asked("full", unbounded()->store().least_bytes(1000)), false, nullptr, {}, &none).code() == Code::limit);
+  CHECK(Session::load(mini_model(), folder.file("a.kv"),
+                      asked("full", unbounded()->store().min_bytes(1000)), false, nullptr, {},
+                      &none)
+            .code() == Code::limit);
   CHECK(!none);
 }
 
-TEST_CASE("a budget: a full disk stops the reading, keeps what was read, and goes on when there is room") {
+TEST_CASE(
+    "a budget: a full disk stops the reading, keeps what was read, and goes on when there is "
+    "room") {
   TempFolder folder;
   for (int writes : {0, 1, 4}) {
     CAPTURE(writes);
@@ -216,7 +231,8 @@ TEST_CASE("a budget: a full disk stops the reading, keeps what was read, and goe
     writes_left = writes;
     os::fault = full_disk;
     uint64_t done = 0;
-    const Status s = session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
+    const Status s =
+        session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
     os::fault = nullptr;
     CHECK(s.code() == Code::no_space);
     CHECK(done > 0);
@@ -227,7 +243,9 @@ TEST_CASE("a budget: a full disk stops the reading, keeps what was read, and goe
   }
 }
 
-TEST_CASE("a budget: what is spilled of a text that takes another one's place is read through the cache as well") {
+TEST_CASE(
+    "a budget: what is spilled of a text that takes another one's place is read through the cache "
+    "as well") {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
   read(session.get(), {document().data() + 300, long_text});
@@ -248,7 +266,7 @@ TEST_CASE("a budget of the least that is asked for is kept, whatever is read tog
     CAPTURE(chunk);
     SessionOptions o = asked("bounded", 1 << 30, &folder);
     o.prefill_chunk = chunk;
-    o.memory.bytes = open_session(mini_model(), o)->store().least_bytes(text.size() + 10);
+    o.memory.bytes = open_session(mini_model(), o)->store().min_bytes(text.size() + 10);
     auto session = open_session(mini_model(), o);
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t n = std::min<std::size_t>(chunk == 128 ? 1000 : chunk, text.size() - at);
@@ -261,7 +279,8 @@ TEST_CASE("a budget of the least that is asked for is kept, whatever is read tog
     o.memory.bytes -= 1;
     uint64_t done = 0;
     const auto again = open_session(mini_model(), o);
-    CHECK(again->prefill_tokens(more_text(text.size() + 11), nullptr, nullptr, {}, &done).code() == Code::limit);
+    CHECK(again->prefill_tokens(more_text(text.size() + 11), nullptr, nullptr, {}, &done).code() ==
+          Code::limit);
   }
 }
 
@@ -270,10 +289,13 @@ TEST_CASE("a budget is for the tokens that are loaded, not for those that are in
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   constexpr uint64_t prefix = 1000;
   auto whole = load(folder.file("a.kv"), asked("quest", 0));
-  const SessionOptions o = asked("quest", whole->store().least_bytes(prefix + 20) + (1 << 16), &folder);
+  const SessionOptions o =
+      asked("quest", whole->store().min_bytes(prefix + 20) + (1 << 16), &folder);
   std::unique_ptr<Session> session;
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session).code() == Code::limit);
-  const Status s = Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session, prefix);
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session).code() ==
+        Code::limit);
+  const Status s =
+      Session::load(mini_model(), folder.file("a.kv"), o, false, nullptr, {}, &session, prefix);
   REQUIRE_MESSAGE(s.ok(), s.message());
   REQUIRE(whole->shorten(prefix, nullptr, {}).ok());
   CHECK(continue_with(session.get(), 10) == continue_with(whole.get(), 10));
@@ -281,14 +303,17 @@ TEST_CASE("a budget is for the tokens that are loaded, not for those that are in
 }
 
 // Windows does not say which pages of a mapping are in memory as /proc does.
-TEST_CASE("a budget: pages of a mapped file stay in memory where there is room for all of them, and only there" * doctest::skip(on_windows)) {
+TEST_CASE(
+    "a budget: pages of a mapped file stay in memory where there is room for all of them, and only "
+    "there" *
+    doctest::skip(on_windows)) {
   TempFolder folder;
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   const uint64_t pages = unbounded()->store().pages().full_private_bytes();
   for (uint64_t room : {uint64_t{1} << 20, pages * 2}) {
     CAPTURE(room);
     auto session = load(folder.file("a.kv"), asked("full", 0));
-    const uint64_t least = session->store().least_bytes(long_text + 500);
+    const uint64_t least = session->store().min_bytes(long_text + 500);
     session = load(folder.file("a.kv"), asked("full", least + room));
     continue_with(session.get(), 3);
     if (room > pages) CHECK(resident_of(folder.file("a.kv")) > pages / 2);
@@ -296,7 +321,9 @@ TEST_CASE("a budget: pages of a mapped file stay in memory where there is room f
   }
 }
 
-TEST_CASE("a budget without room for an index: a document is saved without it, and what is not in one stays out") {
+TEST_CASE(
+    "a budget without room for an index: a document is saved without it, and what is not in one "
+    "stays out") {
   TempFolder folder;
   std::vector<std::string> told;
   SessionOptions o = asked("ood", tight_budget(), &folder);
@@ -323,7 +350,8 @@ TEST_CASE("a budget without room for an index: a document is saved without it, a
   REQUIRE(plain->set_select(o.select).ok());
   REQUIRE(plain->prepare(nullptr, {}).ok());
   const uint64_t index = plain->store().indexes().private_bytes();
-  o.memory.bytes = unbounded()->store().least_bytes(all + 500) + index + index / 20;  // a twelfth more tokens are to come
+  // a twelfth more tokens are to come
+  o.memory.bytes = unbounded()->store().min_bytes(all + 500) + index + index / 20;
   session = open_session(mini_model(), o);
   read(session.get(), {document().data(), first});
   REQUIRE(session->prepare(nullptr, {}).ok());
@@ -352,7 +380,8 @@ TEST_CASE("a budget: what an answer takes the room of is spilled once, before it
   std::vector<float> wanted(length), got(length);
   REQUIRE(plain->score({document().data(), length}, wanted.data(), nullptr, {}).ok());
   const PageStore& pages = unbounded()->store().pages();
-  const uint64_t budget = unbounded()->store().least_bytes(long_text + length) + pages.full_private_bytes() + pages.shape().slab_bytes() / 2;
+  const uint64_t budget = unbounded()->store().min_bytes(long_text + length) +
+                          pages.full_private_bytes() + pages.shape().slab_bytes() / 2;
   auto session = open_session(mini_model(), asked("quest", budget, &folder));
   read(session.get(), {document().data(), long_text});
   CHECK(session->store().pages().spilled_bytes() == 0);

@@ -5,15 +5,15 @@
 
 #include "base/memory.h"
 #include "helpers.h"
-#include "session/bare_cache.h"
+#include "session/external_store.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
 
 namespace {
 
-// Fires a token when an extent of a sketch is allocated, but for the first `skipped` ones: the first
-// when finding a sketch begins.
+// Fires a token when an extent of a sketch is allocated, but for the first `skipped` ones: the
+// first when finding a sketch begins.
 class FireAtSketch {
  public:
   explicit FireAtSketch(const StoreShape& shape, uint32_t skipped = 0) {
@@ -63,10 +63,13 @@ std::vector<float> some_numbers(std::size_t n, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("a cancel while the sketch of a text is found keeps all of the text, and the sketch that follows is the same") {
+TEST_CASE(
+    "a cancel while the sketch of a text is found keeps all of the text, and the sketch that "
+    "follows is the same") {
   const auto model = test::mini_model();
   const auto tokens = test::book_tokens(2100);
-  const auto text = std::span<const Token>(tokens).first(2000), asked = std::span<const Token>(tokens).last(20);
+  const auto text = std::span<const Token>(tokens).first(2000),
+             asked = std::span<const Token>(tokens).last(20);
   const auto whole = test::open_session(model, bounded());
   test::read(whole.get(), text);
   REQUIRE(whole->store().sketch().built());
@@ -85,7 +88,8 @@ TEST_CASE("a cancel while the sketch of a text is found keeps all of the text, a
     }
     const FireAtSketch fire(model->store_shape(), before);
     uint64_t done = 0;
-    const Status s = session->prefill_tokens(text.subspan(first.size()), nullptr, &fire.token, {}, &done);
+    const Status s =
+        session->prefill_tokens(text.subspan(first.size()), nullptr, &fire.token, {}, &done);
     CHECK_MESSAGE(s.ok(), std::string(s.message()));
     CHECK(fire.token.fired());
     CHECK(done == text.size() - first.size());
@@ -115,11 +119,14 @@ TEST_CASE("a cancel while the sketch of a text is found keeps all of the text, a
   CHECK(scores(loaded.get(), asked) == expected);
 }
 
-TEST_CASE("a question that is cancelled while the sketch is found leaves everything, and is answered by the next call") {
+TEST_CASE(
+    "a question that is cancelled while the sketch is found leaves everything, and is answered by "
+    "the next call") {
   const auto model = test::mini_model();
   const auto tokens = test::book_tokens(900);  // too few for a sketch at the end of the text
   const auto asked = std::span<const Token>(tokens).last(20);
-  const auto session = test::open_session(model, bounded()), other = test::open_session(model, bounded());
+  const auto session = test::open_session(model, bounded()),
+             other = test::open_session(model, bounded());
   test::read(session.get(), tokens);
   test::read(other.get(), tokens);
   REQUIRE_FALSE(session->store().sketch().built());
@@ -162,31 +169,38 @@ TEST_CASE("an answer that stays can be cancelled within a token") {
   Answer answer;
   const auto fires = [&](std::string_view) { return ++texts == 3 ? cancel.fire(), 0 : 0; };
   CHECK(session->generate("who?", o, fires, &answer).code() == Code::cancelled);
-  CHECK(session->tokens().size() == 300 + answer.question_tokens + answer.answer_tokens - 1);  // not the one that was told last
+  // not the one that was told last
+  CHECK(session->tokens().size() == 300 + answer.question_tokens + answer.answer_tokens - 1);
   cancel.reset();
   CHECK(session->generate("and then?", o, {}, &answer).ok());
 }
 
-TEST_CASE("a cache's attention that is cancelled while it finds the sketch finds it when it is asked again") {
+TEST_CASE(
+    "a cache's attention that is cancelled while it finds the sketch finds it when it is asked "
+    "again") {
   BareOptions o;
   o.shape = test::mini_model()->config();
-  o.most_tokens = 4000;
+  o.max_tokens = 4000;
   o.threads = 2;
   o.select.strategy = "bounded";
   o.select.budget_tokens = 64;
   constexpr uint32_t step = 700;
   const auto numbers = some_numbers(std::size_t{step} * o.shape.q_width() + 64, 5);
   const auto open = [&] {
-    std::unique_ptr<BareCache> cache;
-    REQUIRE(BareCache::open(o, &cache).ok());
+    std::unique_ptr<ExternalStore> cache;
+    REQUIRE(ExternalStore::open(o, &cache).ok());
     for (uint32_t l = 0; l < o.shape.layers; ++l)
-      REQUIRE(cache->update(l, Numbers::f32, numbers.data() + l, numbers.data() + l + 7, nullptr, step).ok());
+      REQUIRE(
+          cache->update(l, Numbers::f32, numbers.data() + l, numbers.data() + l + 7, nullptr, step)
+              .ok());
     return cache;
   };
   std::vector<float> out(o.shape.q_width());
-  const auto token = [&](BareCache* cache, const Cancel* cancel) -> Status {
+  const auto token = [&](ExternalStore* cache, const Cancel* cancel) -> Status {
     for (uint32_t l = 0; l < o.shape.layers; ++l) {
-      REQUIRE(cache->update(l, Numbers::f32, numbers.data() + 9 * l, numbers.data() + 5 * l, nullptr, 1).ok());
+      REQUIRE(
+          cache->update(l, Numbers::f32, numbers.data() + 9 * l, numbers.data() + 5 * l, nullptr, 1)
+              .ok());
       BareQuery query{l, 1, Numbers::f32, numbers.data() + 3 * l, out.data()};
       query.cancel = cancel;
       if (Status s = cache->attention(query); s.code() == Code::cancelled) {
@@ -216,7 +230,7 @@ TEST_CASE("a cache's attention that is cancelled while it finds the sketch finds
   }
   const auto again = open();
   const FireAtSketch fire(test::mini_model()->store_shape());
-  std::unique_ptr<BareCache> copy;
+  std::unique_ptr<ExternalStore> copy;
   CHECK(again->fork(&fire.token, &copy).code() == Code::cancelled);
   CHECK(copy == nullptr);
   CHECK(again->fork(nullptr, &copy).ok());
@@ -232,14 +246,15 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
     REQUIRE(session->save(path, nullptr, {}).ok());
   }
   uint64_t at = 0;
-  SavedTimeline saved;
+  SavedSequence saved;
   {
     std::shared_ptr<const CacheFile> file;
     REQUIRE(CacheFile::open(path, &file).ok());
     CachePeek peek;
     REQUIRE(CachePeek::open(path, &peek).ok());
     REQUIRE(read_saved(peek, &saved).ok());
-    at = file->find(format::SectionKind::pages)->offset + page_bytes + 99;  // in page 1 of the first layer and head
+    // in page 1 of the first layer and head
+    at = file->find(format::SectionKind::pages)->offset + page_bytes + 99;
   }
   {
     std::fstream damage(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -253,11 +268,13 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   const StoreShape shape = model->store_shape();
   Representatives none(shape, 64);
   none.forget();
-  KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64, {saved.window_count, true, true}, {});
+  KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none), 64,
+                                   {saved.window_count, true, true}, {});
   const KvStore::Restored to = store.restored();
   std::fill_n(to.centre, store.centre_size(), 0.0f);
   std::fill_n(to.sinks, store.sinks_size(), 0.0f);
-  for (uint32_t plane = 0; plane < 2 * shape.heads_total(); ++plane) std::fill_n(to.window(plane), saved.window_count * shape.page.dim, 0.0f);
+  for (uint32_t plane = 0; plane < 2 * shape.heads_total(); ++plane)
+    std::fill_n(to.window(plane), saved.window_count * shape.page.dim, 0.0f);
   REQUIRE(store.prepare(1).ok());
 
   std::unique_ptr<ThreadPool> pool;
@@ -269,7 +286,9 @@ TEST_CASE("a cancelled step does not check the pages that it would have read") {
   const Plan plan;
   const auto attend = [&] {
     const CancelLatch latch(&cancel);
-    return attention.run({.tokens = 1, .q = q.data(), .store = store, .plan = plan, .cancel = latch}, out.data(), nullptr);
+    return attention.run(
+        {.tokens = 1, .q = q.data(), .store = store, .plan = plan, .cancel = latch}, out.data(),
+        nullptr);
   };
   CHECK(attend().ok());
   cancel.reset();

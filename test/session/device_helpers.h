@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cachefile/cache_file.h"
 #include "helpers.h"
-#include "store/cache_file.h"
 #include "temp_folder.h"
 
 namespace kvasir::test {
@@ -20,7 +20,8 @@ inline Status open_on(const char* name, uint64_t budget, std::shared_ptr<const M
   return Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", out, {name, budget});
 }
 
-// The mini model on the first GPU, opened once; null where there is none, which KVASIR_TEST_NEEDS_GPU makes a failure.
+// The mini model on the first GPU, opened once; null where there is none, which
+// KVASIR_TEST_NEEDS_GPU makes a failure.
 inline std::shared_ptr<const Model> device_model() {
   static const std::shared_ptr<const Model> model = [] {
     std::shared_ptr<const Model> opened;
@@ -45,8 +46,9 @@ inline double difference(const std::vector<float>& a, const std::vector<float>& 
   return std::sqrt(sum / norm);
 }
 
-// Both sides compute the same integer products and differ in the order of float sums. That turns a rounding of an activation to 8 bits now and then,
-// which later layers carry on: the processor's own two ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
+// Both sides compute the same integer products and differ in the order of float sums. That turns a
+// rounding of an activation to 8 bits now and then, which later layers carry on: the CPU's own two
+// ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
 constexpr double rounding = 4e-2;
 
 inline SessionOptions bounded_options(uint64_t budget) {
@@ -79,21 +81,24 @@ inline std::string damaged_file(const TempFolder& folder, uint32_t layer = 0) {
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(path, &file).ok());
   const uint64_t heads = mini_model()->config().kv_heads;
-  const uint64_t at = file->find(format::SectionKind::pages)->offset + layer * heads * PageShape::pages_bytes() + 5 * page_bytes + 100;
+  const uint64_t at = file->find(format::SectionKind::pages)->offset +
+                      layer * heads * PageShape::pages_bytes() + 5 * page_bytes + 100;
   file.reset();
   std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
   stream.seekp(static_cast<std::streamoff>(at)).put('\x55').put('\x2a').flush();
   return path;
 }
 
-inline std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model, const std::string& path, const SessionOptions& options) {
+inline std::unique_ptr<Session> load(const std::shared_ptr<const Model>& model,
+                                     const std::string& path, const SessionOptions& options) {
   std::unique_ptr<Session> session;
   const Status s = Session::load(model, path, options, false, nullptr, {}, &session);
   REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   return session;
 }
 
-// Of a session of damaged_file(): a step that reads the page fails, each time, and the timeline stays as it was.
+// Of a session of damaged_file(): a step that reads the page fails, each time, and the sequence
+// stays as it was.
 inline void check_is_damaged(Session* session) {
   Token token = -1;
   bool end = false;
@@ -114,7 +119,8 @@ inline std::vector<float> score(Session* session, std::span<const Token> tokens)
 
 inline double mean_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
   return sum / static_cast<double>(a.size());
 }
 
@@ -124,7 +130,11 @@ inline uint64_t stat_of(const Session& session, const std::string& name) {
   return std::stoull(json.substr(json.find(key) + key.size()));
 }
 
-inline bool reads_pages(const Session& session) { return session.stats_json().find("\"device_reads_pages\":true") != std::string::npos; }
-inline bool attends(const Session& session) { return session.stats_json().find("\"device_attends\":true") != std::string::npos; }
+inline bool reads_pages(const Session& session) {
+  return session.stats_json().find("\"device_reads_pages\":true") != std::string::npos;
+}
+inline bool attends(const Session& session) {
+  return session.stats_json().find("\"device_attends\":true") != std::string::npos;
+}
 
 }  // namespace kvasir::test

@@ -1,4 +1,5 @@
-// Sessions whose model has layers on a GPU, against those without. Without a GPU they say so and pass.
+// Sessions whose model has layers on a GPU, against those without. Without a GPU they say so and
+// pass.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -13,7 +14,8 @@ using namespace kvasir::test;
 
 namespace {
 
-std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::span<const Token> tokens, uint32_t chunk, bool bounded = false) {
+std::vector<float> logits_of(const std::shared_ptr<const Model>& model,
+                             std::span<const Token> tokens, uint32_t chunk, bool bounded = false) {
   SessionOptions o = bounded ? bounded_options(256) : SessionOptions{};
   o.threads = 2;
   o.prefill_chunk = chunk;
@@ -30,22 +32,24 @@ std::vector<float> logits_of(const std::shared_ptr<const Model>& model, std::spa
 
 TEST_CASE("a device that is not known, not there or not built in is refused") {
   std::shared_ptr<const Model> model;
-  for (const char* name : {"", "gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CUDA", "cuda:99999999999"})
+  for (const char* name :
+       {"", "gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CUDA", "cuda:99999999999"})
     CHECK_MESSAGE(open_on(name, 0, &model).code() == Code::bad_argument, name);
   const Code code = open_on("cuda:4095", 0, &model).code();
   CHECK((code == Code::not_found || code == Code::unsupported));
   CHECK(model == nullptr);
 }
 
-TEST_CASE("a model on a device gives the logits of the processor") {
+TEST_CASE("a model on a device gives the logits of the CPU") {
   if (!device_model()) return;
   CHECK(device_model()->device_weights().front().has_output());
   const auto tokens = book_tokens(300);
   for (uint32_t chunk : {1u, 13u, 128u})
-    CHECK(difference(logits_of(device_model(), tokens, chunk), logits_of(mini_model(), tokens, chunk)) < rounding);
+    CHECK(difference(logits_of(device_model(), tokens, chunk),
+                     logits_of(mini_model(), tokens, chunk)) < rounding);
 }
 
-TEST_CASE("every architecture, RoPE kind and weight type gives on a device the logits of the processor") {
+TEST_CASE("every architecture, RoPE kind and weight type gives on a device the logits of the CPU") {
   if (!device_model()) return;
   for (const auto& entry : std::filesystem::directory_iterator(FIXTURES "/models")) {
     if (entry.path().extension() != ".gguf") continue;
@@ -55,7 +59,8 @@ TEST_CASE("every architecture, RoPE kind and weight type gives on a device the l
     std::shared_ptr<const Model> devices;
     REQUIRE(Model::open(path, "", &devices, {"cuda"}).ok());
     std::vector<Token> tokens(40);
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<Token>(i * 37 % 200 + 10);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<Token>(i * 37 % 200 + 10);
     const std::string formats = processors->weights().formats;
     const bool is_float = formats.find('Q') == std::string::npos;
     for (const uint32_t chunk : {1u, 40u}) {
@@ -63,13 +68,15 @@ TEST_CASE("every architecture, RoPE kind and weight type gives on a device the l
         CAPTURE(chunk);
         CAPTURE(bounded);
         const double floats = bounded ? 1e-4 : 1e-5;  // a device's attention has fast exponentials
-        CHECK(difference(logits_of(devices, tokens, chunk, bounded), logits_of(processors, tokens, chunk, bounded)) < (is_float ? floats : rounding));
+        CHECK(difference(logits_of(devices, tokens, chunk, bounded),
+                         logits_of(processors, tokens, chunk, bounded)) <
+              (is_float ? floats : rounding));
       }
     }
   }
 }
 
-TEST_CASE("a device with room for some layers has the first ones, and the processor the others") {
+TEST_CASE("a device with room for some layers has the first ones, and the CPU the others") {
   if (!device_model()) return;
   const auto tokens = book_tokens(60);
   const std::vector<float> expected = logits_of(mini_model(), tokens, 20);
@@ -99,7 +106,9 @@ TEST_CASE("a device with room for some layers has the first ones, and the proces
   CHECK(seen.back() == mini_model()->config().layers);
 }
 
-TEST_CASE("a number that is none is met in the layer that makes it, however the device computes the step") {
+TEST_CASE(
+    "a number that is none is met in the layer that makes it, however the device computes the "
+    "step") {
   if (!device_model()) return;
   std::ifstream stream(EXAMPLES "/mini-reader-q8_0.gguf", std::ios::binary);
   std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
@@ -107,12 +116,16 @@ TEST_CASE("a number that is none is met in the layer that makes it, however the 
   REQUIRE(Gguf::parse(std::as_bytes(std::span(file)), &gguf).ok());
   const uint32_t last = mini_model()->config().layers - 1;
   TempFolder folder;
-  const std::pair<const char*, uint32_t> damages[] = {{"attn_q", 0}, {"attn_v", 2}, {"attn_output", 1}, {"ffn_up", last}, {"ffn_down", 0}, {"ffn_down", last}};
+  const std::pair<const char*, uint32_t> damages[] = {{"attn_q", 0},      {"attn_v", 2},
+                                                      {"attn_output", 1}, {"ffn_up", last},
+                                                      {"ffn_down", 0},    {"ffn_down", last}};
   for (const auto& [name, layer] : damages) {
     CAPTURE(std::string(name));
-    const std::string tensor = "blk." + std::to_string(layer) + "." + name + ".weight", path = folder.file("damaged.gguf");
+    const std::string tensor = "blk." + std::to_string(layer) + "." + name + ".weight",
+                      path = folder.file("damaged.gguf");
     std::string damaged = file;
-    damaged.replace(gguf.find_tensor(tensor)->offset, 2, "\x00\x7c", 2);  // the first scale: infinity
+    // the first scale: infinity
+    damaged.replace(gguf.find_tensor(tensor)->offset, 2, "\x00\x7c", 2);
     std::ofstream(path, std::ios::binary) << damaged;
     std::shared_ptr<const Model> model;
     REQUIRE(Model::open(path, "", &model, {"cuda"}).ok());
@@ -127,7 +140,9 @@ TEST_CASE("a number that is none is met in the layer that makes it, however the 
         uint64_t done = 7;
         const Status s = session->prefill_tokens(book_tokens(40), nullptr, nullptr, {}, &done);
         CHECK(s.code() == Code::corrupt);
-        CHECK_MESSAGE(std::string(s.message()).find("layer " + std::to_string(layer) + " made") == 0, s.message());
+        CHECK_MESSAGE(
+            std::string(s.message()).find("layer " + std::to_string(layer) + " made") == 0,
+            s.message());
         CHECK(done == 0);
       }
     }
@@ -137,7 +152,10 @@ TEST_CASE("a number that is none is met in the layer that makes it, however the 
 TEST_CASE("a step that a device has no room for is refused and a smaller one works") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
-  REQUIRE(open_on("cuda", device_model()->device_weights().front().device()->used() + (uint64_t{80} << 20), &model).ok());
+  REQUIRE(open_on("cuda",
+                  device_model()->device_weights().front().device()->used() + (uint64_t{80} << 20),
+                  &model)
+              .ok());
   SessionOptions o;
   o.prefill_chunk = 4096;
   auto session = open_session(model, o);
@@ -152,7 +170,9 @@ TEST_CASE("a step that a device has no room for is refused and a smaller one wor
   CHECK(s.code() == Code::no_memory);
   CHECK(std::string(s.message()).find("cuda:0") != std::string::npos);
   others.clear();
-  REQUIRE_MESSAGE((s = session->prefill_tokens({tokens.data(), 200}, nullptr, nullptr, {}, &done)).ok(), s.message());
+  REQUIRE_MESSAGE(
+      (s = session->prefill_tokens({tokens.data(), 200}, nullptr, nullptr, {}, &done)).ok(),
+      s.message());
 }
 
 TEST_CASE("what was read on a device is saved, loaded and asked without one, and the reverse") {
@@ -160,7 +180,9 @@ TEST_CASE("what was read on a device is saved, loaded and asked without one, and
   TempFolder folder;
   // What has one answer: roundings do not change it.
   std::string text = "In the evening they came to the house. ";
-  for (int i = 0; i < 60; ++i) text += "The wind went round it all night and nobody slept. The horses stood in the yard " + std::to_string(i) + " hours. ";
+  for (int i = 0; i < 60; ++i)
+    text += "The wind went round it all night and nobody slept. The horses stood in the yard " +
+            std::to_string(i) + " hours. ";
   text.insert(text.size() / 3 / 100 * 100, " The access code of the north gate is 4821907. ");
   SessionOptions o;
   o.threads = 2;
@@ -174,13 +196,16 @@ TEST_CASE("what was read on a device is saved, loaded and asked without one, and
     REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
     for (int to = 0; to < 2; ++to) {
       std::unique_ptr<Session> loaded;
-      REQUIRE(Session::load(to ? device_model() : mini_model(), folder.file("a.kv"), o, true, nullptr, {}, &loaded).ok());
+      REQUIRE(Session::load(to ? device_model() : mini_model(), folder.file("a.kv"), o, true,
+                            nullptr, {}, &loaded)
+                  .ok());
       answers[from][to] = ask(loaded.get(), "What is the access code of the north gate?");
       CHECK(loaded->stats_json().find("\"device\":\"cuda:0\"") != (to ? std::string::npos : 0));
     }
   }
   for (const auto& of : answers)
-    for (const std::string& answer : of) CHECK(answer == "The access code of the north gate is 4821907.");
+    for (const std::string& answer : of)
+      CHECK(answer == "The access code of the north gate is 4821907.");
 }
 
 TEST_CASE("sessions of one device answer as each alone, and cancelling one is over at once") {
@@ -208,32 +233,44 @@ TEST_CASE("sessions of one device answer as each alone, and cancelling one is ov
   CHECK(continue_with(b.get(), 5) == continue_with(c.get(), 5));
 }
 
-// ---- attention on the device -------------------------------------------------------------------------------------------------
+// ---- attention on the device
+// -------------------------------------------------------------------------------------------------
 
-TEST_CASE("a device attends what it chooses as the processor does, of a mapped file and of what was read into memory, while pages are sealed") {
+TEST_CASE(
+    "a device attends what it chooses as the CPU does, of a mapped file and of what was read into "
+    "memory, while pages are sealed") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 150);
   TempFolder folder;
   for (const uint64_t budget : {64u, 256u, 3000u}) {
     CAPTURE(budget);
-    auto expected = load(mini_model(), read_file(), bounded_options(budget)), mapped = load(device_model(), read_file(), bounded_options(budget));
+    auto expected = load(mini_model(), read_file(), bounded_options(budget)),
+         mapped = load(device_model(), read_file(), bounded_options(budget));
     auto memory = open_session(device_model(), bounded_options(budget));
     read(memory.get(), {tokens.data(), 3000});
     REQUIRE(memory->save(folder.file("memory.kv"), nullptr, {}).ok());
-    const std::vector<float> wanted_of_memory = score(load(mini_model(), folder.file("memory.kv"), bounded_options(budget)).get(), next);
-    const std::vector<float> wanted = score(expected.get(), next), of_file = score(mapped.get(), next), of_memory = score(memory.get(), next);
+    const std::vector<float> wanted_of_memory =
+        score(load(mini_model(), folder.file("memory.kv"), bounded_options(budget)).get(), next);
+    const std::vector<float> wanted = score(expected.get(), next),
+                             of_file = score(mapped.get(), next),
+                             of_memory = score(memory.get(), next);
     CHECK(attends(*mapped));
     CHECK(attends(*memory));
-    for (const Session* session : {mapped.get(), memory.get()}) CHECK(stat_of(*session, "last_tokens_in_device") > 0);
+    for (const Session* session : {mapped.get(), memory.get()})
+      CHECK(stat_of(*session, "last_tokens_in_device") > 0);
     CHECK_FALSE(attends(*expected));
-    // What the rounding of weights' inputs does, as above, where the processor attends everything for both.
+    // What the rounding of weights' inputs does, as above, where the CPU attends everything for
+    // both.
     SessionOptions everything = bounded_options(0);
     everything.select.strategy = "full";
-    // A device that multiplies as the processor does still differs by how weights of attention are rounded, which later layers carry on.
-    constexpr double least_difference = 0.08;
-    const double by_weights = std::max(least_difference, mean_difference(score(load(device_model(), read_file(), everything).get(), next),
-                                                                 score(load(mini_model(), read_file(), everything).get(), next)));
+    // A device that multiplies as the CPU does still differs by how weights of attention are
+    // rounded, which later layers carry on.
+    constexpr double min_difference = 0.08;
+    const double by_weights =
+        std::max(min_difference,
+                 mean_difference(score(load(device_model(), read_file(), everything).get(), next),
+                                 score(load(mini_model(), read_file(), everything).get(), next)));
     CHECK(mean_difference(of_file, wanted) < 2 * by_weights + 0.02);
     CHECK(mean_difference(of_memory, wanted_of_memory) < 2 * by_weights + 0.02);
     CHECK(score(mapped.get(), next) == of_file);  // the same bits again, after going back
@@ -272,14 +309,17 @@ TEST_CASE("forks, steps back and other texts in one session attend on the device
   CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.2);
 }
 
-TEST_CASE("forks have the sketch of their text on the device together, and what they write for themselves") {
+TEST_CASE(
+    "forks have the sketch of their text on the device together, and what they write for "
+    "themselves") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda", 0, &model).ok());
   const DeviceWeights& weights = model->device_weights().front();
   const StoreShape& shape = model->store_shape();
   auto a = load(model, read_file(), bounded_options(200));
-  const uint64_t sketch = a->store().pages().extents() * shape.heads_total() * shape.page.sketch_bytes();
+  const uint64_t sketch =
+      a->store().pages().extents() * shape.heads_total() * shape.page.sketch_bytes();
   const auto taken_by = [&](Session* session, int tokens) {
     const uint64_t before = weights.device()->used();
     const std::vector<Token> answer = continue_with(session, tokens);
@@ -287,7 +327,8 @@ TEST_CASE("forks have the sketch of their text on the device together, and what 
     return std::pair(weights.device()->used() - before, answer);
   };
   const auto [of_first, answer] = taken_by(a.get(), 3);
-  auto other = load(model, read_file(), bounded_options(200));  // the same file, of which nothing is known
+  // the same file, of which nothing is known
+  auto other = load(model, read_file(), bounded_options(200));
   std::unique_ptr<Session> fork, beside;
   REQUIRE(other->fork(&fork).ok());
   REQUIRE(other->fork(&beside).ok());
@@ -315,7 +356,9 @@ TEST_CASE("forks have the sketch of their text on the device together, and what 
   CHECK(continue_with(beside.get(), 3) == continue_with(a.get(), 3));
 }
 
-TEST_CASE("a page of a file that is damaged is an error where the device has read it, and the timeline is as before") {
+TEST_CASE(
+    "a page of a file that is damaged is an error where the device has read it, and the sequence "
+    "is as before") {
   if (!device_model()) return;
   TempFolder folder;
   const std::string path = damaged_file(folder);
@@ -323,9 +366,11 @@ TEST_CASE("a page of a file that is damaged is an error where the device has rea
   check_is_damaged(session.get());
 }
 
-TEST_CASE("what a device does not attend the processor does, and says why") {
+TEST_CASE("what a device does not attend the CPU does, and says why") {
   if (!device_model()) return;
-  const auto because = [](const Session& s, const char* why) { return s.stats_json().find(why) != std::string::npos; };
+  const auto because = [](const Session& s, const char* why) {
+    return s.stats_json().find(why) != std::string::npos;
+  };
   const auto tokens = book_tokens(40);
   SessionOptions o = bounded_options(200);
   o.select.strategy = "quest";
@@ -352,7 +397,9 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
   const std::vector<float> expected = score(on_processor.get(), tokens);
   const DeviceWeights& weights = device_model()->device_weights().front();
   std::shared_ptr<const Model> model;
-  for (uint64_t budget = uint64_t{1} << 20; !open_on("cuda", budget, &model).ok(); budget += uint64_t{1} << 20) REQUIRE(budget < uint64_t{1} << 30);
+  for (uint64_t budget = uint64_t{1} << 20; !open_on("cuda", budget, &model).ok();
+       budget += uint64_t{1} << 20)
+    REQUIRE(budget < uint64_t{1} << 30);
   CHECK(model->device_weights().front().layers().size() < model->config().layers);
   auto part = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(part.get(), tokens), expected) < 0.2);
@@ -371,16 +418,21 @@ TEST_CASE("what a device does not attend the processor does, and says why") {
     CHECK((!full || because(*sessions.back(), "the GPU has no room for what its attention needs")));
   }
   CHECK(full);
-  CHECK(model->device_weights().front().device()->used() <= model->device_weights().front().device()->budget());
+  CHECK(model->device_weights().front().device()->used() <=
+        model->device_weights().front().device()->budget());
 }
 
-// ---- texts that are read -----------------------------------------------------------------------------------------------------
+// ---- texts that are read
+// -------------------------------------------------------------------------------------------------
 
-TEST_CASE("a text that a device attends is read at least as near to full precision as by the processor, in chunks of any size") {
+TEST_CASE(
+    "a text that a device attends is read at least as near to full precision as by the CPU, in "
+    "chunks of any size") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4200);
   const std::span<const Token> next(tokens.data() + 4000, 60);
-  const auto read_by = [&](const std::shared_ptr<const Model>& model, uint32_t chunk, bool full_precision, bool* attended) {
+  const auto read_by = [&](const std::shared_ptr<const Model>& model, uint32_t chunk,
+                           bool full_precision, bool* attended) {
     SessionOptions o;
     o.threads = 2;
     o.select.strategy = "full";
@@ -391,7 +443,8 @@ TEST_CASE("a text that a device attends is read at least as near to full precisi
     if (attended) *attended = attends(*session);
     return score(session.get(), next);
   };
-  const std::vector<float> exact = read_by(mini_model(), 512, true, nullptr), by_processor = read_by(mini_model(), 512, false, nullptr);
+  const std::vector<float> exact = read_by(mini_model(), 512, true, nullptr),
+                           by_processor = read_by(mini_model(), 512, false, nullptr);
   const double processors = mean_difference(by_processor, exact);
   for (const uint32_t chunk : {100u, 500u, 1024u, 4000u}) {
     CAPTURE(chunk);
@@ -399,13 +452,15 @@ TEST_CASE("a text that a device attends is read at least as near to full precisi
     const std::vector<float> by_device = read_by(device_model(), chunk, false, &attended);
     CHECK(attended);
     const double devices = mean_difference(by_device, exact);
-    MESSAGE("chunk ", chunk, ": differs from full precision by ", devices, ", the processor by ", processors);
+    MESSAGE("chunk ", chunk, ": differs from full precision by ", devices, ", the CPU by ",
+            processors);
     CHECK(devices < 1.25 * processors + 0.02);
     CHECK(read_by(device_model(), chunk, false, nullptr) == by_device);  // the same bits again
   }
 }
 
-TEST_CASE("a text goes on where it was loaded, forked and taken back, and the device has its pages") {
+TEST_CASE(
+    "a text goes on where it was loaded, forked and taken back, and the device has its pages") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3800);
   SessionOptions o = bounded_options(0);
@@ -425,10 +480,11 @@ TEST_CASE("a text goes on where it was loaded, forked and taken back, and the de
   REQUIRE(loaded->fork(&other).ok());  // knows nothing of the device yet
   read(loaded.get(), {tokens.data() + 3300, 300});
   read(other.get(), {tokens.data() + 3300, 300});
-  CHECK(score(loaded.get(), {tokens.data() + 3600, 40}) == score(other.get(), {tokens.data() + 3600, 40}));
+  CHECK(score(loaded.get(), {tokens.data() + 3600, 40}) ==
+        score(other.get(), {tokens.data() + 3600, 40}));
 }
 
-TEST_CASE("a damaged page is an error where a text is read on, and the timeline is as before") {
+TEST_CASE("a damaged page is an error where a text is read on, and the sequence is as before") {
   if (!device_model()) return;
   TempFolder folder;
   const std::string path = damaged_file(folder);
@@ -440,7 +496,9 @@ TEST_CASE("a damaged page is an error where a text is read on, and the timeline 
   CHECK(session->tokens().size() == 3000);
 }
 
-TEST_CASE("quads that stay in a device's memory outlive pages that are sealed, and steps back over what was generated") {
+TEST_CASE(
+    "quads that stay in a device's memory outlive pages that are sealed, and steps back over what "
+    "was generated") {
   if (!device_model()) return;
   auto session = load(device_model(), read_file(), bounded_options(64));
   const uint64_t sealed = stat_of(*session, "sealed_tokens");
@@ -497,7 +555,7 @@ TEST_CASE("quads that stay in a device's memory take no fork's place there") {
   CHECK(beside > 1);
 }
 
-TEST_CASE("a text for which a device has no room is attended by the processor, which says so") {
+TEST_CASE("a text for which a device has no room is attended by the CPU, which says so") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
   SessionOptions o = bounded_options(200);
@@ -515,7 +573,8 @@ TEST_CASE("a text for which a device has no room is attended by the processor, w
     if (s.code() == Code::no_memory) continue;
     REQUIRE_MESSAGE(s.ok(), s.message());
     if (attends(*session)) break;
-    CHECK(session->stats_json().find("the GPU has no room for what its attention needs") != std::string::npos);
+    CHECK(session->stats_json().find("the GPU has no room for what its attention needs") !=
+          std::string::npos);
     ++by_processor;
   }
   CHECK(by_processor > 0);
@@ -528,9 +587,9 @@ TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") 
   for (int i = 0; i < 7; ++i) tokens.insert(tokens.end(), once.begin(), once.end());
   auto session = open_session(device_model(), bounded_options(200));
 #ifdef KVASIR_EMULATED_DEVICE
-  constexpr double most_milliseconds = 5000;  // one thread does the device's work beside other tests
+  constexpr double max_milliseconds = 5000;  // one thread does the device's work beside other tests
 #else
-  constexpr double most_milliseconds = 100;
+  constexpr double max_milliseconds = 100;
 #endif
   for (const int after : {30, 150, 400}) {
     Cancel cancel;
@@ -545,7 +604,7 @@ TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") 
     const auto returned = std::chrono::steady_clock::now();
     thread.join();
     REQUIRE_MESSAGE(s.code() == Code::cancelled, s.message());
-    CHECK(std::chrono::duration<double, std::milli>(returned - fired).count() < most_milliseconds);
+    CHECK(std::chrono::duration<double, std::milli>(returned - fired).count() < max_milliseconds);
     CHECK(session->tokens().size() == done);
     REQUIRE(session->rewind(0).ok());
   }

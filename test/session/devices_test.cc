@@ -1,5 +1,6 @@
-// Sessions whose model is split over several GPUs, against those that have it on one. Where there is only one it is named twice, which does. Without
-// a GPU they say so and pass; so do those of test/emulated, which always run.
+// Sessions whose model is split over several GPUs, against those that have it on one. Where there
+// is only one it is named twice, which does. Without a GPU they say so and pass; so do those of
+// test/emulated, which always run.
 #include <algorithm>
 #include <cstdlib>
 
@@ -14,7 +15,9 @@ namespace {
 const std::string& second() {
   static const std::string name = [] {
     std::vector<int> found;
-    return Device::find("cuda:all", &found).ok() && found.size() > 1 ? "cuda:" + std::to_string(found[1]) : "cuda:0";
+    return Device::find("cuda:all", &found).ok() && found.size() > 1
+               ? "cuda:" + std::to_string(found[1])
+               : "cuda:0";
   }();
   return name;
 }
@@ -35,9 +38,12 @@ std::shared_ptr<const Model> split_model() {
 
 uint32_t layers() { return mini_model()->config().layers; }
 
-bool says(const Session& session, const std::string& what) { return session.stats_json().find(what) != std::string::npos; }
+bool says(const Session& session, const std::string& what) {
+  return session.stats_json().find(what) != std::string::npos;
+}
 
-// With so little memory that the processor has layers too: budget is what each device may take, one more MB at a time. Null once all layers fit.
+// With so little memory that the CPU has layers too: budget is what each device may take, one more
+// MB at a time. Null once all layers fit.
 std::shared_ptr<const Model> open_in_part(const char* name, std::size_t devices, uint64_t* budget) {
   for (;; *budget += uint64_t{1} << 20) {
     REQUIRE(*budget < uint64_t{1} << 30);
@@ -67,7 +73,7 @@ Course run(const std::shared_ptr<const Model>& model, const std::shared_ptr<cons
   read(session.get(), {tokens.data(), 1200});
   CHECK(attends(*session));
   c.read_on = score(session.get(), {tokens.data() + 1200, 100});  // as a text is read
-  c.next = score(session.get(), {tokens.data() + 1200, 40});       // as a question
+  c.next = score(session.get(), {tokens.data() + 1200, 40});      // as a question
   CHECK(attends(*session));
   c.answer = continue_with(session.get(), 20);
   CHECK(stat_of(*session, "last_tokens_in_device") > 0);
@@ -87,9 +93,12 @@ Course run(const std::shared_ptr<const Model>& model, const std::shared_ptr<cons
 
 }  // namespace
 
-TEST_CASE("layers are split over devices by the room that each has, and those that fit none are left") {
+TEST_CASE(
+    "layers are split over devices by the room that each has, and those that fit none are left") {
   using Layers = std::vector<uint32_t>;
-  const auto split = [](std::vector<uint64_t> sizes, uint64_t output, std::vector<uint64_t> rooms) { return split_layers(sizes, output, rooms); };
+  const auto split = [](std::vector<uint64_t> sizes, uint64_t output, std::vector<uint64_t> rooms) {
+    return split_layers(sizes, output, rooms);
+  };
   const std::vector<uint64_t> eight(8, 10);
   CHECK(split(eight, 5, {1000}).layers == Layers{8});
   CHECK(split(eight, 5, {1000}).output);
@@ -118,19 +127,23 @@ TEST_CASE("layers are split over devices by the room that each has, and those th
 
 TEST_CASE("lists of devices that are not lists, or name what is not there, are refused") {
   std::shared_ptr<const Model> model;
-  for (const char* name : {"cuda:0,", ",cuda:0", "cuda:0,,cuda:0", "cuda:0,cpu", "cpu,cuda:0", "cuda:0 ,cuda:0", "cuda:0;cuda:0", "cuda:all,cuda:0",
-                           "cuda:0,cuda:all", "cuda:0,auto", "auto,cuda:0", "cuda:all,", "all", "AUTO"})
+  for (const char* name : {"cuda:0,", ",cuda:0", "cuda:0,,cuda:0", "cuda:0,cpu", "cpu,cuda:0",
+                           "cuda:0 ,cuda:0", "cuda:0;cuda:0", "cuda:all,cuda:0", "cuda:0,cuda:all",
+                           "cuda:0,auto", "auto,cuda:0", "cuda:all,", "all", "AUTO"})
     CHECK_MESSAGE(open_on(name, 0, &model).code() == Code::bad_argument, name);
   for (const char* name : {"cuda:99", "cuda:0,cuda:99", "cuda:99,cuda:0"}) {
     const Status s = open_on(name, 0, &model);
     CHECK_MESSAGE((s.code() == Code::not_found || s.code() == Code::unsupported), s.message());
     CHECK(std::string(s.message()).find(name) != std::string::npos);
-    if (device_model()) CHECK(std::string(s.message()).find("cuda:99 is not there") != std::string::npos);
+    if (device_model())
+      CHECK(std::string(s.message()).find("cuda:99 is not there") != std::string::npos);
   }
   CHECK(model == nullptr);
 }
 
-TEST_CASE("a device that is chosen is a GPU where there is one, and otherwise the processor, and the session says which and why") {
+TEST_CASE(
+    "a device that is chosen is a GPU where there is one, and otherwise the CPU, and the session "
+    "says which and why") {
   std::shared_ptr<const Model> model;
   const Status s = open_on("auto", 0, &model);
   REQUIRE_MESSAGE(s.ok(), s.message());
@@ -153,10 +166,13 @@ TEST_CASE("a device that is chosen is a GPU where there is one, and otherwise th
   if (!device_model()) return;
   CHECK(open_on("cuda", 4096, &model).code() == Code::no_memory);
   REQUIRE(open_on("auto", 4096, &model).ok());
-  CHECK(says(*open_session(model), "\"device\":\"cpu\",\"device_because\":\"cuda:0 has 4096 bytes"));
+  CHECK(
+      says(*open_session(model), "\"device\":\"cpu\",\"device_because\":\"cuda:0 has 4096 bytes"));
 }
 
-TEST_CASE("a model on two devices computes what it does on one, to the bit: reading, answers, files, forks and steps back") {
+TEST_CASE(
+    "a model on two devices computes what it does on one, to the bit: reading, answers, files, "
+    "forks and steps back") {
   if (!split_model()) return;
   const auto& devices = split_model()->device_weights();
   REQUIRE(devices.size() == 2);
@@ -179,15 +195,17 @@ TEST_CASE("a model on two devices computes what it does on one, to the bit: read
   CHECK(stat_of(*session, "device_layers") == layers());
   CHECK(stat_of(*session, "device_output") == 1);
   CHECK(stat_of(*session, "device_weight_bytes") == devices[0].bytes() + devices[1].bytes());
-  CHECK(says(*session, "{\"device\":\"" + second() + "\",\"first_layer\":" + std::to_string(devices[1].first_layer()) + ","));
+  CHECK(says(*session, "{\"device\":\"" + second() +
+                           "\",\"first_layer\":" + std::to_string(devices[1].first_layer()) + ","));
 }
 
-TEST_CASE("a model on two devices attends as the processor does, of a file and while pages are sealed") {
+TEST_CASE("a model on two devices attends as the CPU does, of a file and while pages are sealed") {
   if (!split_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 150);
   for (const uint64_t budget : {64u, 3000u}) {
-    auto expected = load(mini_model(), read_file(), bounded_options(budget)), split = load(split_model(), read_file(), bounded_options(budget));
+    auto expected = load(mini_model(), read_file(), bounded_options(budget)),
+         split = load(split_model(), read_file(), bounded_options(budget));
     const std::vector<float> found = score(split.get(), next);
     CHECK(attends(*split));
     CHECK(mean_difference(found, score(expected.get(), next)) < 0.2);
@@ -198,7 +216,9 @@ TEST_CASE("a model on two devices attends as the processor does, of a file and w
   }
 }
 
-TEST_CASE("layers that two devices have no room for stay on the processor, and the tokens are those of as many layers on one") {
+TEST_CASE(
+    "layers that two devices have no room for stay on the CPU, and the tokens are those of as many "
+    "layers on one") {
   if (!split_model()) return;
   const auto tokens = book_tokens(900);
   const auto course = [&](const std::shared_ptr<const Model>& model) {
@@ -223,17 +243,22 @@ TEST_CASE("layers that two devices have no room for stay on the processor, and t
     CAPTURE(end);
     CHECK_FALSE(split->device_weights().back().has_output());
     const std::vector<float> found = course(split);
-    CHECK(mean_difference({found.begin(), found.begin() + 30}, {by_processor.begin(), by_processor.begin() + 30}) < 0.2);
+    CHECK(mean_difference({found.begin(), found.begin() + 30},
+                          {by_processor.begin(), by_processor.begin() + 30}) < 0.2);
     std::shared_ptr<const Model> one;
-    while (!one || one->device_weights().back().end_layer() < end) (void)open_on("cuda:0", of_one += uint64_t{1} << 18, &one);
+    while (!one || one->device_weights().back().end_layer() < end)
+      (void)open_on("cuda:0", of_one += uint64_t{1} << 18, &one);
     if (one->device_weights().back().end_layer() != end) continue;  // two layers fitted at once
-    if (attends(*load(split, read_file(), bounded_options(200))) == attends(*load(one, read_file(), bounded_options(200)))) ++seen;
+    if (attends(*load(split, read_file(), bounded_options(200))) ==
+        attends(*load(one, read_file(), bounded_options(200))))
+      ++seen;
     CHECK(course(one) == found);
   }
   CHECK(seen > 0);
 }
 
-TEST_CASE("a damaged page of the second device's layers is an error, and the timeline is as before") {
+TEST_CASE(
+    "a damaged page of the second device's layers is an error, and the sequence is as before") {
   if (!split_model()) return;
   TempFolder folder;
   const std::string path = damaged_file(folder, layers() - 1);
@@ -260,7 +285,9 @@ TEST_CASE("a list of one GPU is that GPU, and all of them are those that there a
   CHECK(all->device_names().rfind("cuda:0", 0) == 0);
   CHECK(all->device_weights().back().end_layer() == layers());
   const auto tokens = book_tokens(3100);
-  auto a = load(one, read_file(), bounded_options(200)), b = load(all, read_file(), bounded_options(200));
-  CHECK(mean_difference(score(b.get(), {tokens.data() + 3000, 60}), score(a.get(), {tokens.data() + 3000, 60})) < 0.2);
+  auto a = load(one, read_file(), bounded_options(200)),
+       b = load(all, read_file(), bounded_options(200));
+  CHECK(mean_difference(score(b.get(), {tokens.data() + 3000, 60}),
+                        score(a.get(), {tokens.data() + 3000, 60})) < 0.2);
   CHECK(attends(*b));
 }

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-
 using namespace kvasir;
 
 namespace {
@@ -20,7 +19,8 @@ SegmentFacts facts_of(AttentionMode mode) {
 
 }  // namespace
 
-TEST_CASE("a segment is attended by another executor, or read from another place, than the mode says") {
+TEST_CASE(
+    "a segment is attended by another executor, or read from another place, than the mode says") {
   SegmentFacts facts = facts_of(AttentionMode::cpu);
   facts.mapped = true;
   CHECK(segments_of(facts) ==

@@ -24,10 +24,13 @@ std::vector<float> read_floats(const std::string& path, std::size_t n) {
   return out;
 }
 
-std::size_t largest(const float* row, std::size_t n) { return static_cast<std::size_t>(std::max_element(row, row + n) - row); }
+std::size_t largest(const float* row, std::size_t n) {
+  return static_cast<std::size_t>(std::max_element(row, row + n) - row);
+}
 
 // [tokens][vocabulary]
-std::vector<float> logits_of(std::shared_ptr<const Model> model, std::span<const Token> tokens, const SessionOptions& options) {
+std::vector<float> logits_of(std::shared_ptr<const Model> model, std::span<const Token> tokens,
+                             const SessionOptions& options) {
   auto session = test::open_session(model, options);
   std::vector<float> logits(tokens.size() * model->config().vocabulary);
   uint64_t done = 0;
@@ -45,7 +48,8 @@ TEST_CASE("every architecture, RoPE kind and weight type gives the reference's l
     const auto model = test::open_model(FIXTURES "/models/" + name);
     const std::vector<Token> tokens = fixture["tokens"];
     const std::size_t rows = fixture["shape"][0], cols = fixture["shape"][1];
-    const auto expected = read_floats(FIXTURES "/models/" + fixture["logits"].get<std::string>(), rows * cols);
+    const auto expected =
+        read_floats(FIXTURES "/models/" + fixture["logits"].get<std::string>(), rows * cols);
     SessionOptions options;
     options.full_precision = true;
     const auto logits = logits_of(model, tokens, options);
@@ -54,15 +58,18 @@ TEST_CASE("every architecture, RoPE kind and weight type gives the reference's l
       difference += std::pow(static_cast<double>(logits[i]) - static_cast<double>(expected[i]), 2);
       norm += std::pow(static_cast<double>(expected[i]), 2);
     }
-    for (std::size_t r = 0; r < rows; ++r) same += largest(&logits[r * cols], cols) == largest(&expected[r * cols], cols);
-    // Float weights are computed in float, so only its rounding is left; quantised ones meet 8-bit activations.
+    for (std::size_t r = 0; r < rows; ++r)
+      same += largest(&logits[r * cols], cols) == largest(&expected[r * cols], cols);
+    // Float weights are computed in float, so only its rounding is left; quantised ones meet 8-bit
+    // activations.
     const bool is_float = weights == "F32" || weights == "F16" || weights == "BF16";
     CHECK(std::sqrt(difference / norm) < (is_float ? 1e-5 : 3e-2));
     CHECK(same / static_cast<double>(rows) >= (is_float ? 1.0 : 0.95));
   }
 }
 
-TEST_CASE("int8 keys and values cost the trained model less than half a percent of log-probability") {
+TEST_CASE(
+    "int8 keys and values cost the trained model less than half a percent of log-probability") {
   const json reference = read_json(FIXTURES "/mini-reference.json");
   const std::vector<Token> tokens = reference["tokens"];
   const std::size_t vocabulary = reference["vocab"];
@@ -73,8 +80,10 @@ TEST_CASE("int8 keys and values cost the trained model less than half a percent 
       const float* row = &logits[i * vocabulary];
       const double top = static_cast<double>(row[largest(row, vocabulary)]);
       double total = 0;
-      for (std::size_t v = 0; v < vocabulary; ++v) total += std::exp(static_cast<double>(row[v]) - top);
-      sum += top + std::log(total) - static_cast<double>(row[static_cast<std::size_t>(tokens[i + 1])]);
+      for (std::size_t v = 0; v < vocabulary; ++v)
+        total += std::exp(static_cast<double>(row[v]) - top);
+      sum +=
+          top + std::log(total) - static_cast<double>(row[static_cast<std::size_t>(tokens[i + 1])]);
     }
     return sum / static_cast<double>(tokens.size() - 1);
   };

@@ -24,9 +24,12 @@ std::vector<Token> book_tokens(std::size_t n) {
   return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n)};
 }
 
-std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, const char* chat, const std::map<std::string, float>& filled) {
+std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, const char* chat,
+                                        const std::map<std::string, float>& filled) {
   constexpr uint32_t width = 32;
-  const auto number = [&](const char* key, uint32_t value) { file.key(std::string("llama.") + key, value); };
+  const auto number = [&](const char* key, uint32_t value) {
+    file.key(std::string("llama.") + key, value);
+  };
   file.key("general.architecture", "llama").key("general.name", "small");
   number("block_count", 1);
   number("embedding_length", width);
@@ -47,14 +50,17 @@ std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, c
   tensor("token_embd.weight", {width, vocabulary});
   tensor("output_norm.weight", {width});
   if (filled.count("output.weight")) tensor("output.weight", {width, vocabulary});
-  for (const char* name : {"attn_norm", "ffn_norm"}) tensor(std::string("blk.0.") + name + ".weight", {width});
-  for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+  for (const char* name : {"attn_norm", "ffn_norm"})
+    tensor(std::string("blk.0.") + name + ".weight", {width});
+  for (const char* name :
+       {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
     tensor(std::string("blk.0.") + name + ".weight", {width, width});
   const std::vector<std::byte> bytes = file.build();
   TempFolder folder;
   {
     std::ofstream out(folder.file("a.gguf"), std::ios::binary);
-    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    out.write(reinterpret_cast<const char*>(bytes.data()),
+              static_cast<std::streamsize>(bytes.size()));
   }
   std::shared_ptr<const Model> model;  // its mapping outlives the file's name
   const Status s = Model::open(folder.file("a.gguf"), chat, &model);

@@ -26,12 +26,13 @@ inline std::shared_ptr<const Model> mini_model() {
   return model;
 }
 
-// A llama model of one layer, 32 wide, over a file that holds a tokenizer of `vocabulary` tokens. Weights are zeros, but for the
-// tensors in `filled`, whose numbers are all the same.
+// A llama model of one layer, 32 wide, over a file that holds a tokenizer of `vocabulary` tokens.
+// Weights are zeros, but for the tensors in `filled`, whose numbers are all the same.
 std::shared_ptr<const Model> model_over(GgufBuilder file, uint32_t vocabulary, const char* chat,
                                         const std::map<std::string, float>& filled = {});
 
-inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model, const SessionOptions& options = {}) {
+inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model,
+                                             const SessionOptions& options = {}) {
   std::unique_ptr<Session> session;
   const Status s = Session::open(std::move(model), options, &session);
   REQUIRE_MESSAGE(s.ok(), s.message());
@@ -66,12 +67,13 @@ inline std::vector<Token> continue_with(Session* session, int n) {
 inline std::string ask(Session* session, std::string_view question, GenerateOptions options = {}) {
   std::string text;
   Answer answer;
-  const Status s = session->generate(question, options, [&](std::string_view t) { return text += t, 0; }, &answer);
+  const Status s = session->generate(
+      question, options, [&](std::string_view t) { return text += t, 0; }, &answer);
   REQUIRE_MESSAGE(s.ok(), s.message());
   return text;
 }
 
-// The logits that the timeline's continuation `token` gives.
+// The logits that the sequence's continuation `token` gives.
 inline std::vector<float> logits_after(Session* session, Token token) {
   std::vector<float> logits(session->model().config().vocabulary);
   uint64_t done = 0;

@@ -3,9 +3,9 @@
 #include <fstream>
 #include <set>
 
+#include "cachefile/cache_file.h"
 #include "helpers.h"
-#include "select/index_build.h"
-#include "store/cache_file.h"
+#include "select/graph/index_build.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -49,7 +49,9 @@ std::string saved(IndexKind kind) {
     CHECK(number(*session, "index_tokens") == 0);
     uint64_t last = 0, all = 0;
     bool forwards = true;
-    const auto report = [&](uint64_t done, uint64_t total) { return forwards &= done >= last, last = done, all = total, 0; };
+    const auto report = [&](uint64_t done, uint64_t total) {
+      return forwards &= done >= last, last = done, all = total, 0;
+    };
     REQUIRE(session->save(path, nullptr, {}, report).ok());
     CHECK(forwards);
     CHECK(all >= index_steps(session->store().shape()));
@@ -68,7 +70,9 @@ std::unique_ptr<Session> load(const std::string& path, const SessionOptions& opt
 
 }  // namespace
 
-TEST_CASE("an index: saved, mapped and shared by forks, every timeline goes on the same, on one thread and two") {
+TEST_CASE(
+    "an index: saved, mapped and shared by forks, every sequence goes on the same, on one thread "
+    "and two") {
   TempFolder folder;
   for (const char* strategy : {"hnsw", "ood", "dipr-graph", "ivf"}) {
     CAPTURE(strategy);
@@ -82,11 +86,14 @@ TEST_CASE("an index: saved, mapped and shared by forks, every timeline goes on t
     CHECK(continue_with(one.get(), 40) == next);
     CHECK(continue_with(fork.get(), 40) == next);
     REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
-    CHECK(continue_with(load(folder.file("b.kv"), searching(strategy)).get(), 20) == continue_with(fork.get(), 20));
+    CHECK(continue_with(load(folder.file("b.kv"), searching(strategy)).get(), 20) ==
+          continue_with(fork.get(), 20));
   }
 }
 
-TEST_CASE("an index: the passages that are asked for it come evenly from the whole text, as questions with what follows them for an answer") {
+TEST_CASE(
+    "an index: the passages that are asked for it come evenly from the whole text, as questions "
+    "with what follows them for an answer") {
   auto session = open_session(mini_model(), searching("ood"));
   const auto tokens = book_tokens(long_enough);
   read(session.get(), tokens);
@@ -100,7 +107,8 @@ TEST_CASE("an index: the passages that are asked for it come evenly from the who
       const Array<Token>& piece = pieces[i];
       const std::size_t at = (tokens.size() - 32) * i / pieces.size();
       REQUIRE(piece.size() == marks + 32);
-      const auto question = std::search(piece.begin(), piece.end(), tokens.data() + at, tokens.data() + at + 16);
+      const auto question =
+          std::search(piece.begin(), piece.end(), tokens.data() + at, tokens.data() + at + 16);
       CHECK(question - piece.begin() > 2);  // the document's end and the question's beginning
       CHECK(piece.end() - question > 32);   // the question's end
       CHECK(std::equal(piece.end() - 16, piece.end(), tokens.data() + at + 16));
@@ -108,7 +116,9 @@ TEST_CASE("an index: the passages that are asked for it come evenly from the who
   }
 }
 
-TEST_CASE("an index: a timeline that made it goes on as one that mapped it, and one thread makes the same as two") {
+TEST_CASE(
+    "an index: a sequence that made it goes on as one that mapped it, and one thread makes the "
+    "same as two") {
   auto session = open_session(mini_model(), searching("ood", 1));
   read(session.get(), book_tokens(long_enough));
   REQUIRE(session->prepare(nullptr, {}).ok());
@@ -117,7 +127,9 @@ TEST_CASE("an index: a timeline that made it goes on as one that mapped it, and 
   CHECK(number(*session, "index_ms") > 0);
 }
 
-TEST_CASE("an index: a timeline that goes back below it, and on with other text, reads what is there and not what was") {
+TEST_CASE(
+    "an index: a sequence that goes back below it, and on with other text, reads what is there and "
+    "not what was") {
   const auto tokens = book_tokens(long_enough + 200);
   auto full = load(saved(IndexKind::ivf), searching("full"));
   REQUIRE(full->rewind(1500).ok());
@@ -125,7 +137,8 @@ TEST_CASE("an index: a timeline that goes back below it, and on with other text,
   const auto want = continue_with(full.get(), 20);
   for (IndexKind kind : kinds) {
     CAPTURE(std::string(name_of(kind)));
-    // With a budget of everything and a search that ends nowhere the choice is everything: full attention.
+    // With a budget of everything and a search that ends nowhere the choice is everything: full
+    // attention.
     SessionOptions o = searching(name_of(kind), 2, 1 << 20);
     o.select.search_breadth = 1 << 20;
     auto session = load(saved(kind), o);
@@ -134,14 +147,17 @@ TEST_CASE("an index: a timeline that goes back below it, and on with other text,
     read(session.get(), {tokens.data() + long_enough, 200});
     CHECK(number(*session, "index_tokens") < session->store().sealed_tokens());
     const auto next = continue_with(session.get(), 20);
-    if (kind != IndexKind::hnsw) CHECK(next == want);  // its graph of inner products has keys that no search reaches
+    // its graph of inner products has keys that no search reaches
+    if (kind != IndexKind::hnsw) CHECK(next == want);
     CHECK(number(*session, "last_keys_scanned") >= 0.97 * number(*session, "last_tokens_present"));
     REQUIRE(session->rewind(0).ok());
     CHECK(number(*session, "index_tokens") == 0);
   }
 }
 
-TEST_CASE("an index: it is made again when a quarter more has been sealed than it knows, and not before") {
+TEST_CASE(
+    "an index: it is made again when a quarter more has been sealed than it knows, and not "
+    "before") {
   const auto tokens = book_tokens(long_enough * 2);
   auto session = load(saved(IndexKind::ivf), searching("ivf"));
   const double first = number(*session, "index_tokens");
@@ -159,14 +175,16 @@ TEST_CASE("an index: none is made for a token, every token is scored instead") {
     auto session = load(saved(IndexKind::ivf), searching(strategy));
     auto flat = load(saved(IndexKind::ivf), searching("flat"));
     if (std::string(strategy) == "ivf") REQUIRE((session->rewind(0).ok() && flat->rewind(0).ok()));
-    if (std::string(strategy) == "ivf") read(session.get(), book_tokens(long_enough)), read(flat.get(), book_tokens(long_enough));
+    if (std::string(strategy) == "ivf")
+      read(session.get(), book_tokens(long_enough)), read(flat.get(), book_tokens(long_enough));
     CHECK(continue_with(session.get(), 20) == continue_with(flat.get(), 20));
     CHECK(number(*session, "index_tokens") == 0);
     CHECK(number(*session, "last_keys_scanned") > 0.9 * number(*session, "last_tokens_present"));
   }
 }
 
-TEST_CASE("an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
+TEST_CASE(
+    "an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
   TempFolder folder;
   const auto tokens = book_tokens(long_enough + 400);
   auto session = load(saved(IndexKind::ood), searching("ood"));
@@ -181,10 +199,12 @@ TEST_CASE("an index: what was sealed since is inserted into ood's graph on reque
   auto mapped = load(folder.file("a.kv"), searching("ood", 1));
   CHECK(number(*mapped, "index_inserted") == sealed - first);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
-  CHECK(number(*session, "last_keys_scanned") < number(*session, "last_tokens_present") * 2 / 3);  // three searches of 128 tokens in a short text
+  // three searches of 128 tokens in a short text
+  CHECK(number(*session, "last_keys_scanned") < number(*session, "last_tokens_present") * 2 / 3);
 }
 
-TEST_CASE("an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
+TEST_CASE(
+    "an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
   TempFolder folder;
   SessionOptions o = searching("ood");
   o.select.head_graphs = true;
@@ -213,10 +233,14 @@ TEST_CASE("an index: a graph for each query head is saved, mapped and kept apart
 
 TEST_CASE("an index: making it can be stopped, and then there is none") {
   auto session = load(saved(IndexKind::ivf), searching("hnsw"));
-  CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() == Code::cancelled);
+  CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() ==
+        Code::cancelled);
   REQUIRE(session->set_select(searching("ood").select).ok());
-  uint64_t steps = 0, reported = 0;  // it is told from its beginning, which is reading queries again
-  const auto stop_at_once = [&](uint64_t done, uint64_t total) { return steps = total, ++reported, done == 0; };
+  // it is told from its beginning, which is reading queries again
+  uint64_t steps = 0, reported = 0;
+  const auto stop_at_once = [&](uint64_t done, uint64_t total) {
+    return steps = total, ++reported, done == 0;
+  };
   CHECK(session->prepare(nullptr, stop_at_once).code() == Code::cancelled);
   CHECK(reported == 1);
   CHECK(steps > index_steps(session->store().shape()));
@@ -230,9 +254,12 @@ TEST_CASE("an index: making it can be stopped, and then there is none") {
   CHECK(session->tokens().size() == long_enough);
 }
 
-TEST_CASE("an index: a damaged one is an error that names it when it is needed, and no matter where it is not") {
+TEST_CASE(
+    "an index: a damaged one is an error that names it when it is needed, and no matter where it "
+    "is not") {
   TempFolder folder;
-  REQUIRE(load(saved(IndexKind::ivf), searching("ivf"))->save(folder.file("a.kv"), nullptr, {}).ok());
+  REQUIRE(
+      load(saved(IndexKind::ivf), searching("ivf"))->save(folder.file("a.kv"), nullptr, {}).ok());
   uint64_t at = 0;
   {
     std::shared_ptr<const CacheFile> file;
@@ -248,12 +275,16 @@ TEST_CASE("an index: a damaged one is an error that names it when it is needed, 
   file.put(static_cast<char>(old ^ 1));
   file.close();
   std::unique_ptr<Session> loaded;
-  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("ivf"), false, nullptr, {}, &loaded).ok());
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("ivf"), false, nullptr, {},
+                        &loaded)
+              .ok());
   Token token = 0;
   bool end = false;
   const Status s = loaded->next({}, nullptr, &token, &end);
   CHECK(s.code() == Code::corrupt);
   CHECK(std::string(s.message()).find("ivf") != std::string::npos);
-  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("flat"), false, nullptr, {}, &loaded).ok());
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), searching("flat"), false, nullptr, {},
+                        &loaded)
+              .ok());
   CHECK(loaded->next({}, nullptr, &token, &end).ok());
 }

@@ -11,7 +11,8 @@ using namespace kvasir::test;
 
 namespace {
 
-SessionOptions filtering(FilterWindow window, std::vector<uint32_t> layers = {1, 5}, uint64_t budget = 200) {
+SessionOptions filtering(FilterWindow window, std::vector<uint32_t> layers = {1, 5},
+                         uint64_t budget = 200) {
   SessionOptions o;
   o.threads = 2;
   o.select.strategy = "filter-layers";
@@ -21,7 +22,8 @@ SessionOptions filtering(FilterWindow window, std::vector<uint32_t> layers = {1,
   return o;
 }
 
-constexpr FilterWindow windows[] = {FilterWindow::last, FilterWindow::exponential, FilterWindow::uniform};
+constexpr FilterWindow windows[] = {FilterWindow::last, FilterWindow::exponential,
+                                    FilterWindow::uniform};
 
 }  // namespace
 
@@ -37,7 +39,8 @@ TEST_CASE("filter layers: one thread and several give the same bits") {
     CHECK(continue_with(a.get(), 40) == continue_with(b.get(), 40));
     GenerateOptions keep;
     keep.keep = true;
-    CHECK(ask(a.get(), "What is said of the door and of the man who came?", keep) == ask(b.get(), "What is said of the door and of the man who came?", keep));
+    CHECK(ask(a.get(), "What is said of the door and of the man who came?", keep) ==
+          ask(b.get(), "What is said of the door and of the man who came?", keep));
     CHECK(logits_after(a.get(), 100) == logits_after(b.get(), 100));
   }
 }
@@ -89,7 +92,8 @@ TEST_CASE("filter layers: with a budget of everything it is full attention") {
   const auto tokens = book_tokens(1500);
   SessionOptions full;
   full.select.strategy = "full";
-  auto a = open_session(mini_model(), full), b = open_session(mini_model(), filtering(FilterWindow::last, {0}, 1u << 20));
+  auto a = open_session(mini_model(), full),
+       b = open_session(mini_model(), filtering(FilterWindow::last, {0}, 1u << 20));
   read(a.get(), tokens);
   read(b.get(), tokens);
   CHECK(continue_with(a.get(), 20) == continue_with(b.get(), 20));
@@ -97,15 +101,20 @@ TEST_CASE("filter layers: with a budget of everything it is full attention") {
 
 TEST_CASE("filter layers: the layers after one read what it chose, for all of their heads") {
   const auto tokens = book_tokens(1510);
-  auto session = open_session(mini_model(), filtering(FilterWindow::last, {1, 6}, 60));  // neither question nor answer seals a page
+  // neither question nor answer seals a page
+  auto session = open_session(mini_model(), filtering(FilterWindow::last, {1, 6}, 60));
   read(session.get(), tokens);
   GenerateOptions o;
   o.max_tokens = 2;
   Answer answer;
   REQUIRE(session->generate("Why?", o, {}, &answer).ok());
-  // Attention over everything in layers 0, 1, 2, 6 and 7, over 60 tokens in the five others, the last of which attends for the last token of a step.
-  const uint64_t steps = answer.question_tokens + answer.answer_tokens - 1, heads = mini_model()->config().kv_heads;
-  const uint64_t stored = session->store().sealed_tokens() - session->store().shape().page.page_tokens, spared = answer.question_tokens - 1;
+  // Attention over everything in layers 0, 1, 2, 6 and 7, over 60 tokens in the five others, the
+  // last of which attends for the last token of a step.
+  const uint64_t steps = answer.question_tokens + answer.answer_tokens - 1,
+                 heads = mini_model()->config().kv_heads;
+  const uint64_t stored =
+                     session->store().sealed_tokens() - session->store().shape().page.page_tokens,
+                 spared = answer.question_tokens - 1;
   CHECK(answer.read.tokens_read == heads * (steps * 5 * stored + (steps * 5 - spared) * 60));
   CHECK(answer.read.tokens_present == heads * (steps * 10 - spared) * stored);
   const std::string stats = session->stats_json();
@@ -113,7 +122,9 @@ TEST_CASE("filter layers: the layers after one read what it chose, for all of th
   CHECK(stats.find("\"dense_layers\":[0,1,2,6,7]") != std::string::npos);
 }
 
-TEST_CASE("filter layers: a damaged page of a mapped file is found in a layer that reads what another chose") {
+TEST_CASE(
+    "filter layers: a damaged page of a mapped file is found in a layer that reads what another "
+    "chose") {
   const auto tokens = book_tokens(1500);
   TempFolder folder;
   const std::string path = folder.file("a.kv");
@@ -126,7 +137,8 @@ TEST_CASE("filter layers: a damaged page of a mapped file is found in a layer th
   const uint32_t heads = mini_model()->config().kv_heads;
   {
     std::fstream damage(path, std::ios::in | std::ios::out | std::ios::binary);
-    damage.seekp(static_cast<std::streamoff>(file->find(format::SectionKind::pages)->offset + (5 * heads * extent_pages + 3) * page_bytes + 99));
+    damage.seekp(static_cast<std::streamoff>(file->find(format::SectionKind::pages)->offset +
+                                             (5 * heads * extent_pages + 3) * page_bytes + 99));
     damage.put('\x55');
   }
   std::unique_ptr<Session> loaded;
@@ -137,30 +149,33 @@ TEST_CASE("filter layers: a damaged page of a mapped file is found in a layer th
   CHECK(loaded->tokens().size() == tokens.size());
 }
 
-TEST_CASE("saved queries of a wrong size, or that are no numbers, are refused" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE("saved queries of a wrong size, or that are no numbers, are refused" *
+          doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   auto session = open_session(mini_model());
   read(session.get(), book_tokens(200));
   REQUIRE(session->save(path, nullptr, {}).ok());
   std::unique_ptr<Session> loaded;
-  const auto other = [&](const std::function<void(format::SectionKind, std::vector<std::byte>*)>& change) {
-    std::shared_ptr<const CacheFile> file;
-    REQUIRE(CacheFile::open(path, &file).ok());
-    std::unique_ptr<CacheWriter> writer;
-    REQUIRE(CacheWriter::create(folder.file("b.kv"), file->identity(), &writer).ok());
-    std::vector<std::vector<std::byte>> contents;
-    for (const CacheFile::Section& s : file->sections()) {
-      const auto bytes = file->bytes(s.kind);
-      contents.emplace_back(bytes.begin(), bytes.end());
-      change(s.kind, &contents.back());
-      REQUIRE(writer->add_section(s.kind, s.version, contents.back().size()).ok());
-    }
-    REQUIRE(writer->begin().ok());
-    for (const auto& bytes : contents) REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
-    REQUIRE(writer->finish().ok());
-    return Session::load(mini_model(), folder.file("b.kv"), {}, false, nullptr, {}, &loaded).code();
-  };
+  const auto other =
+      [&](const std::function<void(format::SectionKind, std::vector<std::byte>*)>& change) {
+        std::shared_ptr<const CacheFile> file;
+        REQUIRE(CacheFile::open(path, &file).ok());
+        std::unique_ptr<CacheWriter> writer;
+        REQUIRE(CacheWriter::create(folder.file("b.kv"), file->identity(), &writer).ok());
+        std::vector<std::vector<std::byte>> contents;
+        for (const CacheFile::Section& s : file->sections()) {
+          const auto bytes = file->bytes(s.kind);
+          contents.emplace_back(bytes.begin(), bytes.end());
+          change(s.kind, &contents.back());
+          REQUIRE(writer->add_section(s.kind, s.version, contents.back().size()).ok());
+        }
+        REQUIRE(writer->begin().ok());
+        for (const auto& bytes : contents) REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
+        REQUIRE(writer->finish().ok());
+        return Session::load(mini_model(), folder.file("b.kv"), {}, false, nullptr, {}, &loaded)
+            .code();
+      };
   const auto queries = [](auto change) {
     return [=](format::SectionKind kind, std::vector<std::byte>* bytes) {
       if (kind == format::SectionKind::queries) change(bytes);
@@ -169,11 +184,15 @@ TEST_CASE("saved queries of a wrong size, or that are no numbers, are refused" *
   CHECK(other(queries([](auto*) {})) == Code::ok);
   CHECK(other(queries([](auto* b) { b->clear(); })) == Code::ok);
   CHECK(other(queries([](auto* b) { b->resize(b->size() - 4); })) == Code::corrupt);
-  CHECK(other(queries([](auto* b) { b->insert(b->end(), b->begin(), b->begin() + static_cast<std::ptrdiff_t>(b->size() / 32)); })) == Code::corrupt);
-  CHECK(other(queries([](auto* b) { std::fill_n(b->begin() + 400, 4, std::byte{0xff}); })) == Code::corrupt);
+  CHECK(other(queries([](auto* b) {
+          b->insert(b->end(), b->begin(), b->begin() + static_cast<std::ptrdiff_t>(b->size() / 32));
+        })) == Code::corrupt);
+  CHECK(other(queries([](auto* b) { std::fill_n(b->begin() + 400, 4, std::byte{0xff}); })) ==
+        Code::corrupt);
 }
 
-TEST_CASE("the totals of attention are the logarithms of its sums, before and after keys are centred") {
+TEST_CASE(
+    "the totals of attention are the logarithms of its sums, before and after keys are centred") {
   for (uint32_t n : {40u, 700u}) {
     CAPTURE(n);
     const auto model = mini_model();
@@ -186,29 +205,36 @@ TEST_CASE("the totals of attention are the logarithms of its sums, before and af
     REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
     std::shared_ptr<const CacheFile> file;
     REQUIRE(CacheFile::open(folder.file("a.kv"), &file).ok());
-    const auto floats = [&](format::SectionKind kind) { return reinterpret_cast<const float*>(file->bytes(kind).data()); };
+    const auto floats = [&](format::SectionKind kind) {
+      return reinterpret_cast<const float*>(file->bytes(kind).data());
+    };
     const PageShape page = model->store_shape().page;
-    SavedTimeline saved;
+    SavedSequence saved;
     CachePeek peek;
     REQUIRE(CachePeek::open(folder.file("a.kv"), &peek).ok());
     REQUIRE(read_saved(peek, &saved).ok());
     PageStore pages(model->store_shape());
     REQUIRE(PageStore::map(model->store_shape(), file, saved.pages, &pages).ok());
     RecentQueries queries(c.layers, c.heads, c.head_dim);
-    REQUIRE(file->find(format::SectionKind::queries)->bytes == 32 * queries.token_floats() * sizeof(float));
+    REQUIRE(file->find(format::SectionKind::queries)->bytes ==
+            32 * queries.token_floats() * sizeof(float));
     queries.restore(32, n);
     for (uint64_t i = 0; i < queries.saved_rows(); ++i)
-      std::copy_n(floats(format::SectionKind::queries) + i * queries.width(), queries.width(), queries.saved_row(i));
+      std::copy_n(floats(format::SectionKind::queries) + i * queries.width(), queries.width(),
+                  queries.saved_row(i));
     for (uint32_t l : {0u, 6u, c.layers - 1})
       for (uint32_t h : {0u, c.heads - 1}) {
         const uint32_t kv = h / c.group();
-        const float* window = floats(format::SectionKind::window) + (std::size_t{l} * c.kv_heads + kv) * 2 * saved.window_count * page.dim;
+        const float* window =
+            floats(format::SectionKind::window) +
+            (std::size_t{l} * c.kv_heads + kv) * 2 * saved.window_count * page.dim;
         for (uint64_t position : {uint64_t{n} - 32, uint64_t{n} - 1}) {
           const float* q = queries.query(l, position) + h * c.head_dim;
           double sum = 0;
           const auto add = [&](const float* k) {
             double dot = 0;
-            for (uint32_t d = 0; d < c.head_dim; ++d) dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+            for (uint32_t d = 0; d < c.head_dim; ++d)
+              dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
             sum += std::exp(dot / std::sqrt(static_cast<double>(c.head_dim)));
           };
           Array<float> k(page.page_tokens * page.dim), v(k.size());
@@ -218,8 +244,10 @@ TEST_CASE("the totals of attention are the logarithms of its sums, before and af
             cpu_kernels().unseal_page(page, ref.data, ref.scales, k.data(), v.data());
             for (uint32_t t = 0; t < page.page_tokens; ++t) add(k.data() + t * page.dim);
           }
-          for (uint32_t t = 0; t < saved.window_count && saved.sealed_tokens() + t <= position; ++t) add(window + t * page.dim);
-          CHECK(static_cast<double>(queries.totals(l, position)[h]) == doctest::Approx(std::log(sum)).epsilon(0.003));
+          for (uint32_t t = 0; t < saved.window_count && saved.sealed_tokens() + t <= position; ++t)
+            add(window + t * page.dim);
+          CHECK(static_cast<double>(queries.totals(l, position)[h]) ==
+                doctest::Approx(std::log(sum)).epsilon(0.003));
         }
       }
   }

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <thread>
 
+#include "cachefile/cache_file.h"
 #include "helpers.h"
-#include "store/cache_file.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -74,13 +74,16 @@ TEST_CASE("forks of a loaded session answer beside each other from one cache") {
   for (auto& fork : forks) REQUIRE(mapped->fork(&fork).ok());
   std::vector<std::vector<Token>> got(forks.size());
   std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < forks.size(); ++i) threads.emplace_back([&, i] { got[i] = continue_with(forks[i].get(), 10); });
+  for (std::size_t i = 0; i < forks.size(); ++i)
+    threads.emplace_back([&, i] { got[i] = continue_with(forks[i].get(), 10); });
   for (std::thread& t : threads) t.join();
   for (const auto& tokens : got) CHECK(tokens == expected);
   CHECK(mapped->store().pages().cache_counts().kept == 150);
 }
 
-TEST_CASE("the tokens of a question read together what they choose, but where each one's own choice is looked at") {
+TEST_CASE(
+    "the tokens of a question read together what they choose, but where each one's own choice is "
+    "looked at") {
   TempFolder folder;
   SessionOptions o = quest(256, true);
   o.select.strategy = "bounded";
@@ -95,16 +98,23 @@ TEST_CASE("the tokens of a question read together what they choose, but where ea
     SelectOptions select = o.select;
     select.certify = certify;
     REQUIRE(mapped->set_select(select).ok());
-    (void)ask(mapped.get(), "Who is the man that Mr. Holmes met at the opera in the evening, and what did he say of the photograph?", options);
-    return mapped->store().pages().cache_counts().read + mapped->store().pages().cache_counts().found;
+    (void)ask(mapped.get(),
+              "Who is the man that Mr. Holmes met at the opera in the evening, and what did he say "
+              "of the photograph?",
+              options);
+    return mapped->store().pages().cache_counts().read +
+           mapped->store().pages().cache_counts().found;
   };
   const uint64_t together = pages_read(false), alone = pages_read(true);
   CHECK(together > 0);
   CHECK(together * 5 < alone);
 }
 
-// The scales of a layer are read for all of a question's heads at once; of three extents, by one task.
-TEST_CASE("a question over a mapped file is that over memory, on any number of threads, and damaged scales are an error until they are whole again") {
+// The scales of a layer are read for all of a question's heads at once; of three extents, by one
+// task.
+TEST_CASE(
+    "a question over a mapped file is that over memory, on any number of threads, and damaged "
+    "scales are an error until they are whole again") {
   TempFolder folder;
   SessionOptions o = quest(256, true);
   o.select.strategy = "bounded";
@@ -122,7 +132,8 @@ TEST_CASE("a question over a mapped file is that over memory, on any number of t
   const CacheFile::Section scales = *file->find(format::SectionKind::scales);
   const auto flip = [&] {  // a bit of every block
     std::fstream at(path, std::ios::in | std::ios::out | std::ios::binary);
-    for (uint64_t offset = scales.offset; offset < scales.offset + scales.bytes; offset += format::block_bytes) {
+    for (uint64_t offset = scales.offset; offset < scales.offset + scales.bytes;
+         offset += format::block_bytes) {
       at.seekg(static_cast<std::streamoff>(offset));
       const int byte = at.get();
       at.seekp(static_cast<std::streamoff>(offset));

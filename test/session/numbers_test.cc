@@ -1,4 +1,5 @@
-// Damaged weights make numbers that are none: they are met when they are made, and never lie in a timeline or a file.
+// Damaged weights make NaN or infinity: they are met when they are made, and never lie in a
+// sequence or a file.
 #include <cmath>
 
 #include "helpers.h"
@@ -12,18 +13,28 @@ namespace {
 
 std::shared_ptr<const Model> model_with(const std::map<std::string, float>& filled) {
   const TestVocabulary vocabulary = byte_vocabulary();
-  return model_over(bpe_file(vocabulary), static_cast<uint32_t>(vocabulary.tokens.size()), "raw", filled);
+  return model_over(bpe_file(vocabulary), static_cast<uint32_t>(vocabulary.tokens.size()), "raw",
+                    filled);
 }
 
 }  // namespace
 
-TEST_CASE("a weight that is no number is met in the step that uses it, and the timeline stays as it was") {
+TEST_CASE(
+    "a weight that is no number is met in the step that uses it, and the sequence stays as it "
+    "was") {
   const float nan = std::nanf(""), infinity = INFINITY;
   const std::map<std::string, float> damages[] = {
-      {{"token_embd.weight", nan}},        {{"token_embd.weight", -infinity}},  {{"blk.0.attn_q.weight", nan}},
-      {{"blk.0.attn_k.weight", nan}},      {{"blk.0.attn_v.weight", nan}},      {{"blk.0.attn_output.weight", infinity}},
-      {{"blk.0.ffn_gate.weight", nan}},    {{"blk.0.ffn_up.weight", infinity}}, {{"blk.0.ffn_down.weight", nan}},
-      {{"output.weight", nan}},            {{"output.weight", infinity}},
+      {{"token_embd.weight", nan}},
+      {{"token_embd.weight", -infinity}},
+      {{"blk.0.attn_q.weight", nan}},
+      {{"blk.0.attn_k.weight", nan}},
+      {{"blk.0.attn_v.weight", nan}},
+      {{"blk.0.attn_output.weight", infinity}},
+      {{"blk.0.ffn_gate.weight", nan}},
+      {{"blk.0.ffn_up.weight", infinity}},
+      {{"blk.0.ffn_down.weight", nan}},
+      {{"output.weight", nan}},
+      {{"output.weight", infinity}},
       // Finite, but what they make is not, or would not be once it is centred.
       {{"token_embd.weight", 1}, {"blk.0.attn_norm.weight", 1e30f}, {"blk.0.attn_v.weight", 1e30f}},
       {{"token_embd.weight", 1}, {"blk.0.attn_norm.weight", 1}, {"blk.0.attn_k.weight", 1e37f}}};
@@ -43,7 +54,7 @@ TEST_CASE("a weight that is no number is met in the step that uses it, and the t
   }
 }
 
-TEST_CASE("a timeline after a step that was refused can be saved and loaded") {
+TEST_CASE("a sequence after a step that was refused can be saved and loaded") {
   // The output alone is damaged: reading goes well until logits are wanted.
   const auto model = model_with({{"output.weight", std::nanf("")}});
   SessionOptions o;

@@ -20,7 +20,8 @@ SelectOptions options(const char* strategy) {
 }  // namespace
 
 TEST_CASE("auto attends everything in a short context and chooses in a long one, and says why") {
-  const Plan small = make_plan(options("auto"), 4096, 10, {}), large = make_plan(options("auto"), 4097, 10, {});
+  const Plan small = make_plan(options("auto"), 4096, 10, {}),
+             large = make_plan(options("auto"), 4097, 10, {});
   CHECK(small.strategy->name == "full");
   CHECK(small.dense_layers == 10);
   CHECK(large.strategy->name == "bounded");
@@ -38,7 +39,9 @@ TEST_CASE("budgets are a count, a fraction, or the strategy's own with its floor
   CHECK(make_plan(o, 10000, 10, {}).budget_tokens == 77);
 }
 
-TEST_CASE("the layers with the largest measured errors are dense, the first ones where nothing was measured") {
+TEST_CASE(
+    "the layers with the largest measured errors are dense, the first ones where nothing was "
+    "measured") {
   const float errors[] = {0.03f, 0.03f, 0.01f, 0.2f, 0.3f, 0.1f};
   SelectOptions o = options("quest");
   const Plan measured = make_plan(o, 10000, 6, errors), first = make_plan(o, 10000, 6, {});
@@ -64,7 +67,9 @@ TEST_CASE("unknown strategies and budgets out of range are refused") {
   CHECK(!check_select_options(o, 10, 16).ok());
 }
 
-TEST_CASE("bounded covers attention by itself where no budget is asked for, or as asked, and reads an asked budget as it is") {
+TEST_CASE(
+    "bounded covers attention by itself where no budget is asked for, or as asked, and reads an "
+    "asked budget as it is") {
   SelectOptions o = options("bounded");
   CHECK(make_plan(o, 100000, 10, {}).coverage == 0.96f);
   CHECK(make_plan(options("auto"), 100000, 10, {}).coverage == 0.96f);
@@ -77,7 +82,9 @@ TEST_CASE("bounded covers attention by itself where no budget is asked for, or a
   CHECK(make_plan(o, 100000, 10, {}).coverage == 0.5f);
 }
 
-TEST_CASE("bounded gives layers budget in proportion to their errors, within a quarter and four times the mean") {
+TEST_CASE(
+    "bounded gives layers budget in proportion to their errors, within a quarter and four times "
+    "the mean") {
   const float errors[] = {0.02f, 0.02f, 0.001f, 0.2f, 0.9f, 0.06f};
   SelectOptions o = options("bounded");
   o.budget_tokens = 1000;
@@ -97,7 +104,9 @@ TEST_CASE("bounded gives layers budget in proportion to their errors, within a q
   for (uint32_t l = 0; l < 6; ++l) CHECK(make_plan(o, 100000, 6, {}).budget(l) == 1000);
 }
 
-TEST_CASE("alpha becomes a range below the largest score, for the strategy that asks for it, and is refused out of range") {
+TEST_CASE(
+    "alpha becomes a range below the largest score, for the strategy that asks for it, and is "
+    "refused out of range") {
   SelectOptions o = options("dipr");
   CHECK(make_plan(o, 100000, 6, {}).range == doctest::Approx(-std::log(0.012)));
   o.alpha = 0.5f;
@@ -126,7 +135,9 @@ TEST_CASE("filter layers, those before the first one and the one after each atte
   CHECK(make_plan(o, 100000, 32, {}).dense_layers == 32);
 }
 
-TEST_CASE("filter layers that are not named are three, fewer in small models, and the plan says that they are not measured") {
+TEST_CASE(
+    "filter layers that are not named are three, fewer in small models, and the plan says that "
+    "they are not measured") {
   for (uint32_t layers = 1; layers <= 100; ++layers) {
     CAPTURE(layers);
     const Plan plan = make_plan(options("filter-layers"), 100000, layers, {});
@@ -142,7 +153,8 @@ TEST_CASE("filter layers that the model does not have, or out of order, are refu
   SelectOptions o = options("filter-layers");
   o.filter_layers = {0, 9};
   CHECK(check_select_options(o, 10, 16).ok());
-  for (const std::vector<uint32_t>& bad : {std::vector<uint32_t>{10}, {3, 3}, {4, 2}, {0, UINT32_MAX}}) {
+  for (const std::vector<uint32_t>& bad :
+       {std::vector<uint32_t>{10}, {3, 3}, {4, 2}, {0, UINT32_MAX}}) {
     o.filter_layers = bad;
     CHECK(check_select_options(o, 10, 16).code() == Code::bad_argument);
   }
@@ -166,7 +178,9 @@ TEST_CASE("select_tokens is for quest alone, in whole blocks that have a bound")
   }
 }
 
-TEST_CASE("a schedule gives lower layers more and the mean is the budget: by even steps, to half of it or a twentieth") {
+TEST_CASE(
+    "a schedule gives lower layers more and the mean is the budget: by even steps, to half of it "
+    "or a twentieth") {
   for (uint32_t layers : {1u, 2u, 9u, 32u})
     for (uint64_t budget : {100u, 1000u, 1234u}) {
       SelectOptions o = options("flat");
@@ -176,8 +190,11 @@ TEST_CASE("a schedule gives lower layers more and the mean is the budget: by eve
         o.schedule = schedule;
         const Plan plan = make_plan(o, 100000, layers, {});
         REQUIRE(plan.layer_budgets.size() == layers);
-        // PyramidKV, section 3.2: k[m - 1] = mean / beta, k[0] = 2 mean - k[m - 1], the others evenly between.
-        const double mean = static_cast<double>(budget), last = mean * (schedule == BudgetSchedule::linear ? 0.5 : 0.05), first = 2 * mean - last;
+        // PyramidKV, section 3.2: k[m - 1] = mean / beta, k[0] = 2 mean - k[m - 1], the others
+        // evenly between.
+        const double mean = static_cast<double>(budget),
+                     last = mean * (schedule == BudgetSchedule::linear ? 0.5 : 0.05),
+                     first = 2 * mean - last;
         uint64_t sum = 0;
         for (uint32_t l = 0; l < layers; ++l) {
           const double want = layers > 1 ? first - (first - last) * l / (layers - 1) : mean;

@@ -1,4 +1,5 @@
-// The first tokens of a saved document as a timeline of their own: nothing of what follows them is seen, by no strategy.
+// The first tokens of a saved document as a sequence of their own: nothing of what follows them is
+// seen, by no strategy.
 #include <algorithm>
 #include <cmath>
 
@@ -23,7 +24,8 @@ SessionOptions choosing(const char* strategy, uint64_t budget = 256) {
 
 std::vector<Token> first(uint64_t n) { return book_tokens(n); }
 
-// A saved document, made once: book_tokens(common_tokens) and then the book's next tokens, or (`other`) these in reverse.
+// A saved document, made once: book_tokens(common_tokens) and then the book's next tokens, or
+// (`other`) these in reverse.
 const std::string& saved(bool other) {
   static TempFolder folder;
   static std::string paths[2];
@@ -39,7 +41,8 @@ const std::string& saved(bool other) {
   return path;
 }
 
-std::unique_ptr<Session> load(const std::string& path, uint64_t tokens, const SessionOptions& options) {
+std::unique_ptr<Session> load(const std::string& path, uint64_t tokens,
+                              const SessionOptions& options) {
   std::unique_ptr<Session> session;
   const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session, tokens);
   REQUIRE_MESSAGE(s.ok(), s.message());
@@ -48,7 +51,8 @@ std::unique_ptr<Session> load(const std::string& path, uint64_t tokens, const Se
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double apart = 0, size = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) apart += std::pow(a[i] - b[i], 2), size += std::pow(b[i], 2);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    apart += std::pow(a[i] - b[i], 2), size += std::pow(b[i], 2);
   return std::sqrt(apart / size);
 }
 
@@ -60,7 +64,8 @@ struct Course {
 };
 Course course(Session* session) {
   Course c;
-  logits_after(session, 100);  // a step, as a question is: the logits after the last token alone are made by another
+  // a step, as a question is: the logits after the last token alone are made by another
+  logits_after(session, 100);
   c.tokens = continue_with(session, 12);
   c.logits = logits_after(session, c.tokens.back());
   return c;
@@ -69,9 +74,11 @@ Course course(Session* session) {
 }  // namespace
 
 TEST_CASE("what follows a prefix has no influence on it, bit for bit") {
-  for (const char* strategy : {"full", "window", "quest", "flat", "dipr", "filter-layers", "snapkv"}) {
+  for (const char* strategy :
+       {"full", "window", "quest", "flat", "dipr", "filter-layers", "snapkv"}) {
     CAPTURE(strategy);
-    auto one = load(saved(false), prefix_tokens, choosing(strategy)), two = load(saved(true), prefix_tokens, choosing(strategy));
+    auto one = load(saved(false), prefix_tokens, choosing(strategy)),
+         two = load(saved(true), prefix_tokens, choosing(strategy));
     CHECK(one->tokens().size() == prefix_tokens);
     CHECK(one->store().window_count() == 92);  // as reading them leaves it
     CHECK(one->store().pages().private_bytes() < one->store().pages().mapped_bytes());
@@ -93,7 +100,8 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
   auto fresh = open_session(mini_model(), o);
   read(fresh.get(), first(prefix_tokens));
   const auto next = book_tokens(prefix_tokens + 8);
-  const auto mass = [&](Session* session, const char* strategy) {  // mean share of the exact attention that is read
+  // mean share of the exact attention that is read
+  const auto mass = [&](Session* session, const char* strategy) {
     SelectOptions select = choosing(strategy).select;
     select.dense_layers = 0;  // which it were depends on when they were measured
     REQUIRE(session->set_select(select).ok());
@@ -101,7 +109,8 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
     REQUIRE(session->score(std::span(next).last(8), logs, nullptr, {}).ok());
     const std::string stats = session->stats_json();
     double sum = 0, n = 0;
-    for (std::size_t at = 0; (at = stats.find("\"mass\":", at)) != std::string::npos; ++n) sum += std::stod(stats.substr(at += 7));
+    for (std::size_t at = 0; (at = stats.find("\"mass\":", at)) != std::string::npos; ++n)
+      sum += std::stod(stats.substr(at += 7));
     REQUIRE(n > 0);
     return sum / n;
   };
@@ -109,26 +118,32 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
   for (const char* strategy : strategies) {
     CAPTURE(strategy);
     const double has = mass(prefix.get(), strategy), wanted = mass(fresh.get(), strategy);
-    CHECK(has > wanted - 0.05);  // the sketch was found for a longer text, by the queries of its end
+    // the sketch was found for a longer text, by the queries of its end
+    CHECK(has > wanted - 0.05);
   }
 }
 
-TEST_CASE("a prefix is what reading it gives: exactly where nothing in full precision was lost, nearly elsewhere") {
+TEST_CASE(
+    "a prefix is what reading it gives: exactly where nothing in full precision was lost, nearly "
+    "elsewhere") {
   auto fresh_course = [](uint64_t n, SessionOptions o) {
     auto fresh = open_session(mini_model(), o);
     read(fresh.get(), first(n));
     return course(fresh.get());
   };
   const SessionOptions full = choosing("full", 0);
-  for (uint64_t n : {uint64_t{1}, uint64_t{50}, uint64_t{95}}) {  // nothing was sealed then: all of it is read again
+  // nothing was sealed then: all of it is read again
+  for (uint64_t n : {uint64_t{1}, uint64_t{50}, uint64_t{95}}) {
     CAPTURE(n);
     CHECK((course(load(saved(false), n, full).get()) == fresh_course(n, full)));
   }
   const uint64_t sealed = load(saved(false), 0, full)->store().sealed_tokens();
-  CHECK(course(load(saved(false), sealed + 70, full).get()) == fresh_course(sealed + 70, full));  // the file's window has it
+  // the file's window has it
+  CHECK(course(load(saved(false), sealed + 70, full).get()) == fresh_course(sealed + 70, full));
   auto fresh = open_session(mini_model(), full);
   read(fresh.get(), first(prefix_tokens));
-  const double apart = distance(logits_after(load(saved(false), prefix_tokens, full).get(), 100), logits_after(fresh.get(), 100));
+  const double apart = distance(logits_after(load(saved(false), prefix_tokens, full).get(), 100),
+                                logits_after(fresh.get(), 100));
   CHECK(apart < 0.05);
   CHECK(apart > 0);  // its window was read over int8 pages
 
@@ -141,9 +156,11 @@ TEST_CASE("a prefix is what reading it gives: exactly where nothing in full prec
   CHECK(course(load(folder.file("f.kv"), 600, exact).get()) == fresh_course(600, exact));
 }
 
-TEST_CASE("sessions over prefixes of one file go on, each for itself, and leave the file as it is") {
+TEST_CASE(
+    "sessions over prefixes of one file go on, each for itself, and leave the file as it is") {
   const auto before = course(load(saved(false), prefix_tokens, choosing("full")).get());
-  auto one = load(saved(false), prefix_tokens, choosing("full")), two = load(saved(false), 1000, choosing("full"));
+  auto one = load(saved(false), prefix_tokens, choosing("full")),
+       two = load(saved(false), 1000, choosing("full"));
   read(one.get(), first(700));  // seals pages where the file has others
   std::unique_ptr<Session> fork;
   REQUIRE(two->fork(&fork).ok());
@@ -154,7 +171,8 @@ TEST_CASE("sessions over prefixes of one file go on, each for itself, and leave 
   CHECK(course(fork.get()) == course(again.get()));
   TempFolder folder;
   REQUIRE(one->save(folder.file("c.kv"), nullptr, {}).ok());
-  CHECK(course(load(folder.file("c.kv"), prefix_tokens, choosing("quest")).get()) == course(load(saved(false), prefix_tokens, choosing("quest")).get()));
+  CHECK(course(load(folder.file("c.kv"), prefix_tokens, choosing("quest")).get()) ==
+        course(load(saved(false), prefix_tokens, choosing("quest")).get()));
 }
 
 TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any reading") {
@@ -162,30 +180,43 @@ TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any r
   auto session = open_session(mini_model(), choosing("full"));
   uint64_t done = 0, bytes = 0;
   std::string text;
-  for (int i = 0; i < 60; ++i) text += i == 30 ? "The access code of the north gate is 4821907. " : "The weather was fine, and nobody came to the house that day. ";
+  for (int i = 0; i < 60; ++i)
+    text += i == 30 ? "The access code of the north gate is 4821907. "
+                    : "The weather was fine, and nobody came to the house that day. ";
   REQUIRE(session->prefill(text, false, nullptr, {}, &done, &bytes).ok());
   const uint64_t document = session->tokens().size();
   GenerateOptions keep;
   keep.max_tokens = 8;
-  const std::string expected = ask(session.get(), "What is the access code of the north gate?", keep);
+  const std::string expected =
+      ask(session.get(), "What is the access code of the north gate?", keep);
   keep.keep = true;
   for (int i = 0; i < 12; ++i) ask(session.get(), "What is the access code of gate 3?", keep);
   REQUIRE(session->tokens().size() > document + 200);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  CHECK(ask(load(folder.file("a.kv"), document, choosing("full")).get(), "What is the access code of the north gate?", keep) == expected);
+  CHECK(ask(load(folder.file("a.kv"), document, choosing("full")).get(),
+            "What is the access code of the north gate?", keep) == expected);
 
   std::unique_ptr<Session> none;
   Cancel cancel;
   cancel.fire();
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), {}, false, &cancel, {}, &none, document).code() == Code::cancelled);
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), {}, false, &cancel, {}, &none, document)
+            .code() == Code::cancelled);
   uint64_t told = 0;
-  const auto count = [&](uint64_t n, uint64_t total) { return told = std::max(told, std::max(n, total)), 0; };
-  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), {}, false, nullptr, {}, &none, document, count).ok());
+  const auto count = [&](uint64_t n, uint64_t total) {
+    return told = std::max(told, std::max(n, total)), 0;
+  };
+  REQUIRE(Session::load(mini_model(), folder.file("a.kv"), {}, false, nullptr, {}, &none, document,
+                        count)
+              .ok());
   CHECK(told >= 64);
   CHECK(told < 96);
   SessionOptions small;
   small.context = document;
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), small, false, nullptr, {}, &none, document + 1).code() == Code::context_full);
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), small, false, nullptr, {}, &none, document).ok());
-  CHECK(Session::load(mini_model(), folder.file("a.kv"), {}, false, nullptr, {}, &none, 1 << 20).code() == Code::bad_argument);
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), small, false, nullptr, {}, &none,
+                      document + 1)
+            .code() == Code::context_full);
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), small, false, nullptr, {}, &none, document)
+            .ok());
+  CHECK(Session::load(mini_model(), folder.file("a.kv"), {}, false, nullptr, {}, &none, 1 << 20)
+            .code() == Code::bad_argument);
 }

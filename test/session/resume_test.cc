@@ -1,4 +1,5 @@
-// Reading that was stopped is taken up at the byte that it named, whatever the tokenizer does with blanks, marks and unknown bytes.
+// Reading that was stopped is taken up at the byte that it named, whatever the tokenizer does with
+// blanks, marks and unknown bytes.
 #include "helpers.h"
 #include "text/text_fixtures.h"
 
@@ -7,7 +8,8 @@ using namespace kvasir::test;
 
 namespace {
 
-// Characters are tokens, and a space joins the letter after it: every break lies where a token begins anyway.
+// Characters are tokens, and a space joins the letter after it: every break lies where a token
+// begins anyway.
 TestVocabulary letters(TestVocabulary vocabulary) {
   vocabulary.add("\xE2\x96\x81");
   for (char c = 'a'; c <= 'z'; ++c) vocabulary.add(std::string(1, c), 1, -9);
@@ -20,7 +22,8 @@ std::shared_ptr<const Model> model_with(const TestVocabulary& vocabulary, const 
 }
 
 TestVocabulary with_marks(TestVocabulary vocabulary) {
-  for (const char* mark : {"<|system|>", "<|user|>", "<|end|>", "<|assistant|>"}) vocabulary.add(mark, 3);
+  for (const char* mark : {"<|system|>", "<|user|>", "<|end|>", "<|assistant|>"})
+    vocabulary.add(mark, 3);
   return vocabulary;
 }
 
@@ -39,10 +42,12 @@ std::unique_ptr<Session> session_of(const std::shared_ptr<const Model>& model, u
   return open_session(model, o);
 }
 
-const std::string document = "  some words\n and  a \xC3\xA9tude <|end|> \n the rest \xE4\xB8\xAD</s>is <s> here<|user|>";
+const std::string document =
+    "  some words\n and  a \xC3\xA9tude <|end|> \n the rest \xE4\xB8\xAD</s>is <s> here<|user|>";
 
 // Reads chunk by chunk, each call stopped after its first one and taken up where it says.
-void check_resumed(const std::shared_ptr<const Model>& model, const std::string& text, uint32_t chunk, bool special) {
+void check_resumed(const std::shared_ptr<const Model>& model, const std::string& text,
+                   uint32_t chunk, bool special) {
   CAPTURE(chunk);
   CAPTURE(special);
   const auto whole = session_of(model, chunk), broken = session_of(model, chunk);
@@ -52,7 +57,9 @@ void check_resumed(const std::shared_ptr<const Model>& model, const std::string&
   std::size_t at = 0;
   for (int round = 0; round < 200; ++round) {
     const std::size_t before = broken->tokens().size();
-    const Status s = broken->prefill(std::string_view(text).substr(at), special, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes);
+    const Status s = broken->prefill(
+        std::string_view(text).substr(at), special, nullptr, [](uint64_t, uint64_t) { return 1; },
+        &tokens, &bytes);
     CHECK((s.ok() || s.code() == Code::cancelled));
     CHECK(broken->tokens().size() == before + tokens);
     at += bytes;
@@ -66,7 +73,8 @@ void check_resumed(const std::shared_ptr<const Model>& model, const std::string&
 
 }  // namespace
 
-TEST_CASE("a stopped document is taken up at the byte it names, with the same tokens: SentencePiece") {
+TEST_CASE(
+    "a stopped document is taken up at the byte it names, with the same tokens: SentencePiece") {
   const auto raw = model_with(with_marks(letters(spm_vocabulary())), "raw");
   const auto phi = model_with(with_marks(letters(spm_vocabulary())), "phi");
   const auto unknowns = model_with(without_bytes(), "raw");
@@ -75,10 +83,12 @@ TEST_CASE("a stopped document is taken up at the byte it names, with the same to
       for (bool special : {false, true}) check_resumed(model, document, chunk, special);
 }
 
-TEST_CASE("a stopped document is taken up at the byte it names, with the same tokens: byte-level BPE") {
+TEST_CASE(
+    "a stopped document is taken up at the byte it names, with the same tokens: byte-level BPE") {
   TestVocabulary bytes = byte_vocabulary();
   for (const char* mark : {"<|im_start|>", "<|im_end|>", "<|end|>", "<s>"}) bytes.add(mark, 3);
-  const auto model = model_over(bpe_file(bytes), static_cast<uint32_t>(bytes.tokens.size()), "chatml");
+  const auto model =
+      model_over(bpe_file(bytes), static_cast<uint32_t>(bytes.tokens.size()), "chatml");
   for (uint32_t chunk : {32u, 33u, 50u})
     for (bool special : {false, true}) check_resumed(model, document, chunk, special);
 }
@@ -89,7 +99,10 @@ TEST_CASE("a turn into which nothing was read is not kept") {
   for (uint32_t chunk : {1u, 2u}) {
     const auto session = session_of(model, chunk);
     uint64_t tokens = 7, bytes = 7;
-    CHECK(session->prefill("\xC3\xA9", false, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes).code() == Code::cancelled);
+    CHECK(session
+              ->prefill(
+                  "\xC3\xA9", false, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes)
+              .code() == Code::cancelled);
     CHECK(tokens == 0);
     CHECK(bytes == 0);
     CHECK(session->tokens().empty());

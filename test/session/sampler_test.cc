@@ -11,17 +11,20 @@ using namespace kvasir;
 
 namespace {
 
-Token draw(std::vector<float> logits, const SamplingOptions& options, std::vector<Token> recent = {}) {
+Token draw(std::vector<float> logits, const SamplingOptions& options,
+           std::vector<Token> recent = {}) {
   Token out = -1;
   REQUIRE(Sampler(options).sample(logits, recent, &out).ok());
   return out;
 }
 
 // How often each token comes in n draws at different positions.
-std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& options, int n = 20000) {
+std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& options,
+                           int n = 20000) {
   std::vector<double> out(logits.size());
   std::vector<Token> recent;
-  for (int i = 0; i < n; ++i, recent.push_back(0)) out[static_cast<std::size_t>(draw(logits, options, recent))] += 1.0 / n;
+  for (int i = 0; i < n; ++i, recent.push_back(0))
+    out[static_cast<std::size_t>(draw(logits, options, recent))] += 1.0 / n;
   return out;
 }
 
@@ -45,7 +48,8 @@ TEST_CASE("draws follow the softmax of the tempered logits") {
 TEST_CASE("top-k, top-p and min-p each cut what they should") {
   SamplingOptions o;
   o.temperature = 1;
-  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f),
+                                     std::log(0.05f)};
   o.top_k = 2;
   auto share = shares(logits, o, 4000);
   CHECK(share[2] + share[3] == 0);
@@ -63,11 +67,11 @@ TEST_CASE("top-k, top-p and min-p each cut what they should") {
 TEST_CASE("a repeated token is less likely, once, whatever its sign") {
   SamplingOptions o;
   o.repetition_penalty = 2;
-  CHECK(draw({3, 2, 0}, o, {0, 0, 0}) == 1);    // 3 / 2 < 2, and not 3 / 8
-  CHECK(draw({-1, -1.5f, -9}, o, {0}) == 1);    // -1 * 2 < -1.5
+  CHECK(draw({3, 2, 0}, o, {0, 0, 0}) == 1);  // 3 / 2 < 2, and not 3 / 8
+  CHECK(draw({-1, -1.5f, -9}, o, {0}) == 1);  // -1 * 2 < -1.5
   std::vector<Token> long_ago(300, 1);
   long_ago[0] = 0;
-  CHECK(draw({3, 2, 0}, o, long_ago) == 0);     // only the newest tokens count
+  CHECK(draw({3, 2, 0}, o, long_ago) == 0);  // only the newest tokens count
 }
 
 TEST_CASE("the same seed and position draw the same token, another seed another sequence") {
@@ -89,7 +93,8 @@ TEST_CASE("damaged weights are told and wrong options are refused") {
   Token out = -1;
   CHECK(Sampler({}).sample(logits, {}, &out).code() == Code::corrupt);
   SamplingOptions o;
-  for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (float bad :
+       {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     o = {};
     o.temperature = bad;
     CHECK(!check_sampling_options(o).ok());
@@ -105,15 +110,21 @@ TEST_CASE("damaged weights are told and wrong options are refused") {
   }
 }
 
-TEST_CASE("of a vocabulary of any size the first of the likeliest tokens is taken, and a logit that is not a number is found") {
+TEST_CASE(
+    "of a vocabulary of any size the first of the likeliest tokens is taken, and a logit that is "
+    "not a number is found") {
   uint64_t state = 7;
-  const auto random = [&] { return state = state * 6364136223846793005u + 1442695040888963407u, static_cast<uint32_t>(state >> 33); };
+  const auto random = [&] {
+    return state = state * 6364136223846793005u + 1442695040888963407u,
+           static_cast<uint32_t>(state >> 33);
+  };
   for (const std::size_t n : {1u, 15u, 16u, 1023u, 1024u, 1025u, 2047u, 2048u, 3000u, 4100u}) {
     CAPTURE(n);
     for (int round = 0; round < 40; ++round) {
       std::vector<float> logits(n);
       for (float& x : logits) x = static_cast<float>(random() % 50);  // many are alike
-      if (round == 0) std::fill(logits.begin(), logits.end(), -std::numeric_limits<float>::infinity());
+      if (round == 0)
+        std::fill(logits.begin(), logits.end(), -std::numeric_limits<float>::infinity());
       if (round == 1) logits.back() = 100;
       if (round == 2) logits.front() = 100;
       const auto expected = std::max_element(logits.begin(), logits.end()) - logits.begin();

@@ -30,8 +30,8 @@ KvStore store_of(float first_key, ThreadPool* pool) {
   return store;
 }
 
-SavedTimeline state_of() {
-  SavedTimeline state;
+SavedSequence state_of() {
+  SavedSequence state;
   state.turn = 1;
   state.window_tokens = 1000;
   return state;
@@ -62,7 +62,7 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   format::Identity identity;
   identity.vocabulary = 100;
   const KvStore good = store_of(1, pool.get());
-  const auto save = [&](const KvStore& store, const SavedTimeline& state, SectionKind kind,
+  const auto save = [&](const KvStore& store, const SavedSequence& state, SectionKind kind,
                         const std::vector<std::byte>& bytes) {
     const SavedPart part{kind, bytes.data(), bytes.size()};
     return save_store(path, identity, store, state, {&part, 1}, nullptr, {});
@@ -97,7 +97,7 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 1, 1)), Code::corrupt,
           "observed");
 
-  SavedTimeline state = state_of();
+  SavedSequence state = state_of();
   state.turn = 4;
   refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "turn");
   state = state_of(), state.document_tokens = tokens + 1;

@@ -1,4 +1,5 @@
-// What a session promises: the same bits whatever the threads, the file or the detour; nothing lost when it is stopped.
+// What a session promises: the same bits whatever the threads, the file or the detour; nothing lost
+// when it is stopped.
 #include <cmath>
 #include <fstream>
 
@@ -15,7 +16,8 @@ using test::read;
 
 namespace {
 
-SessionOptions with(const char* strategy, uint64_t budget = 0, uint32_t dense = UINT32_MAX, uint32_t threads = 2) {
+SessionOptions with(const char* strategy, uint64_t budget = 0, uint32_t dense = UINT32_MAX,
+                    uint32_t threads = 2) {
   SessionOptions o;
   o.threads = threads;
   o.select.strategy = strategy;
@@ -24,16 +26,18 @@ SessionOptions with(const char* strategy, uint64_t budget = 0, uint32_t dense = 
   return o;
 }
 
-std::unique_ptr<Session> save_and_load(Session* session, const SessionOptions& options, bool verify = false) {
+std::unique_ptr<Session> save_and_load(Session* session, const SessionOptions& options,
+                                       bool verify = false) {
   TempFolder folder;
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
   std::unique_ptr<Session> loaded;
-  const Status s = Session::load(mini_model(), folder.file("a.kv"), options, verify, nullptr, {}, &loaded);
+  const Status s =
+      Session::load(mini_model(), folder.file("a.kv"), options, verify, nullptr, {}, &loaded);
   REQUIRE_MESSAGE(s.ok(), s.message());
   return loaded;  // the mapping outlives the file's name
 }
 
-bool same_timeline(const Session& a, const Session& b) {
+bool same_sequence(const Session& a, const Session& b) {
   return std::equal(a.tokens().begin(), a.tokens().end(), b.tokens().begin(), b.tokens().end());
 }
 
@@ -63,7 +67,8 @@ std::unique_ptr<Session> with_document(std::size_t bytes, const SessionOptions& 
 
 TEST_CASE("one thread and several give the same bits") {
   const auto tokens = book_tokens(1500);
-  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0), with("bounded", 128), with("flat", 64), with("dipr")}) {
+  for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0),
+                                     with("bounded", 128), with("flat", 64), with("dipr")}) {
     SessionOptions one = base, three = base;
     one.threads = 1;
     three.threads = 3;
@@ -93,16 +98,18 @@ TEST_CASE("how tokens are cut into chunks changes no bit in full precision") {
 
 TEST_CASE("saving and loading at any moment is continuing") {
   const auto tokens = book_tokens(1200);
-  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"), with("bounded", 128), with("flat", 64), with("dipr")}) {
+  for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"),
+                                  with("bounded", 128), with("flat", 64), with("dipr")}) {
     for (std::size_t n : {1u, 63u, 96u, 97u, 700u, 1200u}) {
       CAPTURE(n);
       auto session = open_session(mini_model(), o);
       read(session.get(), {tokens.data(), n});
       continue_with(session.get(), 5);
       auto loaded = save_and_load(session.get(), o, n == 700);
-      CHECK(continue_with(session.get(), 40) == continue_with(loaded.get(), 40));  // seals a page on the way
+      // seals a page on the way
+      CHECK(continue_with(session.get(), 40) == continue_with(loaded.get(), 40));
       CHECK(test::logits_after(session.get(), 7) == test::logits_after(loaded.get(), 7));
-      CHECK(same_timeline(*session, *loaded));
+      CHECK(same_sequence(*session, *loaded));
     }
   }
 }
@@ -115,13 +122,13 @@ TEST_CASE("a loaded session saved again and loaded again goes on the same") {
   CHECK(continue_with(once.get(), 20) == continue_with(twice.get(), 20));
 }
 
-TEST_CASE("a question leaves the timeline exactly as it was") {
+TEST_CASE("a question leaves the sequence exactly as it was") {
   auto session = with_document(12000, with("quest", 256));
   auto untouched = with_document(12000, with("quest", 256));
   const std::string first = ask(session.get(), question);
   CHECK(first == fact_answer);
   CHECK(ask(session.get(), question) == first);
-  CHECK(same_timeline(*session, *untouched));
+  CHECK(same_sequence(*session, *untouched));
   CHECK(continue_with(session.get(), 40) == continue_with(untouched.get(), 40));
 }
 
@@ -133,10 +140,13 @@ TEST_CASE("every strategy that should find the fact finds it") {
     CHECK(ask(session.get(), question) == fact_answer);
   }
   REQUIRE(session->set_select(with("window").select).ok());
-  CHECK(ask(session.get(), question) != fact_answer);  // the fact is out of the window: nothing else may be read
+  // the fact is out of the window: nothing else may be read
+  CHECK(ask(session.get(), question) != fact_answer);
 }
 
-TEST_CASE("layers that pages serve badly are measured while reading, attend everything, and a cache remembers them") {
+TEST_CASE(
+    "layers that pages serve badly are measured while reading, attend everything, and a cache "
+    "remembers them") {
   auto session = with_document(20000, with("quest", 256));
   const std::string stats = session->stats_json();
   const auto list_of = [](const std::string& json) {
@@ -171,26 +181,33 @@ TEST_CASE("a kept answer stays and the next question follows it") {
 TEST_CASE("a budget of everything is full attention") {
   const auto tokens = book_tokens(1500);
   for (const char* strategy : {"quest", "flat", "bounded", "infllm", "snapkv"}) {
-    auto full = open_session(mini_model(), with("full")), all = open_session(mini_model(), with(strategy, 1u << 20, 0));
+    auto full = open_session(mini_model(), with("full")),
+         all = open_session(mini_model(), with(strategy, 1u << 20, 0));
     read(full.get(), tokens);
     read(all.get(), tokens);
     CHECK(continue_with(full.get(), 20) == continue_with(all.get(), 20));
   }
 }
 
-TEST_CASE("bounded answers from a twentieth of a document where nothing is dense, and tells how much attention that covers") {
+TEST_CASE(
+    "bounded answers from a twentieth of a document where nothing is dense, and tells how much "
+    "attention that covers") {
   auto session = with_document(20000, with("bounded", 256));
   CHECK(ask(session.get(), question) == fact_answer);
   const std::string stats = session->stats_json();
   CHECK(stats.find("\"dense_layers\":[]") != std::string::npos);
-  const auto number = [&](const std::string& key) { return std::stod(stats.substr(stats.find("\"" + key + "\":") + key.size() + 3)); };
+  const auto number = [&](const std::string& key) {
+    return std::stod(stats.substr(stats.find("\"" + key + "\":") + key.size() + 3));
+  };
   CHECK(number("last_tokens_read") < 0.05 * number("last_tokens_present"));
   CHECK(number("last_keys_scanned") == 0);
   CHECK(number("last_mass_read") > 0.5);
   CHECK(number("last_mass_read") < 1);
 }
 
-TEST_CASE("bounded follows a timeline that begins with nothing, through its first pages and past its doubling") {
+TEST_CASE(
+    "bounded follows a sequence that begins with nothing, through its first pages and past its "
+    "doubling") {
   auto session = open_session(mini_model(), with("bounded", 64));
   const auto tokens = book_tokens(3);
   read(session.get(), tokens);
@@ -199,7 +216,8 @@ TEST_CASE("bounded follows a timeline that begins with nothing, through its firs
   auto again = open_session(mini_model(), with("bounded", 64));
   read(again.get(), tokens);
   auto some = continue_with(again.get(), 150);
-  auto loaded = save_and_load(again.get(), with("bounded", 64));  // the sketch is found again when it would have been
+  // the sketch is found again when it would have been
+  auto loaded = save_and_load(again.get(), with("bounded", 64));
   for (Token t : continue_with(loaded.get(), 250)) some.push_back(t);
   CHECK(some == told);
 }
@@ -211,10 +229,14 @@ TEST_CASE("query heads that choose alone and together both find the fact, and re
     auto session = with_document(40000, o);
     Answer answer;
     std::string text;
-    REQUIRE(session->generate(question, {}, [&](std::string_view t) { return text += t, 0; }, &answer).ok());
+    REQUIRE(session
+                ->generate(
+                    question, {}, [&](std::string_view t) { return text += t, 0; }, &answer)
+                .ok());
     CHECK(text == fact_answer);
     const ModelConfig& c = mini_model()->config();
-    const uint64_t queries = (answer.question_tokens + answer.answer_tokens) * c.layers * c.kv_heads;
+    const uint64_t queries =
+        (answer.question_tokens + answer.answer_tokens) * c.layers * c.kv_heads;
     CHECK(answer.read.tokens_read <= queries * 512 * (share ? 1 : c.group()));
     CHECK(answer.read.tokens_read > queries * 256);
     CHECK(answer.read.tokens_present > answer.read.tokens_read);
@@ -223,7 +245,8 @@ TEST_CASE("query heads that choose alone and together both find the fact, and re
 
 TEST_CASE("going back within the window is exact, and further back works on") {
   const auto tokens = book_tokens(1000);
-  auto session = open_session(mini_model(), with("full")), straight = open_session(mini_model(), with("full"));
+  auto session = open_session(mini_model(), with("full")),
+       straight = open_session(mini_model(), with("full"));
   read(straight.get(), tokens);
   const auto fresh = continue_with(straight.get(), 12);
   REQUIRE(straight->rewind(999).ok());
@@ -282,14 +305,17 @@ TEST_CASE("a cancelled document keeps whole chunks and can go on") {
     CHECK(bytes < text.size());
     const auto rest = whole->tokens().subspan(tokens);
     read(session.get(), rest);
-    CHECK(same_timeline(*session, *whole));
+    CHECK(same_sequence(*session, *whole));
     CHECK(ask(session.get(), question) == fact_answer);
   }
   {
     SessionOptions tiny = o;
     tiny.prefill_chunk = 2;  // stopped within the marks that open the document's turn
     auto stopped = open_session(mini_model(), tiny);
-    CHECK(stopped->prefill(text, false, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes).code() == Code::cancelled);
+    CHECK(stopped
+              ->prefill(
+                  text, false, nullptr, [](uint64_t, uint64_t) { return 1; }, &tokens, &bytes)
+              .code() == Code::cancelled);
     CHECK(stopped->tokens().empty());
     CHECK(tokens == 0);
     CHECK(bytes == 0);
@@ -322,7 +348,10 @@ TEST_CASE("an answer ends at stop strings, limits and the callback's wish") {
   CHECK(answer.reason == StopReason::max_tokens);
   int calls = 0;
   o.max_tokens = 100;
-  CHECK(session->generate(question, o, [&](std::string_view) { return ++calls == 2; }, &answer).code() == Code::cancelled);
+  CHECK(session
+            ->generate(
+                question, o, [&](std::string_view) { return ++calls == 2; }, &answer)
+            .code() == Code::cancelled);
   CHECK(calls == 2);
 }
 
@@ -344,7 +373,8 @@ TEST_CASE("the context's end is an error before anything is read") {
   CHECK(Session::open(mini_model(), o, &refused).code() == Code::bad_argument);
 }
 
-TEST_CASE("a cache of another model is refused as stale and a damaged page is found when it is read") {
+TEST_CASE(
+    "a cache of another model is refused as stale and a damaged page is found when it is read") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   auto session = with_document(12000, with("full"));
@@ -368,15 +398,17 @@ TEST_CASE("a cache of another model is refused as stale and a damaged page is fo
     const Status s = loaded->generate(question, {}, {}, &answer);
     CHECK(s.code() == Code::corrupt);
     CHECK(std::string(s.message()).find("pages") != std::string::npos);
-    CHECK(same_timeline(*loaded, *session));
+    CHECK(same_sequence(*loaded, *session));
   }
   std::unique_ptr<Session> verified;
-  CHECK(Session::load(mini_model(), path, with("full"), true, nullptr, {}, &verified).code() == Code::corrupt);
+  CHECK(Session::load(mini_model(), path, with("full"), true, nullptr, {}, &verified).code() ==
+        Code::corrupt);
   CHECK(!verified);
 }
 
 TEST_CASE("the store costs at most 15 percent more than int8 keys and values") {
-  for (uint32_t head_dim : {32u, 64u, 128u}) {  // at 256 a page is 8 tokens and its summaries cost 26 percent
+  // at 256 a page is 8 tokens and its summaries cost 26 percent
+  for (uint32_t head_dim : {32u, 64u, 128u}) {
     const StoreShape shape{1, 1, PageShape::of(head_dim)};
     const double bytes = static_cast<double>(shape.slab_bytes()) / shape.page.extent_tokens();
     CAPTURE(head_dim);

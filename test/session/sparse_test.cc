@@ -12,7 +12,8 @@ using namespace kvasir::test;
 namespace {
 
 constexpr std::size_t text_tokens = 5400;
-constexpr std::size_t exact_tokens = 4300;  // of them, read once for all: the shortest text behind which reading may be sparse
+// of them, read once for all: the shortest text behind which reading may be sparse
+constexpr std::size_t exact_tokens = 4300;
 
 SessionOptions reading(const char* strategy, double fraction = 0, uint32_t threads = 2) {
   SessionOptions o;
@@ -56,7 +57,9 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-TEST_CASE("sparse prefill: a budget of everything is exact prefill, bit for bit; a small one is close, and closer than none") {
+TEST_CASE(
+    "sparse prefill: a budget of everything is exact prefill, bit for bit; a small one is close, "
+    "and closer than none") {
   auto exact = read_by(reading("full"));
   CHECK(sparse_tokens(*exact) == 0);
   const auto expected = logits_after(exact.get(), 1);
@@ -66,8 +69,8 @@ TEST_CASE("sparse prefill: a budget of everything is exact prefill, bit for bit;
     CHECK(sparse_tokens(*all) > exact_tokens);
     CHECK(logits_after(all.get(), 1) == expected);
   }
-  auto window = read_by(reading("window")), quest = read_by(reading("quest", 0.25)), flat = read_by(reading("flat", 0.25)),
-       bounded = read_by(reading("bounded", 0.25));
+  auto window = read_by(reading("window")), quest = read_by(reading("quest", 0.25)),
+       flat = read_by(reading("flat", 0.25)), bounded = read_by(reading("bounded", 0.25));
   const double without = distance(expected, logits_after(window.get(), 1));
   CHECK(distance(expected, logits_after(quest.get(), 1)) < without);
   CHECK(distance(expected, logits_after(flat.get(), 1)) < without);
@@ -77,7 +80,9 @@ TEST_CASE("sparse prefill: a budget of everything is exact prefill, bit for bit;
   CHECK(distance(expected, logits_after(filtered.get(), 1)) < without);
 }
 
-TEST_CASE("sparse prefill: one thread and several give the same bits, and saving says what was read sparsely") {
+TEST_CASE(
+    "sparse prefill: one thread and several give the same bits, and saving says what was read "
+    "sparsely") {
   for (const char* strategy : {"quest", "filter-layers", "bounded"}) {
     auto one = read_by(reading(strategy, 0.1, 1)), three = read_by(reading(strategy, 0.1, 3));
     TempFolder folder;
@@ -93,7 +98,9 @@ TEST_CASE("sparse prefill: one thread and several give the same bits, and saving
   }
 }
 
-TEST_CASE("sparse prefill: the end of a text is read exactly on request, and what cannot read is refused by name") {
+TEST_CASE(
+    "sparse prefill: the end of a text is read exactly on request, and what cannot read is refused "
+    "by name") {
   SessionOptions o = reading("quest", 0.1);
   o.read.exact_tokens = 400;
   const uint64_t sparse = sparse_tokens(*read_by(o));

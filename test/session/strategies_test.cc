@@ -67,7 +67,8 @@ constexpr char question[] = "What is said of the door, and who was the man that 
 TEST_CASE("every strategy: one thread, two and eight give the same bits") {
   for (const StrategyInfo& strategy : all_strategies()) {
     CAPTURE(strategy.name);
-    const auto one = reader(strategy.name, 1), two = reader(strategy.name, 2), eight = reader(strategy.name, 8);
+    const auto one = reader(strategy.name, 1), two = reader(strategy.name, 2),
+               eight = reader(strategy.name, 8);
     const auto alike = [&](const auto& of) {
       const auto expected = of(one.get());
       CHECK(of(two.get()) == expected);
@@ -81,7 +82,10 @@ TEST_CASE("every strategy: one thread, two and eight give the same bits") {
   }
 }
 
-TEST_CASE("every strategy: saving and loading, in the middle of an answer too, is continuing, and so is a fork" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE(
+    "every strategy: saving and loading, in the middle of an answer too, is continuing, and so is "
+    "a fork" *
+    doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (const StrategyInfo& strategy : all_strategies())
@@ -90,16 +94,21 @@ TEST_CASE("every strategy: saving and loading, in the middle of an answer too, i
       CAPTURE(answering);
       const auto session = reader(strategy.name, 2);
       if (answering) ask(session.get(), question, keeping(true));
-      if (answering) continue_with(session.get(), 35);  // more than the queries that a timeline keeps
+      // more than the queries that a sequence keeps
+      if (answering) continue_with(session.get(), 35);
       std::unique_ptr<Session> loaded, fork, again;
       REQUIRE(session->save(path, nullptr, {}).ok());
-      REQUIRE(Session::load(mini_model(), path, choosing(strategy.name, 2), true, nullptr, {}, &loaded).ok());
+      REQUIRE(
+          Session::load(mini_model(), path, choosing(strategy.name, 2), true, nullptr, {}, &loaded)
+              .ok());
       REQUIRE(session->fork(&fork).ok());
       const auto next = continue_with(session.get(), 34);  // seals a page
       CHECK(continue_with(fork.get(), 34) == next);
       CHECK(continue_with(loaded.get(), 2) == std::vector<Token>(next.begin(), next.begin() + 2));
-      REQUIRE(loaded->save(path, nullptr, {}).ok());  // from a mapped timeline
-      REQUIRE(Session::load(mini_model(), path, choosing(strategy.name, 1), true, nullptr, {}, &again).ok());
+      REQUIRE(loaded->save(path, nullptr, {}).ok());  // from a mapped sequence
+      REQUIRE(
+          Session::load(mini_model(), path, choosing(strategy.name, 1), true, nullptr, {}, &again)
+              .ok());
       CHECK(continue_with(again.get(), 32) == std::vector<Token>(next.begin() + 2, next.end()));
       CHECK(continue_with(loaded.get(), 32) == std::vector<Token>(next.begin() + 2, next.end()));
       const std::string answer = ask(session.get(), question, keeping(true));
@@ -111,7 +120,8 @@ TEST_CASE("every strategy: saving and loading, in the middle of an answer too, i
     }
 }
 
-TEST_CASE("every strategy: a timeline that is short, or kept in full precision, is attended in full") {
+TEST_CASE(
+    "every strategy: a sequence that is short, or kept in full precision, is attended in full") {
   for (const bool full_precision : {false, true}) {
     std::vector<Token> expected;
     for (const StrategyInfo& strategy : all_strategies()) {
@@ -127,7 +137,8 @@ TEST_CASE("every strategy: a timeline that is short, or kept in full precision, 
   }
 }
 
-TEST_CASE("every strategy: a question that is not kept leaves no trace, in the middle of an answer too") {
+TEST_CASE(
+    "every strategy: a question that is not kept leaves no trace, in the middle of an answer too") {
   for (const StrategyInfo& strategy : all_strategies())
     for (const bool answering : {false, true}) {
       CAPTURE(strategy.name);
@@ -142,7 +153,8 @@ TEST_CASE("every strategy: a question that is not kept leaves no trace, in the m
     }
 }
 
-TEST_CASE("snapkv chooses by the question, which it reads exactly, and keeps its choice for the answer") {
+TEST_CASE(
+    "snapkv chooses by the question, which it reads exactly, and keeps its choice for the answer") {
   const auto session = reader("snapkv", 2), full = reader("full", 2);
   SessionOptions o = choosing("snapkv", 2);
   GenerateOptions one = keeping(true);
@@ -152,8 +164,11 @@ TEST_CASE("snapkv chooses by the question, which it reads exactly, and keeps its
   REQUIRE(full->generate(question, one, {}, &answer).ok());
   // What the question left is what full attention leaves, so the answer begins alike.
   const std::size_t n = 1500 + answer.question_tokens + 1;
-  CHECK(std::equal(session->tokens().begin(), session->tokens().begin() + static_cast<std::ptrdiff_t>(n), full->tokens().begin()));
-  // A larger budget is another choice by the same queries: the same as if it had been asked for at first.
+  CHECK(std::equal(session->tokens().begin(),
+                   session->tokens().begin() + static_cast<std::ptrdiff_t>(n),
+                   full->tokens().begin()));
+  // A larger budget is another choice by the same queries: the same as if it had been asked for at
+  // first.
   const auto larger = reader("snapkv", 2);
   o.select.budget_tokens = 400;
   REQUIRE(larger->set_select(o.select).ok());
@@ -171,7 +186,8 @@ TEST_CASE("snapkv reads so many tokens of each head as were chosen, and what was
     const std::string stats = session->stats_json();
     return std::stoul(stats.substr(stats.find("\"last_tokens_read\":") + 19));
   };
-  const uint64_t heads = mini_model()->store_shape().heads_total(), page = mini_model()->store_shape().page.page_tokens;
+  const uint64_t heads = mini_model()->store_shape().heads_total(),
+                 page = mini_model()->store_shape().page.page_tokens;
   CHECK(read_by_a_step() == heads * 150);
   const uint32_t pages = session->store().pages().pages();
   while (session->store().pages().pages() == pages) continue_with(session.get(), 1);
@@ -179,12 +195,15 @@ TEST_CASE("snapkv reads so many tokens of each head as were chosen, and what was
   CHECK(read_by_a_step() == heads * (150 + page));
 }
 
-TEST_CASE("infllm reads a text again that was read without representatives, and chooses as if it had not been") {
+TEST_CASE(
+    "infllm reads a text again that was read without representatives, and chooses as if it had not "
+    "been") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), without = folder.file("b.kv");
   const auto session = reader("infllm", 2);
   REQUIRE(session->save(path, nullptr, {}).ok());
-  copy_changed(path, without, format::SectionKind::representatives, [](uint32_t*, auto* bytes) { bytes->clear(); });
+  copy_changed(path, without, format::SectionKind::representatives,
+               [](uint32_t*, auto* bytes) { bytes->clear(); });
   std::unique_ptr<Session> loaded;
   SessionOptions o = choosing("infllm", 2);
   std::string log;
@@ -197,11 +216,13 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
 
   REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
   uint64_t last = 0, all = 1, reports = 0;
-  const auto report = [&](uint64_t done, uint64_t total) { return last = done, all = total, ++reports, 0; };
+  const auto report = [&](uint64_t done, uint64_t total) {
+    return last = done, all = total, ++reports, 0;
+  };
   REQUIRE(loaded->prepare(nullptr, report).ok());
   CHECK(last == all);
-  // A budget is for both timelines, while it is read again.
-  const uint64_t least = loaded->store().least_bytes(1540);
+  // A budget is for both sequences, while it is read again.
+  const uint64_t least = loaded->store().min_bytes(1540);
   o.memory.spill_folder = folder.path();
   o.memory.bytes = least;
   REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
@@ -217,7 +238,8 @@ TEST_CASE("infllm reads a text again that was read without representatives, and 
   CHECK(continue_with(loaded.get(), 20) == continue_with(again.get(), 20));
 }
 
-TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again" *
+          doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const auto session = reader("bounded", 2);
@@ -226,18 +248,20 @@ TEST_CASE("bounded chooses by a file's sketch, and makes one of another version 
   std::string log;
   SessionOptions o = choosing("bounded", 2);
   o.log = [&](int, const char* message) { log += message; };
-  const auto load_with = [&](const std::function<void(uint32_t*, std::vector<std::byte>*)>& change) {
-    copy_changed(path, other, format::SectionKind::sketch, change);
-    std::unique_ptr<Session> loaded;
-    REQUIRE(Session::load(mini_model(), other, o, true, nullptr, {}, &loaded).ok());
-    log.clear();
-    return loaded;
-  };
+  const auto load_with =
+      [&](const std::function<void(uint32_t*, std::vector<std::byte>*)>& change) {
+        copy_changed(path, other, format::SectionKind::sketch, change);
+        std::unique_ptr<Session> loaded;
+        REQUIRE(Session::load(mini_model(), other, o, true, nullptr, {}, &loaded).ok());
+        log.clear();
+        return loaded;
+      };
   const auto same = load_with([](uint32_t*, auto*) {});
   CHECK(same->store().sketch().pages() == session->store().pages().pages());
   ask(same.get(), question);
   CHECK(log.find("sketch") == std::string::npos);
-  for (const uint32_t other_version : {KeySketch::section_version - 1, KeySketch::section_version + 1}) {
+  for (const uint32_t other_version :
+       {KeySketch::section_version - 1, KeySketch::section_version + 1}) {
     const auto made_again = load_with([&](uint32_t* version, auto*) { *version = other_version; });
     CHECK_FALSE(made_again->store().sketch().built());
     CHECK(ask(made_again.get(), question) == ask(session.get(), question));
@@ -252,12 +276,16 @@ TEST_CASE("what scans all keys says so") {
     bool end = false;
     REQUIRE(session->next({}, nullptr, &token, &end).ok());
     const std::string json = session->stats_json();
-    const auto number = [&](const char* key) { return std::stoull(json.substr(json.find(key) + std::strlen(key))); };
+    const auto number = [&](const char* key) {
+      return std::stoull(json.substr(json.find(key) + std::strlen(key)));
+    };
     CHECK(number("\"last_keys_scanned\":") == number("\"last_tokens_present\":"));
   }
 }
 
-TEST_CASE("a page that holds what was chosen for certain, samples or several of them is fetched once for a token") {
+TEST_CASE(
+    "a page that holds what was chosen for certain, samples or several of them is fetched once for "
+    "a token") {
   TempFolder folder;
   REQUIRE(reader("bounded", 2)->save(folder.file("a.kv"), nullptr, {}).ok());
   SessionOptions o = choosing("bounded", 2);
@@ -287,7 +315,8 @@ TEST_CASE("a damaged choice or damaged representatives are refused") {
     std::unique_ptr<Session> loaded;
     return Session::load(mini_model(), other, {}, false, nullptr, {}, &loaded).code();
   };
-  for (const format::SectionKind kind : {format::SectionKind::observed, format::SectionKind::representatives}) {
+  for (const format::SectionKind kind :
+       {format::SectionKind::observed, format::SectionKind::representatives}) {
     CAPTURE(format::name_of(kind));
     const auto session = reader(kind == format::SectionKind::observed ? "snapkv" : "infllm", 2);
     continue_with(session.get(), 3);
@@ -297,7 +326,9 @@ TEST_CASE("a damaged choice or damaged representatives are refused") {
     CHECK(load_with(kind, [](auto* b) { b->resize(9); }) == Code::corrupt);
     CHECK(load_with(kind, [](auto* b) { b->resize(b->size() - 4); }) == Code::corrupt);
     CHECK(load_with(kind, [](auto* b) { b->insert(b->end(), 4, std::byte{0}); }) == Code::corrupt);
-    CHECK(load_with(kind, [](auto* b) { std::fill_n(b->begin(), 4, std::byte{0xff}); }) == Code::corrupt);
-    CHECK(load_with(kind, [](auto* b) { std::fill_n(b->end() - 4, 4, std::byte{0xff}); }) == Code::corrupt);
+    CHECK(load_with(kind, [](auto* b) { std::fill_n(b->begin(), 4, std::byte{0xff}); }) ==
+          Code::corrupt);
+    CHECK(load_with(kind, [](auto* b) { std::fill_n(b->end() - 4, 4, std::byte{0xff}); }) ==
+          Code::corrupt);
   }
 }

@@ -1,8 +1,8 @@
 // The sums behind a trace, by numbers that can be checked by hand.
 #include <cmath>
 
-#include "helpers.h"
 #include "attention/trace.h"
+#include "helpers.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -26,7 +26,9 @@ void add_shares(Trace* trace, uint32_t head, uint64_t first, const std::vector<f
 
 }  // namespace
 
-TEST_CASE("a block has the squares of its shares, over heads, layers and steps; neighbours are one passage") {
+TEST_CASE(
+    "a block has the squares of its shares, over heads, layers and steps; neighbours are one "
+    "passage") {
   const auto pool = make_pool();
   Trace trace(2, 4, 22);
   const float totals[] = {3, 3};
@@ -35,8 +37,10 @@ TEST_CASE("a block has the squares of its shares, over heads, layers and steps; 
     for (int layer = 0; layer < 2; ++layer) {
       trace.begin_layer();
       trace.set_base(0, 3), trace.set_base(1, 3);
-      add_shares(&trace, 0, 8, {0.2f, 0.3f, 0, 0, 0.1f, 0.1f, 0, 0});  // blocks 2 and 3: 0.5 and 0.2
-      add_shares(&trace, 1, 20, {0.2f, 0.2f, 0.2f, 0.2f});              // block 5, of which two tokens are the document's: 0.4
+      // blocks 2 and 3: 0.5 and 0.2
+      add_shares(&trace, 0, 8, {0.2f, 0.3f, 0, 0, 0.1f, 0.1f, 0, 0});
+      // block 5, of which two tokens are the document's: 0.4
+      add_shares(&trace, 1, 20, {0.2f, 0.2f, 0.2f, 0.2f});
       trace.end_layer(totals, pool.get());
     }
     trace.commit();
@@ -53,13 +57,16 @@ TEST_CASE("a block has the squares of its shares, over heads, layers and steps; 
   CHECK(trace.steps() == 2);
 }
 
-TEST_CASE("shares are of the total that was attended, whatever the base; a few first tokens do not count") {
+TEST_CASE(
+    "shares are of the total that was attended, whatever the base; a few first tokens do not "
+    "count") {
   const auto pool = make_pool();
   Trace trace(2, 4, 64);
   trace.begin_step();
   trace.begin_layer();
   const float totals[] = {10, 4};
-  const std::vector<float> sinks(4, 10.0f), some{8, not_read, not_read, not_read}, others{2, not_read, not_read, not_read};
+  const std::vector<float> sinks(4, 10.0f), some{8, not_read, not_read, not_read},
+      others{2, not_read, not_read, not_read};
   trace.set_base(0, 8), trace.set_base(1, 2);
   trace.add(0, 0, sinks, 8);
   trace.add(0, 16, some, 8);    // e^-2 of the whole
@@ -94,14 +101,16 @@ TEST_CASE("a step that is not committed leaves nothing behind") {
   CHECK(passages[0].share == doctest::Approx(1));
 }
 
-TEST_CASE("what stands out is told: not what has little beside the largest, nor more than 64 passages") {
+TEST_CASE(
+    "what stands out is told: not what has little beside the largest, nor more than 64 passages") {
   const auto pool = make_pool();
   const float total = 3;
   Trace trace(1, 4, 2048);
   trace.begin_step();
   trace.begin_layer();
   trace.set_base(0, 3);
-  for (uint64_t block = 1; block < 200; block += 2) add_shares(&trace, 0, block * 4, {block == 9 ? 0.04f : 0.02f, 0, 0, 0});
+  for (uint64_t block = 1; block < 200; block += 2)
+    add_shares(&trace, 0, block * 4, {block == 9 ? 0.04f : 0.02f, 0, 0, 0});
   add_shares(&trace, 0, 1000, {0.008f, 0, 0, 0});  // a twenty-fifth of the largest
   trace.end_layer(&total, pool.get());
   trace.commit();

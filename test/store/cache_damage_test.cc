@@ -1,11 +1,11 @@
-// Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and told apart from a file that
-// is merely of another version.
+// Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and
+// told apart from a file that is merely of another version.
 #include <doctest/doctest.h>
 
 #include <functional>
 
+#include "cachefile/cache_file.h"
 #include "fault_count.h"
-#include "store/cache_file.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
 
@@ -80,10 +80,12 @@ TEST_CASE("a flipped bit of the header is found") {
   CHECK(samples::holds(specimen.path, samples::parts(9), 1));
 }
 
-TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only says something else") {
+TEST_CASE(
+    "a flipped bit behind a repaired header checksum is refused, or only says something else") {
   Specimen specimen;
-  // Bits that carry facts, which the container cannot know to be wrong: identity, kinds and versions of sections, a newer
-  // version of the format that this reader may read, an older reader that may read it too.
+  // Bits that carry facts, which the container cannot know to be wrong: identity, kinds and
+  // versions of sections, a newer version of the format that this reader may read, an older reader
+  // that may read it too.
   const auto is_fact = [&](uint64_t byte) {
     if (byte >= format::place_version && byte < format::place_byte_order) return true;
     if (byte >= format::place_model && byte < format::place_model_hash + 16) return true;
@@ -92,7 +94,8 @@ TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only s
            (byte - format::place_sections) % format::entry_bytes < format::entry_offset;
   };
   for (uint64_t bit = 0; bit < format::place_checksum * 8; ++bit) {
-    std::vector<uint8_t> header(specimen.sound.begin(), specimen.sound.begin() + format::header_bytes);
+    std::vector<uint8_t> header(specimen.sound.begin(),
+                                specimen.sound.begin() + format::header_bytes);
     header[bit / 8] = static_cast<uint8_t>(header[bit / 8] ^ 1u << bit % 8);
     samples::repair_header(header);
     REQUIRE(overwrite(specimen.path, 0, header.data(), header.size()));
@@ -100,7 +103,8 @@ TEST_CASE("a flipped bit behind a repaired header checksum is refused, or only s
     const Status s = CacheFile::open(specimen.path, &file);
     count_faults("bits flipped, checksums repaired");
     // A section's size may change within its last block: the block's checksum then differs.
-    if (s.ok() && file->verify_all(nullptr, nullptr).ok() != is_fact(bit / 8)) FAIL_CHECK("bit ", bit, " was missed");
+    if (s.ok() && file->verify_all(nullptr, nullptr).ok() != is_fact(bit / 8))
+      FAIL_CHECK("bit ", bit, " was missed");
   }
 }
 
@@ -114,7 +118,8 @@ TEST_CASE("a file cut off anywhere is refused") {
     if (s.code() != code) FAIL_CHECK("cut at ", size, ": ", s.message());
   };
   for (uint64_t step = 1; step <= 64; ++step) cut(specimen.sound.size() - step, Code::corrupt);
-  for (uint64_t size = (specimen.sound.size() - 65) / 4096 * 4096; size > 4096; size -= 4096) cut(size, Code::corrupt);
+  for (uint64_t size = (specimen.sound.size() - 65) / 4096 * 4096; size > 4096; size -= 4096)
+    cut(size, Code::corrupt);
   for (uint64_t size = 4096; size > 0; --size) cut(size, Code::corrupt);
   cut(0, Code::not_a_cache);
 }
@@ -133,7 +138,8 @@ TEST_CASE("bytes after the end are refused") {
 
 TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where they are used") {
   Specimen specimen;
-  const uint64_t pages = offset_of(specimen.sound, SectionKind::pages), bounds = offset_of(specimen.sound, SectionKind::bounds);
+  const uint64_t pages = offset_of(specimen.sound, SectionKind::pages),
+                 bounds = offset_of(specimen.sound, SectionKind::bounds);
   struct Damage {
     const char* name;
     SectionKind kind;
@@ -141,13 +147,33 @@ TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where t
     std::function<void(std::vector<uint8_t>&)> apply;
   };
   const std::vector<Damage> damages = {
-      {"swapped", SectionKind::pages, {2, 5}, [&](auto& f) { swap_ranges(f, pages + 2 * 4096, pages + 5 * 4096, 4096); }},
-      {"doubled", SectionKind::pages, {7}, [&](auto& f) { std::copy_n(f.begin() + static_cast<long>(pages), 4096, f.begin() + static_cast<long>(pages + 7 * 4096)); }},
-      {"zeroed", SectionKind::pages, {19}, [&](auto& f) { std::fill_n(f.begin() + static_cast<long>(pages + 19 * 4096), 4096, uint8_t{0}); }},
+      {"swapped",
+       SectionKind::pages,
+       {2, 5},
+       [&](auto& f) { swap_ranges(f, pages + 2 * 4096, pages + 5 * 4096, 4096); }},
+      {"doubled",
+       SectionKind::pages,
+       {7},
+       [&](auto& f) {
+         std::copy_n(f.begin() + static_cast<long>(pages), 4096,
+                     f.begin() + static_cast<long>(pages + 7 * 4096));
+       }},
+      {"zeroed",
+       SectionKind::pages,
+       {19},
+       [&](auto& f) {
+         std::fill_n(f.begin() + static_cast<long>(pages + 19 * 4096), 4096, uint8_t{0});
+       }},
       {"first bit", SectionKind::bounds, {0}, [&](auto& f) { f[bounds] ^= 1; }},
       {"last bit", SectionKind::bounds, {15}, [&](auto& f) { f[bounds + 65535] ^= 0x80; }},
-      {"last byte of a part of a block", SectionKind::state, {0}, [&](auto& f) { f[offset_of(f, SectionKind::state) + 99] ^= 2; }},
-      {"swapped between sections", SectionKind::bounds, {3}, [&](auto& f) { swap_ranges(f, pages, bounds + 3 * 4096, 4096); }},
+      {"last byte of a part of a block",
+       SectionKind::state,
+       {0},
+       [&](auto& f) { f[offset_of(f, SectionKind::state) + 99] ^= 2; }},
+      {"swapped between sections",
+       SectionKind::bounds,
+       {3},
+       [&](auto& f) { swap_ranges(f, pages, bounds + 3 * 4096, 4096); }},
   };
   for (const Damage& damage : damages) {
     CAPTURE(damage.name);
@@ -160,7 +186,8 @@ TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where t
     const auto& section = *file->find(damage.kind);
     for (int pass = 0; pass < 2; ++pass) {  // what failed once fails again
       for (uint64_t b = 0; b < section.blocks(); ++b) {
-        const bool wrong = std::find(damage.blocks.begin(), damage.blocks.end(), b) != damage.blocks.end();
+        const bool wrong =
+            std::find(damage.blocks.begin(), damage.blocks.end(), b) != damage.blocks.end();
         const uint64_t size = std::min<uint64_t>(4096, section.bytes - b * 4096);
         CHECK(file->check(section, b * 4096, size) == !wrong);
         CHECK(file->check(section, b * 4096 + size - 1, 1) == !wrong);
@@ -178,12 +205,14 @@ TEST_CASE("blocks that are swapped, doubled, zeroed or changed are found where t
 TEST_CASE("blocks swapped together with their checksums are found by their position") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  const uint64_t entry = entry_of(bytes, SectionKind::pages), pages = offset_of(bytes, SectionKind::pages);
+  const uint64_t entry = entry_of(bytes, SectionKind::pages),
+                 pages = offset_of(bytes, SectionKind::pages);
   const uint64_t table = get(bytes, entry + format::entry_table_offset, 8);
   swap_ranges(bytes, pages + 2 * 4096, pages + 5 * 4096, 4096);
   swap_ranges(bytes, table + 2 * 8, table + 5 * 8, 8);
   count_faults("parts swapped, doubled or zeroed");
-  put(bytes, entry + format::entry_table_checksum, 8, checksum(bytes.data() + table, 20 * 8, table));
+  put(bytes, entry + format::entry_table_checksum, 8,
+      checksum(bytes.data() + table, 20 * 8, table));
   samples::repair_header(bytes);
   Status s;
   const auto file = specimen.open(bytes, &s);
@@ -197,7 +226,8 @@ TEST_CASE("blocks swapped together with their checksums are found by their posit
 
 TEST_CASE("every byte of the checksum tables matters") {
   Specimen specimen;
-  const uint64_t begin = get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
+  const uint64_t begin =
+      get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
   for (uint64_t i = begin; i < specimen.sound.size(); ++i) {
     const uint8_t damaged = specimen.sound[i] ^ 0x10;
     REQUIRE(overwrite(specimen.path, i, &damaged, 1));
@@ -210,7 +240,8 @@ TEST_CASE("every byte of the checksum tables matters") {
 
 TEST_CASE("bytes between the sections are zero, and verify_all looks") {
   Specimen specimen;
-  const uint64_t tables = get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
+  const uint64_t tables =
+      get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
   const uint64_t state = offset_of(specimen.sound, SectionKind::state);
   for (uint64_t place : {uint64_t{4096}, state - 1, state + 100, tables - 1}) {
     std::vector<uint8_t> bytes = specimen.sound;
@@ -231,7 +262,8 @@ TEST_CASE("a transfer in text mode is named as the cause") {
   const std::vector<uint8_t>& sound = specimen.sound;
   const auto replaced = [&](auto&& change) {
     std::vector<uint8_t> out;
-    for (std::size_t i = 0; i < sound.size(); ++i) change(out, sound[i], i + 1 < sound.size() ? sound[i + 1] : uint8_t{0});
+    for (std::size_t i = 0; i < sound.size(); ++i)
+      change(out, sound[i], i + 1 < sound.size() ? sound[i + 1] : uint8_t{0});
     return out;
   };
   const auto lf_to_crlf = replaced([](auto& out, uint8_t c, uint8_t) {
@@ -269,8 +301,8 @@ TEST_CASE("a newer format is stale, not damaged, and one that old readers may re
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::version);
   put(bytes, format::place_minimum_reader, 4, format::version);
-  bytes[200] = 77;                                               // reserved in today's version
-  bytes[format::place_sections + format::entry_bytes - 1] = 5;   // so is this
+  bytes[200] = 77;                                              // reserved in today's version
+  bytes[format::place_sections + format::entry_bytes - 1] = 5;  // so is this
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).ok());
   put(bytes, format::place_version, 4, format::version);
@@ -278,7 +310,9 @@ TEST_CASE("a newer format is stale, not damaged, and one that old readers may re
   CHECK(specimen.opened(bytes).code() == Code::corrupt);
 }
 
-TEST_CASE("a file of a version from before the first release is stale, and says to read the document again") {
+TEST_CASE(
+    "a file of a version from before the first release is stale, and says to read the document "
+    "again") {
   Specimen specimen;
   CHECK(get(specimen.sound, format::place_version, 4) == 3);
   CHECK(get(specimen.sound, format::place_minimum_reader, 4) == 3);
@@ -288,7 +322,8 @@ TEST_CASE("a file of a version from before the first release is stale, and says 
     samples::repair_header(bytes);
     CHECK(specimen.opened(bytes).code() == Code::corrupt);  // it wants a newer reader than itself
     put(bytes, format::place_minimum_reader, 4, old);
-    CHECK(specimen.opened(bytes).code() == Code::corrupt);  // nor is this believed without its checksum
+    // nor is this believed without its checksum
+    CHECK(specimen.opened(bytes).code() == Code::corrupt);
     samples::repair_header(bytes);
     count_faults("facts that lie behind sound checksums");
     const Status s = specimen.opened(bytes);
@@ -300,12 +335,14 @@ TEST_CASE("a file of a version from before the first release is stale, and says 
 TEST_CASE("a file of the other byte order is stale") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  std::reverse(bytes.begin() + format::place_byte_order, bytes.begin() + format::place_byte_order + 4);
+  std::reverse(bytes.begin() + format::place_byte_order,
+               bytes.begin() + format::place_byte_order + 4);
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::version);
 }
 
-TEST_CASE("an unknown section is skipped when it is optional and makes the file stale when it is not") {
+TEST_CASE(
+    "an unknown section is skipped when it is optional and makes the file stale when it is not") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
   const uint64_t entry = entry_of(bytes, SectionKind::bounds);
@@ -340,7 +377,8 @@ TEST_CASE("hostile section tables are refused behind sound checksums") {
       {"more sections than the table holds", format::place_section_count, 4, 33},
       {"four billion sections", format::place_section_count, 4, 0xFFFFFFFF},
       {"fewer sections", format::place_section_count, 4, 4},
-      {"overlap with the section before", entry + format::entry_offset, 8, offset - format::section_align},
+      {"overlap with the section before", entry + format::entry_offset, 8,
+       offset - format::section_align},
       {"a gap", entry + format::entry_offset, 8, offset + format::section_align},
       {"unaligned", entry + format::entry_offset, 8, offset + 4096},
       {"over the header", entry + format::entry_offset, 8, 0},
@@ -377,11 +415,14 @@ TEST_CASE("hostile section tables are refused behind sound checksums") {
 TEST_CASE("random damage with repaired checksums never leads a reader astray") {
   Specimen specimen;
   uint64_t state = 12345;
-  const auto random = [&] { return (state = state * 6364136223846793005u + 1442695040888963407u) >> 33; };
+  const auto random = [&] {
+    return (state = state * 6364136223846793005u + 1442695040888963407u) >> 33;
+  };
   for (int round = 0; round < 2000; ++round) {
     std::vector<uint8_t> bytes = specimen.sound;
     for (uint64_t i = 0; i <= random() % 4; ++i) {
-      bytes[random() % 2 ? random() % 640 : random() % bytes.size()] = static_cast<uint8_t>(random());
+      bytes[random() % 2 ? random() % 640 : random() % bytes.size()] =
+          static_cast<uint8_t>(random());
     }
     if (random() % 4 == 0) bytes.resize(random() % bytes.size());
     samples::repair(bytes);

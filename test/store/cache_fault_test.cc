@@ -1,14 +1,14 @@
-// Saving and opening while the system fails: any operation, any allocation, the process itself. The path holds the old
-// file or the new one, whole; no temporary file and no descriptor is left.
+// Saving and opening while the system fails: any operation, any allocation, the process itself. The
+// path holds the old file or the new one, whole; no temporary file and no descriptor is left.
 #include <doctest/doctest.h>
 
 #include <cerrno>
 #include <new>
 
-#include "fault_count.h"
+#include "cachefile/cache_file.h"
 #include "failing_allocations.h"
 #include "failing_files.h"
-#include "store/cache_file.h"
+#include "fault_count.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
 
@@ -31,7 +31,8 @@ Code code_for(int error) {
 
 }  // namespace
 
-TEST_CASE("a save whose Nth file operation fails leaves the old file or the new one, and nothing else") {
+TEST_CASE(
+    "a save whose Nth file operation fails leaves the old file or the new one, and nothing else") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const std::vector<Part> before = samples::parts(1), after = samples::parts(50);
@@ -110,7 +111,8 @@ TEST_CASE("a file system that cannot reserve space is written to all the same") 
   CHECK(samples::holds(folder.file("a.kv"), samples::parts(3), 3));
 }
 
-// What survives a power cut is what was synced before it: the file's bytes before its name, its name before success is reported.
+// What survives a power cut is what was synced before it: the file's bytes before its name, its
+// name before success is reported.
 TEST_CASE("a rename before the sync, or a write after it, would lose the file in a power cut") {
   TempFolder folder;
   WithFault fault(traced);
@@ -125,7 +127,8 @@ TEST_CASE("a rename before the sync, or a write after it, would lose the file in
   CHECK(end == std::vector<std::string>{"sync", "close", "rename", "sync_folder"});
 }
 
-TEST_CASE("a save whose Nth allocation fails leaves the old file or the new one, and nothing else") {
+TEST_CASE(
+    "a save whose Nth allocation fails leaves the old file or the new one, and nothing else") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const std::vector<Part> before = samples::parts(1), after = samples::parts(50);

@@ -1,5 +1,6 @@
-// The cache file: what is written comes back, whatever its size; misuse and strangers' files are refused by name.
-#include "store/cache_file.h"
+// The cache file: what is written comes back, whatever its size; misuse and strangers' files are
+// refused by name.
+#include "cachefile/cache_file.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -11,8 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "cachefile/section_floats.h"
 #include "store/cache_samples.h"
-#include "store/section_floats.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -32,10 +33,12 @@ Status open_code(const std::string& path) {
 TEST_CASE("sections of every size around a block come back byte for byte") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
-  for (std::size_t size : {0u, 1u, 4095u, 4096u, 4097u, 65535u, 65536u, 65537u, 262143u, 262144u, 262145u, 1000003u}) {
+  for (std::size_t size :
+       {0u, 1u, 4095u, 4096u, 4097u, 65535u, 65536u, 65537u, 262143u, 262144u, 262145u, 1000003u}) {
     for (std::size_t piece : {1u + size, std::size_t{4096}, std::size_t{1000}, std::size_t{61}}) {
-      const std::vector<Part> parts = {{samples::SectionKind::tokens, 7, samples::noise(size, size)},
-                                       {samples::SectionKind::state, 2, samples::noise(size / 3, 1)}};
+      const std::vector<Part> parts = {
+          {samples::SectionKind::tokens, 7, samples::noise(size, size)},
+          {samples::SectionKind::state, 2, samples::noise(size / 3, 1)}};
       const Status s = samples::save(path, parts, size, piece);
       CHECK_MESSAGE(s.ok(), s.message());
       CHECK(samples::holds(path, parts, size));
@@ -48,7 +51,8 @@ TEST_CASE("a file without sections, and one of empty sections, are whole") {
   TempFolder folder;
   CHECK(samples::save(folder.file("none.kv"), {}, 1).ok());
   CHECK(samples::holds(folder.file("none.kv"), {}, 1));
-  const std::vector<Part> empty = {{samples::SectionKind::state, 1, {}}, {samples::SectionKind::pages, 1, {}}};
+  const std::vector<Part> empty = {{samples::SectionKind::state, 1, {}},
+                                   {samples::SectionKind::pages, 1, {}}};
   CHECK(samples::save(folder.file("empty.kv"), empty, 2).ok());
   CHECK(samples::holds(folder.file("empty.kv"), empty, 2));
 }
@@ -119,7 +123,8 @@ TEST_CASE("threads that check the same blocks together agree") {
 TEST_CASE("a pool checks all of a section, and names the block that is damaged wherever it is") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
-  const std::vector<Part> parts = {{samples::SectionKind::pages, 1, samples::noise((3 << 20) + 5000, 5)}};
+  const std::vector<Part> parts = {
+      {samples::SectionKind::pages, 1, samples::noise((3 << 20) + 5000, 5)}};
   constexpr uint64_t tokens = 50'000;  // that take so many pages
   REQUIRE(samples::save(path, parts, tokens).ok());
   std::unique_ptr<ThreadPool> pool;
@@ -131,10 +136,14 @@ TEST_CASE("a pool checks all of a section, and names the block that is damaged w
   CHECK_FALSE(file->check(*file->find(samples::SectionKind::pages), 1, pages.bytes));  // beyond it
   Cancel cancel;
   cancel.fire();
-  CHECK(file->check_section(*file->find(samples::SectionKind::pages), pool.get(), &cancel).code() == Code::cancelled);
+  CHECK(file->check_section(*file->find(samples::SectionKind::pages), pool.get(), &cancel).code() ==
+        Code::cancelled);
   for (const uint64_t at : {uint64_t{0}, uint64_t{1} << 20, pages.bytes - 1}) {
     file.reset();
-    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(pages.offset + at)).put('\x5a').flush();
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(static_cast<std::streamoff>(pages.offset + at))
+        .put('\x5a')
+        .flush();
     REQUIRE(CacheFile::open(path, &file, pool.get()).ok());
     const Status s = file->check_section(*file->find(samples::SectionKind::pages), pool.get());
     CHECK(s.code() == Code::corrupt);
@@ -162,18 +171,22 @@ TEST_CASE("floats come to where they are used, verified, whatever their rows") {
     REQUIRE(CacheFile::open(path, &file).ok());
     const std::size_t rows = (values.size() - skipped) / row;
     apart.assign(rows * (row + 3), -1.0f);
-    return copy_floats(*file, *file->find(samples::SectionKind::window), skipped * sizeof(float), rows, row, by, nullptr,
+    return copy_floats(*file, *file->find(samples::SectionKind::window), skipped * sizeof(float),
+                       rows, row, by, nullptr,
                        [&](uint64_t i) { return apart.data() + (rows - 1 - i) * (row + 3); });
   };
   save();
   for (ThreadPool* by : {pool.get(), static_cast<ThreadPool*>(nullptr)})
     for (const std::size_t skipped : {0u, 4u, 1024u, 1500u})
-      for (const std::size_t row : {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{16384}, std::size_t{20001}, values.size() - skipped}) {
+      for (const std::size_t row :
+           {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{16384},
+            std::size_t{20001}, values.size() - skipped}) {
         REQUIRE(copy(by, skipped, row).ok());
         const std::size_t rows = (values.size() - skipped) / row;
         bool same = true;
         for (std::size_t i = 0; i < apart.size(); ++i) {
-          const std::size_t in_row = i % (row + 3), from = skipped + (rows - 1 - i / (row + 3)) * row + in_row;
+          const std::size_t in_row = i % (row + 3),
+                            from = skipped + (rows - 1 - i / (row + 3)) * row + in_row;
           same = same && apart[i] == (in_row < row ? values[from] : -1.0f);
         }
         CHECK(same);
@@ -181,12 +194,18 @@ TEST_CASE("floats come to where they are used, verified, whatever their rows") {
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(path, &file).ok());
   const CacheFile::Section window = *file->find(samples::SectionKind::window);
-  CHECK(file->scan(*file->find(samples::SectionKind::window), 8, window.bytes - 7, pool.get(), nullptr, [](uint64_t, const std::byte*, std::size_t) {}).code() == Code::corrupt);
+  CHECK(file->scan(*file->find(samples::SectionKind::window), 8, window.bytes - 7, pool.get(),
+                   nullptr, [](uint64_t, const std::byte*, std::size_t) {})
+            .code() == Code::corrupt);
   file.reset();
   for (const uint64_t at : {uint64_t{3}, uint64_t{150} << 10, window.bytes - 1}) {
-    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(static_cast<std::streamoff>(window.offset + at)).put('\x5a').flush();
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(static_cast<std::streamoff>(window.offset + at))
+        .put('\x5a')
+        .flush();
     const Status s = copy(pool.get(), 0, 1000);
-    CHECK(s.code() == (at == window.bytes - 1 ? Code::ok : Code::corrupt));  // the last row is not whole: its block is not read
+    // the last row is not whole: its block is not read
+    CHECK(s.code() == (at == window.bytes - 1 ? Code::ok : Code::corrupt));
     const Status all = copy(pool.get(), 0, values.size());
     CHECK(all.code() == Code::corrupt);
     CHECK(all.offset() == (window.offset + at) / 4096 * 4096);
@@ -197,7 +216,8 @@ TEST_CASE("floats come to where they are used, verified, whatever their rows") {
     save();
     const Status s = copy(pool.get(), 0, values.size());
     CHECK(s.code() == Code::corrupt);
-    CHECK(std::string(s.message()).find("section 'window' holds a number that is not finite") != std::string::npos);
+    CHECK(std::string(s.message()).find("section 'window' holds a number that is not finite") !=
+          std::string::npos);
     values[at] = before;
   }
 }
@@ -213,7 +233,8 @@ TEST_CASE("a writer that is misused refuses and leaves nothing behind") {
     REQUIRE(writer->add_section(samples::SectionKind::state, 1, 10).ok());
     CHECK(writer->add_section(samples::SectionKind::state, 1, 10).code() == Code::bad_state);
     CHECK(writer->add_section(samples::SectionKind::pages, 1, UINT64_MAX).code() == Code::limit);
-    CHECK(writer->add_section(samples::SectionKind::pages, 1, uint64_t{1} << 62).code() == Code::limit);
+    CHECK(writer->add_section(samples::SectionKind::pages, 1, uint64_t{1} << 62).code() ==
+          Code::limit);
     CHECK(writer->bytes_total() == 10);
     REQUIRE(writer->begin().ok());
     CHECK(writer->add_section(samples::SectionKind::pages, 1, 10).code() == Code::bad_state);
@@ -293,7 +314,8 @@ TEST_CASE("verify_all reports its progress and stops when asked") {
   CHECK(file->verify_all(nullptr, &cancel).code() == Code::cancelled);
 }
 
-// Run by name with --no-skip; prints what a save and an open of 400 MB cost beside the plain system calls.
+// Run by name with --no-skip; prints what a save and an open of 400 MB cost beside the plain system
+// calls.
 TEST_CASE("benchmark: a file of 400 MB" * doctest::skip()) {
   using clock = std::chrono::steady_clock;
   const auto seconds = [](clock::time_point since) {
@@ -351,8 +373,11 @@ TEST_CASE("benchmark: a file of 400 MB" * doctest::skip()) {
   for (uint64_t i = 0; i < 1'000'000; ++i) intact &= file->check(pages, i % 6400 * 65536, 65536);
   const double check_seconds = seconds(start);
   REQUIRE(intact);
-  std::printf("write %.2f GB/s (plain writes %.2f GB/s, ratio %.2f), sync and rename %.0f ms\n", gigabytes / write_seconds,
-              gigabytes / plain_seconds, plain_seconds / write_seconds, sync_seconds * 1e3);
-  std::printf("open %.3f ms; verify %.2f GB/s at first, %.2f GB/s mapped; check of a seen extent %.1f ns\n",
-              open_seconds * 1e3, gigabytes / first_seconds, gigabytes / second_seconds, check_seconds * 1e3);
+  std::printf("write %.2f GB/s (plain writes %.2f GB/s, ratio %.2f), sync and rename %.0f ms\n",
+              gigabytes / write_seconds, gigabytes / plain_seconds, plain_seconds / write_seconds,
+              sync_seconds * 1e3);
+  std::printf(
+      "open %.3f ms; verify %.2f GB/s at first, %.2f GB/s mapped; check of a seen extent %.1f ns\n",
+      open_seconds * 1e3, gigabytes / first_seconds, gigabytes / second_seconds,
+      check_seconds * 1e3);
 }

@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <random>
 
+#include "cachefile/atomic_file.h"
+#include "cachefile/cache_file.h"
 #include "fault_count.h"
-#include "store/atomic_file.h"
-#include "store/cache_file.h"
 #include "store/cache_samples.h"
 #include "temp_folder.h"
 

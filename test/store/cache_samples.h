@@ -1,4 +1,5 @@
-// Small cache files for tests, and repair of a damaged file's checksums, so that what lies behind them is tested too.
+// Small cache files for tests, and repair of a damaged file's checksums, so that what lies behind
+// them is tested too.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "base/checksum.h"
-#include "store/cache_file.h"
+#include "cachefile/cache_file.h"
 
 namespace samples {
 
@@ -58,11 +59,13 @@ inline std::vector<Part> parts(uint64_t seed) {
 }
 
 // Writes in pieces of `piece` bytes.
-inline Status save(const std::string& path, const std::vector<Part>& parts, uint64_t tokens, std::size_t piece = 7777) {
+inline Status save(const std::string& path, const std::vector<Part>& parts, uint64_t tokens,
+                   std::size_t piece = 7777) {
   std::unique_ptr<CacheWriter> writer;
   if (Status s = CacheWriter::create(path, identity(tokens), &writer); !s.ok()) return s;
   for (const Part& part : parts) {
-    if (Status s = writer->add_section(part.kind, part.version, part.bytes.size()); !s.ok()) return s;
+    if (Status s = writer->add_section(part.kind, part.version, part.bytes.size()); !s.ok())
+      return s;
   }
   if (Status s = writer->begin(); !s.ok()) return s;
   for (const Part& part : parts) {
@@ -82,9 +85,11 @@ inline bool holds(const std::string& path, const std::vector<Part>& parts, uint6
   for (const Part& part : parts) {
     const auto* section = file->find(part.kind);
     const auto bytes = file->bytes(part.kind);
-    if (!section || section->version != part.version || bytes.size() != part.bytes.size()) return false;
+    if (!section || section->version != part.version || bytes.size() != part.bytes.size())
+      return false;
     if (!file->check_section(*section).ok()) return false;
-    if (!bytes.empty() && std::memcmp(bytes.data(), part.bytes.data(), bytes.size()) != 0) return false;
+    if (!bytes.empty() && std::memcmp(bytes.data(), part.bytes.data(), bytes.size()) != 0)
+      return false;
   }
   return true;
 }
@@ -96,21 +101,25 @@ inline uint64_t get(const std::vector<uint8_t>& file, uint64_t place, int bytes)
 }
 
 inline void put(std::vector<uint8_t>& file, uint64_t place, int bytes, uint64_t value) {
-  for (int i = 0; i < bytes; ++i) file[place + static_cast<uint64_t>(i)] = static_cast<uint8_t>(value >> (8 * i));
+  for (int i = 0; i < bytes; ++i)
+    file[place + static_cast<uint64_t>(i)] = static_cast<uint8_t>(value >> (8 * i));
 }
 
 inline void repair_header(std::vector<uint8_t>& file) {
   if (file.size() < format::header_bytes) return;
-  put(file, format::place_checksum, 8, kvasir::checksum(file.data(), format::place_checksum, format::header_seed));
+  put(file, format::place_checksum, 8,
+      kvasir::checksum(file.data(), format::place_checksum, format::header_seed));
 }
 
 // Makes every checksum match that lies in the file, whatever the header says.
 inline void repair(std::vector<uint8_t>& file) {
   if (file.size() < format::header_bytes) return;
-  const uint64_t count = std::min<uint64_t>(get(file, format::place_section_count, 4), format::max_sections);
+  const uint64_t count =
+      std::min<uint64_t>(get(file, format::place_section_count, 4), format::max_sections);
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t entry = format::place_sections + i * format::entry_bytes;
-    const uint64_t offset = get(file, entry + format::entry_offset, 8), bytes = get(file, entry + format::entry_size, 8);
+    const uint64_t offset = get(file, entry + format::entry_offset, 8),
+                   bytes = get(file, entry + format::entry_size, 8);
     const uint64_t table = get(file, entry + format::entry_table_offset, 8);
     if (offset > file.size() || bytes > file.size() - offset || table > file.size()) continue;
     const uint64_t blocks = (bytes + format::block_bytes - 1) / format::block_bytes;
@@ -120,7 +129,8 @@ inline void repair(std::vector<uint8_t>& file) {
       const uint64_t size = std::min(format::block_bytes, offset + bytes - at);
       put(file, table + b * 8, 8, kvasir::checksum(file.data() + at, size, at));
     }
-    put(file, entry + format::entry_table_checksum, 8, kvasir::checksum(file.data() + table, blocks * 8, table));
+    put(file, entry + format::entry_table_checksum, 8,
+        kvasir::checksum(file.data() + table, blocks * 8, table));
   }
   repair_header(file);
 }

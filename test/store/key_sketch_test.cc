@@ -53,13 +53,16 @@ std::vector<int8_t> contents(const KeySketch& s) {
       for (uint32_t e = 0; e < extents; ++e)
         out.insert(out.end(), s.extent(l, h, e), s.extent(l, h, e) + shape.page.sketch_bytes());
       const auto* basis = reinterpret_cast<const int8_t*>(s.query_basis(l, h));
-      out.insert(out.end(), basis, basis + shape.page.dim * shape.page.sketch_dim() * sizeof(float));
+      out.insert(out.end(), basis,
+                 basis + shape.page.dim * shape.page.sketch_dim() * sizeof(float));
     }
   return out;
 }
 
-// The correlation of estimated and exact best scores of all quads, for random queries, whose coordinates are weighed where weights are given.
-double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head, const std::vector<float>& weights = {}) {
+// The correlation of estimated and exact best scores of all quads, for random queries, whose
+// coordinates are weighed where weights are given.
+double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer, uint32_t head,
+                 const std::vector<float>& weights = {}) {
   const uint32_t dim = shape.page.dim, n = shape.page.sketch_dim();
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -73,11 +76,13 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
     float largest = 0;
     for (float x : low) largest = std::max(largest, std::fabs(x));
     Array<int8_t> low8(n);
-    for (uint32_t c = 0; c < n; ++c) low8[c] = static_cast<int8_t>(std::lrint(low[c] * 127 / largest));
+    for (uint32_t c = 0; c < n; ++c)
+      low8[c] = static_cast<int8_t>(std::lrint(low[c] * 127 / largest));
     const float scale = largest / 127;
     for (uint32_t e = 0; e < pages.extents(); ++e) {
       Array<float> scores(shape.page.extent_quads());
-      cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e), nullptr, scores.data(), scores.size());
+      cpu_kernels().score_sketch(shape.page, 1, low8.data(), &scale, sketch.extent(layer, head, e),
+                                 nullptr, scores.data(), scores.size());
       for (uint32_t b = 0; b < scores.size(); ++b) {
         const uint32_t p = e * extent_pages + b / shape.page.page_quads();
         if (p >= pages.pages()) continue;
@@ -87,7 +92,9 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
         double best = -1e30;
         for (uint32_t t = 0; t < quad_tokens; ++t) {
           double s = 0;
-          for (uint32_t d = 0; d < dim; ++d) s += static_cast<double>(q[d] * k[(b % shape.page.page_quads() * quad_tokens + t) * dim + d]);
+          for (uint32_t d = 0; d < dim; ++d)
+            s += static_cast<double>(q[d] *
+                                     k[(b % shape.page.page_quads() * quad_tokens + t) * dim + d]);
           best = std::max(best, s);
         }
         const auto x = static_cast<double>(scores[b]);
@@ -101,15 +108,21 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
 // Appends what is written to `out`.
 auto into(std::vector<uint8_t>* out) {
   return [out](const void* data, std::size_t size) {
-    out->insert(out->end(), static_cast<const uint8_t*>(data), static_cast<const uint8_t*>(data) + size);
+    out->insert(out->end(), static_cast<const uint8_t*>(data),
+                static_cast<const uint8_t*>(data) + size);
     return Status();
   };
 }
 
 // A section in a file, mapped for a store of so many pages.
-Status map_section(const TempFolder& folder, const std::vector<uint8_t>& section, uint32_t pages, KeySketch* out) {
+Status map_section(const TempFolder& folder, const std::vector<uint8_t>& section, uint32_t pages,
+                   KeySketch* out) {
   const std::string path = folder.file("a.kv");
-  if (Status s = samples::save(path, {{samples::SectionKind::sketch, KeySketch::section_version, section}}, pages * page_tokens); !s.ok()) return s;
+  if (Status s =
+          samples::save(path, {{samples::SectionKind::sketch, KeySketch::section_version, section}},
+                        pages * page_tokens);
+      !s.ok())
+    return s;
   std::shared_ptr<const CacheFile> file;
   if (Status s = CacheFile::open(path, &file); !s.ok()) return s;
   return KeySketch::map(shape, std::move(file), pages, nullptr, nullptr, out);
@@ -130,11 +143,14 @@ TEST_CASE("a sketch's estimates go with the exact scores") {
 }
 
 TEST_CASE("known queries turn the sketch to the directions that they look at") {
-  // Queries that look at twelve directions, of which the leading components of the keys alone have four.
+  // Queries that look at twelve directions, of which the leading components of the keys alone have
+  // four.
   PageStore pages(shape);
   seal_pages(&pages, 40, 1);
   constexpr uint32_t dim = 64, first = 20, looked_at = 12;
-  const auto direction = [](uint32_t head, uint32_t i) { return (first + i + dim - 11 * head) % dim; };
+  const auto direction = [](uint32_t head, uint32_t i) {
+    return (first + i + dim - 11 * head) % dim;
+  };
   const KeySketch::QueryMoment asked = [&](uint32_t, uint32_t head, double* moment) {
     for (uint32_t i = 0; i < looked_at; ++i) moment[direction(head, i) * (dim + 1)] += 3;
   };
@@ -146,7 +162,8 @@ TEST_CASE("known queries turn the sketch to the directions that they look at") {
       std::vector<float> weights(dim);
       for (uint32_t i = 0; i < looked_at; ++i) weights[direction(h, i)] = 1;
       CHECK(agreement(turned, pages, l, h, weights) > agreement(plain, pages, l, h, weights) + 0.1);
-      CHECK(agreement(turned, pages, l, h) > 0.85);  // and queries that nobody knew are still served
+      // and queries that nobody knew are still served
+      CHECK(agreement(turned, pages, l, h) > 0.85);
     }
 }
 
@@ -159,8 +176,8 @@ TEST_CASE("the first coordinates of a sketch say most") {
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h)
       for (uint32_t c = 0; c < n; ++c) {
-        // Channels are independent, so that coordinate c is the one with the c-th largest variance: but the next one's is 1.17 times smaller, and a sample's
-        // moment mixes neighbours.
+        // Channels are independent, so that coordinate c is the one with the c-th largest variance:
+        // but the next one's is 1.17 times smaller, and a sample's moment mixes neighbours.
         const float* basis = sketch.query_basis(l, h);
         double near = 0, all = 0;
         for (uint32_t d = 0; d < dim; ++d) {
@@ -181,7 +198,9 @@ TEST_CASE("a sketch is the same on any number of threads") {
   CHECK(contents(one) == contents(two));
 }
 
-TEST_CASE("appended pages get what building them with the same bases gives, and a fork does not see them") {
+TEST_CASE(
+    "appended pages get what building them with the same bases gives, and a fork does not see "
+    "them") {
   PageStore pages(shape);
   seal_pages(&pages, 21, 4);
   KeySketch sketch(shape);
@@ -207,7 +226,8 @@ TEST_CASE("appended pages get what building them with the same bases gives, and 
   CHECK_FALSE(sketch.built());
 }
 
-TEST_CASE("a section is read as the format says, goes on by its bases and is written so" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE("a section is read as the format says, goes on by its bases and is written so" *
+          doctest::skip(!replaces_files_in_use())) {
   constexpr uint32_t pages_then = 21, built = 20, pages_now = 50, all_heads = layers * heads;
   const uint32_t floats = shape.page.dim * shape.page.sketch_dim();
   PageStore pages(shape);
@@ -223,18 +243,22 @@ TEST_CASE("a section is read as the format says, goes on by its bases and is wri
     for (uint32_t at = 0; at < all_heads; ++at)
       for (uint32_t p = 0; p < pages.pages(); ++p) {
         const PageRef ref = pages.page(at / heads, at % heads, p);
-        cpu_kernels().seal_sketch(shape.page, bases.data() + at * floats, ref.data, ref.scales, p % extent_pages,
-                                  reinterpret_cast<int8_t*>(out.data()) + (p / extent_pages * all_heads + at) * shape.page.sketch_bytes());
+        cpu_kernels().seal_sketch(
+            shape.page, bases.data() + at * floats, ref.data, ref.scales, p % extent_pages,
+            reinterpret_cast<int8_t*>(out.data()) +
+                (p / extent_pages * all_heads + at) * shape.page.sketch_bytes());
       }
     return out;
   };
-  // The bases, those of keys and then those of queries, the counts, zeros, extents: docs/file-format.md.
+  // The bases, those of keys and then those of queries, the counts, zeros, extents:
+  // docs/file-format.md.
   const auto section = [&] {
     std::vector<uint8_t> out(2 * bases.size() * sizeof(float));
     std::memcpy(out.data(), bases.data(), bases.size() * sizeof(float));
     std::memcpy(out.data() + out.size() / 2, of_queries.data(), of_queries.size() * sizeof(float));
     const uint32_t counts[] = {built, pages.pages()};
-    out.insert(out.end(), reinterpret_cast<const uint8_t*>(counts), reinterpret_cast<const uint8_t*>(counts + 2));
+    out.insert(out.end(), reinterpret_cast<const uint8_t*>(counts),
+               reinterpret_cast<const uint8_t*>(counts + 2));
     out.resize((out.size() + 4095) / 4096 * 4096);
     const auto rest = extents();
     out.insert(out.end(), rest.begin(), rest.end());
@@ -244,10 +268,13 @@ TEST_CASE("a section is read as the format says, goes on by its bases and is wri
     const auto expected = extents();
     for (uint32_t at = 0; at < all_heads; ++at) {
       const uint32_t l = at / heads, h = at % heads;
-      CHECK(std::equal(of_queries.begin() + at * floats, of_queries.begin() + (at + 1) * floats, sketch.query_basis(l, h)));
+      CHECK(std::equal(of_queries.begin() + at * floats, of_queries.begin() + (at + 1) * floats,
+                       sketch.query_basis(l, h)));
       for (uint32_t e = 0; e < pages.extents(); ++e) {
         CHECK(sketch.intact(l, h, e));
-        CHECK(std::memcmp(sketch.extent(l, h, e), expected.data() + (e * all_heads + at) * shape.page.sketch_bytes(), shape.page.sketch_bytes()) == 0);
+        CHECK(std::memcmp(sketch.extent(l, h, e),
+                          expected.data() + (e * all_heads + at) * shape.page.sketch_bytes(),
+                          shape.page.sketch_bytes()) == 0);
       }
     }
   };

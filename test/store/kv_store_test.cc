@@ -45,7 +45,8 @@ void append(KvStore* store, uint32_t n, uint32_t seed) {
   store->commit(n, cpu_kernels(), &pool());
 }
 
-// K and V of every token of a layer and head as attention sees them: pages, then window. [tokens][2][dim]
+// K and V of every token of a layer and head as attention sees them: pages, then window.
+// [tokens][2][dim]
 std::vector<float> contents(const KvStore& store, uint32_t layer, uint32_t head) {
   const uint32_t dim = shape.page.dim, page_tokens = shape.page.page_tokens;
   std::vector<float> out;
@@ -95,8 +96,10 @@ TEST_CASE("what is stored is what was written, centred by one vector a head") {
         const Tokens& from = t < 300 ? first : second;
         const std::size_t at = ((t < 300 ? t : t - 300) * heads + h) * head_dim;
         for (uint32_t d = 0; d < head_dim; ++d) {
-          worst_k = std::max(worst_k, std::abs(static_cast<double>(rows[(t * 2) * 64 + d] + centre[d] - from.k[at + d])));
-          worst_v = std::max(worst_v, std::abs(static_cast<double>(rows[(t * 2 + 1) * 64 + d] - from.v[at + d])));
+          worst_k = std::max(worst_k, std::abs(static_cast<double>(rows[(t * 2) * 64 + d] +
+                                                                   centre[d] - from.k[at + d])));
+          worst_v = std::max(
+              worst_v, std::abs(static_cast<double>(rows[(t * 2 + 1) * 64 + d] - from.v[at + d])));
         }
         for (uint32_t d = head_dim; d < 64; ++d) CHECK(rows[(t * 2) * 64 + d] == 0);
       }
@@ -237,9 +240,11 @@ TEST_CASE("going back keeps what pages and window held, for every length") {
     CHECK(shorter.tokens() == to);
     auto kept = contents(shorter, 1, 1);
     CHECK(kept.size() == to * 2 * 64);
-    const bool sinks_return = shorter.pages().pages() == 0;  // in full precision, better than the page had them
+    // in full precision, better than the page had them
+    const bool sinks_return = shorter.pages().pages() == 0;
     const std::size_t from = sinks_return ? std::min<std::size_t>(kept.size(), 32 * 2 * 64) : 0;
-    CHECK(std::equal(kept.begin() + static_cast<std::ptrdiff_t>(from), kept.end(), all.begin() + static_cast<std::ptrdiff_t>(from)));
+    CHECK(std::equal(kept.begin() + static_cast<std::ptrdiff_t>(from), kept.end(),
+                     all.begin() + static_cast<std::ptrdiff_t>(from)));
     append(&shorter, 200, 9);  // and it goes on
     CHECK(shorter.tokens() == to + 200);
   }
@@ -268,7 +273,8 @@ TEST_CASE("what was taken back is in no array that is saved") {
       std::vector<uint8_t> out;
       for (const auto kind : PageStore::sections) {
         const auto write = [&](const void* data, std::size_t size) {
-          out.insert(out.end(), static_cast<const uint8_t*>(data), static_cast<const uint8_t*>(data) + size);
+          out.insert(out.end(), static_cast<const uint8_t*>(data),
+                     static_cast<const uint8_t*>(data) + size);
           return Status();
         };
         REQUIRE(store.write(kind, write).ok());
@@ -316,7 +322,7 @@ TEST_CASE("spilling that is cancelled goes on with the next call, and nothing is
   const uint64_t tokens = store.tokens();
   MemoryBudget budget;
   budget.step_tokens = store.budget().step_tokens;
-  budget.bytes = store.least_bytes(tokens) + shape.slab_bytes();
+  budget.bytes = store.min_bytes(tokens) + shape.slab_bytes();
   Cancel cancel;
   cancel.fire();
   CHECK(store.set_budget(budget, tokens, &cancel).code() == Code::cancelled);
@@ -334,7 +340,8 @@ TEST_CASE("room for pages that is cancelled is made by the next step") {
   append(&plain, 300, 1);
   Cancel cancel;
   cancel.fire();
-  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool(), &cancel).code() == Code::cancelled);
+  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool(), &cancel).code() ==
+          Code::cancelled);
   REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool()).ok());
   CHECK(store.prepare_pages(5000, &pool(), &cancel).code() == Code::cancelled);
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));

@@ -1,5 +1,6 @@
-// Packed documents: they come back bit for bit; damage of every kind is found, and leaves what was at the path; so does whatever fails.
-#include "store/pack.h"
+// Packed documents: they come back bit for bit; damage of every kind is found, and leaves what was
+// at the path; so does whatever fails.
+#include "cachefile/pack.h"
 
 #include <doctest/doctest.h>
 
@@ -8,10 +9,10 @@
 #include <new>
 
 #include "base/little_endian.h"
+#include "cachefile/split_pages.h"
 #include "failing_allocations.h"
 #include "failing_files.h"
 #include "store/cache_samples.h"
-#include "store/split_pages.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -26,7 +27,8 @@ using Bytes = std::vector<uint8_t>;
 // Pages whose keys have something in common from token to token, as a model's have.
 Bytes like_pages(std::size_t size) {
   Bytes bytes = samples::noise(size, 5);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(bytes[i] % 16 + (i % 4096 < 2048 ? i % 4 * 50 : 0));
+  for (std::size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<uint8_t>(bytes[i] % 16 + (i % 4096 < 2048 ? i % 4 * 50 : 0));
   return bytes;
 }
 
@@ -40,10 +42,12 @@ std::vector<Part> document(std::size_t extents) {
 // A saved document, where its packed copy is, and where it comes back.
 struct Specimen {
   TempFolder folder;
-  std::string path = folder.file("a.kv"), packed_path = folder.file("a.kvz"), back = folder.file("back.kv");
+  std::string path = folder.file("a.kv"), packed_path = folder.file("a.kvz"),
+              back = folder.file("back.kv");
   Bytes plain, packed;
 
-  explicit Specimen(const std::vector<Part>& parts = document(9), uint32_t level = 1, uint64_t tokens = 7) {
+  explicit Specimen(const std::vector<Part>& parts = document(9), uint32_t level = 1,
+                    uint64_t tokens = 7) {
     REQUIRE(samples::save(path, parts, tokens).ok());
     plain = read_file(path);
     REQUIRE(pack(path, packed_path, level, nullptr, nullptr).ok());
@@ -62,13 +66,16 @@ struct Specimen {
 };
 
 void repair_header(Bytes& file) {
-  samples::put(file, packed::place_checksum, 8, checksum(file.data(), packed::place_checksum, packed::header_seed));
+  samples::put(file, packed::place_checksum, 8,
+               checksum(file.data(), packed::place_checksum, packed::header_seed));
 }
 
 // Where each chunk begins.
 std::vector<uint64_t> chunks_of(const Bytes& file) {
   std::vector<uint64_t> out;
-  for (uint64_t at = packed::header_bytes; at < file.size(); at += packed::chunk_header_bytes + load32(&file[at])) out.push_back(at);
+  for (uint64_t at = packed::header_bytes; at < file.size();
+       at += packed::chunk_header_bytes + load32(&file[at]))
+    out.push_back(at);
   return out;
 }
 
@@ -90,7 +97,8 @@ TEST_CASE("pages in the order that is packed come back whatever is in them") {
   }
   // Keys that stay the same from token to token are their first token and nothing else.
   Bytes constant(65536), split(65536);
-  for (std::size_t i = 0; i < constant.size(); ++i) constant[i] = static_cast<uint8_t>(i % 256 / 16 * 4 + i % 4 + 1);
+  for (std::size_t i = 0; i < constant.size(); ++i)
+    constant[i] = static_cast<uint8_t>(i % 256 / 16 * 4 + i % 4 + 1);
   split_pages(32, constant.data(), split.data());
   CHECK(std::count(split.begin(), split.begin() + 32768, 0) == 32768 - 64);
 }
@@ -109,7 +117,7 @@ TEST_CASE("a packed document comes back bit for bit") {
 }
 
 TEST_CASE("every level packs to the same document") {
-  for (uint32_t level = least_level; level <= most_level; ++level) {
+  for (uint32_t level = min_level; level <= max_level; ++level) {
     CAPTURE(level);
     Specimen specimen(document(2), level);
     CHECK(specimen.unpacked(specimen.packed).ok());
@@ -136,13 +144,17 @@ TEST_CASE("a packed document's header says what it holds") {
 TEST_CASE("only a sound document is packed, and to another file") {
   Specimen specimen;
   CHECK(pack(specimen.path, specimen.path, 1, nullptr, nullptr).code() == Code::bad_argument);
-  CHECK(unpack(specimen.packed_path, specimen.packed_path, nullptr, nullptr).code() == Code::bad_argument);
-  const std::string same = specimen.folder.path() + "/./a.kv", same_packed = specimen.folder.path() + "//a.kvz";
+  CHECK(unpack(specimen.packed_path, specimen.packed_path, nullptr, nullptr).code() ==
+        Code::bad_argument);
+  const std::string same = specimen.folder.path() + "/./a.kv",
+                    same_packed = specimen.folder.path() + "//a.kvz";
   CHECK(pack(specimen.path, same, 1, nullptr, nullptr).code() == Code::bad_argument);
   CHECK(unpack(specimen.packed_path, same_packed, nullptr, nullptr).code() == Code::bad_argument);
   CHECK(read_file(specimen.path) == specimen.plain);
-  CHECK(pack(specimen.folder.file("none"), specimen.packed_path, 1, nullptr, nullptr).code() == Code::not_found);
-  const Status again = pack(specimen.packed_path, specimen.folder.file("b.kvz"), 1, nullptr, nullptr);
+  CHECK(pack(specimen.folder.file("none"), specimen.packed_path, 1, nullptr, nullptr).code() ==
+        Code::not_found);
+  const Status again =
+      pack(specimen.packed_path, specimen.folder.file("b.kvz"), 1, nullptr, nullptr);
   CHECK(again.code() == Code::not_a_cache);
   CHECK(std::string(again.message()).find("unpack it first") != std::string::npos);
   const Status plain = unpack(specimen.path, specimen.back, nullptr, nullptr);
@@ -200,19 +212,24 @@ TEST_CASE("a flipped bit of a packed header is found, also with its checksum mad
     const Status repaired = specimen.unpacked(file);
     if (repaired.ok()) {  // what is for people, or fewer pages than whole extents have
       const uint64_t place = bit / 8;
-      CHECK(((place >= packed::place_level && place < packed::place_packed_bytes) || (place >= packed::place_version && place < packed::place_minimum_reader) ||
+      CHECK(((place >= packed::place_level && place < packed::place_packed_bytes) ||
+             (place >= packed::place_version && place < packed::place_minimum_reader) ||
              (place >= packed::place_pages_bytes && place < packed::place_pages_bytes + 2)));
     } else if (bit / 8 >= 8) {
-      CHECK((repaired.code() == Code::corrupt || repaired.code() == Code::version || repaired.code() == Code::no_space));
+      CHECK((repaired.code() == Code::corrupt || repaired.code() == Code::version ||
+             repaired.code() == Code::no_space));
     }
   }
 }
 
-TEST_CASE("a flipped bit of a packed body is found at its chunk, also with the chunk's checksum made to match") {
+TEST_CASE(
+    "a flipped bit of a packed body is found at its chunk, also with the chunk's checksum made to "
+    "match") {
   Specimen specimen(document(9));
   const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
   REQUIRE(chunks.size() > 2);
-  for (uint64_t at = packed::header_bytes; at < specimen.packed.size(); at += at % 4096 < 64 ? 1 : 1009) {
+  for (uint64_t at = packed::header_bytes; at < specimen.packed.size();
+       at += at % 4096 < 64 ? 1 : 1009) {
     CAPTURE(at);
     Bytes file = specimen.packed;
     file[at] ^= static_cast<uint8_t>(1u << at % 8);
@@ -228,11 +245,14 @@ TEST_CASE("a flipped bit of a packed body is found at its chunk, also with the c
   }
 }
 
-TEST_CASE("a packed file that is cut off or has something at its end is refused, also when its header agrees") {
+TEST_CASE(
+    "a packed file that is cut off or has something at its end is refused, also when its header "
+    "agrees") {
   Specimen specimen(document(5));
   for (std::size_t size = 0; size < specimen.packed.size(); size += size < 300 ? 1 : 997) {
     CAPTURE(size);
-    Bytes file(specimen.packed.begin(), specimen.packed.begin() + static_cast<std::ptrdiff_t>(size));
+    Bytes file(specimen.packed.begin(),
+               specimen.packed.begin() + static_cast<std::ptrdiff_t>(size));
     const Status s = specimen.unpacked(file);
     CHECK(s.code() == (size == 0 ? Code::not_a_cache : Code::corrupt));
     count_faults("file cut, or with something at its end");
@@ -255,7 +275,9 @@ TEST_CASE("a packed file that is cut off or has something at its end is refused,
 TEST_CASE("chunks that changed places, and chunks of another document, are found") {
   Specimen specimen(document(13));
   const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
-  const auto at = [](Bytes& file, uint64_t i) { return file.begin() + static_cast<std::ptrdiff_t>(i); };
+  const auto at = [](Bytes& file, uint64_t i) {
+    return file.begin() + static_cast<std::ptrdiff_t>(i);
+  };
   Bytes swapped = specimen.packed;
   count_faults("parts swapped, doubled or zeroed", 3);
   std::rotate(at(swapped, chunks[0]), at(swapped, chunks[1]), at(swapped, chunks[2]));
@@ -268,11 +290,14 @@ TEST_CASE("chunks that changed places, and chunks of another document, are found
   CHECK(specimen.unpacked(swapped).code() == Code::corrupt);
 }
 
-TEST_CASE("a packed file that promises too little, too much or the impossible is refused before it fills a disk") {
+TEST_CASE(
+    "a packed file that promises too little, too much or the impossible is refused before it fills "
+    "a disk") {
   Specimen specimen(document(9));
   const auto size = static_cast<uint64_t>(specimen.plain.size());
-  for (uint64_t lie : {uint64_t{0}, uint64_t{1}, size - 1, size + 1, size / 2, size - 65536, size + (1 << 18), size * 50, uint64_t{1} << 40,
-                       uint64_t{1} << 62, UINT64_MAX}) {
+  for (uint64_t lie :
+       {uint64_t{0}, uint64_t{1}, size - 1, size + 1, size / 2, size - 65536, size + (1 << 18),
+        size * 50, uint64_t{1} << 40, uint64_t{1} << 62, UINT64_MAX}) {
     CAPTURE(lie);
     Bytes file = specimen.packed;
     count_faults("facts that lie behind sound checksums");
@@ -323,14 +348,16 @@ TEST_CASE("packing and unpacking that are stopped anywhere leave what was there"
         last = done;
         return stop_at == 0 || done == total ? 1 : (++calls, 0);
       });
-      const Status s = packing ? pack(specimen.path, target, 1, &progress, nullptr) : unpack(specimen.packed_path, target, &progress, nullptr);
+      const Status s = packing ? pack(specimen.path, target, 1, &progress, nullptr)
+                               : unpack(specimen.packed_path, target, &progress, nullptr);
       CHECK(s.code() == Code::cancelled);
       CHECK(read_file(target).size() == 1);
       CHECK(specimen.folder.entries() == 3);
     }
     Cancel cancel;
     cancel.fire();
-    const Status s = packing ? pack(specimen.path, target, 1, nullptr, &cancel) : unpack(specimen.packed_path, target, nullptr, &cancel);
+    const Status s = packing ? pack(specimen.path, target, 1, nullptr, &cancel)
+                             : unpack(specimen.packed_path, target, nullptr, &cancel);
     CHECK(s.code() == Code::cancelled);
     CHECK(specimen.folder.entries() == 3);
   }
@@ -349,7 +376,8 @@ TEST_CASE("packing and unpacking whose Nth file operation fails leave what was t
           write_file(target, {1});
           if (!packing) write_file(specimen.packed_path, specimen.packed);
           plan = {n, once, error};
-          const Status s = packing ? pack(specimen.path, target, 1, nullptr, nullptr) : unpack(specimen.packed_path, target, nullptr, nullptr);
+          const Status s = packing ? pack(specimen.path, target, 1, nullptr, nullptr)
+                                   : unpack(specimen.packed_path, target, nullptr, nullptr);
           const bool reached = plan.reached();
           plan = {};
           CHECK(specimen.folder.entries() == 3);
@@ -363,7 +391,9 @@ TEST_CASE("packing and unpacking whose Nth file operation fails leave what was t
             CHECK(n > 8);
             break;
           }
-          CHECK(s.code() == (error == ENOSPC ? Code::no_space : error == EMFILE ? Code::limit : Code::io));
+          CHECK(s.code() == (error == ENOSPC   ? Code::no_space
+                             : error == EMFILE ? Code::limit
+                                               : Code::io));
           CHECK(s.sys_errno() == error);
         }
       }
@@ -390,14 +420,17 @@ TEST_CASE("packing and unpacking without memory leave what was there") {
         CAPTURE(n);
         write_file(specimen.packed_path, specimen.packed);
         write_file(specimen.back, {1, 2, 3});
-        bool failed = false, reached, in_place = false;  // only the folder's sync was left, and the message says so
+        // only the folder's sync was left, and the message says so
+        bool failed = false, reached, in_place = false;
         {
           FailingAllocations failing(n, once);
           try {
-            const Status s = packing ? pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr)
-                                     : unpack(specimen.packed_path, specimen.back, nullptr, nullptr);
+            const Status s = packing
+                                 ? pack(specimen.path, specimen.packed_path, 1, nullptr, nullptr)
+                                 : unpack(specimen.packed_path, specimen.back, nullptr, nullptr);
             failed = !s.ok();
-            in_place = failed && std::string_view(s.message()).find("is written") != std::string_view::npos;
+            in_place = failed &&
+                       std::string_view(s.message()).find("is written") != std::string_view::npos;
           } catch (const std::bad_alloc&) {
             failed = true;
           }
@@ -407,8 +440,10 @@ TEST_CASE("packing and unpacking without memory leave what was there") {
         CHECK(specimen.folder.entries() == 3);
         CHECK(read_file(specimen.packed_path) == specimen.packed);
         const Bytes back = read_file(specimen.back);
-        const bool without_words = failed && !once && back == specimen.plain;  // nor was there memory to say it
-        CHECK((without_words || back == (packing || (failed && !in_place) ? Bytes{1, 2, 3} : specimen.plain)));
+        // nor was there memory to say it
+        const bool without_words = failed && !once && back == specimen.plain;
+        CHECK((without_words ||
+               back == (packing || (failed && !in_place) ? Bytes{1, 2, 3} : specimen.plain)));
         if (!reached) {
           CHECK(n > 2);
           break;

@@ -1,4 +1,5 @@
-// Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes of file, disk and memory.
+// Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes
+// of file, disk and memory.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -55,9 +56,12 @@ struct Saved {
     format::Identity identity = samples::identity(uint64_t{pages} * shape.page.page_tokens);
     identity.layers = layers, identity.kv_heads = heads, identity.head_dim = shape.page.head_dim;
     REQUIRE(CacheWriter::create(path, identity, &writer).ok());
-    for (SectionKind kind : PageStore::sections) REQUIRE(writer->add_section(kind, 1, PageStore::file_bytes(shape, kind, pages)).ok());
+    for (SectionKind kind : PageStore::sections)
+      REQUIRE(writer->add_section(kind, 1, PageStore::file_bytes(shape, kind, pages)).ok());
     REQUIRE(writer->begin().ok());
-    const auto write = [&](const void* data, std::size_t size) { return writer->write(data, size); };
+    const auto write = [&](const void* data, std::size_t size) {
+      return writer->write(data, size);
+    };
     for (SectionKind kind : PageStore::sections) REQUIRE(in_memory().write(kind, write).ok());
     REQUIRE(writer->finish().ok());
   }
@@ -70,7 +74,8 @@ struct Saved {
   // Where a page lies in the file.
   uint64_t offset_of(uint32_t layer, uint32_t head, uint32_t p) const {
     const uint64_t extent = (uint64_t{p} / extent_pages * layers + layer) * heads + head;
-    return file->find(SectionKind::pages)->offset + (extent * extent_pages + p % extent_pages) * page_bytes;
+    return file->find(SectionKind::pages)->offset +
+           (extent * extent_pages + p % extent_pages) * page_bytes;
   }
   void flip(uint64_t offset) const {
     std::fstream at(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -102,7 +107,8 @@ bool same(const PageRef& ref, uint32_t layer, uint32_t head, uint32_t p) {
 }
 
 // Fetches random lists and compares all their bytes; returns how many pages that were.
-uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, uint32_t longest = 40) {
+uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed,
+                       uint32_t longest = 40) {
   std::mt19937 random(seed);
   const auto below = [&](uint32_t end) { return static_cast<uint32_t>(random() % end); };
   uint64_t fetched = 0;
@@ -119,14 +125,16 @@ uint64_t read_randomly(const PageStore& store, uint32_t lists, uint32_t seed, ui
   return fetched;
 }
 
-// Made-up pages of so many heads that their cache has several parts, which are not all of one size. Every page names itself.
+// Made-up pages of so many heads that their cache has several parts, which are not all of one size.
+// Every page names itself.
 struct ManyHeads final : PageSource {
   static constexpr uint32_t heads = 100;  // six parts of 16 or 17
-  std::atomic<uint32_t> count{5};  // of extents
+  std::atomic<uint32_t> count{5};         // of extents
   uint64_t extents() const override { return count; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override {
     for (std::byte* page : to) {
-      for (uint64_t i = 0; i < page_bytes; i += sizeof first) std::memcpy(page + i, &first, sizeof first);
+      for (uint64_t i = 0; i < page_bytes; i += sizeof first)
+        std::memcpy(page + i, &first, sizeof first);
       ++first;
     }
     return {};
@@ -134,12 +142,15 @@ struct ManyHeads final : PageSource {
   uint32_t scale_bytes() const override { return 128; }
   Status read_scales(uint64_t block, std::byte* to) const override {
     for (uint64_t i = 0; i < page_bytes / 128; ++i)
-      for (uint64_t at = 0, page = block * (page_bytes / 128) + i; at < 128; at += sizeof page) std::memcpy(to + i * 128 + at, &page, sizeof page);
+      for (uint64_t at = 0, page = block * (page_bytes / 128) + i; at < 128; at += sizeof page)
+        std::memcpy(to + i * 128 + at, &page, sizeof page);
     return {};
   }
   static bool is(const PageRef& ref, uint32_t head, uint32_t p) {
-    const uint64_t page = (uint64_t{p} / extent_pages * heads + head) * extent_pages + p % extent_pages;
-    return std::memcmp(ref.data, &page, sizeof page) == 0 && std::memcmp(ref.data + page_bytes - sizeof page, &page, sizeof page) == 0 &&
+    const uint64_t page =
+        (uint64_t{p} / extent_pages * heads + head) * extent_pages + p % extent_pages;
+    return std::memcmp(ref.data, &page, sizeof page) == 0 &&
+           std::memcmp(ref.data + page_bytes - sizeof page, &page, sizeof page) == 0 &&
            std::memcmp(ref.scales, &page, sizeof page) == 0;
   }
 };
@@ -163,13 +174,17 @@ std::vector<uint32_t> numbers_from(uint32_t first, uint32_t end, uint32_t step =
   return numbers;
 }
 
-int fail_reads(const char* operation, const char*) { return std::string_view(operation) == "read" ? EIO : 0; }
+int fail_reads(const char* operation, const char*) {
+  return std::string_view(operation) == "read" ? EIO : 0;
+}
 
 }  // namespace
 
-TEST_CASE("chosen pages of a mapped file are those of private memory, whatever the cache may hold") {
+TEST_CASE(
+    "chosen pages of a mapped file are those of private memory, whatever the cache may hold") {
   Saved saved;
-  for (uint64_t limit : {PageCache::by_itself, uint64_t{0}, uint64_t{5000}, uint64_t{7} * page_bytes, uint64_t{1} << 40}) {
+  for (uint64_t limit : {PageCache::by_itself, uint64_t{0}, uint64_t{5000},
+                         uint64_t{7} * page_bytes, uint64_t{1} << 40}) {
     CAPTURE(limit);
     const PageStore store = saved.map();
     store.set_cache_limit(limit);
@@ -179,7 +194,9 @@ TEST_CASE("chosen pages of a mapped file are those of private memory, whatever t
     CHECK(counts.found + counts.read == fetched);
     CHECK(counts.kept <= std::min(limit / page_bytes, all_pages));
     if (limit == 0) CHECK(counts.found == 0);
-    if (limit > all_pages * page_bytes && limit != PageCache::by_itself) CHECK(counts.read == counts.kept);  // each page once
+    // each page once
+    if (limit > all_pages * page_bytes && limit != PageCache::by_itself)
+      CHECK(counts.read == counts.kept);
   }
 }
 
@@ -223,7 +240,8 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
 }
 
 // Windows does not say which pages of a mapping are in memory as /proc does.
-TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there" * doctest::skip(on_windows)) {
+TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there" *
+          doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
   CHECK(read_randomly(store, 1000, 1, 4) > 0);  // every page, a few at a time
@@ -231,8 +249,10 @@ TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is a
     for (uint32_t h = 0; h < heads; ++h)
       for (uint32_t e = 0; e < store.extents(); ++e) REQUIRE(store.intact_bounds(l, h, e));
   CHECK(resident_of(saved.path) == 0);
-  CHECK(store.private_bytes() < PageStore::file_bytes(shape, SectionKind::pages, pages) / 6);  // scales and bounds take a tenth
-  REQUIRE(store.intact_page(0, 0, 100));  // a pass over everything goes through the mapping, so that this test sees it
+  // scales and bounds take a tenth
+  CHECK(store.private_bytes() < PageStore::file_bytes(shape, SectionKind::pages, pages) / 6);
+  // a pass over everything goes through the mapping, so that this test sees it
+  REQUIRE(store.intact_page(0, 0, 100));
   CHECK(resident_of(saved.path) > 0);
 }
 
@@ -263,7 +283,8 @@ TEST_CASE("pages that are not to be kept are right, and nothing of them stays") 
   CHECK(store.cache_counts().kept == 0);
   PageStore::Hold kept, hold(false);
   REQUIRE(store.fetch(1, 2, numbers, refs.data(), &kept).ok());
-  REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());  // what is there is found all the same
+  // what is there is found all the same
+  REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
   CHECK(store.cache_counts().found == numbers.size());
   CHECK(store.cache_counts().kept == numbers.size());
 }
@@ -291,19 +312,22 @@ TEST_CASE("where a layer's scales have been read, pages come with these, kept or
   std::vector<uint16_t> scales(13 * stride);
   REQUIRE(store.read_scales(1, 0, 5, scales.data()).ok());
   REQUIRE(store.read_scales(1, 5, 13, scales.data()).ok());
-  const uint64_t third = saved.file->find(SectionKind::scales)->offset + shape.page.scales_bytes() * heads * layers * 3;
+  const uint64_t third = saved.file->find(SectionKind::scales)->offset +
+                         shape.page.scales_bytes() * heads * layers * 3;
   saved.flip(third + 5);
   CHECK(store.read_scales(1, 0, 3, scales.data()).ok());
   const std::vector<uint32_t> numbers{3, 17, 18, 48, 150, 202};
   std::vector<PageRef> refs(numbers.size());
   for (bool keeps : {false, true}) {
     PageStore::Hold hold(keeps);
-    hold.mapped.set_scales(scales.data() + 2 * shape.page.scales_bytes() / sizeof(uint16_t), stride);
+    hold.mapped.set_scales(scales.data() + 2 * shape.page.scales_bytes() / sizeof(uint16_t),
+                           stride);
     REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
     CHECK(hold.mapped.read() == numbers.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(same(refs[i], 1, 2, numbers[i]));
     hold.mapped.set_scales(nullptr, 0);
-    CHECK(store.fetch(0, 0, numbers, refs.data(), &hold).code() == Code::corrupt);  // by itself it reads them
+    // by itself it reads them
+    CHECK(store.fetch(0, 0, numbers, refs.data(), &hold).code() == Code::corrupt);
   }
   const Status s = store.read_scales(0, 0, 13, scales.data());
   CHECK(s.code() == Code::corrupt);
@@ -311,7 +335,8 @@ TEST_CASE("where a layer's scales have been read, pages come with these, kept or
 }
 
 // Windows lets nobody cut a file that is mapped.
-TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" * doctest::skip(on_windows)) {
+TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" *
+          doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
   std::mt19937 random(1);
@@ -321,7 +346,8 @@ TEST_CASE("a file that is cut while it is mapped is an error for what is gone, a
   const uint64_t end = saved.offset_of(0, 0, 100) + 1000;
   std::filesystem::resize_file(saved.path, end);
   count_faults("file cut while it is mapped");
-  CHECK(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());  // they were read before
+  // they were read before
+  CHECK(store.fetch(0, 0, std::vector<uint32_t>{99, 150}, refs.data(), &hold).ok());
   CHECK(same(refs[0], 0, 0, 99));
   CHECK(same(refs[1], 0, 0, 150));
   const Status s = store.fetch(0, 0, std::vector<uint32_t>{99, 100}, refs.data(), &hold);
@@ -447,13 +473,16 @@ TEST_CASE("forks in threads read one file through one cache, also while it is gi
   CHECK(wrong == 0);
 }
 
-TEST_CASE("many heads: each gets its own pages, whatever the parts of the cache may hold together") {
+TEST_CASE(
+    "many heads: each gets its own pages, whatever the parts of the cache may hold together") {
   const auto source = std::make_shared<ManyHeads>();
   const uint32_t of_head = 5 * extent_pages;
   const uint64_t all = uint64_t{ManyHeads::heads} * of_head;
   PageCache cache(source, ManyHeads::heads);
-  // Fewer pages than parts, a number that parts and heads do not divide, all but one, just all, more.
-  for (uint64_t limit : {uint64_t{0}, uint64_t{4}, uint64_t{1003}, all - 1, all, 2 * all, PageCache::by_itself / page_bytes}) {
+  // Fewer pages than parts, a number that parts and heads do not divide, all but one, just all,
+  // more.
+  for (uint64_t limit : {uint64_t{0}, uint64_t{4}, uint64_t{1003}, all - 1, all, 2 * all,
+                         PageCache::by_itself / page_bytes}) {
     CAPTURE(limit);
     cache.set_limit(limit > 2 * all ? PageCache::by_itself : limit * page_bytes + 100);
     const PageCache::Counts before = cache.counts();
@@ -464,11 +493,14 @@ TEST_CASE("many heads: each gets its own pages, whatever the parts of the cache 
       CHECK(fetch_of_all(&cache, numbers_from(3, of_head, 7)));
     }
     const PageCache::Counts counts = cache.counts();
-    CHECK(counts.found + counts.read - before.found - before.read == 2 * ManyHeads::heads * (of_head + numbers_from(3, of_head, 7).size()));
-    if (limit <= 2 * all) CHECK(counts.kept == std::min(limit, all));  // of all parts, with none left out
+    CHECK(counts.found + counts.read - before.found - before.read ==
+          2 * ManyHeads::heads * (of_head + numbers_from(3, of_head, 7).size()));
+    // of all parts, with none left out
+    if (limit <= 2 * all) CHECK(counts.kept == std::min(limit, all));
     if (limit >= all && limit <= 2 * all) CHECK(counts.read - before.read == all);
     CHECK(counts.bytes >= counts.kept * (page_bytes + 128));
-    CHECK(counts.bytes <= counts.kept * (page_bytes + 128 + 16) + all * sizeof(uint32_t));  // one table's entry a page, in one part
+    // one table's entry a page, in one part
+    CHECK(counts.bytes <= counts.kept * (page_bytes + 128 + 16) + all * sizeof(uint32_t));
   }
 }
 
@@ -493,16 +525,20 @@ TEST_CASE("many heads: pages that are held stay as they are while their part is 
   const auto numbers = numbers_from(0, 30);
   std::vector<std::vector<PageRef>> refs(ManyHeads::heads, std::vector<PageRef>(numbers.size()));
   std::vector<PageHold> holds(ManyHeads::heads);
-  for (uint32_t head = 0; head < ManyHeads::heads; ++head) REQUIRE(cache.fetch(head, numbers, refs[head].data(), &holds[head]).ok());
+  for (uint32_t head = 0; head < ManyHeads::heads; ++head)
+    REQUIRE(cache.fetch(head, numbers, refs[head].data(), &holds[head]).ok());
   CHECK(fetch_of_all(&cache, numbers_from(30, 80)));
   cache.set_limit(12 * page_bytes);
   CHECK(fetch_of_all(&cache, numbers_from(0, 80)));
   CHECK(cache.counts().kept == 12);
   for (uint32_t head = 0; head < ManyHeads::heads; ++head)
-    for (std::size_t n = 0; n < numbers.size(); ++n) REQUIRE(ManyHeads::is(refs[head][n], head, numbers[n]));
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      REQUIRE(ManyHeads::is(refs[head][n], head, numbers[n]));
 }
 
-TEST_CASE("many heads: a file that grows has its new pages in every part, and old ones are what they were") {
+TEST_CASE(
+    "many heads: a file that grows has its new pages in every part, and old ones are what they "
+    "were") {
   for (uint64_t limit : {PageCache::by_itself, uint64_t{500} * page_bytes}) {
     CAPTURE(limit);
     const auto source = std::make_shared<ManyHeads>();
@@ -512,13 +548,16 @@ TEST_CASE("many heads: a file that grows has its new pages in every part, and ol
     for (uint32_t extents = 1; extents <= 9; ++extents) {
       source->count = extents;
       CHECK(fetch_of_all(&cache, numbers_from(0, extents * extent_pages, 3)));
-      CHECK(fetch_of_all(&cache, numbers_from((extents - 1) * extent_pages, extents * extent_pages)));
+      CHECK(
+          fetch_of_all(&cache, numbers_from((extents - 1) * extent_pages, extents * extent_pages)));
     }
     if (limit != PageCache::by_itself) CHECK(cache.counts().kept <= limit / page_bytes);
   }
 }
 
-TEST_CASE("many heads: threads get the right pages of all of them, also while the file grows and limits change") {
+TEST_CASE(
+    "many heads: threads get the right pages of all of them, also while the file grows and limits "
+    "change") {
   const auto source = std::make_shared<ManyHeads>();
   PageCache cache(source, ManyHeads::heads);
   std::atomic<int> wrong{0};
@@ -527,7 +566,8 @@ TEST_CASE("many heads: threads get the right pages of all of them, also while th
     threads.emplace_back([&, t] {
       for (uint32_t round = 0; round < 20; ++round) {
         const uint32_t end = source->count * extent_pages;
-        if (!fetch_of_all(&cache, numbers_from(round % 9, end, 5), t % 4)) ++wrong;  // two beside each other at the same heads
+        // two beside each other at the same heads
+        if (!fetch_of_all(&cache, numbers_from(round % 9, end, 5), t % 4)) ++wrong;
       }
     });
   for (uint64_t i = 0; i < 20; ++i) {

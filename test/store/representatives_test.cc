@@ -1,4 +1,5 @@
-// Representative tokens against InfLLM's equations, and what becomes of them when a store is forked, taken back and saved.
+// Representative tokens against InfLLM's equations, and what becomes of them when a store is
+// forked, taken back and saved.
 #include "store/representatives.h"
 
 #include <doctest/doctest.h>
@@ -55,15 +56,18 @@ struct Text {
     for (uint32_t j = m + 1; j < tokens && j <= m + local; ++j)
       for (uint32_t r = 0; r < group; ++r)
         for (uint32_t d = 0; d < head_dim; ++d)
-          sum += static_cast<double>(q[l][(std::size_t{j} * heads + h * group + r) * head_dim + d]) *
-                 static_cast<double>(k[l][(std::size_t{m} * kv_heads + h) * head_dim + d]);
+          sum +=
+              static_cast<double>(q[l][(std::size_t{j} * heads + h * group + r) * head_dim + d]) *
+              static_cast<double>(k[l][(std::size_t{m} * kv_heads + h) * head_dim + d]);
     return sum / local;
   }
 };
 
-std::vector<float> key_of(const Representatives& r, uint32_t l, uint32_t h, uint32_t b, uint32_t dim) {
+std::vector<float> key_of(const Representatives& r, uint32_t l, uint32_t h, uint32_t b,
+                          uint32_t dim) {
   std::vector<float> out;
-  for (uint32_t d = 0; d < dim; ++d) out.push_back(std::bit_cast<float>(uint32_t{r.key(l, h, b)[d]} << 16));
+  for (uint32_t d = 0; d < dim; ++d)
+    out.push_back(std::bit_cast<float>(uint32_t{r.key(l, h, b)[d]} << 16));
   return out;
 }
 
@@ -80,7 +84,9 @@ std::vector<std::byte> bytes_of(const Representatives& r) {
 
 }  // namespace
 
-TEST_CASE("a block's key is the mean of the 4 tokens that the local tokens after them attend most, whatever the steps") {
+TEST_CASE(
+    "a block's key is the mean of the 4 tokens that the local tokens after them attend most, "
+    "whatever the steps") {
   for (uint32_t head_dim : {40u, 128u, 256u})
     for (uint32_t window : {64u, 20u})
       for (uint32_t step : {1u, 50u, 700u}) {
@@ -98,7 +104,8 @@ TEST_CASE("a block's key is the mean of the 4 tokens that the local tokens after
           for (uint32_t h = 0; h < kv_heads; ++h)
             for (uint32_t b = 0; b < r.blocks(); ++b) {
               std::vector<std::pair<double, uint32_t>> scores;
-              for (uint32_t m = std::max(b * 128, page.page_tokens); m < (b + 1) * 128; ++m) scores.push_back({-text.score(l, h, m, window), m});
+              for (uint32_t m = std::max(b * 128, page.page_tokens); m < (b + 1) * 128; ++m)
+                scores.push_back({-text.score(l, h, m, window), m});
               std::sort(scores.begin(), scores.end());
               if (scores[4].first - scores[3].first < 1e-3) continue;  // rounding decides
               std::vector<double> mean(page.dim);
@@ -106,10 +113,15 @@ TEST_CASE("a block's key is the mean of the 4 tokens that the local tokens after
                 Array<float> k(page.page_tokens * page.dim), v(k.size());
                 const PageRef ref = store.pages().page(l, h, scores[i].second / page.page_tokens);
                 cpu_kernels().unseal_page(page, ref.data, ref.scales, k.data(), v.data());
-                for (uint32_t d = 0; d < page.dim; ++d) mean[d] += static_cast<double>(k[scores[i].second % page.page_tokens * page.dim + d]) / 4;
+                for (uint32_t d = 0; d < page.dim; ++d)
+                  mean[d] +=
+                      static_cast<double>(k[scores[i].second % page.page_tokens * page.dim + d]) /
+                      4;
               }
               const auto key = key_of(r, l, h, b, page.dim);
-              for (uint32_t d = 0; d < page.dim; ++d) CHECK(std::fabs(static_cast<double>(key[d]) - mean[d]) <= 0.005 * std::fabs(mean[d]) + 1e-4);
+              for (uint32_t d = 0; d < page.dim; ++d)
+                CHECK(std::fabs(static_cast<double>(key[d]) - mean[d]) <=
+                      0.005 * std::fabs(mean[d]) + 1e-4);
             }
       }
 }
@@ -154,7 +166,8 @@ TEST_CASE("tokens that are taken back take their blocks along, and reading on ma
 TEST_CASE("a step that is kept in part scores as the part alone, where its queries are alike") {
   Text text(64, 400, 5);
   for (auto& q : text.q)
-    for (std::size_t i = std::size_t{301} * heads * 64; i < q.size(); ++i) q[i] = q[i - std::size_t{heads} * 64];
+    for (std::size_t i = std::size_t{301} * heads * 64; i < q.size(); ++i)
+      q[i] = q[i - std::size_t{heads} * 64];
   for (uint32_t kept : {1u, 20u, 70u, 99u}) {
     CAPTURE(kept);
     KvStore store(text.shape(), 64), part(text.shape(), 64);
@@ -171,8 +184,10 @@ TEST_CASE("a step that is kept in part scores as the part alone, where its queri
     store.commit(kept, cpu_kernels(), &pool());
     const auto is = bytes_of(store.representatives()), must = bytes_of(part.representatives());
     REQUIRE(is.size() == must.size());
-    const uint32_t undecided = (300 + kept - store.representatives().blocks() * 128) * layers * kv_heads;
-    for (std::size_t at = is.size() - undecided * sizeof(float); at < is.size(); at += sizeof(float)) {
+    const uint32_t undecided =
+        (300 + kept - store.representatives().blocks() * 128) * layers * kv_heads;
+    for (std::size_t at = is.size() - undecided * sizeof(float); at < is.size();
+         at += sizeof(float)) {
       float x, y;
       std::memcpy(&x, &is[at], sizeof x);
       std::memcpy(&y, &must[at], sizeof y);
@@ -181,7 +196,7 @@ TEST_CASE("a step that is kept in part scores as the part alone, where its queri
   }
 }
 
-TEST_CASE("a timeline that is never sealed keeps no representatives") {
+TEST_CASE("a sequence that is never sealed keeps no representatives") {
   const Text text(64, 300, 1);
   KvStore store(text.shape(), KvStore::keep_all);
   text.read(&store, 0, 300, 100);

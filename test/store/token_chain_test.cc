@@ -1,13 +1,13 @@
-// Hashes of a timeline's tokens, in memory and in a file that is read without being mapped.
+// Hashes of a sequence's tokens, in memory and in a file that is read without being mapped.
 #include <doctest/doctest.h>
 
 #include <cstring>
 #include <numeric>
 
 #include "cache_samples.h"
+#include "cachefile/cache_peek.h"
+#include "cachefile/token_chain.h"
 #include "replacing.h"
-#include "store/cache_peek.h"
-#include "store/token_chain.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -29,11 +29,15 @@ samples::Part part(format::SectionKind kind, const std::vector<T>& values) {
 
 }  // namespace
 
-TEST_CASE("a chain finds how many whole blocks two timelines have in common, and whether one is all of the other's beginning") {
+TEST_CASE(
+    "a chain finds how many whole blocks two sequences have in common, and whether one is all of "
+    "the other's beginning") {
   const auto tokens = numbers(1000);
   const TokenChain text = TokenChain::of(tokens, 7);
   CHECK(text.hashes.size() == 4);
-  const auto common = [&](std::vector<int32_t> other, uint64_t key = 7) { return text.common(tokens, TokenChain::of(other, key), other.size()); };
+  const auto common = [&](std::vector<int32_t> other, uint64_t key = 7) {
+    return text.common(tokens, TokenChain::of(other, key), other.size());
+  };
   for (std::size_t n : {1u, 255u, 256u, 257u, 511u, 512u, 1000u}) CHECK(common(numbers(n)) == n);
   CHECK(common(numbers(1001)) == 768);
   CHECK(common(numbers(2000)) == 768);
@@ -52,7 +56,8 @@ TEST_CASE("a chain finds how many whole blocks two timelines have in common, and
   CHECK(common(other) == 0);  // blocks in another order
 }
 
-TEST_CASE("a file is looked into without being mapped, and nothing damaged is believed" * doctest::skip(!replaces_files_in_use())) {
+TEST_CASE("a file is looked into without being mapped, and nothing damaged is believed" *
+          doctest::skip(!replaces_files_in_use())) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const auto tokens = numbers(600);
@@ -80,7 +85,9 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
   const auto whole = read_file(path);
   CachePeek peek;
   REQUIRE(CachePeek::open(path, &peek).ok());
-  for (const std::size_t text : {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{599}}) {  // no more than a text is compared with
+  // no more than a text is compared with
+  for (const std::size_t text :
+       {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{599}}) {
     TokenChain first;
     REQUIRE(peek.read_chain(text, &first, &count).ok());
     CHECK(count == tokens.size());
@@ -99,14 +106,18 @@ TEST_CASE("a file is looked into without being mapped, and nothing damaged is be
     Array<int32_t> seen;
     const Code code = look(&hashes, &seen);
     CAPTURE(at);
-    CHECK((code == Code::ok || code == Code::corrupt || code == Code::not_a_cache || code == Code::version));
-    if (code == Code::ok) CHECK((hashes.hashes == chain.hashes && std::equal(seen.begin(), seen.end(), tokens.begin(), tokens.end())));
+    CHECK((code == Code::ok || code == Code::corrupt || code == Code::not_a_cache ||
+           code == Code::version));
+    if (code == Code::ok)
+      CHECK((hashes.hashes == chain.hashes &&
+             std::equal(seen.begin(), seen.end(), tokens.begin(), tokens.end())));
   }
   words.pop_back();  // intact, and of another number of tokens
   parts.back() = part(format::SectionKind::chain, words);
   REQUIRE(samples::save(path, parts, tokens.size()).ok());
   CHECK(look(&found, &its) == Code::corrupt);
-  parts.push_back(part(format::SectionKind::read, std::vector<uint64_t>{512}));  // what follows was made
+  // what follows was made
+  parts.push_back(part(format::SectionKind::read, std::vector<uint64_t>{512}));
   REQUIRE(samples::save(path, parts, tokens.size()).ok());
   CHECK(look(&found, &its) == Code::ok);
   CHECK(count == 512);

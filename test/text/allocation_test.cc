@@ -1,4 +1,5 @@
-// Every allocation of loading and encoding fails once: it is reported as an allocation that failed, and nothing is left behind.
+// Every allocation of loading and encoding fails once: it is reported as an allocation that failed,
+// and nothing is left behind.
 #include <new>
 
 #include "base/memory.h"
@@ -37,7 +38,8 @@ void check_every_failure(GgufBuilder builder) {
     allocation_fault = fail_at_zero;
     try {
       const std::vector<Token> ids = load_and_encode();
-      CHECK(ids == expected);  // without memory for machine code the interpreter cuts the same words
+      // without memory for machine code the interpreter cuts the same words
+      CHECK(ids == expected);
     } catch (const std::bad_alloc&) {
     }
     allocation_fault = nullptr;

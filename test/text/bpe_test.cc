@@ -8,7 +8,8 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr std::string_view kUnits[] = {"a", " ", "\n", "\xC3\xA9", "\xE4\xB8\xAD", "7", "'ll", "\xCC\x81"};
+constexpr std::string_view kUnits[] = {"a", " ",   "\n",      "\xC3\xA9", "\xE4\xB8\xAD",
+                                       "7", "'ll", "\xCC\x81"};
 
 std::string random_bytes(std::mt19937* random, std::size_t size) {
   std::string bytes(size, '\0');
@@ -37,13 +38,15 @@ TEST_CASE("bytes are lost or changed on the way through byte-level BPE") {
 
 TEST_CASE("merges happen in another order than the list's") {
   TestVocabulary vocabulary = byte_vocabulary();
-  const Token bc = vocabulary.merge("b", "c"), ab = vocabulary.merge("a", "b"), aa = vocabulary.merge("a", "a");
+  const Token bc = vocabulary.merge("b", "c"), ab = vocabulary.merge("a", "b"),
+              aa = vocabulary.merge("a", "a");
   const Token abc = vocabulary.merge("a", "bc");
   auto file = bpe_file(vocabulary);
   const auto tokenizer = tokenizer_of(file);
-  CHECK(ids_of(*tokenizer, "abc") == std::vector<Token>{abc});         // bc first, so ab never forms
+  // bc first, so ab never forms
+  CHECK(ids_of(*tokenizer, "abc") == std::vector<Token>{abc});
   CHECK(ids_of(*tokenizer, "abd") == std::vector<Token>{ab, 'd'});
-  CHECK(ids_of(*tokenizer, "aaa") == std::vector<Token>{aa, 'a'});     // leftmost of equals
+  CHECK(ids_of(*tokenizer, "aaa") == std::vector<Token>{aa, 'a'});  // leftmost of equals
   CHECK(ids_of(*tokenizer, "aab") == std::vector<Token>{'a', ab});
   CHECK(ids_of(*tokenizer, "bcbc") == std::vector<Token>{bc, bc});
 }
@@ -65,7 +68,8 @@ TEST_CASE("a word that is a token is merged although its family takes whole word
   auto whole = bpe_file(vocabulary, "llama-bpe"), merged = bpe_file(vocabulary, "qwen2");
   CHECK(ids_of(*tokenizer_of(whole), " hello") == std::vector<Token>{word});
   CHECK(ids_of(*tokenizer_of(merged), " hello").size() == 6);
-  CHECK(ids_of(*tokenizer_of(whole), "stop") == std::vector<Token>{'s', 't', 'o', 'p'});  // control is never text
+  // control is never text
+  CHECK(ids_of(*tokenizer_of(whole), "stop") == std::vector<Token>{'s', 't', 'o', 'p'});
 }
 
 TEST_CASE("a byte that the vocabulary lacks is dropped in silence") {
@@ -87,7 +91,8 @@ TEST_CASE("a byte that the vocabulary lacks is dropped in silence") {
 TEST_CASE("pieces of special, foreign and byte tokens are decoded as if they were spelled bytes") {
   TestVocabulary vocabulary = byte_vocabulary();
   const Token control = vocabulary.add("<|\xC4\xA0|>", 3), user = vocabulary.add("\xC4\xA0u", 4);
-  const Token byte = vocabulary.add("<0x0A>", 6), foreign = vocabulary.add("\xE4\xB8\xAD\xC4\xA0", 1), unused = vocabulary.add("u", 5);
+  const Token byte = vocabulary.add("<0x0A>", 6),
+              foreign = vocabulary.add("\xE4\xB8\xAD\xC4\xA0", 1), unused = vocabulary.add("u", 5);
   const Token empty = vocabulary.add("", 1);
   auto file = bpe_file(vocabulary);
   const auto tokenizer = tokenizer_of(file);

@@ -1,4 +1,5 @@
-// Texts and vocabularies made to be slow: eight times the size may cost eight times the time, never its square.
+// Texts and vocabularies made to be slow: eight times the size may cost eight times the time, never
+// its square.
 #include <bit>
 #include <chrono>
 #include <ctime>
@@ -27,10 +28,12 @@ std::string repeat(std::string_view unit, std::size_t size) {
 
 std::vector<std::string> hostile_texts(std::size_t size) {
   std::vector<std::string> texts;
-  for (const char* unit : {"a", "A", " ", "\n", "\t ", " \n", "7", "a7", "aA", "!", "'", "\xE4\xB8\xAD", "\xCC\x81",
-                           "\xC2\xA0", "\xFF", "\xE4", "\xE2\x96\x81", "<|im_end|", "<0x0A>"})
+  for (const char* unit :
+       {"a", "A", " ", "\n", "\t ", " \n", "7", "a7", "aA", "!", "'", "\xE4\xB8\xAD", "\xCC\x81",
+        "\xC2\xA0", "\xFF", "\xE4", "\xE2\x96\x81", "<|im_end|", "<0x0A>"})
     texts.push_back(repeat(unit, size));
-  for (const char* end : {"x", "5", "\xE4\xB8\xAD", "\x01", "!"}) texts.push_back(repeat(" ", size) + end);
+  for (const char* end : {"x", "5", "\xE4\xB8\xAD", "\x01", "!"})
+    texts.push_back(repeat(" ", size) + end);
   std::mt19937 random(5);
   std::string bytes(size, '\0'), letters(size, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
@@ -46,14 +49,16 @@ double seconds_of(const Tokenizer& tokenizer, const std::string& text) {
     Array<Token> ids;
     const auto begin = std::chrono::steady_clock::now();
     const Status status = tokenizer.encode(text, true, true, &ids);
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     REQUIRE_MESSAGE(status.ok(), status.message());
     REQUIRE(ids.size() <= text.size() + 3);
   }
   return best;
 }
 
-// At 64 KiB a quadratic algorithm of one nanosecond a step takes 4 seconds; a linear one a few milliseconds.
+// At 64 KiB a quadratic algorithm of one nanosecond a step takes 4 seconds; a linear one a few
+// milliseconds.
 void check_linear(const Tokenizer& tokenizer) {
   CAPTURE(tokenizer.name());
   const auto small = hostile_texts(8 << 10), large = hostile_texts(64 << 10);
@@ -82,26 +87,32 @@ double seconds_to_load(const std::function<void(TestVocabulary*)>& add) {
   std::unique_ptr<const Tokenizer> tokenizer;
   const auto begin = std::chrono::steady_clock::now();
   const Status status = load_tokenizer(file, &tokenizer);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   REQUIRE_MESSAGE(status.ok(), status.message());
   return seconds;
 }
 
-// Whether a hash, of which a table of twice `entries` places takes so many bits, lands in one sixty-fourth of it.
-bool crowds(uint64_t hash, std::size_t entries) { return (hash & (std::bit_ceil(2 * entries) - 1)) < 2 * entries / 64; }
+// Whether a hash, of which a table of twice `entries` places takes so many bits, lands in one
+// sixty-fourth of it.
+bool crowds(uint64_t hash, std::size_t entries) {
+  return (hash & (std::bit_ceil(2 * entries) - 1)) < 2 * entries / 64;
+}
 
 // Tokens that share a few places of a table that hashes them by XXH3 without a seed.
 void add_crowded_tokens(TestVocabulary* vocabulary, std::size_t count) {
   for (std::size_t number = 0; vocabulary->tokens.size() < count; ++number) {
     const std::string text = std::to_string(number);
-    if (text.size() > 1 && crowds(checksum(text.data(), text.size(), 0), count)) vocabulary->add(text);
+    if (text.size() > 1 && crowds(checksum(text.data(), text.size(), 0), count))
+      vocabulary->add(text);
   }
 }
 
 // Merges whose pairs of symbols do so in one that multiplies by the golden ratio.
 void add_crowded_merges(TestVocabulary* vocabulary, std::size_t count) {
   const std::size_t first = vocabulary->tokens.size(), symbols = first + 16000;
-  while (vocabulary->tokens.size() < symbols) vocabulary->add("t" + std::to_string(vocabulary->tokens.size()));
+  while (vocabulary->tokens.size() < symbols)
+    vocabulary->add("t" + std::to_string(vocabulary->tokens.size()));
   for (uint64_t left = first; left < symbols; ++left) {
     for (uint64_t right = first; right < symbols && vocabulary->merges.size() < count; ++right) {
       const uint64_t pair = left << 32 | right;
@@ -114,7 +125,9 @@ void add_crowded_merges(TestVocabulary* vocabulary, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("tokens or merges that a file's author made to collide do not take the square of their number to load") {
+TEST_CASE(
+    "tokens or merges that a file's author made to collide do not take the square of their number "
+    "to load") {
   for (const auto add : {add_crowded_tokens, add_crowded_merges}) {
     const double small = seconds_to_load([&](TestVocabulary* v) { add(v, 15000); });
     const double large = seconds_to_load([&](TestVocabulary* v) { add(v, 120000); });
@@ -124,9 +137,9 @@ TEST_CASE("tokens or merges that a file's author made to collide do not take the
 
 TEST_CASE("a pre-tokenizer is quadratic in a hostile text") {
   // One of each set of expressions.
-  for (const char* pre : {"default", "gpt-2", "smollm", "falcon", "llama-bpe", "qwen2", "qwen35", "seed-coder",
-                          "bailingmoe", "minicpm5", "tekken", "gpt-4o", "bloom", "viking", "deepseek-llm",
-                          "deepseek-coder", "deepseek-v3"}) {
+  for (const char* pre : {"default", "gpt-2", "smollm", "falcon", "llama-bpe", "qwen2", "qwen35",
+                          "seed-coder", "bailingmoe", "minicpm5", "tekken", "gpt-4o", "bloom",
+                          "viking", "deepseek-llm", "deepseek-coder", "deepseek-v3"}) {
     auto file = bpe_file(run_vocabulary(), pre);
     check_linear(*tokenizer_of(file));
   }
@@ -134,7 +147,8 @@ TEST_CASE("a pre-tokenizer is quadratic in a hostile text") {
 
 TEST_CASE("SentencePiece is quadratic in a hostile text") {
   check_linear(*tokenizer_of_file(FIXTURES "/tokenizers/ggml-vocab-llama-spm.gguf"));
-  TestVocabulary vocabulary = spm_vocabulary();  // one with a token across a space: a text is one word
+  // one with a token across a space: a text is one word
+  TestVocabulary vocabulary = spm_vocabulary();
   for (const char* c : {"a", "\xE2\x96\x81", "b"}) vocabulary.add(c, 1, -9);
   vocabulary.add("a\xE2\x96\x81", 1, -1);
   vocabulary.add("aa", 1, -2);
@@ -150,7 +164,8 @@ TEST_CASE("cutting a long text into tokens cannot be stopped") {
   auto bpe_model = bpe_file(run_vocabulary()), spm_model = spm_file(spm);
   const auto bpe_tokenizer = tokenizer_of(bpe_model), spm_tokenizer = tokenizer_of(spm_model);
   for (const Tokenizer* tokenizer : {bpe_tokenizer.get(), spm_tokenizer.get()}) {
-    for (const std::string& unit : std::vector<std::string> {"ab ", "a", "\xFF"}) {  // many words, a long one, one that is not UTF-8
+    // many words, a long one, one that is not UTF-8
+    for (const std::string& unit : std::vector<std::string>{"ab ", "a", "\xFF"}) {
       CAPTURE(tokenizer->name());
       CAPTURE(unit);
       std::string text = repeat(unit, 1 << 20);
@@ -158,9 +173,11 @@ TEST_CASE("cutting a long text into tokens cannot be stopped") {
       Array<Token> ids = {1, 2, 3};
       Cancel cancel;
       cancel.fire();
-      CHECK(tokenizer->encode({&part, 1}, true, &ids, {nullptr, &cancel}).code() == Code::cancelled);
+      CHECK(tokenizer->encode({&part, 1}, true, &ids, {nullptr, &cancel}).code() ==
+            Code::cancelled);
       CHECK(ids.size() == 3);
-      // And once it runs: a text that is longer each time, so that some run is long enough for the thread that fires.
+      // And once it runs: a text that is longer each time, so that some run is long enough for the
+      // thread that fires.
       Status status;
       double seconds = 0;
       for (int round = 0; round < 6 && status.ok(); ++round, text += text) {

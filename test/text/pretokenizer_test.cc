@@ -62,12 +62,16 @@ TEST_CASE("blanks go with the wrong word") {
   CHECK(words_of("deepseek-llm", "a  1") == Words{"a", "  ", "1"});
   CHECK(words_of("bloom", "a, b") == Words{"a", ",", " b"});
   // U+180E is no white space, U+0085 and U+3000 are.
-  CHECK(words_of("gpt-2", "a\xE1\xA0\x8E" "b") == Words{"a", "\xE1\xA0\x8E", "b"});
+  CHECK(words_of("gpt-2",
+                 "a\xE1\xA0\x8E"
+                 "b") == Words{"a", "\xE1\xA0\x8E", "b"});
   CHECK(words_of("gpt-2", "!\xC2\x85\xE3\x80\x80!") == Words{"!", "\xC2\x85", "\xE3\x80\x80", "!"});
 }
 
 TEST_CASE("bytes that are no UTF-8 are dropped, or taken for letters") {
-  CHECK(words_of("gpt-2", "a\xFF" "b") == Words{"a", "\xFF", "b"});
+  CHECK(words_of("gpt-2",
+                 "a\xFF"
+                 "b") == Words{"a", "\xFF", "b"});
   CHECK(words_of("gpt-2", "\xE4\xB8") == Words{"\xE4\xB8"});
   CHECK(words_of("qwen2", std::string_view("a\0b", 3)) == Words{"a", std::string("\0b", 2)});
 }

@@ -1,4 +1,5 @@
-// The ids of every fixture: strings that a reference tokenizer encoded, and the mini model's own prompt.
+// The ids of every fixture: strings that a reference tokenizer encoded, and the mini model's own
+// prompt.
 #include <nlohmann/json.hpp>
 
 #include "text/text_fixtures.h"
@@ -27,11 +28,17 @@ TEST_CASE("ids of a GPT-2 vocabulary differ from the reference") {
   check_vocabulary("vocab-gpt-2");
 }
 
-TEST_CASE("ids of a Llama 3 vocabulary differ from the reference") { check_vocabulary("vocab-llama-bpe"); }
+TEST_CASE("ids of a Llama 3 vocabulary differ from the reference") {
+  check_vocabulary("vocab-llama-bpe");
+}
 
-TEST_CASE("ids of a Qwen 2 vocabulary differ from the reference") { check_vocabulary("vocab-qwen2"); }
+TEST_CASE("ids of a Qwen 2 vocabulary differ from the reference") {
+  check_vocabulary("vocab-qwen2");
+}
 
-TEST_CASE("ids of a SentencePiece vocabulary differ from the reference") { check_vocabulary("ggml-vocab-llama-spm"); }
+TEST_CASE("ids of a SentencePiece vocabulary differ from the reference") {
+  check_vocabulary("ggml-vocab-llama-spm");
+}
 
 TEST_CASE("the mini model's prompt is encoded otherwise than it was trained") {
   const auto tokenizer = tokenizer_of_file(FIXTURES "/../../examples/mini-reader-q8_0.gguf");

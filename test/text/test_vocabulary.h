@@ -1,4 +1,5 @@
-// Small vocabularies that a test or a fuzz target changes, and the metadata that a file has of them.
+// Small vocabularies that a test or a fuzz target changes, and the metadata that a file has of
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,9 @@ namespace kvasir::test {
 
 // Bytes as GPT-2's vocabularies spell them: printable ones as they are, the others from U+0100 up.
 inline std::string spell(std::string_view bytes) {
-  const auto printable = [](unsigned byte) { return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD); };
+  const auto printable = [](unsigned byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+  };
   std::string out;
   for (const char c : bytes) {
     const unsigned byte = static_cast<unsigned char>(c);
@@ -52,14 +55,16 @@ struct TestVocabulary {
 // The 256 bytes, in order: the id of a byte is its value.
 inline TestVocabulary byte_vocabulary() {
   TestVocabulary vocabulary;
-  for (unsigned byte = 0; byte < 256; ++byte) vocabulary.add(spell(std::string(1, static_cast<char>(byte))));
+  for (unsigned byte = 0; byte < 256; ++byte)
+    vocabulary.add(spell(std::string(1, static_cast<char>(byte))));
   return vocabulary;
 }
 
 inline GgufBuilder bpe_file(const TestVocabulary& vocabulary, const char* pre = "gpt-2") {
   GgufBuilder builder;
   builder.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", pre);
-  builder.key("tokenizer.ggml.tokens", vocabulary.tokens).key("tokenizer.ggml.token_type", vocabulary.types);
+  builder.key("tokenizer.ggml.tokens", vocabulary.tokens)
+      .key("tokenizer.ggml.token_type", vocabulary.types);
   builder.key("tokenizer.ggml.merges", vocabulary.merges);
   return builder;
 }
@@ -81,7 +86,8 @@ inline TestVocabulary spm_vocabulary() {
 inline GgufBuilder spm_file(const TestVocabulary& vocabulary) {
   GgufBuilder builder;
   builder.key("tokenizer.ggml.model", "llama").key("tokenizer.ggml.tokens", vocabulary.tokens);
-  builder.key("tokenizer.ggml.token_type", vocabulary.types).key("tokenizer.ggml.scores", vocabulary.scores);
+  builder.key("tokenizer.ggml.token_type", vocabulary.types)
+      .key("tokenizer.ggml.scores", vocabulary.scores);
   return builder;
 }
 

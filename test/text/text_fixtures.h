@@ -24,7 +24,8 @@ inline std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-inline Status load_tokenizer(std::span<const std::byte> file, std::unique_ptr<const Tokenizer>* out) {
+inline Status load_tokenizer(std::span<const std::byte> file,
+                             std::unique_ptr<const Tokenizer>* out) {
   Gguf gguf;
   if (Status status = Gguf::parse(file, &gguf); !status.ok()) return status;
   return Tokenizer::load(gguf, out);
@@ -54,8 +55,8 @@ inline Status refusal_of(GgufBuilder& builder) {
   return status;
 }
 
-inline std::vector<Token> ids_of(const Tokenizer& tokenizer, std::string_view text, bool parse_special = false,
-                                 bool text_start = true) {
+inline std::vector<Token> ids_of(const Tokenizer& tokenizer, std::string_view text,
+                                 bool parse_special = false, bool text_start = true) {
   Array<Token> ids;
   const Status status = tokenizer.encode(text, parse_special, text_start, &ids);
   REQUIRE_MESSAGE(status.ok(), status.message());

@@ -29,8 +29,8 @@ TEST_CASE("a character that is cut anywhere comes out damaged") {
   const std::string text = "a\xC3\xA9\xE4\xB8\xAD\xF0\x9F\xA6\x99\xF4\x8F\xBF\xBF\xED\x9F\xBFz";
   for (std::size_t i = 0; i <= text.size(); ++i) {
     for (std::size_t j = i; j <= text.size(); ++j)
-      CHECK(decode(std::string_view(text).substr(0, i), std::string_view(text).substr(i, j - i), std::string_view(text).substr(j)) ==
-            text);
+      CHECK(decode(std::string_view(text).substr(0, i), std::string_view(text).substr(i, j - i),
+                   std::string_view(text).substr(j)) == text);
   }
 }
 
@@ -57,13 +57,15 @@ TEST_CASE("bytes that form no character pass, or swallow the characters after th
   };
   CHECK(decode("\x80") == bad(1));
   CHECK(decode("\xFF\xFE") == bad(2));
-  CHECK(decode("\xC0\xAF") == bad(2));              // overlong
-  CHECK(decode("\xE0\x80\xAF") == bad(3));          // overlong
-  CHECK(decode("\xED\xA0\x80") == bad(3));          // surrogate
-  CHECK(decode("\xF4\x90\x80\x80") == bad(4));      // beyond U+10FFFF
-  CHECK(decode("\xE4\xB8" "a") == bad(1) + "a");    // one for the maximal part
-  CHECK(decode("\xF0\x9F\xA6" "\xC3\xA9") == bad(1) + "\xC3\xA9");
-  CHECK(decode("\xE4\xB8") == bad(1));              // at the end
+  CHECK(decode("\xC0\xAF") == bad(2));          // overlong
+  CHECK(decode("\xE0\x80\xAF") == bad(3));      // overlong
+  CHECK(decode("\xED\xA0\x80") == bad(3));      // surrogate
+  CHECK(decode("\xF4\x90\x80\x80") == bad(4));  // beyond U+10FFFF
+  CHECK(decode("\xE4\xB8"
+               "a") == bad(1) + "a");  // one for the maximal part
+  CHECK(decode("\xF0\x9F\xA6"
+               "\xC3\xA9") == bad(1) + "\xC3\xA9");
+  CHECK(decode("\xE4\xB8") == bad(1));  // at the end
   CHECK(decode("\xC3") == bad(1));
 }
 
@@ -71,11 +73,14 @@ TEST_CASE("the decoder's output depends on how random bytes are cut, or is no UT
   std::mt19937 random(7);
   for (int round = 0; round < 2000; ++round) {
     std::string bytes;
-    for (auto n = random() % 12; n > 0; --n) bytes.push_back("\x00\x41\x7F\x80\xA0\xBF\xC2\xE0\xED\xF0\xF4\xFF"[random() % 12]);
+    for (auto n = random() % 12; n > 0; --n)
+      bytes.push_back("\x00\x41\x7F\x80\xA0\xBF\xC2\xE0\xED\xF0\xF4\xFF"[random() % 12]);
     const std::string whole = decode(bytes);
     for (std::size_t i = 0; i <= bytes.size(); ++i)
-      CHECK(decode(std::string_view(bytes).substr(0, i), std::string_view(bytes).substr(i)) == whole);
+      CHECK(decode(std::string_view(bytes).substr(0, i), std::string_view(bytes).substr(i)) ==
+            whole);
     std::size_t length;
-    for (std::string_view rest = whole; !rest.empty(); rest.remove_prefix(length)) REQUIRE(utf8_step(rest, &length) == Utf8::valid);
+    for (std::string_view rest = whole; !rest.empty(); rest.remove_prefix(length))
+      REQUIRE(utf8_step(rest, &length) == Utf8::valid);
   }
 }

@@ -18,7 +18,8 @@ void check_refused(GgufBuilder builder, Code code, const std::string& word) {
 }  // namespace
 
 TEST_CASE("a tokenizer that is not supported is taken for another") {
-  check_refused(GgufBuilder().key("general.architecture", "llama"), Code::unsupported, "tokenizer.ggml.model");
+  check_refused(GgufBuilder().key("general.architecture", "llama"), Code::unsupported,
+                "tokenizer.ggml.model");
   for (const char* name : {"bert", "t5", "rwkv", "plamo2", "gemma4", "none", "something"})
     check_refused(GgufBuilder().key("tokenizer.ggml.model", name), Code::unsupported, name);
   check_refused(bpe_file(byte_vocabulary(), "no-such-family"), Code::unsupported, "no-such-family");
@@ -50,7 +51,8 @@ TEST_CASE("missing or empty arrays, and kinds that are none, get through") {
   builder.key("tokenizer.ggml.tokens", std::vector<std::string>{"a"});
   check_refused(builder, Code::corrupt, "scores");
   GgufBuilder bpe;
-  bpe.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.tokens", std::vector<std::string>{"a"});
+  bpe.key("tokenizer.ggml.model", "gpt2")
+      .key("tokenizer.ggml.tokens", std::vector<std::string>{"a"});
   check_refused(bpe, Code::corrupt, "merges");
   TestVocabulary vocabulary = byte_vocabulary();
   vocabulary.types[9] = 7;
@@ -80,7 +82,9 @@ TEST_CASE("a long piece makes loading quadratic") {
   check_refused(spm_file(vocabulary), Code::limit, "100000 bytes");
 }
 
-TEST_CASE("special tokens so long that texts could be made that are slow to search for them are refused") {
+TEST_CASE(
+    "special tokens so long that texts could be made that are slow to search for them are "
+    "refused") {
   for (const int32_t type : {2, 3, 4}) {
     TestVocabulary vocabulary = byte_vocabulary();
     vocabulary.add(std::string(513, 'x'), type);
@@ -106,9 +110,12 @@ TEST_CASE("equal and empty tokens confuse the vocabulary") {
   CHECK(ids_of(*tokenizer, "a<x>", true) == std::vector<Token>{'a', first});
 }
 
-TEST_CASE("begin-of-text is added where the family or the file has none, or missing where it is wanted") {
+TEST_CASE(
+    "begin-of-text is added where the family or the file has none, or missing where it is wanted") {
   const auto with_ids = [](const char* pre) {
-    return bpe_file(byte_vocabulary(), pre).key("tokenizer.ggml.bos_token_id", uint32_t{1}).key("tokenizer.ggml.eos_token_id", uint32_t{2});
+    return bpe_file(byte_vocabulary(), pre)
+        .key("tokenizer.ggml.bos_token_id", uint32_t{1})
+        .key("tokenizer.ggml.eos_token_id", uint32_t{2});
   };
   for (const char* pre : {"llama-bpe", "llama3", "falcon3", "tekken"}) {
     auto file = with_ids(pre);
@@ -124,7 +131,9 @@ TEST_CASE("begin-of-text is added where the family or the file has none, or miss
     CHECK(!tokenizer_of(file)->add_bos());
     CHECK(!tokenizer_of(file)->add_eos());
     CHECK(tokenizer_of(file)->bos() == 1);
-    auto wanted = with_ids(pre).key("tokenizer.ggml.add_bos_token", true).key("tokenizer.ggml.add_eos_token", true);
+    auto wanted = with_ids(pre)
+                      .key("tokenizer.ggml.add_bos_token", true)
+                      .key("tokenizer.ggml.add_eos_token", true);
     CHECK(tokenizer_of(wanted)->add_bos());
     CHECK(tokenizer_of(wanted)->add_eos());
   }
@@ -139,10 +148,14 @@ TEST_CASE("begin-of-text is added where the family or the file has none, or miss
 TEST_CASE("a turn does not end at one of the model's tokens for it") {
   TestVocabulary vocabulary = byte_vocabulary();
   std::vector<Token> ends;
-  for (const char* name : {"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|end_of_text|>",
-                           "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"})
+  for (const char* name : {"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
+                           "</s>", "<|end_of_text|>",
+                           "<\xEF\xBD\x9C"
+                           "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"})
     ends.push_back(vocabulary.add(name, 1));  // marked as text, as some files do
-  auto file = bpe_file(vocabulary).key("tokenizer.ggml.eos_token_id", uint32_t{7}).key("tokenizer.ggml.eot_token_id", uint32_t{8});
+  auto file = bpe_file(vocabulary)
+                  .key("tokenizer.ggml.eos_token_id", uint32_t{7})
+                  .key("tokenizer.ggml.eot_token_id", uint32_t{8});
   const auto tokenizer = tokenizer_of(file);
   for (const Token token : ends) {
     CHECK(tokenizer->ends_turn(token));

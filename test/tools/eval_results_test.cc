@@ -72,19 +72,23 @@ TEST_CASE("lines of another version, of another kind and what is no JSON are pas
   const std::string path = folder.file("results.jsonl");
   Json later = to_json(result("k1", Task::single, 1));
   later["task"] = "telepathy";
-  std::ofstream(path) << later.dump() << "\n{}\n[]\n\n42\nnonsense\n" << to_json(result("k2", Task::single, 1)).dump() << "\n";
+  std::ofstream(path) << later.dump() << "\n{}\n[]\n\n42\nnonsense\n"
+                      << to_json(result("k2", Task::single, 1)).dump() << "\n";
   CHECK(ResultFile(path).size() == 1);
 }
 
 TEST_CASE("a file that cannot be written is an error") {
   TempFolder folder;
   ResultFile file(folder.file("none/results.jsonl"));
-  CHECK_THROWS_WITH_AS(file.add(result("k1", Task::single, 1)), doctest::Contains("results.jsonl"), Failure);
+  CHECK_THROWS_WITH_AS(file.add(result("k1", Task::single, 1)), doctest::Contains("results.jsonl"),
+                       Failure);
 }
 
 TEST_CASE("scores are means by task, and the whole is the mean of the tasks without perplexity") {
-  std::vector<Result> results = {result("1", Task::single, 1, 0.05), result("2", Task::single, 0, 0.95), result("3", Task::single, 1, 1.0),
-                                 result("4", Task::pass_key, 1, 0.5), result("5", Task::perplexity, -2)};
+  std::vector<Result> results = {
+      result("1", Task::single, 1, 0.05), result("2", Task::single, 0, 0.95),
+      result("3", Task::single, 1, 1.0), result("4", Task::pass_key, 1, 0.5),
+      result("5", Task::perplexity, -2)};
   results.push_back(result("6", Task::single, 0, 0.5));
   results.back().budget = "2%";
   std::vector<const Result*> pointers;
@@ -94,7 +98,8 @@ TEST_CASE("scores are means by task, and the whole is the mean of the tasks with
   CHECK(summaries[0].tasks.at(Task::single).mean() == doctest::Approx(2.0 / 3));
   CHECK(summaries[0].score().value() == doctest::Approx((2.0 / 3 + 1) / 2));
   CHECK(summaries[0].all.read_share() == doctest::Approx(0.02));
-  CHECK(summaries[0].depths.at(Task::single).at(3).questions == 2);  // depth 1 is of the last stretch
+  // depth 1 is of the last stretch
+  CHECK(summaries[0].depths.at(Task::single).at(3).questions == 2);
   CHECK(summaries[1].score().value() == 0);
   const Json rows = rows_json(summaries, 128);
   CHECK(rows.size() == 3 + 1 + 1 + 1);

@@ -1,4 +1,5 @@
-// The documents and questions of an evaluation: reproducible, of the length asked for, with each answer where it is said to be.
+// The documents and questions of an evaluation: reproducible, of the length asked for, with each
+// answer where it is said to be.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -40,7 +41,9 @@ const Haystack& haystack() {
   return made;
 }
 
-Wishes wishes(size_t tokens, uint64_t seed = 1, size_t number = 0) { return {tokens, number, 10, 5, seed}; }
+Wishes wishes(size_t tokens, uint64_t seed = 1, size_t number = 0) {
+  return {tokens, number, 10, 5, seed};
+}
 
 size_t occurrences(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -56,7 +59,8 @@ std::vector<Question> of_task(const Document& document, Task task) {
 }
 
 double off(size_t tokens, size_t wanted) {
-  return std::abs(static_cast<double>(tokens) - static_cast<double>(wanted)) / static_cast<double>(wanted);
+  return std::abs(static_cast<double>(tokens) - static_cast<double>(wanted)) /
+         static_cast<double>(wanted);
 }
 
 std::vector<std::string> flat(const Document& document) {
@@ -94,8 +98,10 @@ TEST_CASE("every task has its questions") {
   const Document story = make_story(haystack(), wishes(8192));
   std::map<Task, size_t> counts;
   for (const Question& question : story.questions) ++counts[question.task];
-  const std::map<Task, size_t> expected = {{Task::single, 10},   {Task::many_keys, 10},     {Task::many_values, 10}, {Task::many_queries, 3},
-                                           {Task::pass_key, 1}, {Task::number_string, 10}, {Task::quote, 10},       {Task::perplexity, 1}};
+  const std::map<Task, size_t> expected = {{Task::single, 10},      {Task::many_keys, 10},
+                                           {Task::many_values, 10}, {Task::many_queries, 3},
+                                           {Task::pass_key, 1},     {Task::number_string, 10},
+                                           {Task::quote, 10},       {Task::perplexity, 1}};
   CHECK(counts == expected);
   CHECK(of_task(make_table(haystack(), wishes(8192)), Task::key_value).size() == 10);
 }
@@ -108,16 +114,20 @@ TEST_CASE("an answer is in the document exactly once, near the depth that is tol
         const std::string& value = question.turns.at(0).expected.at(0);
         CAPTURE(value);
         CHECK(occurrences(story.text, value) == 1);
-        const double at = static_cast<double>(story.text.find(value)) / static_cast<double>(story.text.size());
+        const double at =
+            static_cast<double>(story.text.find(value)) / static_cast<double>(story.text.size());
         CHECK(std::abs(at - question.depth.value()) < 0.01);
       }
     }
     for (const Question& question : of_task(story, Task::many_values)) {
       CHECK(question.turns.at(0).expected.size() >= 2);
       CHECK(question.turns.at(0).expected.size() <= 4);
-      for (const std::string& value : question.turns.at(0).expected) CHECK(occurrences(story.text, value) == 1);
+      for (const std::string& value : question.turns.at(0).expected)
+        CHECK(occurrences(story.text, value) == 1);
     }
-    CHECK(occurrences(story.text, "The pass key is " + of_task(story, Task::pass_key).at(0).turns.at(0).expected.at(0)) == 1);
+    CHECK(occurrences(story.text,
+                      "The pass key is " +
+                          of_task(story, Task::pass_key).at(0).turns.at(0).expected.at(0)) == 1);
     const Document table = make_table(haystack(), wishes(8192, seed));
     for (const Question& question : of_task(table, Task::key_value)) {
       const std::string asked = question.turns.at(0).question;
@@ -125,7 +135,8 @@ TEST_CASE("an answer is in the document exactly once, near the depth that is tol
       const std::string line = key + ": \"" + question.turns.at(0).expected.at(0) + "\"";
       CHECK(occurrences(table.text, line) == 1);
       CHECK(occurrences(table.text, key + ": ") == 1);
-      const double at = static_cast<double>(table.text.find(line)) / static_cast<double>(table.text.size());
+      const double at =
+          static_cast<double>(table.text.find(line)) / static_cast<double>(table.text.size());
       CHECK(std::abs(at - question.depth.value()) < 1e-9);
     }
   }
@@ -134,25 +145,33 @@ TEST_CASE("an answer is in the document exactly once, near the depth that is tol
 TEST_CASE("tables that are longer than the bundled model can copy UUIDs from have none") {
   const auto has_uuids = [](const Document& table) {
     const Question question = of_task(table, Task::key_value).at(0);
-    return (question.turns.at(0).question + question.turns.at(0).expected.at(0)).find('-') != std::string::npos;
+    return (question.turns.at(0).question + question.turns.at(0).expected.at(0)).find('-') !=
+           std::string::npos;
   };
   bool short_has = false;
-  for (uint64_t seed = 1; seed <= 6; ++seed) short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
+  for (uint64_t seed = 1; seed <= 6; ++seed)
+    short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
   CHECK(short_has);
-  for (uint64_t seed = 1; seed <= 6; ++seed) CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
+  for (uint64_t seed = 1; seed <= 6; ++seed)
+    CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
 }
 
 TEST_CASE("each stretch of the document has its share of the answers") {
   const Document story = make_story(haystack(), wishes(16384));
   for (const Task task : {Task::single, Task::many_keys, Task::number_string, Task::quote}) {
     std::map<int, size_t> stretches;
-    for (const Question& question : of_task(story, task)) ++stretches[static_cast<int>(question.depth.value() * 5)];
+    for (const Question& question : of_task(story, task))
+      ++stretches[static_cast<int>(question.depth.value() * 5)];
     CAPTURE(name_of(task));
     CHECK(stretches == std::map<int, size_t>{{0, 2}, {1, 2}, {2, 2}, {3, 2}, {4, 2}});
   }
   std::set<int> pass_keys;
   for (size_t number = 0; number < 5; ++number)
-    pass_keys.insert(static_cast<int>(of_task(make_story(haystack(), wishes(4096, 1, number)), Task::pass_key).at(0).depth.value() * 5));
+    pass_keys.insert(
+        static_cast<int>(of_task(make_story(haystack(), wishes(4096, 1, number)), Task::pass_key)
+                             .at(0)
+                             .depth.value() *
+                         5));
   CHECK(pass_keys.size() == 5);
 }
 
@@ -163,7 +182,9 @@ TEST_CASE("facts that many-keys asks for stand among others of their kind") {
     const size_t end = asked.find(" of the "), begin = asked.find("the ") + 4;
     const std::string attribute = asked.substr(begin, end - begin);
     CAPTURE(attribute);
-    CHECK(occurrences(story.text, attribute + " of the ") + occurrences(story.text, attribute + " for the ") == 6);
+    CHECK(occurrences(story.text, attribute + " of the ") +
+              occurrences(story.text, attribute + " for the ") ==
+          6);
   }
 }
 
@@ -189,10 +210,14 @@ TEST_CASE("the text that follows is what the book goes on with") {
 }
 
 TEST_CASE("a text or a length that is too short is refused, and says what to do") {
-  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(200'000)), doctest::Contains("name more texts"), Failure);
-  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(1024)), doctest::Contains("fewer --questions"), Failure);
-  CHECK_THROWS_WITH_AS(make_table(haystack(), wishes(256)), doctest::Contains("fewer --questions"), Failure);
-  CHECK_THROWS_WITH_AS(make_story(Haystack("", count_tokens), wishes(4096)), doctest::Contains("name more texts"), Failure);
+  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(200'000)),
+                       doctest::Contains("name more texts"), Failure);
+  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(1024)), doctest::Contains("fewer --questions"),
+                       Failure);
+  CHECK_THROWS_WITH_AS(make_table(haystack(), wishes(256)), doctest::Contains("fewer --questions"),
+                       Failure);
+  CHECK_THROWS_WITH_AS(make_story(Haystack("", count_tokens), wishes(4096)),
+                       doctest::Contains("name more texts"), Failure);
 }
 
 TEST_CASE("a text without a full stop is cut all the same") {
@@ -230,7 +255,8 @@ TEST_CASE("answers count when they contain what was expected as whole words") {
 }
 
 TEST_CASE("a conversation counts by its turns, a quote by its words before the first wrong one") {
-  const Question conversation{Task::many_queries, {{"a?", {"1"}}, {"b?", {"2"}}, {"c?", {"3"}}, {"d?", {"4"}}}, {}};
+  const Question conversation{
+      Task::many_queries, {{"a?", {"1"}}, {"b?", {"2"}}, {"c?", {"3"}}, {"d?", {"4"}}}, {}};
   CHECK(score_of(conversation, {"1", "2", "7", "4"}) == doctest::Approx(0.75));
   CHECK(score_of(conversation, {"2", "1"}) == 0);
   const Question quote{Task::quote, {{"Continue: It was a", {"dark and stormy night"}}}, {}};

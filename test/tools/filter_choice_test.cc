@@ -12,7 +12,8 @@ using namespace tool;
 namespace {
 
 // What a choice costs, by the rule itself.
-FilterChoice by_rule(const std::vector<std::vector<double>>& covered, const std::vector<uint32_t>& filters) {
+FilterChoice by_rule(const std::vector<std::vector<double>>& covered,
+                     const std::vector<uint32_t>& filters) {
   FilterChoice choice{filters, 0, 0};
   for (uint32_t l = 0; l < covered.size(); ++l) {
     uint32_t chooser = UINT32_MAX;
@@ -37,10 +38,10 @@ TEST_CASE("filter layers that are chosen lose least of all that are allowed") {
     for (auto& row : covered)
       for (double& x : row) x = share(random);
     for (uint32_t count = 1; count <= std::min(layers, 4u); ++count)
-      for (uint32_t most_dense = 0; most_dense <= layers; ++most_dense) {
+      for (uint32_t max_dense = 0; max_dense <= layers; ++max_dense) {
         CAPTURE(layers);
         CAPTURE(count);
-        CAPTURE(most_dense);
+        CAPTURE(max_dense);
         double least = 1e9;
         for (uint32_t bits = 1; bits < 1u << layers; ++bits) {
           std::vector<uint32_t> filters;
@@ -48,15 +49,15 @@ TEST_CASE("filter layers that are chosen lose least of all that are allowed") {
             if (bits >> l & 1) filters.push_back(l);
           if (filters.size() != count) continue;
           const FilterChoice one = by_rule(covered, filters);
-          if (one.dense <= most_dense) least = std::min(least, one.lost);
+          if (one.dense <= max_dense) least = std::min(least, one.lost);
         }
-        const FilterChoice found = choose_filters(covered, count, most_dense);
+        const FilterChoice found = choose_filters(covered, count, max_dense);
         CHECK(found.filters.empty() == (least == 1e9));
         if (found.filters.empty()) continue;
         const FilterChoice rule = by_rule(covered, found.filters);
         CHECK(found.filters.size() == count);
         CHECK(rule.dense == found.dense);
-        CHECK(rule.dense <= most_dense);
+        CHECK(rule.dense <= max_dense);
         CHECK(rule.lost == doctest::Approx(found.lost));
         CHECK(found.lost == doctest::Approx(least));
       }
@@ -64,21 +65,30 @@ TEST_CASE("filter layers that are chosen lose least of all that are allowed") {
 }
 
 TEST_CASE("comparisons of several answers are summed by how much each was") {
-  const auto stats = [](uint64_t queries, double mass, double least, uint64_t steps, double covered) {
-    const Json head = {{"queries", queries}, {"mass", mass}, {"least_mass", least}, {"error", 0.1}, {"largest_error", 0.5},
-                       {"recall", 1.0}, {"least_recall", 1.0}, {"tokens", 7.0}, {"mass_estimated", 0.5}, {"estimate_error", 0.25}};
-    return Json{{"last_keys_scanned", 10}, {"last_summary_bytes", 20},
-                {"compared", {{"layers", Json::array({Json::array({head})})}, {"covered_steps", steps}, {"covered", Json::array({Json::array({covered})})}}}};
+  const auto stats = [](uint64_t queries, double mass, double least, uint64_t steps,
+                        double covered) {
+    const Json head = {{"queries", queries},    {"mass", mass},         {"min_mass", least},
+                       {"error", 0.1},          {"largest_error", 0.5}, {"recall", 1.0},
+                       {"min_recall", 1.0},     {"tokens", 7.0},        {"mass_estimated", 0.5},
+                       {"estimate_error", 0.25}};
+    return Json{{"last_keys_scanned", 10},
+                {"last_summary_bytes", 20},
+                {"compared",
+                 {{"layers", Json::array({Json::array({head})})},
+                  {"covered_steps", steps},
+                  {"covered", Json::array({Json::array({covered})})}}}};
   };
   ComparedSums sums;
   sums.add(stats(1, 0.5, 0.5, 1, 1.0));
   sums.add(stats(3, 0.9, 0.2, 3, 0.0));
-  sums.add(Json{{"last_keys_scanned", 0}, {"last_summary_bytes", 0},
-                {"compared", {{"layers", Json::array()}, {"covered_steps", 0}, {"covered", Json::array()}}}});
+  sums.add(Json{
+      {"last_keys_scanned", 0},
+      {"last_summary_bytes", 0},
+      {"compared", {{"layers", Json::array()}, {"covered_steps", 0}, {"covered", Json::array()}}}});
   const Json all = sums.all().json();
   CHECK(all["queries"] == 4);
   CHECK(all["mass"].get<double>() == doctest::Approx(0.8));
-  CHECK(all["least_mass"] == 0.2);
+  CHECK(all["min_mass"] == 0.2);
   CHECK(all["largest_error"] == 0.5);
   CHECK(all["mass_estimated"].get<double>() == doctest::Approx(0.5));
   CHECK(sums.keys_scanned() == 20);

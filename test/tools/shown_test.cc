@@ -1,8 +1,8 @@
 // What a terminal is shown of a text from elsewhere.
 #include "shown.h"
 
-#include <cstdint>
 #include <doctest/doctest.h>
+#include <cstdint>
 
 using namespace tool;
 

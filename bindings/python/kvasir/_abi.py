@@ -90,7 +90,7 @@ class kv_packed_information(Structure):
 
 
 class kv_library_options(Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("most_bytes", c_uint64), ("log", LOG_FN), ("log_user", c_void_p)]
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("max_bytes", c_uint64), ("log", LOG_FN), ("log_user", c_void_p)]
 
 
 class kv_library_document(Structure):

@@ -22,12 +22,12 @@ class CacheShape(NamedTuple):
     heads: int  # query heads
     kv_heads: int  # a divisor of heads
     head_dim: int  # 1 to 256
-    max_tokens: int  # that the timeline may hold
+    max_tokens: int  # that the sequence may hold
     identity: bytes = bytes(32)  # your name for what makes the keys, such as a hash of its weights: 32 bytes, compared by Cache.load
 
 
 class Cache(Handle):
-    """Keys and values of one timeline. For each step of 1 to 4096 tokens, and in it for each layer: update, then attention.
+    """Keys and values of one sequence. For each step of 1 to 4096 tokens, and in it for each layer: update, then attention.
 
     Arrays are rows of float32, float16 or bfloat16 (a dtype of that name, or uint16 with number_type=NumberType.BF16), C-contiguous, and are
     read and written where they are: k, v [tokens][kv_heads][head_dim]; q, out [tokens][heads][head_dim]. One call at a time, from any thread; a
@@ -126,7 +126,7 @@ def _rows(name: str, array: npt.NDArray[Any], heads: int, dim: int, number_type:
     if array.ndim != 3 or array.shape[1:] != (heads, dim):
         raise bad_argument(f"{name} is {list(array.shape)}, not [tokens, {heads}, {dim}]")
     if not array.flags.c_contiguous or not array.dtype.isnative:
-        raise bad_argument(f"{name} is not contiguous rows in the processor's byte order")
+        raise bad_argument(f"{name} is not contiguous rows in the CPU's byte order")
     own = {"float32": NumberType.F32, "float16": NumberType.F16, "bfloat16": NumberType.BF16}.get(array.dtype.name)
     if own is None and array.dtype.name in ("uint16", "int16") and number_type is not None and number_type != NumberType.F32:
         own = NumberType(number_type)

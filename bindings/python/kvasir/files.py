@@ -41,7 +41,7 @@ class PackedInformation(NamedTuple):
 
 
 def inspect(path: Path) -> FileInformation:
-    """What a saved document says of itself; checks the header and the timeline's facts only. NotACache (also a packed one), Version, Corrupt and others."""
+    """What a saved document says of itself; checks the header and the sequence's facts only. NotACache (also a packed one), Version, Corrupt and others."""
     info = sized(_abi.kv_file_information)
     call(lib.kv_file_inspect, as_string("path", path), byref(info))
     found = values(info)

@@ -110,14 +110,14 @@ class Model(Handle):
                     raise
 
     def session(self, **options: Unpack[SessionOptions]) -> Session:
-        """An empty timeline. BadArgument (unknown strategy, ranges), NoMemory, Limit."""
+        """An empty sequence. BadArgument (unknown strategy, ranges), NoMemory, Limit."""
         owner, session, filled = self._live(), Session._made(self.info.vocabulary), fill(_abi.kv_session_options, SessionOptions, options)
         call(lib.kv_session_open, owner, byref(filled), session._new(owner.keep, log_of(filled)))
         return session
 
     def load(self, path: Path, *, tokens: int = 0, verify: bool = False, cancel: Optional[Cancel] = None,
              progress: Optional[Progress] = None, **options: Unpack[SessionOptions]) -> Session:
-        """A session over a saved timeline, mapped: its pages are read when they are used, their checksums now. `tokens`: only so many first ones, as if no more had
+        """A session over a saved sequence, mapped: its pages are read when they are used, their checksums now. `tokens`: only so many first ones, as if no more had
         been read; 0: all. `verify`: check the whole file now, not each part when it is first used.
 
         NotFound; Version and ModelMismatch (both `is_stale`); NotACache, Corrupt, ContextFull, Limit, IoError, NoMemory, Cancelled."""

@@ -55,7 +55,7 @@ class StoreOptions(TypedDict, total=False):
 
 
 class SessionOptions(StoreOptions, total=False):
-    context: int  # tokens the timeline may hold; 0: what the model was trained for
+    context: int  # tokens the sequence may hold; 0: what the model was trained for
     prefill_chunk: int  # tokens read together, 1 to 4096; 0: chosen
     log: Optional[Log]
     filter_window: int  # FilterWindow
@@ -94,7 +94,7 @@ class SampleOptions(TypedDict, total=False):
 
 class GenerateOptions(SampleOptions, total=False):
     max_tokens: int  # of the answer; 0: 512
-    keep: bool  # the turn stays in the timeline; otherwise that is afterwards where it was
+    keep: bool  # the turn stays in the sequence; otherwise that is afterwards where it was
     stop: Sequence[str]  # end the answer and are not part of it
     special: bool  # of the question
     trace: bool  # what the answer attends of the document is noted, for Session.trace, at some cost
@@ -102,7 +102,7 @@ class GenerateOptions(SampleOptions, total=False):
 
 
 class LibraryOptions(TypedDict, total=False):
-    most_bytes: int  # of all documents together; 0: no limit
+    max_bytes: int  # of all documents together; 0: no limit
     log: Optional[Log]
 
 

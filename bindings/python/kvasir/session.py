@@ -1,4 +1,4 @@
-"""Sessions: one timeline of tokens with its keys and values."""
+"""Sessions: one sequence of tokens with its keys and values."""
 from __future__ import annotations
 
 import ctypes
@@ -37,7 +37,7 @@ class Session(Handle):
         return session
 
     def prefill(self, text: Text, **options: Unpack[PrefillOptions]) -> Read:
-        """Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
+        """Adds document text at the end of the sequence, in the turn that the model's chat format has for it. Several calls continue one
         document. Where it is stopped it keeps whole chunks; a later call with the rest of the text, text.encode()[error.read.bytes:], goes on.
 
         Cancelled, ContextFull (nothing was added), BadState (a conversation has begun), NoMemory, Corrupt, Busy."""
@@ -73,7 +73,7 @@ class Session(Handle):
 
     def generate(self, question: Text, on_text: Optional[OnText] = None, **options: Unpack[GenerateOptions]) -> Answer:
         """Asks: puts the question in the model's turn and answers it. With `keep` a stopped or failed call leaves the whole tokens made so far;
-        without, the timeline is as before.
+        without, the sequence is as before.
 
         Cancelled (with the part that was made as `answer`), ContextFull, BadState, NoMemory, Limit, Corrupt, Busy."""
         return generate(self._live(), question, on_text, options)
@@ -92,7 +92,7 @@ class Session(Handle):
         return Stream(work)
 
     def next(self, **options: Unpack[SampleOptions]) -> Next:
-        """One more token after what is in the timeline (no turn is opened), appended to it. BadState on an empty timeline; ContextFull."""
+        """One more token after what is in the sequence (no turn is opened), appended to it. BadState on an empty sequence; ContextFull."""
         return self._next(self._live(), fill(_abi.kv_generate_options, SampleOptions, options))
 
     def continuation(self, **options: Unpack[SampleOptions]) -> Iterator[int]:
@@ -111,7 +111,7 @@ class Session(Handle):
         return Next(token.value, bool(end.value))
 
     def score(self, tokens: npt.ArrayLike, **options: Unpack[CallOptions]) -> npt.NDArray[np.float32]:
-        """The natural logarithm of the probability of each token after everything before it, float32 [count], read as decode reads. The timeline is
+        """The natural logarithm of the probability of each token after everything before it, float32 [count], read as decode reads. The sequence is
         afterwards where it was. exp(-mean) is the perplexity."""
         owner, watch, ids = self._live(), Watch(), as_tokens(tokens)
         result = np.empty(ids.size, np.float32)
@@ -131,7 +131,7 @@ class Session(Handle):
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """Those in the timeline."""
+        """Those in the sequence."""
         owner, count = self._live(), c_size_t(4096)
         while True:
             ids = np.empty(count.value, np.int32)
@@ -144,7 +144,7 @@ class Session(Handle):
 
     def trace(self) -> List[Span]:
         """The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it
-        says. For answers with trace=True; BadState for others, and when the timeline has changed since."""
+        says. For answers with trace=True; BadState for others, and when the sequence has changed since."""
         owner, spans, count = self._live(), (_abi.kv_span * 64)(), c_size_t()  # the library tells no more
         call(lib.kv_trace, owner, spans, len(spans), byref(count))
         return [Span(span.first_token, span.tokens, span.share) for span in spans[: count.value]]
@@ -154,17 +154,17 @@ class Session(Handle):
         call(lib.kv_rewind, self._live(), as_uint("tokens", tokens, 64))
 
     def fork(self) -> Session:
-        """A second timeline that begins as an exact copy, pages shared, with the same options."""
+        """A second sequence that begins as an exact copy, pages shared, with the same options."""
         owner, session = self._live(), Session._made(self._vocabulary)
         call(lib.kv_fork, owner, session._new(owner.keep))
         return session
 
     def stats(self) -> Dict[str, Any]:
-        """About the timeline and the last decode: kv_stats."""
+        """About the sequence and the last decode: kv_stats."""
         return json_of(lib.kv_stats, self._live())
 
     def save(self, path: Path, **options: Unpack[CallOptions]) -> None:
-        """Writes the timeline to a file, atomically and durably. NoSpace, Permission, IoError, Cancelled: the old file stays."""
+        """Writes the sequence to a file, atomically and durably. NoSpace, Permission, IoError, Cancelled: the old file stays."""
         owner, watch = self._live(), Watch()
         how = fill(_abi.kv_call_options, CallOptions, options, watch)
         watch.run(lib.kv_save, owner, as_string("path", path), byref(how))

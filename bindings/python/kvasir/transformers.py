@@ -5,7 +5,7 @@
     prefill(model, input_ids, cache)
     model.generate(input_ids, past_key_values=cache)
 
-One timeline (a batch of one), causal attention over everything before, inference only; anything else is refused. Keys and values stay in the
+One sequence (a batch of one), causal attention over everything before, inference only; anything else is refused. Keys and values stay in the
 processor's memory or the mapped file: tensors of a GPU are copied there and back.
 
 A document that was read elsewhere, in several processes and on several GPUs too (tensor parallelism), is saved by save_cache from the DynamicCache
@@ -123,7 +123,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self.cache.store.shape.max_tokens
 
     def _refuse(self, *_: Any, **__: Any) -> None:
-        raise Unsupported("a Kvasir cache has one timeline that is cut by truncate", Status.UNSUPPORTED)
+        raise Unsupported("a Kvasir cache has one sequence that is cut by truncate", Status.UNSUPPORTED)
 
     crop = reorder_cache = batch_repeat_interleave = batch_select_indices = offload = prefetch = _refuse
 
@@ -146,7 +146,7 @@ def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any
 def _mask(batch_size: int, mask_function: Any, attention_mask: Any = None, **_: Any) -> None:
     """No mask is made: the store's attention is causal. A mask that says anything else is refused."""
     if mask_function is not causal_mask_function or (attention_mask is not None and not bool(attention_mask.all())) or batch_size != 1:
-        raise Unsupported("attention by Kvasir is causal over one timeline: no padding, sliding window, packing or batch", Status.UNSUPPORTED)
+        raise Unsupported("attention by Kvasir is causal over one sequence: no padding, sliding window, packing or batch", Status.UNSUPPORTED)
 
 
 transformers.AttentionInterface.register("kvasir", attention)
@@ -209,7 +209,7 @@ class _Heads(NamedTuple):
 
 def save_cache(model: Any, past_key_values: Any, path: Path, *, identity: bytes = bytes(32), max_tokens: Optional[int] = None, group: Any = None,
                **options: Unpack[StoreOptions]) -> None:
-    """Writes the keys and values of a DynamicCache (one timeline) to a file for KvasirCache.load. Under torch.distributed every process of the
+    """Writes the keys and values of a DynamicCache (one sequence) to a file for KvasirCache.load. Under torch.distributed every process of the
     group (None: all) calls it with its own part of the heads; the first one writes, and what fails there is raised in all."""
     _export(shape_of(model, max_tokens, identity), past_key_values, lambda store: store.save(path), group, False, options)
 
@@ -233,7 +233,7 @@ def _export(shape: CacheShape, past_key_values: Any, write: Callable[[Cache], No
     layers = [(layer.keys, layer.values) for layer in past_key_values.layers]
     tokens = past_key_values.get_seq_length()
     if len(layers) != shape.layers or any(k is None or k.shape[0] != 1 or k.shape[2] != tokens for k, _ in layers):
-        raise Unsupported("a cache is saved that has one timeline, and all tokens in all layers", Status.UNSUPPORTED)
+        raise Unsupported("a cache is saved that has one sequence, and all tokens in all layers", Status.UNSUPPORTED)
     heads = _heads_of(layers[0][0].shape[1], shape.kv_heads, group)
     failure: List[Optional[BaseException]] = [None]
     store: Optional[Cache] = None
@@ -283,12 +283,12 @@ def _heads_of(own: int, all_heads: int, group: Any) -> _Heads:
 def _tensor_rows(states: Any) -> Any:
     """[1][heads][tokens][head_dim] as contiguous rows [tokens][heads][head_dim], which is what most models made them from: no copy."""
     if states.shape[0] != 1:
-        raise Unsupported(f"a batch of {states.shape[0]}: a Kvasir cache has one timeline", Status.UNSUPPORTED)
+        raise Unsupported(f"a batch of {states.shape[0]}: a Kvasir cache has one sequence", Status.UNSUPPORTED)
     return states.detach()[0].transpose(0, 1).contiguous()
 
 
 def _numbers(rows: Any) -> Tuple[Any, NumberType]:
-    """The same memory as a numpy array, where it is the processor's."""
+    """The same memory as a numpy array, where it is the CPU's."""
     if rows.dtype not in _NUMBERS:
         raise Unsupported(f"numbers of type {rows.dtype}", Status.UNSUPPORTED)
     number, rows = _NUMBERS[rows.dtype], rows.cpu()

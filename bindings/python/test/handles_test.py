@@ -229,7 +229,7 @@ class Stopping(Case):
             with session.fork() as fork:
                 session.close()
                 self.assertEqual(fork.generate(QUESTION).text, FACT)
-            with kvasir.Library(self.folder, most_bytes=1, log=log) as library:
+            with kvasir.Library(self.folder, max_bytes=1, log=log) as library:
                 library.session(self.model, document(600))[0].close()
                 library.session(self.model, document(700))[0].close()
         finally:

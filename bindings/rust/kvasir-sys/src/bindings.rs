@@ -271,7 +271,7 @@ pub struct kv_library {
 pub struct kv_library_options {
     pub struct_size: u32,
     pub flags: u32,
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     pub log: kv_log_fn,
     pub log_user: *mut ::std::os::raw::c_void,
 }

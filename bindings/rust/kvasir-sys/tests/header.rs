@@ -69,7 +69,7 @@ fn layouts_are_those_of_the_header() {
         kv_packed_information { struct_size packed_version file_bytes document_bytes tokens format_version level layers kv_heads head_dim
             reserved model_name }
         kv_span { first_token tokens share reserved }
-        kv_library_options { struct_size flags most_bytes log log_user }
+        kv_library_options { struct_size flags max_bytes log log_user }
         kv_library_document { struct_size status file_bytes tokens last_used name model_name fingerprint }
         kv_library_session_options { struct_size flags name session cancel progress progress_user }
         kv_library_result { struct_size save_status tokens tokens_found saved name }

@@ -1,5 +1,5 @@
 /* The C side of overhead.rs: overhead MODEL.gguf DOCUMENT.kv QUESTION TOKENS. For each line on its input it answers once, and prints the
- * nanoseconds that this took the processor, and the tokens. */
+ * nanoseconds that this took the CPU, and the tokens. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <stdio.h>
@@ -9,9 +9,9 @@
 
 #include "kvasir.h"
 
-static int32_t count_text(const char *text, size_t size, void *user) {
+static int32_t count_text(const char* text, size_t size, void* user) {
   (void)text;
-  *(size_t *)user += size;
+  *(size_t*)user += size;
   return 0;
 }
 
@@ -21,9 +21,9 @@ static uint64_t processor_time(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-int main(int count, char **values) {
-  kv_model *model = NULL;
-  kv_session *session = NULL;
+int main(int count, char** values) {
+  kv_model* model = NULL;
+  kv_session* session = NULL;
   kv_session_options session_options;
   kv_generate_options options;
   kv_error error;
@@ -43,9 +43,11 @@ int main(int count, char **values) {
     size_t bytes = 0;
     const uint64_t begin = processor_time();
     answer.struct_size = sizeof answer;
-    status = kv_generate(session, values[3], strlen(values[3]), &options, count_text, &bytes, &answer, &error);
+    status = kv_generate(session, values[3], strlen(values[3]), &options, count_text, &bytes,
+                         &answer, &error);
     if (status != KV_OK) break;
-    printf("%llu %llu\n", (unsigned long long)(processor_time() - begin), (unsigned long long)answer.answer_tokens);
+    printf("%llu %llu\n", (unsigned long long)(processor_time() - begin),
+           (unsigned long long)answer.answer_tokens);
     fflush(stdout);
   }
   if (status != KV_OK) fprintf(stderr, "%s\n", error.message);

@@ -6,7 +6,7 @@ use kvasir_sys as sys;
 use crate::ffi::{self, call, json, sized, Owned};
 use crate::{AttentionOptions, CacheOptions, CallOptions, Error, LoadOptions, Result};
 
-/// Keys and values of one timeline: the same pages, strategies and file as a session's. For each step of 1 to 4096 tokens (a chunk of the
+/// Keys and values of one sequence: the same pages, strategies and file as a session's. For each step of 1 to 4096 tokens (a chunk of the
 /// prompt, or one token of the answer), [`Cache::update`] and then [`Cache::attention`] of every layer.
 ///
 /// It serves one call at a time, from any thread; what only looks takes `&self`, and gets [`Error::Busy`] while another thread's call runs.
@@ -26,7 +26,7 @@ pub struct Shape {
     pub kv_heads: u32,
     /// 1 to 256.
     pub head_dim: u32,
-    /// That the timeline may hold, 1 to 2^30; memory is taken as it grows.
+    /// That the sequence may hold, 1 to 2^30; memory is taken as it grows.
     pub max_tokens: u64,
     /// The caller's name for what makes the keys, such as a hash of its weights; [`Cache::load`] compares it.
     pub identity: [u8; 32],

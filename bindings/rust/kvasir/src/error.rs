@@ -54,7 +54,7 @@ errors! {
     Busy = KV_BUSY,
     /// The call does not fit what happened before; the message says what does.
     BadState = KV_BAD_STATE,
-    /// There is not enough memory, the processor's or the GPU's.
+    /// There is not enough memory, the CPU's or the GPU's.
     NoMemory = KV_NO_MEMORY,
     /// A limit of the system or of the options: open files, threads, sizes.
     Limit = KV_LIMIT,
@@ -175,7 +175,7 @@ impl Error {
     }
 
     /// What a call of [`Session::prefill`](crate::Session::prefill) or [`Session::prefill_tokens`](crate::Session::prefill_tokens) that failed
-    /// added to the timeline all the same.
+    /// added to the sequence all the same.
     pub fn read(&self) -> Option<Read> {
         match self.failure().0.done {
             Done::Read(read) => Some(read),

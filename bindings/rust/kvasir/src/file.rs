@@ -44,7 +44,7 @@ pub struct PackedInfo {
     pub model_name: String,
 }
 
-/// Checks the header and the timeline's facts only. A packed document is `Error::NotACache`: [`inspect_packed`].
+/// Checks the header and the sequence's facts only. A packed document is `Error::NotACache`: [`inspect_packed`].
 pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
     let (path, mut info) = (ffi::path(path.as_ref())?, sized::<sys::kv_file_information>());
     // SAFETY: the path is terminated, the struct has its size.

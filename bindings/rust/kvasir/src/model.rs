@@ -119,7 +119,7 @@ impl Model {
         })
     }
 
-    /// An empty timeline.
+    /// An empty sequence.
     pub fn session(&self) -> Result<Session> {
         self.session_with(&SessionOptions::new())
     }
@@ -131,7 +131,7 @@ impl Model {
         Session::open(self, options, |out, error| unsafe { sys::kv_session_open(self.raw(), &raw.value, out, error) })
     }
 
-    /// A session over a saved timeline, mapped: its pages are read when they are used, their checksums now.
+    /// A session over a saved sequence, mapped: its pages are read when they are used, their checksums now.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Session> {
         self.load_with(path, &SessionOptions::new(), &LoadOptions::new())
     }
@@ -145,7 +145,7 @@ impl Model {
         Session::open(self, session, |out, error| unsafe { sys::kv_load(self.raw(), path.as_ptr(), &raw.value, &call.value, out, error) })
     }
 
-    /// The same of the first `tokens` tokens of the saved timeline alone (0: all), as if no more had been read. The newest ones, at most the
+    /// The same of the first `tokens` tokens of the saved sequence alone (0: all), as if no more had been read. The newest ones, at most the
     /// window and a page, are read again. `Error::BadArgument` (the file has fewer), `Error::Cancelled`, and as [`Model::load_with`].
     pub fn load_prefix(&self, path: impl AsRef<Path>, tokens: u64, session: &SessionOptions, load: &LoadOptions) -> Result<Session> {
         let (path, raw, call) = (ffi::path(path.as_ref())?, session.raw()?, load.raw()?);

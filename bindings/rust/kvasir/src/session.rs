@@ -13,7 +13,7 @@ use crate::ffi::{self, call, fill, json, sized, zeros, Owned};
 use crate::stream::{Continuation, Stream};
 use crate::{CallOptions, Error, GenerateOptions, Model, PrefillOptions, Result, SessionOptions};
 
-/// One timeline of tokens with its keys and values. It serves one call at a time, from any thread; what only looks takes `&self`, and gets
+/// One sequence of tokens with its keys and values. It serves one call at a time, from any thread; what only looks takes `&self`, and gets
 /// [`Error::Busy`] while another thread's call runs. A session keeps its model open.
 pub struct Session {
     pub(crate) shared: Arc<Shared>,
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     model: Model,
 }
 
-/// What a call read into the timeline.
+/// What a call read into the sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// That were added.
@@ -122,7 +122,7 @@ impl Session {
         call(|error| unsafe { sys::kv_prepare(self.raw(), &raw.value, error) })
     }
 
-    /// Adds document text at the end of the timeline, in the turn that the model's chat format has for it. Several calls continue one
+    /// Adds document text at the end of the sequence, in the turn that the model's chat format has for it. Several calls continue one
     /// document. Bytes that are not UTF-8 are read as bytes.
     pub fn prefill(&mut self, text: impl AsRef<[u8]>) -> Result<Read> {
         self.prefill_with(text, &PrefillOptions::new())
@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// As [`Session::prefill_tokens`]; returns the logits at each token, `[tokens][vocabulary]`. For measurement. When it fails midway, whole
-    /// chunks stay in the timeline.
+    /// chunks stay in the sequence.
     pub fn prefill_logits(&mut self, tokens: &[i32], options: &CallOptions) -> Result<Vec<f32>> {
         let raw = options.raw()?;
         let vocabulary = self.model().info()?.vocabulary as usize;
@@ -160,7 +160,7 @@ impl Session {
         Ok(logits)
     }
 
-    /// Asks, and returns the whole answer. The timeline is afterwards where it was.
+    /// Asks, and returns the whole answer. The sequence is afterwards where it was.
     pub fn ask(&mut self, question: impl AsRef<[u8]>) -> Result<String> {
         let mut text = String::new();
         self.generate(question, &GenerateOptions::new(), |piece| {
@@ -173,7 +173,7 @@ impl Session {
     /// Puts the question in the model's turn and answers it through `f`, whole characters at a time; `ControlFlow::Break(())` stops the
     /// answer, which is then `Error::Cancelled` ([`Error::answer`] tells how far it came). A panic of `f` stops it too and goes on here.
     ///
-    /// `Error::Cancelled`, `Error::ContextFull` (the question does not fit), `Error::BadState` (timeline and question are empty),
+    /// `Error::Cancelled`, `Error::ContextFull` (the question does not fit), `Error::BadState` (sequence and question are empty),
     /// `Error::NoMemory`, `Error::Limit` (the memory budget has no room), `Error::Corrupt` (a damaged page of a mapped file).
     pub fn generate<F>(&mut self, question: impl AsRef<[u8]>, options: &GenerateOptions, f: F) -> Result<Answer>
     where
@@ -187,8 +187,8 @@ impl Session {
         Stream::new(self, question.into(), options.clone())
     }
 
-    /// One more token after what is in the timeline (raw continuation; no turn is opened), sampled as the options say (`max_tokens`, `stop`,
-    /// `keep` and callbacks are not used), appended to the timeline. `Error::BadState` on an empty timeline; `Error::ContextFull`.
+    /// One more token after what is in the sequence (raw continuation; no turn is opened), sampled as the options say (`max_tokens`, `stop`,
+    /// `keep` and callbacks are not used), appended to the sequence. `Error::BadState` on an empty sequence; `Error::ContextFull`.
     pub fn next_token(&mut self, options: &GenerateOptions) -> Result<Next> {
         let (raw, mut token, mut end) = (options.raw()?, 0, 0);
         // SAFETY: the session is open, options and outputs live during the call.
@@ -201,7 +201,7 @@ impl Session {
         Continuation::new(self, options.clone())
     }
 
-    /// The natural logarithm of the probability of each token after everything before it, each read as decode reads. The timeline is
+    /// The natural logarithm of the probability of each token after everything before it, each read as decode reads. The sequence is
     /// afterwards where it was. For measurement: exp(-mean) is the perplexity.
     pub fn score(&mut self, tokens: &[i32], options: &CallOptions) -> Result<Vec<f32>> {
         let (raw, mut out) = (options.raw()?, zeros(tokens.len())?);
@@ -210,7 +210,7 @@ impl Session {
         Ok(out)
     }
 
-    /// The tokens in the timeline.
+    /// The tokens in the sequence.
     pub fn tokens(&self) -> Result<Vec<i32>> {
         // SAFETY: the session is open; the output is as long as it is said to be.
         fill(4096, |out, capacity, count, error| unsafe { sys::kv_session_tokens(self.raw(), out, capacity, count, error) })
@@ -223,7 +223,7 @@ impl Session {
         call(|error| unsafe { sys::kv_rewind(self.raw(), tokens, error) })
     }
 
-    /// A second timeline that begins as an exact copy, with the same options: pages are shared, each session writes only its own tail.
+    /// A second sequence that begins as an exact copy, with the same options: pages are shared, each session writes only its own tail.
     pub fn fork(&self) -> Result<Session> {
         let Shared { log, model, .. } = &*self.shared;
         // SAFETY: the session is open.
@@ -231,7 +231,7 @@ impl Session {
     }
 
     /// The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it says.
-    /// For answers with [`GenerateOptions::trace`]; `Error::BadState` for others, and when the timeline has changed since.
+    /// For answers with [`GenerateOptions::trace`]; `Error::BadState` for others, and when the sequence has changed since.
     pub fn trace(&self) -> Result<Vec<Span>> {
         let nothing = sys::kv_span { first_token: 0, tokens: 0, share: 0.0, reserved: 0 };
         let mut spans = vec![nothing; 64]; // the library tells no more
@@ -242,13 +242,13 @@ impl Session {
         Ok(spans.iter().map(|span| Span { first_token: span.first_token, tokens: span.tokens, share: span.share }).collect())
     }
 
-    /// JSON about the timeline and the last decode: tokens, pages, strategy, budget, memory, times.
+    /// JSON about the sequence and the last decode: tokens, pages, strategy, budget, memory, times.
     pub fn stats(&self) -> Result<String> {
         // SAFETY: as `tokens`.
         json(|out, capacity, size, error| unsafe { sys::kv_stats(self.raw(), out, capacity, size, error) })
     }
 
-    /// Writes the timeline to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
+    /// Writes the sequence to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.save_with(path, &CallOptions::new())
     }

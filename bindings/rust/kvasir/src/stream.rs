@@ -86,7 +86,7 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// The tokens of [`Session::continuation`]. They stay in the timeline.
+/// The tokens of [`Session::continuation`]. They stay in the sequence.
 pub struct Continuation<'s> {
     session: &'s mut Session,
     options: GenerateOptions,

@@ -13,7 +13,7 @@ options! {
             /// "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2", "zephyr".
             chat_format,
             /// Where the weights are multiplied: "cpu" (the default); "cuda", "cuda:1": an NVIDIA GPU, of as many layers as fit into its memory;
-            /// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the processor. But
+            /// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the CPU. But
             /// for that, `Error::NotFound` without such a GPU or a driver, `Error::Unsupported` where the library was built without CUDA.
             device,
         }
@@ -27,7 +27,7 @@ options! {
         numbers {
             /// 0: as many as the process has processors; the caller's thread is one of them.
             threads: u32,
-            /// Tokens that the timeline may hold; 0: what the model was trained for. More is refused.
+            /// Tokens that the sequence may hold; 0: what the model was trained for. More is refused.
             context: u64,
             /// The precision of keys and values.
             kv_type: KvType,
@@ -128,11 +128,11 @@ options! {
             min_p: f32,
             /// 1: off; over the last 256 tokens.
             repetition_penalty: f32,
-            /// `false` (the default): afterwards the timeline is back where it was, exactly; `true`: the turn stays in it.
+            /// `false` (the default): afterwards the sequence is back where it was, exactly; `true`: the turn stays in it.
             keep: bool,
             /// The same seed and input give the same answer.
             seed: u64,
-            /// `true`: what the answer attends of the document is noted, for `Session::trace`, at some cost; a GPU leaves attention to the processor.
+            /// `true`: what the answer attends of the document is noted, for `Session::trace`, at some cost; a GPU leaves attention to the CPU.
             trace: bool,
         }
         flags {
@@ -159,7 +159,7 @@ options! {
     LibraryOptions: kv_library_options by kv_library_options_init {
         numbers {
             /// All documents together, in bytes: the least recently used ones go for a new one; 0: no limit.
-            most_bytes: u64,
+            max_bytes: u64,
         }
         callbacks { log }
     }

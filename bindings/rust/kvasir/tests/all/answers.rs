@@ -114,7 +114,7 @@ fn options_arrive() {
     assert_ne!(one, ask(&mut session, sampled(2)).0, "another seed");
     let before = session.tokens().unwrap().len();
     ask(&mut session, GenerateOptions::new());
-    assert_eq!(session.tokens().unwrap().len(), before, "the timeline is where it was");
+    assert_eq!(session.tokens().unwrap().len(), before, "the sequence is where it was");
     ask(&mut session, GenerateOptions::new().keep(true));
     assert!(session.tokens().unwrap().len() > before, "the turn was kept");
 }

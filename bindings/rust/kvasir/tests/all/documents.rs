@@ -57,7 +57,7 @@ fn a_library_reads_a_text_once() {
     drop(library);
     assert_eq!(again.ask(QUESTION).unwrap(), answer, "sessions stay usable");
     drop(again);
-    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().most_bytes(1 << 40)).unwrap();
+    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().max_bytes(1 << 40)).unwrap();
     library.rename("gate", "door").unwrap();
     assert!(matches!(library.rename("gate", "window"), Err(Error::NotFound(_))));
     std::fs::write(folder.path("library/other.kv"), "no document").unwrap();

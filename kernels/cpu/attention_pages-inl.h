@@ -1,0 +1,429 @@
+// Attention over int8 pages: scores, weights and values all by integer dot products.
+//
+// 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128), four rows
+// at a time. A tile is put together from quads of which at least one token takes part: what a page
+// has besides costs nothing.
+//   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page. A vector of keys has the
+//            four tokens of one quad (one lane: one token), and as many dimensions of each as there
+//            is room for; the sums of several quads are then folded into a vector of scores
+//   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w):
+//            14 bits in two parts of 7
+//   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
+// The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. Each row goes through the same
+// steps in the same order whatever rows are its neighbours.
+#pragma once
+
+#include "attention_common.h"
+
+namespace kvasir {
+namespace {
+
+constexpr uint32_t tile_tokens = 128;
+constexpr float weight_steps = 16383.0f;  // 127 * 128 + 127
+// a tile whose weights are all below adds nothing to a sum that is at least 1
+constexpr float smallest_weight = 1e-30f;
+
+struct alignas(64) PageTile {
+  float k_scale[tile_tokens];
+  float v_scale[tile_tokens];
+  float bias[tile_tokens];  // the page's, or -inf for tokens that take no part
+  int32_t scores[max_rows][tile_tokens];
+  uint8_t high[max_rows][tile_tokens];  // upper 7 bits of the weights
+  uint8_t low[max_rows][tile_tokens];   // lower 7 bits
+  float s[max_rows][tile_tokens];       // the scores as floats, then the weights
+  float m[max_rows];                    // the new maximum
+  float keep[block_floats];             // what is left of the output so far: exp(m_old - m)
+  float gain[max_rows];                 // one step of the integer weights
+};
+
+// Four tokens of a page.
+struct Quad {
+  // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further
+  const int8_t* keys;
+  const uint16_t* scales;  // of K; V's are page_tokens further
+  uint32_t tokens;         // bit t set: token t of the quad takes part
+  float bias;              // the page's
+};
+
+constexpr uint32_t all_tokens = 15;  // of a quad
+constexpr uint32_t tile_quads = tile_tokens / quad_tokens;
+constexpr uint32_t line_bytes = 64;
+// of the products with values: with a step at each, its variables and the sums contend for
+// registers
+constexpr uint32_t quads_a_step = 4;
+
+// The quads of a list of pages, a tile's at a time.
+struct Quads {
+  Quads(const PageRef* list, uint32_t n, uint32_t its_dim)
+      : pages(list), end(list + n), dim(its_dim), page_tokens(page_bytes / 2 / its_dim),
+        whole(~uint64_t{0} >> (64 - page_tokens)) {
+    begin_page();
+  }
+
+  // Up to a tile of them, whose scales are asked from memory. Returns how many.
+  uint32_t next(Quad* quads) {
+    uint32_t n = 0;
+    for (taken = 0; pages != end; ++pages, begin_page()) {
+      const PageRef& page = *pages;
+      if (n == tile_quads) break;
+      ++taken;
+      // without a search for them
+      if (left == whole && n + page_tokens / quad_tokens <= tile_quads) {
+        for (uint32_t t = 0; t < page_tokens; t += quad_tokens)
+          quads[n++] = {page.data + t * dim, page.scales + t, all_tokens, page.bias};
+        for (uint32_t t = 0; t < 2 * page_tokens; t += line_bytes / sizeof *page.scales)
+          __builtin_prefetch(page.scales + t);
+        continue;
+      }
+      for (; left != 0; ++n) {
+        if (n == tile_quads) return n;
+        const uint32_t first =
+            static_cast<uint32_t>(__builtin_ctzll(left)) / quad_tokens * quad_tokens;
+        quads[n] = {page.data + first * dim, page.scales + first,
+                    static_cast<uint32_t>(left >> first) & all_tokens, page.bias};
+        __builtin_prefetch(quads[n].scales);
+        __builtin_prefetch(quads[n].scales + page_tokens);
+        left &= ~(uint64_t{all_tokens} << first);
+      }
+    }
+    return n;
+  }
+
+  void begin_page() { left = pages != end ? pages->tokens & whole : 0; }
+
+  const PageRef *pages, *end;
+  uint32_t dim, page_tokens;
+  uint32_t taken = 0;        // pages of the last tile
+  uint64_t whole, left = 0;  // tokens of a page; of the first page, those that are left
+};
+
+// The next tile's quads, asked from memory a few lines at each step of this tile's products: pages
+// are chosen all over memory, so the CPU cannot guess them. A step goes round the tile's pages, so
+// that address translations and memory banks work together, and takes of each the lines in order:
+// stretches of as many quads as a page has on average, which are its own where all have the same.
+// Of whole pages a step asks for its share rounded down: measured on Zen 5 over random pages of 256
+// MB, asking faster than that fills the queue of misses and is slower, leaving the last lines to
+// the CPU's own guesses is not. Of less it cannot guess the last ones either.
+struct QuadsAhead {
+  // n quads of some pages, in as many steps.
+  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t steps)
+      : quads(next_quads), count(n), half(dim * quad_tokens), end(half) {
+    if (n == 0) return;
+    stretch = (n + pages - 1) / pages;
+    const uint32_t lines = 2 * n * half / line_bytes;
+    lines_a_step =
+        stretch * half == page_bytes / 2 ? larger(1, lines / steps) : (lines + steps - 1) / steps;
+  }
+
+  void step(uint32_t steps = 1) {
+    for (uint32_t i = 0; i < lines_a_step * steps; ++i) {
+      __builtin_prefetch(quads[next].keys + at);
+      if ((next += stretch) < count) continue;
+      if ((at += line_bytes) == end) {
+        at = end - half;
+        if (++first == stretch) {
+          first = 0;
+          if (end > half) lines_a_step = 0;  // that was all
+          at = page_bytes / 2;
+          end = at + half;
+        }
+      }
+      next = first;
+    }
+  }
+
+  const Quad* quads;
+  uint32_t count;
+  uint32_t lines_a_step = 0, stretch = 0;  // stretch: its quads
+  // bytes of a quad's keys, and of its values; where those end that are asked for
+  uint32_t half, end;
+  // quad of the first stretch, at whose line `at` a round begins
+  uint32_t first = 0;
+  uint32_t next = 0, at = 0;
+};
+
+// Queries as the products with quads want them: every four dimensions once for each token of a quad
+// that a vector of keys has.
+template <class Isa>
+struct QuadQueries {
+  // of a quad, in a vector of keys
+  static constexpr uint32_t tokens = smaller(Isa::lanes, quad_tokens);
+  // that are folded into one of scores
+  static constexpr uint32_t vectors = Isa::lanes / tokens;
+  // of each token, in a vector of keys
+  static constexpr uint32_t dims = 4 * vectors;
+
+  // scratch: 64-byte aligned.
+  QuadQueries(const QueryRows& from, std::byte* scratch) : row_bytes(from.dim * tokens) {
+    auto* to = reinterpret_cast<int8_t*>(scratch);
+    auto* sums = reinterpret_cast<int32_t*>(scratch + from.rows * std::size_t{row_bytes});
+    q = to;
+    starts = sums;
+    key_offsets<Isa>(from.q, from.rows, from.dim, sums);
+    // each of them begins with it; key_offset is a multiple
+    for (uint32_t r = 0; r < from.rows; ++r) sums[r] /= static_cast<int32_t>(vectors);
+    for (std::size_t i = 0; i < from.rows * std::size_t{from.dim}; i += 4)
+      for (uint32_t t = 0; t < tokens; ++t, to += 4) std::memcpy(to, from.q + i, 4);
+  }
+  static std::size_t scratch_bytes(uint32_t rows, uint32_t dim) {
+    return rows * (std::size_t{dim} * tokens + sizeof(int32_t));
+  }
+
+  uint32_t row_bytes;
+  const int8_t* q;        // [rows][dim / 4][tokens][4]
+  const int32_t* starts;  // [rows]
+};
+
+// The scales and masks of n quads, padded with tokens that take no part to a multiple of what the
+// kernels handle at once; there the last quad's keys are read again. Returns the padded number of
+// tokens.
+template <class Isa>
+uint32_t load_tile(Quad* quads, uint32_t n, uint32_t page_tokens, PageTile& tile) {
+  for (uint32_t p = 0; p < n; ++p) {
+    const Quad& quad = quads[p];
+    const uint32_t base = p * quad_tokens;
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.k_scale[base + i] = from_bf16(quad.scales[i]);
+    for (uint32_t i = 0; i < quad_tokens; ++i)
+      tile.v_scale[base + i] = from_bf16(quad.scales[page_tokens + i]);
+    for (uint32_t i = 0; i < quad_tokens; ++i) tile.bias[base + i] = quad.bias;
+    if (quad.tokens == all_tokens) continue;
+    for (uint32_t i = 0; i < quad_tokens; ++i)
+      tile.bias[base + i] = quad.tokens >> i & 1 ? quad.bias : minus_infinity;
+  }
+  const auto padded = static_cast<uint32_t>(round_up(n * quad_tokens, 4 * Isa::lanes));
+  for (uint32_t t = n * quad_tokens; t < padded; ++t) {
+    tile.k_scale[t] = tile.v_scale[t] = 0;
+    tile.bias[t] = minus_infinity;
+  }
+  for (uint32_t p = n; p < padded / quad_tokens; ++p) quads[p] = quads[n - 1];
+  return padded;
+}
+
+// tile.scores[r][t] = K[t] . q[r] for R rows from `first` on.
+template <class Isa, uint32_t R>
+void score_tile(const QuadQueries<Isa>& queries, uint32_t first, uint32_t dim, const Quad* quads,
+                uint32_t tokens, PageTile& tile, QuadsAhead& ahead) {
+  using Q = QuadQueries<Isa>;
+  constexpr uint32_t C = Isa::key_columns;
+  const int8_t* q = queries.q + first * std::size_t{queries.row_bytes};
+  const int32_t* start = queries.starts + first;
+  for (uint32_t t = 0; t < tokens; t += C * Q::tokens) {
+    const int8_t* keys[C];
+#pragma GCC unroll 4
+    for (uint32_t c = 0; c < C; ++c)
+      keys[c] =
+          quads[(t + c * Q::tokens) / quad_tokens].keys + (t + c * Q::tokens) % quad_tokens * 4;
+    typename Isa::I acc[R][C];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::iset(start[r]);
+    }
+    for (std::size_t d = 0; d < dim; d += Q::dims) {
+      ahead.step();
+      typename Isa::K k[C];
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(keys[c] + d * quad_tokens);
+#pragma GCC unroll 8
+      for (uint32_t r = 0; r < R; ++r) {
+        const auto its = Isa::bytes(q + r * std::size_t{queries.row_bytes} + d * Q::tokens);
+#pragma GCC unroll 4
+        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], its);
+      }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < C; c += Q::vectors)
+        Isa::istore(tile.scores[r] + t + c * Q::tokens, Isa::fold(acc[r] + c));
+    }
+  }
+}
+
+// tile.s[r] and tile.m[r] from the integer scores of row r; tile.keep[r] becomes m_old - m.
+template <class Isa>
+void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile& tile) {
+  auto best = Isa::set(m);
+  const auto row_scale = Isa::set(q_scale);
+  for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
+    const auto scale = Isa::mul(Isa::load(tile.k_scale + t), row_scale);
+    const auto s =
+        Isa::fma(Isa::to_float(Isa::iload(tile.scores[r] + t)), scale, Isa::load(tile.bias + t));
+    Isa::store(tile.s[r] + t, s);
+    best = Isa::max(best, s);
+  }
+  tile.m[r] = Isa::largest(best);
+  tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
+}
+
+// The weights of row r, in tile.s[r], from its scores there; tile.gain[r] becomes the largest. m
+// and l take the tile in.
+template <class Isa>
+void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* l) {
+  const auto new_m = Isa::set(tile.m[r]);
+  auto total = Isa::set(0), largest = Isa::set(0);
+  for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
+    const auto p = exp_negative<Isa>(Isa::sub(Isa::load(tile.s[r] + t), new_m));
+    const auto w = Isa::mul(p, Isa::load(tile.v_scale + t));
+    total = Isa::add(total, p);
+    largest = Isa::max(largest, w);
+    Isa::store(tile.s[r] + t, w);
+  }
+  *l = *l * tile.keep[r] + Isa::sum(total);
+  *m = tile.m[r];
+  tile.gain[r] = Isa::largest(largest);
+}
+
+// The integer weights of row r, and what a step of them is.
+template <class Isa>
+void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
+  const float largest_weight = tile.gain[r];
+  const bool counts = largest_weight >= smallest_weight;
+  // integer steps a unit of weight
+  const auto steps = Isa::set(counts ? weight_steps / largest_weight : 0);
+  tile.gain[r] = counts ? largest_weight / weight_steps : 0;
+  for (uint32_t t = 0; t < tokens; t += 4 * Isa::lanes) {
+    typename Isa::I w[4];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < 4; ++i)
+      w[i] = Isa::to_int(Isa::mul(Isa::load(tile.s[r] + t + i * Isa::lanes), steps));
+    Isa::store_weights(tile.high[r] + t, tile.low[r] + t, w);
+  }
+}
+
+// Scores of the row block become weights; m and l, of its first row, take them in.
+template <class Isa>
+void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& tile, float* m,
+                float* l) {
+  for (uint32_t r = 0; r < rows; ++r) scale_scores<Isa>(r, q_scale[r], m[r], tokens, tile);
+  exp_negative_all<Isa>(tile.keep, rows);
+  for (uint32_t r = 0; r < rows; ++r) weigh_scores<Isa>(r, tokens, tile, m + r, l + r);
+  for (uint32_t r = 0; r < rows; ++r) round_weights<Isa>(r, tokens, tile);
+}
+
+// o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D
+// vectors of dimensions at a time. o: the first row's.
+template <class Isa, uint32_t R, uint32_t D>
+void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile,
+                QuadsAhead& ahead, float* o) {
+  for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
+    typename Isa::W acc[R][D] = {};
+    for (uint32_t p = 0; p < n;) {
+      const uint32_t stop = smaller(n, p + quads_a_step);
+      ahead.step(stop - p);
+      for (; p < stop; ++p) {
+        const int8_t* v = quads[p].keys + page_bytes / 2 + d * quad_tokens;
+        const uint32_t t = p * quad_tokens;
+        typename Isa::B values[D];
+#pragma GCC unroll 4
+        for (uint32_t c = 0; c < D; ++c) values[c] = Isa::bytes(v + c * Isa::lanes * 4);
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < R; ++r) {
+          const int32_t high = load_four(tile.high[first + r] + t),
+                        low = load_four(tile.low[first + r] + t);
+#pragma GCC unroll 4
+          for (uint32_t c = 0; c < D; ++c) acc[r][c].add(high, low, values[c]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+      const auto keep = Isa::set(tile.keep[first + r]), gain = Isa::set(tile.gain[first + r]);
+      float* row = o + r * std::size_t{dim} + d;
+#pragma GCC unroll 4
+      for (uint32_t c = 0; c < D; ++c) {
+        float* at = row + c * Isa::lanes;
+        Isa::store(at,
+                   Isa::fma(Isa::to_float(acc[r][c].total()), gain, Isa::mul(Isa::load(at), keep)));
+      }
+    }
+  }
+}
+
+template <class Isa>
+void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint32_t first,
+                const PageTile& tile, QuadsAhead& ahead, float* o) {
+  constexpr uint32_t narrow = smaller(4, 32 / Isa::lanes), wide = smaller(4, 64 / Isa::lanes);
+  if (rows == 1) {
+    if (dim == 32) return add_values<Isa, 1, narrow>(quads, n, dim, first, tile, ahead, o);
+    return add_values<Isa, 1, wide>(quads, n, dim, first, tile, ahead, o);
+  }
+  if (dim == 32) return add_values<Isa, value_rows, narrow>(quads, n, dim, first, tile, ahead, o);
+  add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
+}
+
+// Steps of a tile's products, at which the next tile is asked for.
+template <class Isa>
+uint32_t steps_a_tile(uint32_t rows, uint32_t dim) {
+  using Q = QuadQueries<Isa>;
+  const uint32_t key_steps = (rows + Isa::row_block - 1) / Isa::row_block *
+                             (tile_tokens / (Isa::key_columns * Q::tokens)) * (dim / Q::dims);
+  return key_steps +
+         (rows + value_rows - 1) / value_rows * tile_quads * (dim / smaller(4 * Isa::lanes, dim));
+}
+
+template <class Isa>
+void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state,
+                  std::byte* scratch) {
+  const uint32_t dim = q.dim;
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  std::memset(tile.keep, 0, sizeof tile.keep);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
+  const uint32_t steps = steps_a_tile<Isa>(q.rows, dim),
+                 blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
+  Quads all(pages, n_pages, dim);
+  Quad buffers[2][tile_quads];
+  uint32_t n = all.next(buffers[0]), n_next = 0;
+  for (uint32_t which = 0; n > 0; n = n_next, which ^= 1) {
+    Quad* quads = buffers[which];
+    n_next = all.next(buffers[which ^ 1]);
+    const uint32_t tokens = load_tile<Isa>(quads, n, all.page_tokens, tile);
+    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, steps);
+    for (uint32_t row = 0, left = blocks; left > 0; --left) {
+      const uint32_t rows = (q.rows - row + left - 1) / left;  // blocks of nearly equal size
+      with_count<Isa::row_block>(rows, [&](auto count) {
+        score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, ahead);
+      });
+      weigh_tile<Isa>(rows, q.scale + row, tokens, tile, state.m + row, state.l + row);
+      float* o = state.o + row * std::size_t{dim};
+      for (uint32_t r = 0; r < rows; r += value_rows)
+        add_values<Isa>(smaller(value_rows, rows - r), quads, n, dim, r, tile, ahead,
+                        o + r * std::size_t{dim});
+      row += rows;
+    }
+  }
+}
+
+template <class Isa>
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
+                  std::size_t stride, std::byte* scratch) {
+  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
+  Quad quads[tile_quads];
+  QuadsAhead none(quads, 0, 0, dim, 1);
+  for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
+    const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
+    // those of which no token takes part too: every score has its place
+    for (uint32_t t = 0; t < given; t += quad_tokens) {
+      const PageRef& p = pages[(first + t) / page_tokens];
+      const uint32_t token = (first + t) % page_tokens;
+      quads[t / quad_tokens] = {p.data + token * dim, p.scales + token,
+                                static_cast<uint32_t>(p.tokens >> token) & all_tokens, p.bias};
+    }
+    const uint32_t tokens = load_tile<Isa>(quads, given / quad_tokens, page_tokens, tile);
+    for (uint32_t row = 0; row < q.rows; row += Isa::row_block) {
+      const uint32_t rows = smaller(Isa::row_block, q.rows - row);
+      with_count<Isa::row_block>(rows, [&](auto count) {
+        score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, none);
+      });
+      for (uint32_t r = 0; r < rows; ++r) {
+        scale_scores<Isa>(r, q.scale[row + r], minus_infinity, tokens, tile);
+        std::memcpy(scores + (row + r) * stride + first, tile.s[r], given * sizeof(float));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir

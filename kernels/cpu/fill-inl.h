@@ -1,0 +1,26 @@
+// Who fills which part of a Kernels table. One pair of functions an instruction set, each compiled
+// with that set's flags.
+//
+// A file compiled with wider flags must not define anything that the linker could share with
+// another file: its code sits in an anonymous namespace and it includes no header with inline
+// functions beyond intrinsics and the contract's.
+#pragma once
+
+#include "backend/kernels.h"
+
+namespace kvasir {
+
+// quantize, matmul, matmul_scratch, matmul_rows, dequantize_row, rms_norm, rope, swiglu, add.
+void fill_matmul_scalar(Kernels& k);
+void fill_matmul_avx2(Kernels& k);
+void fill_matmul_avx512(Kernels& k);
+void fill_matmul_neon(Kernels& k);
+
+// quantize_queries, attend_*, merge, finish, seal_page, unseal_page, multiply, seal_sketch,
+// score_*, attention_shares, sum_shares, sample, top_k.
+void fill_attention_scalar(Kernels& k);
+void fill_attention_avx2(Kernels& k);
+void fill_attention_avx512(Kernels& k);
+void fill_attention_neon(Kernels& k);
+
+}  // namespace kvasir

@@ -1,0 +1,387 @@
+// Attention of a text that is read: every token of a step over all tokens before it and itself, by
+// the tensor cores.
+//
+// A layer's keys and values are laid out first as rows of half precision in the order of the text:
+// the sinks, the sealed pages, the window and the step's own. Each KV head's are divided by the
+// largest magnitude that there may be, and each query by its own, so that no number leaves the
+// range of half precision; what they were divided by comes back with the scores and with the
+// output. Then blocks of 128 query rows (tokens times heads of the group) go once over the keys
+// they see, 64 at a time, after Dao, "FlashAttention-2" (2023).
+#include <cuda_fp16.h>
+
+#include "attention_common.h"
+#include "tiles.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr uint32_t layout_threads = reading_layout_threads, warps = layout_threads / warp;
+
+__device__ inline float block_max(float x) {
+  __shared__ float parts[warp];
+  x = warp_max(x);
+  if (threadIdx.x % warp == 0) parts[threadIdx.x / warp] = x;
+  __syncthreads();
+  return warp_max(threadIdx.x % warp < blockDim.x / warp ? parts[threadIdx.x % warp] : 0.0f);
+}
+
+// Two floats as halves, the first in the low half.
+__device__ inline uint32_t halves(float a, float b) {
+  const __half2 both = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+__device__ inline float inverse(float x) { return x > 1e-30f ? 1.0f / x : 0.0f; }
+
+// ---- queries, keys and values in half precision
+// -----------------------------------------------------------------------------
+
+// A row of the step's k or v, or of the window or the sinks; which: 0 keys, 1 values.
+struct Rows {
+  const float *row, *centre;  // centre: to be taken off, or null
+  uint32_t there;             // numbers in it, the others are 0
+};
+
+__device__ inline Rows rows_of(const DeviceReading& r, const float* step, uint32_t head,
+                               uint32_t which, uint32_t token) {
+  const uint32_t sealed = r.pages * r.page_tokens;
+  if (token < sealed)
+    return {r.sinks + ((std::size_t{head} * 2 + which) * r.page_tokens + token) * r.dim, nullptr,
+            r.dim};
+  token -= sealed;
+  if (token < r.window)
+    return {r.window_rows + ((std::size_t{head} * 2 + which) * r.window_room + token) * r.dim,
+            nullptr, r.dim};
+  token -= r.window;
+  if (token >= r.n) return {nullptr, nullptr, 0};
+  return {step + (std::size_t{token} * r.kv_heads + head) * r.head_dim,
+          which || !r.centre ? nullptr : r.centre + std::size_t{head} * r.dim, r.head_dim};
+}
+
+}  // namespace
+
+extern "C" {
+
+// Block (head, which): the largest magnitude of the head's keys or values.
+__global__ void __launch_bounds__(1024)
+    reading_largest(DeviceReading r, const float* k, const float* v) {
+  after_previous();
+  const uint32_t head = blockIdx.x, which = blockIdx.y, tokens = r.window + r.n,
+                 sealed = r.pages * r.page_tokens;
+  const float* step = which ? v : k;
+  float most = 0;
+  for (uint32_t i = threadIdx.x; i < sealed; i += blockDim.x) {
+    const uint32_t p = i / r.page_tokens, t = i % r.page_tokens;
+    const auto* scales =
+        reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) +
+        std::size_t{head} * extent_pages * 2 * r.page_tokens;
+    if (p > 0)
+      most = fmaxf(most,
+                   127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
+  }
+  const uint32_t sinks = r.pages ? r.page_tokens : 0;
+  for (std::size_t i = threadIdx.x; i < std::size_t{sinks + tokens} * r.head_dim; i += blockDim.x) {
+    const auto token = static_cast<uint32_t>(i / r.head_dim),
+               d = static_cast<uint32_t>(i % r.head_dim);
+    const Rows of = rows_of(r, step, head, which, token < sinks ? token : token - sinks + sealed);
+    most = fmaxf(most, fabsf(of.row[d] - (of.centre ? of.centre[d] : 0.0f)));
+  }
+  most = block_max(most);
+  if (threadIdx.x == 0) r.largest[head * 2 + which] = most;
+}
+
+// Block (page or, behind them, as many rows as a page has, head): their keys and values. There are
+// rows of zeros up to a multiple of reading_keys.
+__global__ void __launch_bounds__(layout_threads)
+    reading_lay_out(DeviceReading r, const float* k, const float* v) {
+  after_previous();
+  const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim,
+                 groups = dim / 4;
+  const float by[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
+  const std::size_t first = (std::size_t{head} * r.room + std::size_t{page} * tokens) * dim;
+  auto* keys = reinterpret_cast<uint2*>(r.keys + first);
+  auto* values = reinterpret_cast<uint2*>(r.values + first);
+  if (page == 0 || page >= r.pages) {
+    for (uint32_t i = threadIdx.x; i < 2 * tokens * groups; i += layout_threads) {
+      const uint32_t which = i / (tokens * groups), t = i / groups % tokens, d = i % groups * 4;
+      const Rows of = rows_of(r, which ? v : k, head, which, page * tokens + t);
+      float x[4];
+      for (uint32_t j = 0; j < 4; ++j)
+        x[j] = d + j < of.there
+                   ? (of.row[d + j] - (of.centre ? of.centre[d + j] : 0.0f)) * by[which]
+                   : 0.0f;
+      if (page * tokens + t < r.room)
+        (which ? values : keys)[t * groups + i % groups] =
+            make_uint2(halves(x[0], x[1]), halves(x[2], x[3]));
+    }
+    return;
+  }
+  const auto* data =
+      reinterpret_cast<const uint32_t*>(r.pages_at[page / extent_pages] + r.pages_offset) +
+      (std::size_t{head} * extent_pages + page % extent_pages) * (page_size / 4);
+  const auto* scales =
+      reinterpret_cast<const uint16_t*>(r.scales_at[page / extent_pages] + r.scales_offset) +
+      (std::size_t{head} * extent_pages + page % extent_pages) * 2 * tokens;
+  const auto* quads = reinterpret_cast<const uint4*>(data);  // of four tokens, four dimensions each
+  for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
+    const uint4 of = quads[i];
+    const uint32_t t = i / groups * 4, words[4] = {of.x, of.y, of.z, of.w};
+    for (int j = 0; j < 4; ++j) {
+      const float s = from_bf16(scales[t + j]) * by[0];
+      keys[(t + j) * groups + i % groups] =
+          make_uint2(halves(signed_byte(words[j], 0) * s, signed_byte(words[j], 1) * s),
+                     halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s));
+    }
+  }
+  // four dimensions of four tokens
+  const auto* fours = reinterpret_cast<const uint4*>(data + page_size / 8);
+  for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
+    const uint4 of = fours[i];
+    const uint32_t t = i / groups * 4;
+    for (int j = 0; j < 4; ++j) {
+      const float s = from_bf16(scales[tokens + t + j]) * by[1];
+      values[(t + j) * groups + i % groups] =
+          make_uint2(halves(signed_byte(of.x, j) * s, signed_byte(of.y, j) * s),
+                     halves(signed_byte(of.z, j) * s, signed_byte(of.w, j) * s));
+    }
+  }
+}
+
+// A warp a row of queries, also those of zeros behind the last one.
+__global__ void __launch_bounds__(layout_threads) reading_queries(DeviceReading r, const float* q) {
+  after_previous();
+  const uint32_t row = blockIdx.x * warps + threadIdx.x / warp, head = blockIdx.y,
+                 lane = threadIdx.x % warp, token = row / r.group;
+  if (row >= r.q_room) return;
+  const float* from =
+      q + (std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group) * r.head_dim;
+  const auto at = [&](uint32_t d) { return token < r.n && d < r.head_dim ? from[d] : 0.0f; };
+  float most = 0;
+  for (uint32_t d = lane; d < r.head_dim; d += warp) most = fmaxf(most, fabsf(at(d)));
+  most = warp_max(most);
+  const float by = inverse(most);
+  const std::size_t to = std::size_t{head} * r.q_room + row;
+  for (uint32_t d = lane; d < r.dim / 2; d += warp)
+    reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] = halves(at(2 * d) * by, at(2 * d + 1) * by);
+  if (lane == 0) r.q_scale[to] = most / sqrtf(static_cast<float>(r.head_dim)) * r.largest[head * 2];
+}
+
+}  // extern "C"
+
+namespace {
+
+// ---- attention
+// -------------------------------------------------------------------------------------------------
+
+constexpr int row_tiles = reading_rows / 4 / 16;  // of a warp: 16 rows each
+constexpr int key_tiles = reading_keys / 8;
+
+__device__ inline void load_transposed(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+__device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Rows of `dim` halves in shared memory, in pieces of 16 bytes: those of eight rows that a matrix
+// is loaded from lie in all banks.
+template <int dim>
+__device__ inline uint32_t piece(uint32_t base, uint32_t row, uint32_t at) {
+  return base + row * (dim * 2) + ((at ^ (row & 7)) << 4);
+}
+
+template <int dim, int rows>
+__device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
+  constexpr uint32_t pieces = dim / 8;
+#pragma unroll
+  for (uint32_t i = 0; i < rows * pieces / reading_threads; ++i) {
+    const uint32_t at = i * reading_threads + threadIdx.x;
+    copy_async(piece<dim>(to, at / pieces, at % pieces), from + at * 8);
+  }
+}
+
+// Block (rows of queries from the last ones on, head). A warp has 32 rows: O += P V of 64 keys
+// after P = e^(Q K^T - the largest).
+template <int dim>
+__device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
+  extern __shared__ uint4 shared[];
+  constexpr uint32_t tile_bytes = reading_keys * dim * 2;
+  const uint32_t queries = shared_address(shared), first_tile = queries + reading_rows * dim * 2;
+  const uint32_t lane = threadIdx.x % warp, g = lane / 4, t = lane % 4;
+  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * reading_rows,
+                 warp_row = threadIdx.x / warp * (row_tiles * 16);
+  after_previous();
+  const uint32_t before = r.pages * r.page_tokens + r.window;
+  const uint32_t last_token = min((first_row + reading_rows - 1) / r.group, r.n - 1);
+  // key 0 to the last row's own
+  const uint32_t tiles = (before + last_token + reading_keys) / reading_keys;
+  // tiles that all rows see
+  const uint32_t unmasked = (before + first_row / r.group + 1) / reading_keys;
+  const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
+  const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
+  copy_rows<dim, reading_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
+  copy_rows<dim, reading_keys>(first_tile, keys);
+  copy_rows<dim, reading_keys>(first_tile + tile_bytes, values);
+  copies_given();
+
+  float o[row_tiles][dim / 8][4] = {}, most[row_tiles][2], sum[row_tiles][2] = {},
+                           factor[row_tiles][2];
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      most[m][i] = -INFINITY;
+      // Of e to powers of two; not 0, which times minus infinity is no number.
+      factor[m][i] = fmaxf(
+          r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
+              1.44269504f,
+          1e-30f);
+    }
+
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    copies_done();
+    __syncthreads();
+    const uint32_t its_keys = first_tile + tile % 2 * 2 * tile_bytes,
+                   its_values = its_keys + tile_bytes;
+    if (tile + 1 < tiles) {
+      const uint32_t next = first_tile + (tile + 1) % 2 * 2 * tile_bytes;
+      const std::size_t from = std::size_t{tile + 1} * reading_keys * dim;
+      copy_rows<dim, reading_keys>(next, keys + from);
+      copy_rows<dim, reading_keys>(next + tile_bytes, values + from);
+      copies_given();
+    }
+
+    float s[row_tiles][key_tiles][4] = {};
+#pragma unroll
+    for (int d = 0; d < dim / 16; ++d) {
+      uint32_t a[row_tiles][4];
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m)
+        load_matrices(a[m], piece<dim>(queries, warp_row + m * 16 + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+      for (int k = 0; k < key_tiles / 2; ++k) {
+        uint32_t b[4];
+        load_matrices(
+            b, piece<dim>(its_keys, k * 16 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+          multiply(s[m][2 * k], a[m], b[0], b[1]);
+          multiply(s[m][2 * k + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+
+    if (tile >= unmasked) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int k = 0; k < key_tiles; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t seen =
+                before + (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group;
+            if (tile * reading_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
+          }
+    }
+
+    uint32_t p[row_tiles][key_tiles][2];
+    bool grew = false;
+    float keep[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float largest = fmaxf(s[m][0][2 * i], s[m][0][2 * i + 1]);
+#pragma unroll
+        for (int k = 1; k < key_tiles; ++k)
+          largest = fmaxf(largest, fmaxf(s[m][k][2 * i], s[m][k][2 * i + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+        grew |= largest > most[m][i];
+        largest = fmaxf(largest, most[m][i]);
+        // the first tile has a key that every row sees
+        keep[m][i] = power_of_two((most[m][i] - largest) * factor[m][i]);
+        most[m][i] = largest;
+        const float offset = largest * factor[m][i];
+        float its_sum = 0;
+#pragma unroll
+        for (int k = 0; k < key_tiles; ++k) {
+          const float x = power_of_two(s[m][k][2 * i] * factor[m][i] - offset),
+                      y = power_of_two(s[m][k][2 * i + 1] * factor[m][i] - offset);
+          its_sum += x + y;
+          p[m][k][i] = halves(x, y);
+        }
+        sum[m][i] = sum[m][i] * keep[m][i] + its_sum;
+      }
+    if (__any_sync(all_lanes, grew)) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int d = 0; d < dim / 8; ++d)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[m][d][i] *= keep[m][i / 2];
+    }
+
+#pragma unroll
+    for (int k = 0; k < key_tiles / 2; ++k) {
+#pragma unroll
+      for (int d = 0; d < dim / 16; ++d) {
+        uint32_t b[4];
+        load_transposed(b, piece<dim>(its_values, k * 16 + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+          const uint32_t a[4] = {p[m][2 * k][0], p[m][2 * k][1], p[m][2 * k + 1][0],
+                                 p[m][2 * k + 1][1]};
+          multiply(o[m][2 * d], a, b[0], b[1]);
+          multiply(o[m][2 * d + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  const float unit = r.largest[head * 2 + 1];
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float all = warp_sum(sum[m][i], 4), by = unit / all;
+      const uint32_t row = first_row + warp_row + m * 16 + i * 8 + g, token = row / r.group;
+      if (token >= r.n) continue;
+      const std::size_t at =
+          std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
+      if (t == 0) totals[at] = most[m][i] * factor[m][i] * 0.693147181f + logf(all);
+#pragma unroll
+      for (int d = 0; d < dim / 8; ++d)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          if (const uint32_t c = d * 8 + 2 * t + j; c < r.head_dim)
+            out[at * r.head_dim + c] = o[m][d][2 * i + j] * by;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+__global__ void __launch_bounds__(reading_threads, 3)
+    reading_attend_64(DeviceReading r, float* out, float* totals) {
+  attend_text<64>(r, out, totals);
+}
+__global__ void __launch_bounds__(reading_threads, 2)
+    reading_attend_128(DeviceReading r, float* out, float* totals) {
+  attend_text<128>(r, out, totals);
+}
+
+}  // extern "C"
+}  // namespace kvasir::cuda

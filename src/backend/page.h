@@ -1,0 +1,114 @@
+// The shape of a page of the KV store: the one description shared by kernels, store and file
+// format.
+//
+// A page holds page_tokens tokens of one layer and one KV head in 4 KiB:
+//   K  int8 [page_tokens / 4][dim / 4][4 tokens][4]   four tokens together, of them four
+//      dimensions: a vector's products are sums over dimensions
+//   V  int8 [page_tokens / 4][dim][4 tokens]          four tokens together: one broadcast of four
+//      weights meets every dimension
+// with a bf16 scale a token for K and one for V, rounded up so that |value| <= 127:  k ~= K *
+//     k_scale, v ~= V * v_scale.
+// Four such tokens are a quad. Its keys are 4 * dim bytes on end, and so are its values, half a
+// page further: what is read of a page at least.
+//
+// An extent is 16 consecutive pages of one layer and head, with their scales and summaries; it is
+// what memory and files are allocated in. Its three arrays (sizes below):
+//   pages   [16 pages][4096]
+//   scales  bf16 [16 pages][2][page_tokens]                 K's, then V's
+//   bounds  int8 [tiles][2 * dim / 4][16 blocks][4]         channels 0 .. dim-1: maximum of K
+//           (rounded up); dim .. 2dim-1: minimum (rounded down); then f32 [tiles][16 blocks]
+//           one scale a block; a block is block_tokens tokens
+// All parts of a page that is not sealed are zero.
+//
+// A sketch holds a few numbers of every key, in 4 bits, so that one scan estimates every token's
+// score (store/key_sketch.h):
+//   sketch  [tiles][4 tokens][sketch_dim / 8][16 quads][4]   value + 8: channel 8 i + j in the low
+//           half of byte j, 8 i + 4 + j in the high half; then bf16 [tiles][16 quads]: one scale a
+//           quad, four tokens
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvasir {
+
+constexpr uint32_t page_bytes = 4096;
+constexpr uint32_t extent_pages = 16;
+// the fewest tokens that are chosen: what an integer dot product takes together
+constexpr uint32_t quad_tokens = 4;
+// blocks whose bounds, and quads whose sketches are interleaved: the int32 lanes of a 512-bit
+// register
+constexpr uint32_t tile_blocks = 16;
+constexpr uint32_t max_head_dim = 256;
+
+struct PageShape {
+  uint32_t head_dim = 0;      // the model's, elements
+  uint32_t dim = 0;           // head_dim padded with zeros: 32, 64, 128 or 256
+  uint32_t page_tokens = 0;   // 2048 / dim: 64, 32, 16 or 8
+  uint32_t block_tokens = 0;  // tokens of one bound: 16, or a page where that is less
+
+  // head_dim in 1 .. max_head_dim.
+  static constexpr PageShape of(uint32_t head_dim) {
+    PageShape s;
+    s.head_dim = head_dim;
+    s.dim = head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+    s.page_tokens = page_bytes / 2 / s.dim;
+    s.block_tokens = s.page_tokens < 16 ? s.page_tokens : 16;
+    return s;
+  }
+
+  // blocks a page: 4, 2, 1, 1
+  constexpr uint32_t page_blocks() const { return page_tokens / block_tokens; }
+  constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
+  constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
+  constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
+  // quads a page: 16, 8, 4, 2
+  constexpr uint32_t page_quads() const { return page_tokens / quad_tokens; }
+  constexpr uint32_t extent_quads() const { return extent_pages * page_quads(); }
+  constexpr uint32_t quad_tiles() const { return extent_quads() / tile_blocks; }
+
+  // Where a token's key begins in a page; its dimension d is at d / 4 * key_stride + d % 4 from
+  // there.
+  static constexpr uint32_t key_stride = quad_tokens * 4;
+  constexpr std::size_t key_at(uint32_t token) const {
+    return std::size_t{token / quad_tokens} * quad_tokens * dim + token % quad_tokens * 4;
+  }
+
+  // Bytes of an extent's arrays.
+  static constexpr std::size_t pages_bytes() { return std::size_t{extent_pages} * page_bytes; }
+  constexpr std::size_t scales_bytes() const {
+    return std::size_t{extent_pages} * 2 * page_tokens * 2;
+  }
+  constexpr std::size_t bounds_bytes() const {
+    return std::size_t{extent_tiles()} * tile_blocks * (2 * dim + sizeof(float));
+  }
+
+  // Numbers a key that a sketch keeps: three in eight, in whole bytes of two groups of four.
+  constexpr uint32_t sketch_dim() const { return (dim * 3 / 8 + 7) / 8 * 8; }
+  constexpr std::size_t sketch_bytes() const {
+    return std::size_t{extent_quads()} * (quad_tokens * sketch_dim() / 2 + sizeof(uint16_t));
+  }
+
+  constexpr bool operator==(const PageShape&) const = default;
+};
+
+static_assert(PageShape::of(64).page_tokens == 32 && PageShape::of(64).extent_tiles() == 2);
+static_assert(PageShape::of(128).bounds_bytes() == 4096 + 64 &&
+              PageShape::of(64).bounds_bytes() == 4096 + 128);
+
+// The arrays of one extent of one layer and KV head; see the top of this file.
+struct ExtentView {
+  const int8_t* pages;
+  const uint16_t* scales;
+  const int8_t* bounds;
+};
+
+// One page to attend, or a part of it.
+struct PageRef {
+  const int8_t* data;      // the page's 4096 bytes, 64-byte aligned
+  const uint16_t* scales;  // bf16 [2][page_tokens]
+  uint64_t tokens;         // bit t set: token t of the page takes part; never 0
+  float bias = 0;          // of every score: ln of how many like it these tokens stand for
+};
+
+}  // namespace kvasir

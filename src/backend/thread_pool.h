@@ -1,0 +1,65 @@
+// A fixed team of threads for the parallel loops of a session and its forks. Workers spin briefly
+// between loops, because a decode step has dozens of them microseconds apart, then sleep. The
+// destructor joins them all.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include "base/status.h"
+
+namespace kvasir {
+
+class ThreadPool {
+ public:
+  // threads >= 1, the caller's included: ThreadPool of 1 starts none. Code::no_memory or
+  // Code::limit when threads cannot start.
+  static Status create(uint32_t threads, std::unique_ptr<ThreadPool>* out);
+  ~ThreadPool();
+
+  uint32_t threads() const;
+
+  // Calls f(task, worker) for every task in [0, n_tasks), tasks in ascending order as workers get
+  // free; worker < threads() names the thread's scratch, of which each caller has its own. Returns
+  // when all are done. Several threads may call at once: the workers serve all of them, and a
+  // caller that has no turn runs its tasks itself. A task must not call. f may throw std::bad_alloc
+  // and nothing else: the other tasks still run, then this throws it.
+  template <class F>
+  void run(uint32_t n_tasks, F&& f) {
+    struct Call {
+      std::remove_reference_t<F>& f;
+      std::atomic<bool> out_of_memory{false};
+    } call{f};
+    run_erased(
+        n_tasks,
+        [](void* context, uint32_t task, uint32_t worker) {
+          auto& c = *static_cast<Call*>(context);
+          try {
+            c.f(task, worker);
+          } catch (const std::bad_alloc&) {
+            c.out_of_memory.store(true, std::memory_order_relaxed);
+          }
+        },
+        &call);
+    if (call.out_of_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
+  }
+
+ private:
+  using Task = void (*)(void* context, uint32_t task, uint32_t worker);
+  void run_erased(uint32_t n_tasks, Task task, void* context);
+  struct State;
+  explicit ThreadPool(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// As ThreadPool::run(); by the caller alone where there is no pool.
+template <class F>
+void run_tasks(ThreadPool* pool, uint32_t n_tasks, F&& f) {
+  if (pool) return pool->run(n_tasks, f);
+  for (uint32_t task = 0; task < n_tasks; ++task) f(task, 0u);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,56 @@
+#include "cachefile/atomic_file.h"
+
+#include <new>
+
+namespace kvasir {
+
+AtomicFile::~AtomicFile() {
+  if (!temporary_) return;
+  (void)file_.close();
+  (void)os::remove_file(file_.path());  // the error that led here has been reported already
+}
+
+Status AtomicFile::check(const std::string& path) {
+  AtomicFile begun;
+  return begun.create(path);
+}
+
+Status AtomicFile::create(const std::string& path) {
+  if (Status s = os::find_target(path, &path_); !s.ok()) return s;
+  Status s = os::File::create_temporary(path_, &file_);
+  temporary_ = s.ok();
+  return s;
+}
+
+// The file is in place by now: also a failed allocation has to say so.
+static Status sync_folder(const std::string& path) {
+  try {
+    return os::sync_folder_of(path);
+  } catch (const std::bad_alloc&) {
+    return Status::error(Code::no_memory, "out of memory");
+  }
+}
+
+Status AtomicFile::finish(const BeforeRename& before_rename) {
+  uint64_t bytes = 0;
+  bool changed = false;
+  if (Status s = file_.sync(); !s.ok()) return s;
+  if (before_rename) {
+    if (Status s = file_.size(&bytes); !s.ok()) return s;
+    if (Status s = before_rename(bytes, &path_); !s.ok()) return s;
+  }
+  if (Status s = file_.keep_access_of(path_, &changed); !s.ok()) return s;
+  if (changed)
+    if (Status s = file_.sync(); !s.ok()) return s;
+  if (Status s = file_.close(); !s.ok()) return s;
+  if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
+  temporary_ = false;
+  file_.unlock();  // it is a document like the others, and who opens it locks it for himself
+  Status s = sync_folder(path_);
+  if (s.ok()) return s;
+  return Status::error(s.code(), "%s is written, but a power cut may still undo it: %s",
+                       path_.c_str(), s.message())
+      .with_errno(s.sys_errno());
+}
+
+}  // namespace kvasir

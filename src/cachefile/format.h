@@ -1,0 +1,137 @@
+// The cache file's format, in one place for reader and writer; docs/file-format.md says it byte by
+// byte.
+//
+// All integers are little endian. Nothing in the layout is free: sections follow each other in the
+// order of the section table, each at the next multiple of section_align, and the checksum tables
+// follow the last one. A reader computes where everything must be and refuses a file that says
+// otherwise, so overlaps and gaps cannot be expressed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace kvasir::format {
+
+// Shows what text-mode transfers do: a byte with its high bit set, "KVC", CR LF, the DOS end of
+// file, LF.
+constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
+constexpr uint32_t byte_order = 0x0A0B0C0D;
+
+constexpr uint32_t version = 3;         // written
+constexpr uint32_t minimum_reader = 3;  // the oldest reader that understands what is written
+// versions 1 and 2, whose keys lay in another order, were written before the first release
+constexpr uint32_t oldest_readable = 3;
+constexpr uint64_t header_bytes = 4096;
+// of checksums: a page of the store, so that checking one reads nothing else
+constexpr uint64_t block_bytes = 4096;
+constexpr uint64_t section_align = 65536;
+constexpr uint32_t max_sections = 32;
+
+// Seed of the header's checksum. A block's and a table's seed is its offset in the file.
+constexpr uint64_t header_seed = 0x726973'61764B01;
+
+// Byte offsets in the header. Those up to place_file_size and place_checksum hold for every version
+// to come.
+constexpr uint64_t place_magic = 0;            // u8 [8]
+constexpr uint64_t place_version = 8;          // u32
+constexpr uint64_t place_minimum_reader = 12;  // u32
+constexpr uint64_t place_byte_order = 16;      // u32
+constexpr uint64_t place_section_count = 20;   // u32
+constexpr uint64_t place_file_size = 24;       // u64, bytes
+constexpr uint64_t place_model = 32;           // u8 [32]
+constexpr uint64_t place_layers = 64;          // u32
+constexpr uint64_t place_kv_heads = 68;        // u32
+constexpr uint64_t place_head_dim = 72;        // u32
+constexpr uint64_t place_vocabulary = 76;      // u32
+constexpr uint64_t place_tokens = 80;          // u64
+constexpr uint64_t place_model_name = 88;      // char [64]
+constexpr uint64_t place_model_hash = 152;     // u8 [16]
+constexpr uint64_t place_sections = 256;       // [max_sections][entry_bytes]
+constexpr uint64_t place_checksum = 4088;      // u64, of all bytes before it
+
+// Byte offsets in an entry of the section table.
+constexpr uint64_t entry_bytes = 64;
+constexpr uint64_t entry_kind = 0;             // u32
+constexpr uint64_t entry_version = 4;          // u32
+constexpr uint64_t entry_flags = 8;            // u32
+constexpr uint64_t entry_offset = 16;          // u64
+constexpr uint64_t entry_size = 24;            // u64, bytes
+constexpr uint64_t entry_table_offset = 32;    // u64
+constexpr uint64_t entry_table_checksum = 40;  // u64
+
+static_assert(place_sections + max_sections * entry_bytes <= place_checksum);
+
+enum class SectionKind : uint32_t {
+  state = 1,   // the sequence's small facts (session/persist.cc)
+  tokens = 2,  // int32 [tokens]
+  centre = 3,  // f32 [layers][kv_heads][dim]: subtracted from every K
+  sinks = 4,   // f32 [layers][kv_heads][2][sink tokens][dim]: K, V
+  window = 5,  // f32 [layers][kv_heads][2][window tokens][dim]: K, V
+  pages = 6,   // [extents][layers][kv_heads][16 pages][4096]
+  scales = 7,  // [extents][layers][kv_heads] arrays as in backend/page.h
+  bounds = 8,
+  statistics = 10,  // JSON; 9 was a section of version 1 and stays unused
+  recurrent = 11,   // reserved
+  index = 12,       // reserved: a strategy's own structure, by name and version
+  logits = 13,      // f32 [vocabulary]: after the last token, so that decode goes on exactly
+  // f32 [layers]: how badly each layer is served by chosen pages; the plan's dense layers come from
+  // it
+  errors = 14,
+  sketch = 15,  // store/key_sketch.h: a few numbers of every key
+  // f32 [layers][tokens][heads * (head_dim + 1)]: the newest queries, for strategies that choose by
+  // them
+  queries = 16,
+  observed = 17,         // the queries that the choice of an answer under way was made by
+  representatives = 18,  // store/representatives.h: what stands for blocks of tokens
+  sparse = 19,           // u64: tokens up to the last one that was read sparsely
+  hnsw = 20,             // store/token_index.h: a strategy's index of the keys, each optional
+  ood = 21,
+  ivf = 22,
+  // cachefile/token_chain.h: hashes of the tokens, by which a library finds what begins like a text
+  chain = 23,
+  read = 24,  // u64: tokens before the first that was not read as a document is
+  chat = 25,  // session/chat_record.h: in which format the turns are
+};
+
+// Whether this reader understands a section's contents. The reserved kinds are not understood yet.
+constexpr bool is_known(SectionKind kind) {
+  return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
+         kind == SectionKind::statistics ||
+         (kind >= SectionKind::logits && kind <= SectionKind::chat);
+}
+
+// Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file
+// Code::version.
+constexpr uint32_t optional_section = 1;
+
+// The flags a kind is written with: statistics are for people, an index can be built again. A
+// reader that missed `chat` would put questions into turns of another format.
+constexpr uint32_t flags_of(SectionKind kind) {
+  return kind == SectionKind::statistics || kind == SectionKind::index ||
+                 (kind >= SectionKind::logits && kind <= SectionKind::read)
+             ? optional_section
+             : 0;
+}
+
+constexpr const char* name_of(SectionKind kind) {
+  constexpr const char* names[] = {
+      "unknown", "state",    "tokens",          "centre",    "sinks", "window", "pages",  "scales",
+      "bounds",  "unknown",  "statistics",      "recurrent", "index", "logits", "errors", "sketch",
+      "queries", "observed", "representatives", "sparse",    "hnsw",  "ood",    "ivf",    "chain",
+      "read",    "chat"};
+  const auto i = static_cast<uint32_t>(kind);
+  return names[i < sizeof names / sizeof *names ? i : 0];
+}
+
+// What a cache belongs to; compared on load, so that a cache of other weights is refused.
+struct Identity {
+  std::array<uint8_t, 32> model{};  // fingerprint of the weights file
+  uint32_t layers = 0, kv_heads = 0, head_dim = 0;
+  uint32_t vocabulary = 0;
+  uint64_t tokens = 0;       // in the sequence
+  char model_name[64] = {};  // for people; UTF-8, NUL-terminated
+  std::array<uint8_t, 16>
+      model_hash{};  // of the whole weights file; zeros: unknown when the document was saved
+};
+
+}  // namespace kvasir::format

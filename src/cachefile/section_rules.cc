@@ -1,0 +1,100 @@
+#include "cachefile/section_rules.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/magnitude.h"
+#include "cachefile/format_fields.h"
+
+namespace kvasir {
+
+using format::SectionKind;
+
+namespace {
+
+std::span<const float> floats_in(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+template <class T>
+T number_at(std::span<const std::byte> bytes, std::size_t at) {
+  T value{};
+  std::memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+const char* wrong_floats(std::span<const float> values) {
+  return all_finite(values) ? nullptr : "holds a number that is not finite";
+}
+
+const char* wrong_count(uint64_t count, const SectionFacts& facts) {
+  return count <= facts.tokens ? nullptr : "counts more tokens than there are";
+}
+
+const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& facts) {
+  const bool fits = end > 0 && end <= facts.tokens && pages <= end / facts.page_tokens;
+  return fits ? nullptr : "is of another sequence";
+}
+
+const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
+                          const SectionFacts& facts) {
+  if (bytes.empty()) return nullptr;
+  switch (kind) {
+    case SectionKind::centre:
+    case SectionKind::sinks:
+    case SectionKind::window:
+    case SectionKind::logits:
+    case SectionKind::errors:
+    case SectionKind::queries:
+      return wrong_floats(floats_in(bytes));
+    case SectionKind::tokens: {
+      const auto is_token = [&](int32_t t) {
+        return t >= 0 && static_cast<uint32_t>(t) < facts.vocabulary;
+      };
+      const auto* tokens = reinterpret_cast<const int32_t*>(bytes.data());
+      const bool all = std::all_of(tokens, tokens + bytes.size() / sizeof *tokens, is_token);
+      return all ? nullptr : "holds a token that the model does not have";
+    }
+    case SectionKind::observed: {
+      if (bytes.size() < format::observed_head_bytes) return "is too short";
+      const auto end = number_at<uint64_t>(bytes, 0), pages = number_at<uint64_t>(bytes, 8);
+      if (const char* wrong = wrong_observed(end, pages, facts)) return wrong;
+      return wrong_floats(floats_in(bytes.subspan(format::observed_head_bytes)));
+    }
+    case SectionKind::sparse:
+    case SectionKind::read:
+      return bytes.size() == sizeof(uint64_t) ? wrong_count(number_at<uint64_t>(bytes, 0), facts)
+                                              : "is too short";
+    default:
+      return nullptr;
+  }
+}
+
+const char* wrong_sketch(uint32_t built, uint32_t covered, uint32_t sealed) {
+  return covered == sealed && built > 0 && built <= sealed ? nullptr
+                                                           : "is of another number of pages";
+}
+
+// A block is decided when all its tokens are sealed: those that are not are in the window, or of
+// the last block.
+const char* wrong_representatives(uint64_t blocks, uint64_t undecided, uint64_t tokens,
+                                  uint64_t window_count) {
+  const bool fits = blocks * representatives_block_tokens + undecided == tokens &&
+                    undecided < window_count + representatives_block_tokens;
+  return fits ? nullptr : "is of another number of tokens";
+}
+
+const char* wrong_index(const IndexFacts& i, SectionKind kind, uint32_t page_tokens,
+                        uint64_t sealed, uint32_t group) {
+  if (i.first_token != page_tokens || i.first_token >= i.tokens || i.valid <= i.first_token ||
+      i.valid > i.tokens || i.valid > sealed || i.valid % page_tokens != 0)
+    return "is of other tokens";
+  if (i.built <= i.first_token || i.built > i.tokens ||
+      (i.graphs != 1 && (i.graphs != group || kind != SectionKind::ood)))
+    return "is of other tokens or heads";
+  return nullptr;
+}
+
+}  // namespace kvasir

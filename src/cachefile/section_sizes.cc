@@ -1,0 +1,131 @@
+#include "cachefile/section_sizes.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "backend/page.h"
+#include "base/checked.h"
+#include "base/plausible.h"
+#include "cachefile/format_fields.h"
+
+namespace kvasir {
+
+using namespace format;
+
+namespace {
+
+// Of an index, for each item: links of all levels and where they begin, or its place in a cluster
+// and its share of the centroids, whose number is the square root of the items'.
+constexpr uint64_t hnsw_words = 48, ood_words = 96, ivf_words = 4;
+constexpr uint64_t index_words_a_head =
+    128 * 1024;  // what does not grow with the items: levels, a metric of [256][256]
+constexpr uint64_t observed_tokens = 32;          // whose queries are kept
+constexpr uint64_t chain_tokens = 256;            // of one hash
+constexpr uint64_t representatives_tokens = 128;  // of one block
+
+// graphs: of a KV head.
+uint64_t max_index_bytes(uint64_t heads, uint64_t graphs, uint64_t tokens, uint64_t words_an_item) {
+  return claim_product(
+      {heads, graphs, claim_sum({tokens * words_an_item, index_words_a_head}), sizeof(uint32_t)});
+}
+
+}  // namespace
+
+uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
+  if (id.layers > max_cache_layers || id.kv_heads > max_cache_heads ||
+      id.tokens > max_cache_tokens || id.head_dim == 0 || id.head_dim > max_head_dim)
+    return small_section;
+  const PageShape page = PageShape::of(id.head_dim);
+  const uint64_t heads = uint64_t{id.layers} * id.kv_heads,
+                 extents = ceil_div(id.tokens, page.extent_tokens());
+  const uint64_t row = page.dim * sizeof(float);  // one token of one head
+  const uint64_t bases = 2 * uint64_t{page.dim} * page.sketch_dim() * sizeof(float) + block_bytes;
+  const uint64_t queries =
+      claim_product({heads, group, id.head_dim + 1, observed_tokens * sizeof(float)});
+  uint64_t most = 0;
+  switch (kind) {
+    case SectionKind::tokens:
+      most = id.tokens * sizeof(int32_t);
+      break;
+    case SectionKind::centre:
+      most = heads * row;
+      break;
+    case SectionKind::sinks:
+      most = heads * row * 2 * page.page_tokens;
+      break;
+    case SectionKind::window:
+      most = claim_product({heads, row, 2, id.tokens});
+      break;
+    case SectionKind::scales:
+      most = claim_product({extents, heads, page.scales_bytes()});
+      break;
+    case SectionKind::bounds:
+      most = claim_product({extents, heads, page.bounds_bytes()});
+      break;
+    case SectionKind::logits:
+      most = uint64_t{id.vocabulary} * sizeof(float);
+      break;
+    case SectionKind::errors:
+      most = uint64_t{id.layers} * sizeof(float);
+      break;
+    case SectionKind::sketch:
+      most = claim_sum({heads * bases, claim_product({extents, heads, page.sketch_bytes()})});
+      break;
+    case SectionKind::queries:
+      most = queries;
+      break;
+    case SectionKind::observed:
+      most = claim_sum({queries, observed_head_bytes});
+      break;
+    case SectionKind::representatives:
+      most =
+          claim_sum({claim_product({heads, id.tokens / representatives_tokens, row / 2}),
+                     claim_product({heads, id.tokens, sizeof(float)}), representatives_head_bytes});
+      break;
+    case SectionKind::hnsw:
+      most = max_index_bytes(heads, 1, id.tokens, hnsw_words);
+      break;
+    case SectionKind::ood:
+      most = max_index_bytes(heads, group, id.tokens, ood_words);
+      break;
+    case SectionKind::ivf:
+      most = max_index_bytes(heads, 1, id.tokens, ivf_words);
+      break;
+    case SectionKind::chain:
+      most = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
+      break;
+    case SectionKind::state:
+    case SectionKind::statistics:
+    case SectionKind::sparse:
+    case SectionKind::chat:
+    case SectionKind::read:
+      break;
+    case SectionKind::pages:
+    case SectionKind::recurrent:
+    case SectionKind::index:
+      most = claim_product({extents, heads, PageShape::pages_bytes()});
+      break;
+  }
+  return std::max(most, small_section);
+}
+
+Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t group) {
+  uint64_t unknown = 0;
+  for (uint32_t i = 0; i < header.section_count; ++i) {
+    const CacheHeader::Entry& section = header.sections[i];
+    const bool known = is_known(section.kind);
+    const SectionKind kind = known ? section.kind : SectionKind::pages;
+    const uint64_t most = max_section_bytes(kind, header.identity, known ? group : 0);
+    const uint64_t bytes = known ? section.bytes : (unknown = claim_sum({unknown, section.bytes}));
+    if (bytes <= most) continue;
+    return Status::error(Code::corrupt,
+                         "%s is damaged: section %s has %" PRIu64 " bytes, where %" PRIu64
+                         " tokens of its shape take at most "
+                         "%" PRIu64,
+                         path, name_of(section.kind), section.bytes, header.identity.tokens, most)
+        .with_offset(place_sections + i * entry_bytes + entry_size);
+  }
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,87 @@
+// `hnsw`: the tokens with the largest scores, looked for in a graph of near keys (HNSW, arXiv
+// 1603.09320), one a KV head.
+//
+// The graph is made by hnswlib, whose items are token numbers and whose distance is the negative
+// inner product of two keys of the store. Its links are then taken over and hnswlib is done with:
+// one search serves all graphs (select/graph/token_search.h).
+#include <istream>
+
+// hnswlib includes <iostream>, of which every inclusion runs code when the library is loaded, for
+// warnings that are never met here. What it names of it is declared instead.
+#ifdef __GLIBCXX__
+#define _GLIBCXX_IOSTREAM 1
+namespace std {
+extern ostream cout, cerr;
+}
+#endif
+// Its prefetches read a number past the end of a full list. Distances are ours, so its vector code
+// is of no use here.
+#define NO_MANUAL_VECTORIZATION
+#include <hnswlib/hnswlib.h>
+
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "select/graph/index_build.h"
+#include "select/graph/token_search.h"
+
+namespace kvasir {
+
+namespace {
+
+constexpr std::size_t links_an_item = 16;  // twice as many on level 0: hnswlib's defaults,
+// and half its breadth, with which it finds as much in half the time
+constexpr std::size_t build_breadth = 100;
+constexpr std::size_t seed = 100;
+
+float distance(const void* a, const void* b, const void* keys) {
+  uint32_t x, y;
+  std::memcpy(&x, a, sizeof x);
+  std::memcpy(&y, b, sizeof y);
+  return -static_cast<const KeyRows*>(keys)->dot(x, y);
+}
+
+// Items of 4 bytes: their number.
+struct Space final : hnswlib::SpaceInterface<float> {
+  explicit Space(const KeyRows* rows) : keys(rows) {}
+  std::size_t get_data_size() override { return sizeof(uint32_t); }
+  hnswlib::DISTFUNC<float> get_dist_func() override { return distance; }
+  void* get_dist_func_param() override { return const_cast<KeyRows*>(keys); }
+  const KeyRows* keys;
+};
+
+TokenIndex::Words graph_of(const KeyRows& keys, const CancelLatch& cancel) {
+  Space space(&keys);
+  hnswlib::HierarchicalNSW<float> graph(&space, keys.items(), links_an_item, build_breadth, seed);
+  for (uint32_t i = 0; i < keys.items() && !cancel.fired(); ++i) graph.addPoint(&i, i);
+  if (cancel.fired()) return {};
+  std::vector<TokenIndex::Lists> levels(static_cast<std::size_t>(graph.maxlevel_) + 1);
+  for (uint32_t i = 0; i < keys.items(); ++i)
+    for (int l = 0; l <= graph.element_levels_[i]; ++l) {
+      TokenIndex::Lists& level = levels[static_cast<std::size_t>(l)];
+      const std::vector<hnswlib::tableint> links = graph.getConnectionsWithLock(i, l);
+      if (l > 0) level.items.push_back(i);
+      level.lists.emplace_back(links.begin(), links.end());
+    }
+  return TokenIndex::encode(graph.enterpoint_node_, levels, {});
+}
+
+}  // namespace
+
+// hnswlib throws what it likes where memory is short; nothing else makes it throw here.
+TokenIndex::Words build_hnsw(const IndexInput& input) {
+  const KeyRows keys(input.pages, input.kernels, input.layer, input.kv_head, input.first_token,
+                     input.cancel);
+  try {
+    return graph_of(keys, input.cancel);
+  } catch (const std::exception&) {
+    throw std::bad_alloc();
+  }
+}
+
+std::unique_ptr<const Selector> make_hnsw_selector() {
+  return make_nearest_selector(IndexKind::hnsw);
+}
+
+}  // namespace kvasir

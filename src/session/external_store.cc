@@ -1,0 +1,457 @@
+#include "session/external_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "backend/parallel_chunks.h"
+#include "base/magnitude.h"
+#include "base/number_text.h"
+#include "os/os.h"
+
+namespace kvasir {
+
+namespace {
+
+constexpr uint32_t max_layers = 1024, max_heads = 1024, max_threads = 256, max_window = 1 << 20;
+constexpr uint64_t max_tokens_of_all = uint64_t{1} << 30;
+// of what is computed with, not copied alone
+constexpr std::size_t small_piece = std::size_t{1} << 17;
+constexpr uint32_t many = 16;       // tokens of a step that are worth the pool's threads
+constexpr float too_large = 1e30f;  // below it sums and differences stay finite
+constexpr char no_model[] = "(no model)";
+
+// Rounded to nearest, ties to even; too large is infinite.
+uint16_t to_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000u,
+                 magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u)  // subnormal: an addition shifts and rounds
+    return static_cast<uint16_t>(
+        sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u));
+  return static_cast<uint16_t>(sign |
+                               (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+uint16_t to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+Status read_numbers(const char* name, Numbers type, const void* from, std::size_t count,
+                    ThreadPool* pool, Array<float>* to) {
+  if (to->size() < count) to->resize(count);
+  const TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16};
+  const std::size_t size = type == Numbers::f32 ? sizeof(float) : sizeof(uint16_t);
+  std::atomic<bool> good{true};
+  parallel_chunks(
+      count * sizeof(float), pool,
+      [&](std::size_t at, std::size_t bytes) {
+        const std::size_t first = at / sizeof(float), n = bytes / sizeof(float);
+        const WeightView view{static_cast<const std::byte*>(from) + first * size,
+                              types[static_cast<std::size_t>(type)], 1, static_cast<uint32_t>(n),
+                              0};
+        cpu_kernels().dequantize_row(view, 0, to->data() + first);
+        if (!all_below({to->data() + first, n}, too_large))
+          good.store(false, std::memory_order_relaxed);
+      },
+      small_piece);
+  if (good.load(std::memory_order_relaxed)) return {};
+  return Status::error(Code::bad_argument,
+                       "%s holds a number that is not finite, or past 1e30; the cache is as it was",
+                       name);
+}
+
+void write_numbers(Numbers type, const float* from, std::size_t count, void* to) {
+  if (type == Numbers::f32) {
+    std::memcpy(to, from, count * sizeof *from);
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const uint16_t x = type == Numbers::f16 ? to_f16(from[i]) : to_bf16(from[i]);
+    std::memcpy(static_cast<std::byte*>(to) + i * sizeof x, &x, sizeof x);
+  }
+}
+
+Status out_of_range(const char* name, uint64_t is, uint64_t most) {
+  return Status::error(Code::bad_argument, "%s is %" PRIu64 ": use 1 to %" PRIu64, name, is, most);
+}
+
+}  // namespace
+
+StoreShape ExternalStore::store_shape(const BareOptions& o) {
+  return {o.shape.layers, o.shape.kv_heads, PageShape::of(o.shape.head_dim)};
+}
+
+Status ExternalStore::resolve(BareOptions* o) {
+  const HeadShape& s = o->shape;
+  if (s.layers == 0 || s.layers > max_layers) return out_of_range("layers", s.layers, max_layers);
+  if (s.heads == 0 || s.heads > max_heads) return out_of_range("heads", s.heads, max_heads);
+  if (s.kv_heads == 0 || s.heads % s.kv_heads)
+    return Status::error(Code::bad_argument, "kv_heads is %u: it has to divide heads, which is %u",
+                         s.kv_heads, s.heads);
+  if (s.head_dim == 0 || s.head_dim > max_head_dim)
+    return out_of_range("head_dim", s.head_dim, max_head_dim);
+  if (o->max_tokens == 0 || o->max_tokens > max_tokens_of_all)
+    return out_of_range("max_tokens", o->max_tokens, max_tokens_of_all);
+  if (o->threads > max_threads)
+    return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
+                         max_threads);
+  if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
+  if (o->window == 0) o->window = 64;
+  if (o->window > max_window)
+    return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
+  if (Status e = check_memory_budget(o->memory, o->full_precision); !e.ok()) return e;
+  if (Status e = check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens);
+      !e.ok())
+    return e;
+  const StrategyInfo* info = strategy_info(o->select.strategy);  // null: auto
+  if (info && (info->index || info->has(StrategyInfo::chooses_once)))
+    return Status::error(
+        Code::bad_argument,
+        "strategy is \"%s\", which reads the text again with its model: a cache has none",
+        o->select.strategy.c_str());
+  return {};
+}
+
+ExternalStore::ExternalStore(const BareOptions& options, KvStore store)
+    : options_(options), store_(std::move(store)), layer_updated_(options.shape.layers) {}
+
+Status ExternalStore::start() {
+  if (!pool_) {
+    std::unique_ptr<ThreadPool> pool;
+    if (Status s = ThreadPool::create(options_.threads, &pool); !s.ok()) return s;
+    pool_ = std::move(pool);
+  }
+  attention_ =
+      std::make_unique<Attention>(options_.shape, store_.shape().page, cpu_kernels(), pool_.get());
+  return {};
+}
+
+Status ExternalStore::open(const BareOptions& options, std::unique_ptr<ExternalStore>* out) {
+  BareOptions o = options;
+  if (Status s = resolve(&o); !s.ok()) return s;
+  KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
+  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
+    store.drop_representatives();
+  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
+  std::unique_ptr<ExternalStore> cache(new ExternalStore(o, std::move(store)));
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+Status ExternalStore::fork(const Cancel* cancel, std::unique_ptr<ExternalStore>* out) {
+  if (Status s = settle("copied", cancel); !s.ok()) return s;
+  std::unique_ptr<ExternalStore> cache(new ExternalStore(options_, KvStore(store_)));
+  cache->pool_ = pool_;
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+// Before something is done with the whole sequence.
+Status ExternalStore::commit_complete(const char* what) {
+  if (step_tokens_ > 0 && !complete())
+    return Status::error(Code::bad_state,
+                         "the step of %u tokens has %u of %u layers: update the others or truncate "
+                         "before the cache is %s",
+                         step_tokens_, updated_, options_.shape.layers, what);
+  if (step_tokens_ > 0) commit();
+  return {};
+}
+
+Status ExternalStore::finish(const KvStore** out) {
+  if (Status s = commit_complete("taken over"); !s.ok()) return s;
+  *out = &store_;
+  return {};
+}
+
+// The same, and it goes on with the sketch that its next token would ask for.
+Status ExternalStore::settle(const char* what, const Cancel* cancel) {
+  if (Status s = commit_complete(what); !s.ok()) return s;
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  return prepare_sketch(plan, cancel);
+}
+
+void ExternalStore::commit() {
+  store_.commit(step_tokens_, cpu_kernels(), pool_.get());
+  step_tokens_ = 0;
+  committed_ = true;
+}
+
+// The sketch of the keys, where the plan wants one and there is none that serves it.
+Status ExternalStore::prepare_sketch(const Plan& plan, const Cancel* cancel) {
+  if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 ||
+      store_.sketch().is_current())
+    return {};
+  // What will be asked is not known.
+  return store_.build_sketch(nullptr, cpu_kernels(), pool_.get(), cancel, step_tokens_);
+}
+
+// How the next step attends. The sketch that its strategy needs is found by the first attention,
+// which can be cancelled.
+void ExternalStore::plan_step(uint32_t tokens) {
+  step_selector_ = nullptr;
+  if (tokens > 1) {
+    plan_ = {};
+    return;
+  }
+  Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  if (plan.strategy != planned_) {
+    planned_ = nullptr;
+    selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+    memory_ = selector_ ? selector_->make_memory() : nullptr;
+    planned_ = plan.strategy;
+  }
+  plan_ = std::move(plan);
+  step_selector_ = selector_.get();
+}
+
+// What can be known before is refused before the last step is committed.
+Status ExternalStore::begin_step(uint32_t tokens) {
+  const uint64_t held = this->tokens();
+  if (tokens > options_.max_tokens - held)
+    return Status::error(Code::context_full,
+                         "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64
+                         "; it is unchanged",
+                         tokens, held, options_.max_tokens);
+  if (Status s = store_.check_budget(held + tokens, 0, tokens); !s.ok()) return s;
+  // null: auto, which wants no representatives
+  const StrategyInfo* asked = strategy_info(options_.select.strategy);
+  if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) &&
+      store_.pages_after(held) >= 2 && !store_.representatives().known())
+    return Status::error(Code::bad_state,
+                         "%s chooses by queries, which not every update has brought",
+                         asked->name.data());
+  if (complete()) commit();
+  plan_step(tokens);
+  if (Status s = store_.prepare(tokens, KvStore::Together::nothing, pool_.get()); !s.ok()) return s;
+  committed_ = false;
+  chosen_by_ = no_layer;
+  step_tokens_ = tokens;
+  updated_ = 0;
+  std::fill(layer_updated_.begin(), layer_updated_.end(), false);
+  return {};
+}
+
+Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const void* v,
+                             const void* q, uint32_t tokens) {
+  const HeadShape& s = options_.shape;
+  if (layer >= s.layers)
+    return Status::error(Code::bad_argument, "layer is %u: the cache has %u", layer, s.layers);
+  if (tokens == 0 || tokens > max_step) return out_of_range("tokens", tokens, max_step);
+  const bool open = step_tokens_ > 0 && !complete();
+  if (open && tokens != step_tokens_)
+    return Status::error(Code::bad_state, "tokens is %u: the step has %u, and %u of its %u layers",
+                         tokens, step_tokens_, updated_, s.layers);
+  if (open && layer_updated_[layer])
+    return Status::error(Code::bad_state,
+                         "layer %u has been updated: the step has %u of its %u layers", layer,
+                         updated_, s.layers);
+  const StrategyInfo* asked = strategy_info(options_.select.strategy);
+  if (!q && asked && asked->has(StrategyInfo::wants_representatives))
+    return Status::error(Code::bad_argument, "q is NULL: %s chooses by the queries of every update",
+                         asked->name.data());
+  const std::size_t count = std::size_t{tokens} * s.kv_width();
+  if (Status e = read_numbers("k", type, k, count, pool_.get(), &k_); !e.ok()) return e;
+  if (Status e = read_numbers("v", type, v, count, pool_.get(), &v_); !e.ok()) return e;
+  if (q)
+    if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_);
+        !e.ok())
+      return e;
+  if (!open)
+    if (Status e = begin_step(tokens); !e.ok()) return e;
+  store_.write(layer, tokens, k_.data(), v_.data(), tokens < many ? nullptr : pool_.get());
+  if (q) {
+    store_.observe(layer, tokens, q_.data(), s.heads);
+  } else {
+    store_.forget_representatives();
+  }
+  // not of all layers when the next step begins
+  store_.seal(layer, tokens, cpu_kernels(), pool_.get());
+  layer_updated_[layer] = true;
+  ++updated_;
+  return {};
+}
+
+// That the layer reads what the filter layer before it chose for this very step.
+Status ExternalStore::check_choice(uint32_t layer) const {
+  if (plan_.filter.empty() || plan_.is_dense(layer)) return {};
+  uint32_t filter = layer;
+  while (!plan_.is_filter(--filter)) {
+  }  // there is one: the layers before the first are dense
+  if (filter == chosen_by_) return {};
+  return Status::error(Code::bad_state,
+                       "layer %u reads what layer %u chooses, which is not the filter layer that "
+                       "was attended last in this step: "
+                       "attend it first",
+                       layer, filter);
+}
+
+Status ExternalStore::attention(const BareQuery& query) {
+  const HeadShape& s = options_.shape;
+  const uint32_t layer = query.layer, n = query.tokens;
+  if (layer >= s.layers)
+    return Status::error(Code::bad_argument, "layer is %u: the cache has %u", layer, s.layers);
+  if (!(query.scale >= 0) || !std::isfinite(query.scale))
+    return Status::error(Code::bad_argument, "scale is %s: use a positive number, or 0",
+                         number_text(query.scale).c_str());
+  if (!(query.softcap >= 0) || !std::isfinite(query.softcap))
+    return Status::error(Code::bad_argument, "softcap is %s: use a positive number, or 0",
+                         number_text(query.softcap).c_str());
+  if (step_tokens_ == 0 && committed_)
+    return Status::error(Code::bad_state,
+                         "layer %u has no open step: the last one is part of the cache since it "
+                         "was saved, copied or truncated, or an "
+                         "update failed; its tokens are not to be updated again",
+                         layer);
+  if (step_tokens_ == 0 || !layer_updated_[layer])
+    return Status::error(Code::bad_state,
+                         "layer %u has no step: update it with the tokens' keys and values first",
+                         layer);
+  if (n != step_tokens_)
+    return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
+  if (Status e = check_choice(layer); !e.ok()) return e;
+  const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
+  if (selector)
+    if (Status e = prepare_sketch(plan_, query.cancel); !e.ok()) return e;
+  const std::size_t count = std::size_t{n} * s.q_width();
+  if (Status e = read_numbers("q", query.type, query.q, count, pool_.get(), &q_); !e.ok()) return e;
+  // attention has 1 / sqrt(head_dim) in it
+  const float factor =
+      query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));
+  if (factor != 1.0f)
+    for (std::size_t i = 0; i < count; ++i) q_[i] *= factor;
+  if (out_.size() < count) out_.resize(count);
+  const bool chooses = plan_.is_filter(layer);
+  if (chooses) lse_.resize(std::size_t{n} * s.heads);
+  const CancelLatch cancel(query.cancel);
+  float* totals = chooses ? lse_.data() : nullptr;
+  attention_->set_softcap(query.softcap);
+  AttentionRequest request{.layer = layer,
+                           .tokens = n,
+                           .q = q_.data(),
+                           .store = store_,
+                           .selector = selector,
+                           .plan = plan_,
+                           .memory = memory_.get(),
+                           .cancel = cancel};
+  RETURN_IF_ERROR(attention_->run(request, out_.data(), totals));
+  if (chooses && !cancel.fired()) {
+    chosen_by_ = no_layer;  // until all of it is there
+    request.selector = step_selector_, attention_->filter(request, totals, nullptr, memory_.get());
+    if (!cancel.fired()) chosen_by_ = layer;
+  }
+  if (!selector || plan_.strategy->has(StrategyInfo::reads_keys)) store_.drop_resident_pages(layer);
+  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is as it was");
+  write_numbers(query.type, out_.data(), count, query.out);
+  return {};
+}
+
+Status ExternalStore::truncate(uint64_t tokens) {
+  const uint64_t held = this->tokens();
+  if (tokens > held)
+    return Status::error(Code::bad_argument,
+                         "cannot go back to token %" PRIu64 ": the cache holds %" PRIu64
+                         "; it is unchanged",
+                         tokens, held);
+  if (complete() && tokens > store_.tokens()) {  // what is taken back of a step was never sealed
+    store_.keep_first(static_cast<uint32_t>(tokens - store_.tokens()), step_tokens_);
+    step_tokens_ = static_cast<uint32_t>(tokens - store_.tokens());
+    commit();
+    return {};
+  }
+  if (tokens < store_.tokens()) {
+    if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+    committed_ = false;
+  }
+  step_tokens_ = 0;  // of a step that was not complete, or of which nothing is left
+  return {};
+}
+
+Status ExternalStore::save(const std::string& path, const Cancel* cancel, Progress::Report report) {
+  if (Status s = settle("saved", cancel); !s.ok()) return s;
+  format::Identity identity;
+  identity.model = options_.identity;
+  std::memcpy(identity.model_name, no_model, sizeof no_model);
+  SavedSequence state;
+  state.turn = store_.tokens() > 0;
+  state.window_tokens = options_.window;
+  const SavedPart none{format::SectionKind::tokens, nullptr, 0};
+  return save_store(path, identity, store_, state, {&none, 1}, cancel, std::move(report));
+}
+
+Status ExternalStore::load(const std::string& path, BareOptions options, bool verify,
+                           const Cancel* cancel, Progress::Report report,
+                           std::unique_ptr<ExternalStore>* out) {
+  if (Status s = resolve(&options); !s.ok()) return s;
+  CachePeek peek;
+  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  const format::Identity& id = peek.identity();
+  const auto mismatch = [&](const char* what) {
+    return Status::error(Code::model_mismatch, "%s %s; nothing was loaded", path.c_str(), what);
+  };
+  if (id.vocabulary != 0)
+    return mismatch("was saved by a session, with whose model kv_load loads it");
+  if (id.layers != options.shape.layers || id.kv_heads != options.shape.kv_heads ||
+      id.head_dim != options.shape.head_dim)
+    return mismatch("has another shape");
+  if (id.model != options.identity) return mismatch("has another identity: other weights made it");
+  const StoreShape shape = store_shape(options);
+  SavedSequence state;
+  if (Status s = read_saved(peek, &state); !s.ok()) return s;
+  if (Status s = check_saved(peek, shape, options.shape.group(), state); !s.ok()) return s;
+  if (state.tokens > options.max_tokens)
+    return Status::error(Code::context_full,
+                         "%s holds %" PRIu64 " tokens: the cache may hold %" PRIu64
+                         "; nothing was loaded",
+                         path.c_str(), state.tokens, options.max_tokens);
+  if (verify) {
+    Progress progress(std::move(report));
+    if (Status s = peek.verify(&progress, cancel); !s.ok()) return s;
+  }
+  std::shared_ptr<const CacheFile> file;
+  if (Status s = CacheFile::open(std::move(peek), &file, nullptr, cancel); !s.ok()) return s;
+  options.full_precision = state.full_precision;
+  options.window = state.window_tokens;
+  KvStore store(shape, options.window);
+  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens,
+                            nullptr, cancel, &store);
+      !s.ok())
+    return s;
+  std::unique_ptr<ExternalStore> cache(new ExternalStore(options, std::move(store)));
+  if (Status s = cache->start(); !s.ok()) return s;
+  *out = std::move(cache);
+  return {};
+}
+
+std::string ExternalStore::stats_json() const {
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  const ReadCounts& read = attention_->counts();
+  char text[1536];
+  std::snprintf(
+      text, sizeof text,
+      "{\"tokens\":%" PRIu64 ",\"max_tokens\":%" PRIu64
+      ",\"threads\":%u,\"kv_type\":\"%s\",\"page_tokens\":%u,\"sealed_pages\":%u,"
+      "\"sealed_tokens\":%" PRIu64
+      ",\"sink_tokens\":%u,\"window_tokens\":%u,\"step_tokens\":%u,\"private_bytes\":%" PRIu64
+      ",\"mapped_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
+      ",\"strategy_planned\":\"%s\",\"planned_because\":\"%s\",\"budget_tokens\":%" PRIu64
+      ",\"tokens_read\":%" PRIu64 ",\"tokens_present\":%" PRIu64 ",\"pages_touched\":%" PRIu64
+      ",\"kernels\":\"%s\"}",
+      tokens(), options_.max_tokens, options_.threads, options_.full_precision ? "f32" : "int8",
+      store_.shape().page.page_tokens, store_.pages().pages(), store_.sealed_tokens(),
+      store_.sink_count(), store_.window_count(), step_tokens_, store_.private_bytes(),
+      store_.pages().mapped_bytes(), store_.pages().spilled_bytes(), store_.budget().bytes,
+      plan.strategy->name.data(), plan.why, plan.budget_tokens, read.tokens_read,
+      read.tokens_present, read.pages_touched, cpu_kernels().name);
+  return text;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,180 @@
+// Encoders of one block a format; each says its layout. See encode_weights.h.
+#include "encode_weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace kvasir {
+namespace {
+
+uint8_t byte_of(int value) { return static_cast<uint8_t>(value); }
+
+// To half precision, ties to even.
+uint16_t to_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const float magnitude = std::fabs(x);
+  // subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low mantissa bits
+  if (magnitude < 0x1p-14f) {
+    return static_cast<uint16_t>(
+        sign | (std::bit_cast<uint32_t>(magnitude + 0.5f) - std::bit_cast<uint32_t>(0.5f)));
+  }
+  uint32_t m = bits & 0x7fffffff;
+  m += 0xfff + ((m >> 13) & 1);
+  return static_cast<uint16_t>(sign | ((m >> 13) - (112u << 10)));
+}
+
+float from_f16(uint16_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16;
+  const uint32_t exponent = (h >> 10) & 31;
+  const uint32_t mantissa = h & 0x3ff;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::bit_cast<float>((exponent + 112) << 23 | mantissa << 13);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+}
+
+// To bfloat16, ties to even.
+uint16_t to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+void store_u16(uint16_t value, std::byte* out) { std::memcpy(out, &value, 2); }
+
+// Stores a scale in half precision and gives back what a reader will see.
+float store_scale(float scale, std::byte* out) {
+  const uint16_t h = to_f16(scale);
+  store_u16(h, out);
+  return from_f16(h);
+}
+
+// round(x / scale) within [low, high]; 0 when the scale is.
+int quantum(float x, float scale, int low, int high) {
+  if (scale == 0) return 0;
+  return std::clamp(static_cast<int>(std::lrint(x / scale)), low, high);
+}
+
+// The element of largest magnitude, with its sign.
+float largest(const float* x, int n) {
+  return *std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+}
+
+// f16 scale, int8 [32]
+void encode_q8_0(const float* x, std::byte* out) {
+  const float scale = store_scale(std::fabs(largest(x, 32)) / 127, out);
+  for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<std::byte>(quantum(x[i], scale, -127, 127));
+}
+
+// f16 scale, then element i in the low and i + 16 in the high half of byte i, both with 8 added
+void encode_q4_0(const float* x, std::byte* out) {
+  // -8 has no positive partner: the largest takes it
+  const float scale = store_scale(largest(x, 32) / -8, out);
+  for (int i = 0; i < 16; ++i) {
+    const int low = quantum(x[i], scale, -8, 7) + 8;
+    const int high = quantum(x[i + 16], scale, -8, 7) + 8;
+    out[2 + i] = std::byte{byte_of(low | high << 4)};
+  }
+}
+
+// Eight blocks of 32 with a 6-bit scale s and minimum m each: value = d * s * q - dmin * m, q in
+// [0, 15].
+//   f16 d, f16 dmin, 12 bytes of s and m, 4 x 32 bytes: block 2c in the low halves, block 2c + 1 in
+//   the high ones
+void encode_q4_k(const float* x, std::byte* out) {
+  float scale[8], minimum[8];
+  for (int b = 0; b < 8; ++b) {
+    const auto [low, high] = std::minmax_element(x + 32 * b, x + 32 * b + 32);
+    minimum[b] = std::max(0.0f, -*low);
+    scale[b] = std::max(0.0f, *high + minimum[b]) / 15;
+  }
+  const float d = store_scale(*std::max_element(scale, scale + 8) / 63, out);
+  const float dmin = store_scale(*std::max_element(minimum, minimum + 8) / 63, out + 2);
+  int s[8], m[8];
+  for (int b = 0; b < 8; ++b) {
+    s[b] = quantum(scale[b], d, 0, 63);
+    m[b] = quantum(minimum[b], dmin, 0, 63);
+  }
+  for (int b = 0; b < 4; ++b) {
+    out[4 + b] = std::byte{byte_of(s[b] | (s[b + 4] >> 4) << 6)};
+    out[8 + b] = std::byte{byte_of(m[b] | (m[b + 4] >> 4) << 6)};
+    out[12 + b] = std::byte{byte_of((s[b + 4] & 15) | (m[b + 4] & 15) << 4)};
+  }
+  for (int i = 0; i < 128; ++i) {
+    const int b = i / 32 * 2;
+    const auto q = [&](int block) {
+      const float shifted = x[32 * block + i % 32] + dmin * static_cast<float>(m[block]);
+      return quantum(shifted, d * static_cast<float>(s[block]), 0, 15);
+    };
+    out[16 + i] = std::byte{byte_of(q(b) | q(b + 1) << 4)};
+  }
+}
+
+// Sixteen blocks of 16 with an 8-bit scale s each: value = d * s * (q - 32), q in [0, 63].
+//   low 4 bits [128], high 2 bits [64], int8 s [16], f16 d; each half of 128 elements is laid out
+//   on its own, in four columns of 32
+void encode_q6_k(const float* x, std::byte* out) {
+  float scale[16];
+  for (int b = 0; b < 16; ++b) scale[b] = largest(x + 16 * b, 16) / -32;
+  const float d = store_scale(std::fabs(largest(scale, 16)) / 127, out + 208);
+  int s[16];
+  for (int b = 0; b < 16; ++b) {
+    s[b] = quantum(scale[b], d, -127, 127);
+    out[192 + b] = static_cast<std::byte>(s[b]);
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 32; ++i) {
+      int q[4];  // one of each column
+      for (int c = 0; c < 4; ++c) {
+        const int at = 128 * half + 32 * c + i;
+        q[c] = quantum(x[at], d * static_cast<float>(s[at / 16]), -32, 31) + 32;
+      }
+      out[64 * half + i] = std::byte{byte_of((q[0] & 15) | (q[2] & 15) << 4)};
+      out[64 * half + 32 + i] = std::byte{byte_of((q[1] & 15) | (q[3] & 15) << 4)};
+      out[128 + 32 * half + i] =
+          std::byte{byte_of(q[0] >> 4 | (q[1] >> 4) << 2 | (q[2] >> 4) << 4 | (q[3] >> 4) << 6)};
+    }
+  }
+}
+
+void encode_f32(const float* x, std::byte* out) { std::memcpy(out, x, 4); }
+void encode_f16(const float* x, std::byte* out) { store_u16(to_f16(*x), out); }
+void encode_bf16(const float* x, std::byte* out) { store_u16(to_bf16(*x), out); }
+
+using EncodeBlock = void (*)(const float* x, std::byte* out);
+
+EncodeBlock encoder(TensorType type) {
+  switch (type) {
+    case TensorType::f32:
+      return encode_f32;
+    case TensorType::f16:
+      return encode_f16;
+    case TensorType::bf16:
+      return encode_bf16;
+    case TensorType::q8_0:
+      return encode_q8_0;
+    case TensorType::q4_0:
+      return encode_q4_0;
+    case TensorType::q4_k:
+      return encode_q4_k;
+    case TensorType::q6_k:
+      return encode_q6_k;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+bool can_encode(TensorType type) { return encoder(type) != nullptr; }
+
+void encode_weights(TensorType type, const float* x, std::size_t n, std::byte* out) {
+  const TensorTypeInfo* info = tensor_type_info(type);
+  const EncodeBlock encode = encoder(type);
+  for (std::size_t i = 0; i < n; i += info->block_elements, out += info->block_bytes)
+    encode(x + i, out);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,20 @@
+// Encodes floats in the block formats of GGUF tensors, for the model writer and for tests. The
+// encoders take the plain way (the block's largest value sets the scale); converters of real models
+// search for better scales.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gguf/tensor_type.h"
+
+namespace kvasir {
+
+// True for F32 F16 BF16 Q8_0 Q4_0 Q4_K Q6_K.
+bool can_encode(TensorType type);
+
+// Writes n / block_elements blocks to out. n is a multiple of the type's block; can_encode(type);
+// values are finite and less than 60000 in magnitude, so that they fit half precision.
+void encode_weights(TensorType type, const float* x, std::size_t n, std::byte* out);
+
+}  // namespace kvasir

@@ -1,0 +1,434 @@
+// kvasir-make-model: writes a GGUF file of a given shape with random weights, for benchmarks and
+// tests of speed and memory.
+//
+// The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight
+// of a llama model. Only its answers are nonsense. The same options and seed give the same file,
+// with the same C++ library.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/memory.h"
+#include "encode_weights.h"
+#include "gguf/gguf.h"
+#include "os/os.h"
+
+namespace kvasir {
+namespace {
+
+constexpr uint64_t kAlignment = 32;   // of tensors, bytes: GGUF's default
+constexpr uint32_t kPoolGroup = 256;  // elements: a multiple of every block
+// Groups in the pool. A prime, so that rows of any width begin at different places in it: 65521
+// different rows.
+constexpr uint64_t kPoolGroups = 65521;
+// keeps activations of a few dozen layers in range, as trained models do
+constexpr float kSigma = 0.02f;
+constexpr uint32_t kSpecials = 3;
+constexpr uint32_t kMinVocab = kSpecials + 256;
+
+struct Shape {
+  uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context;
+};
+
+// After models that people run: 1b and 3b as Llama 3.2, 8b as Llama 3.1; the vocabulary is smaller
+// than theirs.
+const std::map<std::string, Shape> kShapes = {
+    {"tiny", {2, 256, 4, 2, 64, 512, 512, 4096}},
+    {"1b", {16, 2048, 32, 8, 64, 8192, 32768, 131072}},
+    {"3b", {28, 3072, 24, 8, 128, 8192, 32768, 131072}},
+    {"8b", {32, 4096, 32, 8, 128, 14336, 32768, 131072}},
+};
+
+struct Options {
+  Shape shape;
+  TensorType type, embedding_type;
+  bool untied;
+  uint64_t seed;
+  std::string path;
+};
+
+struct Tensor {
+  std::string name;
+  std::vector<uint64_t> dims;  // the contiguous one first
+  TensorType type;
+  bool ones;  // a norm: all 1, always F32
+
+  uint64_t elements() const { return dims.size() == 1 ? dims[0] : dims[0] * dims[1]; }
+  uint64_t bytes() const {
+    const TensorTypeInfo* info = tensor_type_info(type);
+    return elements() / info->block_elements * info->block_bytes;
+  }
+};
+
+// ---- metadata
+// -------------------------------------------------------------------------------------------------
+
+class Header {
+ public:
+  void key(const std::string& name, uint32_t value) {
+    begin(name, GgufType::u32), put(&keys_, value);
+  }
+  void key(const std::string& name, float value) { begin(name, GgufType::f32), put(&keys_, value); }
+  void key(const std::string& name, bool value) {
+    begin(name, GgufType::boolean), put(&keys_, value);
+  }
+  void key(const std::string& name, const char* value) {
+    begin(name, GgufType::string), put_text(&keys_, value);
+  }
+  void key(const std::string& name, const std::vector<std::string>& values) {
+    begin_array(name, GgufType::string, values.size());
+    for (const std::string& value : values) put_text(&keys_, value);
+  }
+  void key(const std::string& name, const std::vector<int32_t>& values) {
+    begin_array(name, GgufType::i32, values.size());
+    for (int32_t value : values) put(&keys_, value);
+  }
+  void tensor(const Tensor& tensor) {
+    put_text(&tensors_, tensor.name);
+    put(&tensors_, static_cast<uint32_t>(tensor.dims.size()));
+    for (uint64_t dim : tensor.dims) put(&tensors_, dim);
+    put(&tensors_, tensor.type);
+    put(&tensors_, data_bytes_);
+    data_bytes_ += round_up(tensor.bytes(), kAlignment);
+    ++n_tensors_;
+  }
+  // The bytes before the data, padded to the alignment.
+  std::string build() const {
+    std::string out = "GGUF";
+    put(&out, uint32_t{3});
+    put(&out, n_tensors_);
+    put(&out, n_keys_);
+    out += keys_;
+    out += tensors_;
+    out.resize(round_up(out.size(), kAlignment));
+    return out;
+  }
+
+ private:
+  template <class T>
+  static void put(std::string* out, T value) {
+    out->append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  static void put_text(std::string* out, const std::string& text) {
+    put(out, uint64_t{text.size()});
+    *out += text;
+  }
+  void begin(const std::string& name, GgufType type) {
+    put_text(&keys_, name);
+    put(&keys_, type);
+    ++n_keys_;
+  }
+  void begin_array(const std::string& name, GgufType element, uint64_t count) {
+    begin(name, GgufType::array);
+    put(&keys_, element);
+    put(&keys_, count);
+  }
+
+  uint64_t n_keys_ = 0, n_tensors_ = 0, data_bytes_ = 0;
+  std::string keys_, tensors_;
+};
+
+// How byte-level BPE spells a byte as a character: itself where it is printable Latin-1, else the
+// next of U+0100, U+0101, ...
+std::vector<std::string> byte_spellings() {
+  std::vector<std::string> spellings;
+  uint32_t next = 0x100;
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
+    const uint32_t c = printable ? byte : next++;
+    if (c < 0x80) spellings.emplace_back(1, static_cast<char>(c));
+    else
+      spellings.push_back({static_cast<char>(0xc0 | c >> 6), static_cast<char>(0x80 | (c & 0x3f))});
+  }
+  return spellings;
+}
+
+// Three special tokens, the 256 bytes, then every string of lower-case letters, with or without a
+// space before, shortest first, until the vocabulary is full. Each is made by one merge: the string
+// without its last letter, and that letter.
+void add_vocabulary(uint32_t size, Header* header) {
+  std::vector<std::string> tokens = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+  const std::vector<std::string> bytes = byte_spellings();
+  tokens.insert(tokens.end(), bytes.begin(), bytes.end());
+  std::vector<std::string> words = {bytes[' ']};
+  for (char c = 'a'; c <= 'z'; ++c) words.emplace_back(1, c);
+  std::vector<std::string> merges;
+  for (std::size_t i = 0; tokens.size() < size; ++i) {
+    for (char c = 'a'; c <= 'z' && tokens.size() < size; ++c) {
+      words.push_back(words[i] + c);
+      tokens.push_back(words.back());
+      merges.push_back(words[i] + ' ' + c);
+    }
+  }
+  std::vector<int32_t> kinds(tokens.size(), 1);  // normal
+  std::fill_n(kinds.begin(), kSpecials, 3);      // control
+  header->key("tokenizer.ggml.model", "gpt2");
+  header->key("tokenizer.ggml.pre", "qwen2");
+  header->key("tokenizer.ggml.tokens", tokens);
+  header->key("tokenizer.ggml.token_type", kinds);
+  header->key("tokenizer.ggml.merges", merges);
+  header->key("tokenizer.ggml.bos_token_id", uint32_t{0});
+  header->key("tokenizer.ggml.eos_token_id", uint32_t{2});
+  header->key("tokenizer.ggml.padding_token_id", uint32_t{0});
+  header->key("tokenizer.ggml.add_bos_token", false);
+  header->key("tokenizer.chat_template",
+              "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+              "message['content'] + "
+              "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
+              "%}{{'<|im_start|>assistant\n'}}{% endif %}");
+}
+
+uint32_t file_type(TensorType type) {  // general.file_type: what most weights are
+  switch (type) {
+    case TensorType::f32:
+      return 0;
+    case TensorType::f16:
+      return 1;
+    case TensorType::q4_0:
+      return 2;
+    case TensorType::q8_0:
+      return 7;
+    case TensorType::q4_k:
+      return 14;
+    case TensorType::q6_k:
+      return 18;
+    default:
+      return 32;  // BF16
+  }
+}
+
+std::vector<Tensor> list_tensors(const Options& o) {
+  const Shape& s = o.shape;
+  const uint64_t q = uint64_t{s.heads} * s.head_dim, kv = uint64_t{s.kv_heads} * s.head_dim;
+  std::vector<Tensor> tensors;
+  const auto weight = [&](const std::string& name, uint64_t cols, uint64_t rows, TensorType type) {
+    tensors.push_back({name + ".weight", {cols, rows}, type, false});
+  };
+  const auto norm = [&](const std::string& name) {
+    tensors.push_back({name + ".weight", {s.width}, TensorType::f32, true});
+  };
+  weight("token_embd", s.width, s.vocab, o.embedding_type);
+  norm("output_norm");
+  if (o.untied) weight("output", s.width, s.vocab, o.embedding_type);
+  for (uint32_t i = 0; i < s.layers; ++i) {
+    const std::string layer = "blk." + std::to_string(i) + ".";
+    norm(layer + "attn_norm");
+    weight(layer + "attn_q", s.width, q, o.type);
+    weight(layer + "attn_k", s.width, kv, o.type);
+    weight(layer + "attn_v", s.width, kv, o.type);
+    weight(layer + "attn_output", q, s.width, o.type);
+    norm(layer + "ffn_norm");
+    weight(layer + "ffn_gate", s.width, s.ffn, o.type);
+    weight(layer + "ffn_up", s.width, s.ffn, o.type);
+    weight(layer + "ffn_down", s.ffn, s.width, o.type);
+  }
+  return tensors;
+}
+
+std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
+  const Shape& s = o.shape;
+  Header header;
+  header.key("general.architecture", "llama");
+  header.key("general.name", "random weights");
+  header.key("general.file_type", file_type(o.type));
+  header.key("llama.block_count", s.layers);
+  header.key("llama.embedding_length", s.width);
+  header.key("llama.feed_forward_length", s.ffn);
+  header.key("llama.context_length", s.context);
+  header.key("llama.attention.head_count", s.heads);
+  header.key("llama.attention.head_count_kv", s.kv_heads);
+  header.key("llama.attention.key_length", s.head_dim);
+  header.key("llama.attention.value_length", s.head_dim);
+  header.key("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  header.key("llama.rope.dimension_count", s.head_dim);
+  header.key("llama.rope.freq_base", 500000.0f);
+  header.key("llama.vocab_size", s.vocab);
+  add_vocabulary(s.vocab, &header);
+  for (const Tensor& tensor : tensors) header.tensor(tensor);
+  return header.build();
+}
+
+// ---- weights
+// -------------------------------------------------------------------------------------------------
+
+// Encoded random weights that all tensors of one type take turns reading from, round and round.
+class Pool {
+ public:
+  Pool(TensorType type, uint64_t groups, uint64_t seed)
+      : group_bytes_(bytes_of(type)), data_(groups * group_bytes_) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal(0, kSigma);
+    float x[kPoolGroup];
+    for (uint64_t g = 0; g < groups; ++g) {
+      for (float& value : x) value = normal(random);
+      encode_weights(type, x, kPoolGroup, data_.data() + g * group_bytes_);
+    }
+  }
+
+  Status write(uint64_t offset, uint64_t bytes, os::File* file) {
+    while (bytes > 0) {
+      const uint64_t n = std::min(bytes, data_.size() - at_);
+      Status status = file->write(offset, data_.data() + at_, n);
+      if (!status.ok()) return status;
+      offset += n;
+      bytes -= n;
+      at_ = (at_ + n) % data_.size();
+    }
+    return {};
+  }
+
+ private:
+  static uint64_t bytes_of(TensorType type) {
+    const TensorTypeInfo* info = tensor_type_info(type);
+    return uint64_t{kPoolGroup} / info->block_elements * info->block_bytes;
+  }
+  uint64_t group_bytes_;
+  Array<std::byte> data_;
+  uint64_t at_ = 0;  // where the next tensor begins, bytes
+};
+
+Status write_contents(const Options& o, const std::vector<Tensor>& tensors, os::File* file,
+                      uint64_t* size) {
+  const std::string header = build_header(o, tensors);
+  Status status = file->write(0, header.data(), header.size());
+  uint64_t groups = 0;
+  for (const Tensor& tensor : tensors) groups += ceil_div(tensor.elements(), kPoolGroup);
+  std::map<TensorType, Pool> pools;
+  uint64_t offset = header.size();
+  for (const Tensor& tensor : tensors) {
+    if (!status.ok()) return status;
+    if (tensor.ones) {
+      const std::vector<float> ones(tensor.elements(), 1.0f);
+      status = file->write(offset, ones.data(), tensor.bytes());
+    } else {
+      const auto pool =
+          pools.try_emplace(tensor.type, tensor.type, std::min(groups, kPoolGroups), o.seed).first;
+      status = pool->second.write(offset, tensor.bytes(), file);
+    }
+    const uint64_t end = offset + tensor.bytes();
+    offset = round_up(end, kAlignment);
+    const char zeros[kAlignment] = {};
+    if (status.ok()) status = file->write(end, zeros, offset - end);
+  }
+  *size = offset;
+  return status;
+}
+
+// Writes beside the target and renames, so that the path never holds half a model.
+Status write_model(const Options& o, const std::vector<Tensor>& tensors, uint64_t* size) {
+  os::File file;
+  Status status = os::File::create_temporary(o.path, &file);
+  if (!status.ok()) return status;
+  const std::string temporary = file.path();
+  status = write_contents(o, tensors, &file, size);
+  if (status.ok()) status = file.close();
+  if (status.ok()) status = os::rename_replace(temporary, o.path);
+  if (!status.ok()) (void)os::remove_file(temporary).ok();
+  return status;
+}
+
+// ---- command line
+// -------------------------------------------------------------------------------------------------
+
+// Type names as --type takes them.
+std::map<std::string, TensorType> type_names() {
+  std::map<std::string, TensorType> names;
+  for (uint32_t id = 0; tensor_type_name(id); ++id) {
+    if (can_encode(static_cast<TensorType>(id)))
+      names[tensor_type_name(id)] = static_cast<TensorType>(id);
+  }
+  return names;
+}
+
+// What is wrong with the shape, or "".
+std::string complaint(const Options& o) {
+  const Shape& s = o.shape;
+  if (s.heads % s.kv_heads != 0) return "--heads must be a multiple of --kv-heads";
+  if (s.head_dim % 2 != 0) return "--head-dim must be even";
+  if (s.vocab < kMinVocab) return "--vocab must be at least " + std::to_string(kMinVocab);
+  const uint64_t block = std::max(tensor_type_info(o.type)->block_elements,
+                                  tensor_type_info(o.embedding_type)->block_elements);
+  for (const auto& [name, cols] :
+       {std::pair{"--width", uint64_t{s.width}}, std::pair{"--ffn", uint64_t{s.ffn}},
+        std::pair{"--heads times --head-dim", uint64_t{s.heads} * s.head_dim}}) {
+    if (cols % block != 0)
+      return std::string(name) + " must be a multiple of the type's block, " +
+             std::to_string(block);
+  }
+  return "";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Writes a GGUF file of a llama model with random weights, for benchmarks.\n"
+      "All weights are drawn from one pool of normal numbers, which large models read round and "
+      "round: no row of a tensor\n"
+      "repeats below 65521 rows, but statistics over the whole model are those of the pool.");
+  std::string shape_name = "1b", type = "Q4_0", embedding_type;
+  Options o{};
+  const std::map<std::string, TensorType> types = type_names();
+  app.add_option("--shape", shape_name, "a known shape, which the options below change")
+      ->check(CLI::IsMember(kShapes))
+      ->capture_default_str();
+  const struct {
+    const char* name;
+    uint32_t Shape::*field;
+    const char* text;
+    uint32_t most;
+  } fields[] = {
+      {"--layers", &Shape::layers, "transformer layers", 1024},
+      {"--width", &Shape::width, "embedding length", 65536},
+      {"--heads", &Shape::heads, "query heads", 1024},
+      {"--kv-heads", &Shape::kv_heads, "key and value heads", 1024},
+      {"--head-dim", &Shape::head_dim, "dimensions of a head", 1024},
+      {"--ffn", &Shape::ffn, "feed-forward length", 262144},
+      {"--vocab", &Shape::vocab, "tokens in the vocabulary", 1048576},
+      {"--context", &Shape::context, "tokens of context that the metadata promises", 1u << 30},
+  };
+  for (const auto& field : fields) {
+    app.add_option(field.name, o.shape.*field.field, field.text)->check(CLI::Range(1u, field.most));
+  }
+  app.add_option("--type", type, "of the weights")
+      ->transform(CLI::IsMember(types, CLI::ignore_case))
+      ->capture_default_str();
+  app.add_option("--embedding-type", embedding_type,
+                 "of the embedding and the output; as --type when not given")
+      ->transform(CLI::IsMember(types, CLI::ignore_case));
+  app.add_flag("--untied", o.untied, "an output matrix of its own, not the embedding");
+  app.add_option("--seed", o.seed, "of the random numbers")->capture_default_str();
+  app.add_option("-o,--output", o.path, "the file to write; an existing one is replaced")
+      ->required();
+  CLI11_PARSE(app, argc, argv);
+
+  const Shape& known = kShapes.at(shape_name);
+  for (const auto& field : fields) {
+    if (o.shape.*field.field == 0) o.shape.*field.field = known.*field.field;
+  }
+  o.type = types.at(type);
+  o.embedding_type = embedding_type.empty() ? o.type : types.at(embedding_type);
+  if (const std::string wrong = complaint(o); !wrong.empty()) {
+    std::fprintf(stderr, "kvasir-make-model: %s\n", wrong.c_str());
+    return 2;
+  }
+  const std::vector<Tensor> tensors = list_tensors(o);
+  uint64_t parameters = 0, size = 0;
+  for (const Tensor& tensor : tensors) parameters += tensor.elements();
+  const Status status = write_model(o, tensors, &size);
+  if (!status.ok()) {
+    std::fprintf(stderr, "kvasir-make-model: %s\n", status.message());
+    return 1;
+  }
+  std::printf("%s: %.3f billion parameters, %.1f MiB\n", o.path.c_str(),
+              static_cast<double>(parameters) * 1e-9, static_cast<double>(size) / (1 << 20));
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvasir
+
+int main(int argc, char** argv) { return kvasir::run(argc, argv); }

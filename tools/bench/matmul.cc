@@ -1,0 +1,136 @@
+// Speed of the matrix product of every instruction set that this processor has, on one thread.
+//
+//   bench-matmul [table [type]]      a table's name ("avx2"), a type's ("Q4_0"); all without them
+//
+// Prefill: 512 inputs, in 10^9 multiply-adds a second, with the ratio to the scalar table (which is
+// measured on 16 inputs). Decode: one input with a matrix larger than any cache, in GB of weights a
+// second, with the ratio to a plain streaming read of the same bytes. Each figure is the best of
+// several runs.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <string>
+
+#include "backend/kernels.h"
+#include "base/memory.h"
+
+using namespace kvasir;
+
+namespace {
+
+struct Shape {
+  uint32_t rows, cols;
+};
+
+constexpr TensorType types[] = {
+    TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0,  TensorType::q4_0,
+    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::q2_k,  TensorType::q3_k,
+    TensorType::q4_k, TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl};
+constexpr Shape prefill_shapes[] = {{2048, 2048}, {8192, 2048}, {2048, 8192},
+                                    {384, 384},   {1024, 384},  {384, 1024}};
+constexpr std::size_t decode_bytes = std::size_t{192} << 20;
+
+// Processor time, so that other programs disturb less.
+double now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+template <class F>
+double best_seconds(int runs, F&& f) {
+  double best = 1e9;
+  for (int i = 0; i < runs; ++i) {
+    const double begin = now();
+    f();
+    best = std::min(best, now() - begin);
+  }
+  return best;
+}
+
+struct Matrix {
+  Matrix(TensorType type, uint32_t rows, uint32_t cols) {
+    const TensorTypeInfo& info = *tensor_type_info(type);
+    const std::size_t row_bytes = std::size_t{cols / info.block_elements} * info.block_bytes;
+    // Any bits will do: multiplication takes the same time for all. Half-precision numbers of
+    // 0x2d2d are small and finite.
+    bytes.assign(rows * row_bytes, 0x2d);
+    view = {reinterpret_cast<const std::byte*>(bytes.data()), type, rows, cols, row_bytes};
+  }
+  Array<uint8_t> bytes;
+  WeightView view;
+};
+
+struct Inputs {
+  Inputs(const Kernels& k, uint32_t n, uint32_t cols)
+      : x(std::size_t{n} * cols), q(x.size()), scale(x.size() / 32),
+        sums(x.size() / 16), view{n, cols, x.data(), q.data(), scale.data(), sums.data()} {
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = static_cast<float>(i * 7919 % 1000) * 0.001f - 0.5f;
+    k.quantize(x.data(), n, cols, q.data(), scale.data(), sums.data());
+  }
+  Array<float> x;
+  Array<int8_t> q;
+  Array<float> scale;
+  Array<int16_t> sums;
+  Activations view;
+};
+
+double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int runs) {
+  const Inputs x(k, n, w.cols);
+  Array<float> y(std::size_t{n} * w.rows);
+  Array<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
+  return best_seconds(runs,
+                      [&] { k.matmul(w, x.view, y.data(), w.rows, 0, w.rows, scratch.data()); });
+}
+
+double giga_macs(const Kernels& k, const Matrix& w, uint32_t n, int runs) {
+  return 1e-9 * w.view.rows * w.view.cols * n / product_seconds(k, w.view, n, runs);
+}
+
+// A search for a byte that is not there: the C library's widest loads and nothing else.
+double read_seconds(const uint8_t* p, std::size_t bytes) {
+  const void* volatile found = nullptr;
+  return best_seconds(5, [&] { found = std::memchr(p, 0, bytes); });
+}
+
+void bench_prefill(const Kernels& k, TensorType type, const char* name) {
+  for (const Shape shape : prefill_shapes) {
+    if (shape.cols % tensor_type_info(type)->block_elements != 0) continue;
+    const Matrix w(type, shape.rows, shape.cols);
+    const int runs = shape.rows < 2048 ? 20 : 3;
+    const double scalar =
+        giga_macs(*cpu_kernels_by_name("scalar"), Matrix(type, 64, shape.cols), 16, 3);
+    const double speed = giga_macs(k, w, 512, &k == cpu_kernels_by_name("scalar") ? 1 : runs);
+    std::printf("%-12s %-7s prefill %5u x %-5u n 512 %8.1f GMAC/s  %6.1f x scalar\n", k.name, name,
+                shape.rows, shape.cols, speed, speed / scalar);
+  }
+}
+
+void bench_decode(const Kernels& k, TensorType type, const char* name) {
+  constexpr uint32_t cols = 2048;
+  const TensorTypeInfo& info = *tensor_type_info(type);
+  const Matrix w(
+      type, static_cast<uint32_t>(decode_bytes / (cols / info.block_elements * info.block_bytes)),
+      cols);
+  const double bytes = 1e-9 * static_cast<double>(w.bytes.size()),
+               read = bytes / read_seconds(w.bytes.data(), w.bytes.size());
+  for (uint32_t n : {1u, 2u, 4u, 8u, 16u}) {
+    const double speed = bytes / product_seconds(k, w.view, n, 3);
+    std::printf("%-12s %-7s decode  n %2u %19.1f GB/s    %6.2f x streaming read\n", k.name, name, n,
+                speed, speed / read);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const char* table : {"avx512vnni", "avx2", "neon-dotprod", "scalar"}) {
+    const Kernels* k = cpu_kernels_by_name(table);
+    if (!k || (argc > 1 && std::strcmp(argv[1], table) != 0)) continue;
+    for (TensorType type : types) {
+      const char* name = tensor_type_info(type)->name;
+      if (argc > 2 && std::strcmp(argv[2], name) != 0) continue;
+      bench_prefill(*k, type, name);
+      bench_decode(*k, type, name);
+    }
+  }
+  return 0;
+}

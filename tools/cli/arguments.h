@@ -1,0 +1,235 @@
+// What can be said on the command line, as plain values. Zero and empty mean the library's default
+// throughout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eval_tasks.h"
+#include "kvasir.h"
+
+namespace tool {
+
+struct Context;
+
+struct GlobalFlags {
+  bool json = false;
+  bool quiet = false;
+};
+
+struct ModelFlags {
+  std::string path;
+  std::string chat_format;
+  std::string device;          // empty: the CPU
+  uint64_t device_memory = 0;  // bytes; 0: what is free
+};
+
+struct Budget {  // at most one is not 0
+  uint64_t tokens = 0;
+  double fraction = 0;
+};
+
+struct SessionFlags {
+  uint32_t threads = 0;
+  uint64_t context = 0;
+  uint32_t window = 0;
+  uint32_t chunk = 0;
+  std::string strategy;
+  Budget budget;
+  std::optional<uint32_t> dense_layers;
+  bool separate_heads = false;
+  kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
+  uint32_t search_breadth = 0;
+  bool head_graphs = false;
+  double coverage = 0;  // 1 - the error that a sample may be expected to have
+  bool certify = false;
+  uint32_t select_tokens = 0;
+  std::string filter_layers;    // "2,8,18"
+  uint32_t filter_window = 0;   // kv_filter_window
+  uint32_t compare = 0;         // kv_session_options::compare
+  bool full_precision = false;  // keep f32 keys and values
+  std::string prefill;          // strategy by which documents are read; empty: exactly
+  double prefill_budget = 0;
+  uint64_t prefill_exact = 0;  // tokens
+  uint64_t memory = 0;         // bytes; 0: no limit
+  std::string spill_folder;
+};
+
+struct SourceFlags {
+  std::string document;  // "-": standard input
+  std::string cache;
+  std::string save;
+  bool force = false;
+};
+
+struct SamplingFlags {
+  uint32_t max_tokens = 0;
+  float temperature = 0;
+  uint32_t top_k = 0;
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;
+};
+
+struct AskArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;
+  SamplingFlags sampling;
+  uint32_t passages = 0;  // to quote under an answer
+  std::vector<std::string> questions;
+};
+
+struct PrefillArguments {
+  ModelFlags model;
+  SourceFlags source;  // document, save, force
+  SessionFlags session;
+};
+
+struct LibraryFlags {
+  std::string folder;
+  uint64_t max_bytes = 0;
+};
+
+struct LibraryListArguments {
+  LibraryFlags library;
+};
+
+struct LibraryAddArguments {
+  LibraryFlags library;
+  ModelFlags model;
+  SessionFlags session;
+  std::string document;
+  std::string name;      // empty: after the document's file
+  bool replace = false;  // a document of that name
+  bool verify = false;
+  bool force = false;
+};
+
+struct LibraryAskArguments {
+  LibraryAddArguments add;
+  SamplingFlags sampling;
+  uint32_t passages = 0;  // to quote under an answer
+  std::vector<std::string> questions;
+};
+
+struct LibraryRenameArguments {
+  LibraryFlags library;
+  std::string from, to;
+};
+
+struct LibraryRemoveArguments {
+  LibraryFlags library;
+  std::vector<std::string> names;
+};
+
+struct ChatArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;
+  SamplingFlags sampling;
+};
+
+struct FileArguments {
+  std::string path;
+};
+
+struct PackArguments {
+  std::string path;
+  std::string output;
+  uint32_t level = 0;
+  bool force = false;
+};
+
+struct BenchArguments {
+  ModelFlags model;
+  SessionFlags session;  // strategy is not used
+  std::vector<uint64_t> depths = {0, 4096};
+  uint64_t prompt = 512;
+  uint64_t generate = 32;
+  std::vector<std::string> strategies = {"full", "quest"};
+  uint32_t repetitions = 3;
+  std::string text;        // tokens come from this file; empty: seeded random tokens
+  bool synthetic = false;  // what is there before is made up, not read
+  uint64_t seed = 1;       // of what is random
+  bool mapped = false;
+  std::string folder;  // for the caches of --mapped
+};
+
+struct NamedBudget {
+  std::string name;  // as it was given; empty where there is none
+  Budget value;
+};
+
+struct EvalArguments {
+  ModelFlags model;
+  SessionFlags session;  // strategy and budget are not used
+  std::vector<std::string> texts;
+  std::vector<Task> tasks;
+  std::vector<uint64_t> lengths = {8192};  // tokens
+  std::vector<std::string> strategies = {"all"};
+  std::vector<NamedBudget> budgets;
+  uint32_t select_tokens = 0;  // of the strategies that take it
+  uint32_t documents = 2;      // of each kind and length
+  uint32_t questions = 10;     // of each task to a document
+  uint32_t depths = 5;
+  uint64_t seed = 1;
+  std::string work = "kvasir-eval";
+  std::string output;  // empty: results.json in the work folder
+  bool force = false;
+};
+
+struct RecallArguments {
+  ModelFlags model;
+  SourceFlags source;
+  SessionFlags session;  // strategy and budget are not used
+  std::vector<std::string> strategies = {"all"};
+  std::vector<NamedBudget> budgets;
+  uint32_t select_tokens = 0;  // of the strategies that take it
+  uint32_t steps = 128;        // tokens at the document's end that are read one at a time
+  std::vector<std::string> questions;
+  std::string output = "recall.json";
+};
+
+struct CalibrateArguments {
+  ModelFlags model;
+  SessionFlags session;  // threads
+  std::vector<std::string> texts;
+  uint64_t length = 8192;
+  uint32_t questions = 2;  // of each task
+  uint32_t filters = 0;    // how many layers filter; 0: as many as the library takes by itself
+  uint64_t seed = 1;
+  std::string output;  // empty: beside the model
+  bool force = false;
+};
+
+struct TokenizeArguments {
+  ModelFlags model;
+  std::string file;
+  bool special = false;
+  bool bos = false;
+};
+
+struct LogitsArguments {
+  ModelFlags model;
+  SessionFlags session;
+  std::string tokens;
+  std::string output;
+  bool force = false;
+};
+
+struct Invocation {
+  GlobalFlags global;
+  std::function<void(Context&)> command;  // empty: print `text` and be done
+  std::string text;                       // --help, --version, describe
+};
+
+// Throws Failure(exit_usage).
+Invocation parse_arguments(int count, const char* const* values);
+
+}  // namespace tool

@@ -1,0 +1,197 @@
+// kvasir bench: runs the measurements and puts them into a table or JSON.
+#include <algorithm>
+
+#include "bench_measure.h"
+#include "calibration.h"
+#include "commands.h"
+#include "failure.h"
+#include "output.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+// Of a strategy's decode speed at a depth; 0 when it was not measured.
+double speed_of(const DepthResult& result, const std::string& strategy) {
+  for (const DecodeSpeed& speed : result.decode)
+    if (speed.strategy == strategy) return speed.tokens_per_second.median();
+  return 0;
+}
+
+std::string ratio(double value, double base) {
+  return value > 0 && base > 0 ? printed("%.2f", value / base) : "-";
+}
+
+std::string budget_text(const Budget& budget) {
+  if (budget.tokens > 0) return grouped(budget.tokens) + " tokens";
+  return budget.fraction > 0 ? printed("%g%%", budget.fraction * 100) : "the strategy's own";
+}
+
+void print_speeds(Terminal& terminal, const std::vector<DepthResult>& results,
+                  const BenchArguments& arguments) {
+  const std::string shallow = "vs " + grouped(results.front().depth);
+  terminal.print(printed("\n%9s  %12s  %9s  %-9s %12s  %8s  %9s\n", "depth", "prefill t/s",
+                         shallow.c_str(), "strategy", "decode t/s", "vs full", shallow.c_str()));
+  for (const DepthResult& result : results) {
+    const double prefill = result.prefill_tokens_per_second.median();
+    const std::string head = printed(
+        "%9s  %12s  %9s", grouped(result.depth).c_str(), prefill > 0 ? rate(prefill).c_str() : "-",
+        ratio(prefill, results.front().prefill_tokens_per_second.median()).c_str());
+    for (const DecodeSpeed& speed : result.decode) {
+      const double decode = speed.tokens_per_second.median();
+      terminal.print((&speed == &result.decode.front() ? head : std::string(head.size(), ' ')) +
+                     printed("  %-9s %12s  %8s  %9s\n", speed.strategy.c_str(),
+                             decode > 0 ? rate(decode).c_str() : "-",
+                             ratio(decode, speed_of(result, "full")).c_str(),
+                             ratio(decode, speed_of(results.front(), speed.strategy)).c_str()));
+    }
+  }
+  terminal.print(printed("medians of %u; prefill of %s tokens, decode of %s; budget: %s\n",
+                         arguments.repetitions, grouped(arguments.prompt).c_str(),
+                         grouped(arguments.generate).c_str(),
+                         budget_text(arguments.session.budget).c_str()));
+  for (const DepthResult& result : results)
+    for (const DecodeSpeed& speed : result.decode)
+      if (const std::string shared =
+              speed.stats.is_object() ? speed.stats.value("co_execution_share", "") : "";
+          !shared.empty())
+        terminal.print(printed("at %s tokens, %s: the GPU reads %s\n",
+                               grouped(result.depth).c_str(), speed.strategy.c_str(),
+                               shared.c_str()));
+  if (arguments.synthetic)
+    terminal.print(printed("synthetic documents: keys and values made up, seed %llu\n",
+                           static_cast<unsigned long long>(arguments.seed)));
+}
+
+void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
+  terminal.print(printed("\n%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", "depth",
+                         "strategy", "load", "first token", "decode t/s", "KV", "resident", "of KV",
+                         "private"));
+  for (const DepthResult& result : results)
+    for (const MappedCost& cost : result.mapped)
+      terminal.print(printed(
+          "%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", grouped(result.depth).c_str(),
+          cost.strategy.c_str(), duration(cost.load_ms.median() / 1e3).c_str(),
+          duration(cost.first_token_ms.median() / 1e3).c_str(),
+          cost.tokens_per_second.values.empty() ? "-"
+                                                : rate(cost.tokens_per_second.median()).c_str(),
+          byte_count(cost.kv_bytes).c_str(), byte_count(cost.resident_bytes).c_str(),
+          percent(static_cast<double>(cost.resident_bytes), static_cast<double>(cost.kv_bytes))
+              .c_str(),
+          byte_count(cost.stats.value("private_bytes", uint64_t{0})).c_str()));
+  terminal.print(
+      "mapped cache files; resident: of the file at the end of an answer; private: keys and values "
+      "beside it\n");
+}
+
+Json samples_json(const Samples& samples) {
+  return {{"median", samples.median()}, {"samples", samples.values}};
+}
+
+Json ratio_json(double value, double base) {
+  return value > 0 && base > 0 ? Json(value / base) : Json(nullptr);
+}
+
+Json depth_json(const DepthResult& result, const DepthResult& shallowest) {
+  Json json = {{"depth", result.depth},
+               {"prefill_tokens_per_second", samples_json(result.prefill_tokens_per_second)}};
+  json["prefill_to_shallowest"] = ratio_json(result.prefill_tokens_per_second.median(),
+                                             shallowest.prefill_tokens_per_second.median());
+  for (const DecodeSpeed& speed : result.decode) {
+    const double median = speed.tokens_per_second.median();
+    json["decode"].push_back(
+        {{"strategy", speed.strategy},
+         {"tokens_per_second", samples_json(speed.tokens_per_second)},
+         {"to_full", ratio_json(median, speed_of(result, "full"))},
+         {"to_shallowest", ratio_json(median, speed_of(shallowest, speed.strategy))},
+         {"stats", speed.stats}});
+  }
+  for (const MappedCost& cost : result.mapped)
+    json["mapped"].push_back({{"strategy", cost.strategy},
+                              {"load_ms", samples_json(cost.load_ms)},
+                              {"first_token_ms", samples_json(cost.first_token_ms)},
+                              {"tokens_per_second", samples_json(cost.tokens_per_second)},
+                              {"kv_bytes", cost.kv_bytes},
+                              {"resident_bytes", cost.resident_bytes},
+                              {"stats", cost.stats}});
+  return json;
+}
+
+Json header_json(const BenchModel& model, const BenchArguments& arguments) {
+  const SessionFlags& session = arguments.session;
+  return {{"build", Json::parse(kv_build_info())},
+          {"model",
+           {{"path", arguments.model.path},
+            {"name", model.info.name},
+            {"weights", model.info.weights},
+            {"parameters", model.info.parameters}}},
+          {"threads", session.threads},
+          {"prompt", arguments.prompt},
+          {"generate", arguments.generate},
+          {"repetitions", arguments.repetitions},
+          {"budget_tokens", session.budget.tokens},
+          {"budget_fraction", session.budget.fraction},
+          {"dense_layers", session.dense_layers ? Json(*session.dense_layers) : Json(nullptr)},
+          {"filter_layers", session.filter_layers},
+          {"document", arguments.synthetic ? "synthetic" : "read"},
+          {"seed", arguments.seed},
+          {"tokens", arguments.text.empty() ? "random" : arguments.text}};
+}
+
+constexpr uint64_t question_room = 64;  // tokens of the question that a mapped file is asked
+
+// Known before minutes are spent.
+void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
+  const uint64_t context =
+      arguments.session.context ? arguments.session.context : model.info.context;
+  // a question, its answer, and what is decoded then
+  const uint64_t behind_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;
+  const uint64_t deepest = arguments.depths.back(),
+                 more = std::max({arguments.prompt, arguments.generate + 1, behind_file});
+  if (deepest > context || more > context - deepest)
+    throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " +
+                                  grouped(more) + " behind them are more than the context of " +
+                                  grouped(context));
+  if (arguments.prompt == 0 && arguments.generate == 0 && !(arguments.mapped && deepest > 0))
+    throw Failure(exit_usage,
+                  "--prompt and --generate are 0, and no file is mapped: nothing to measure");
+  if (arguments.mapped) expect_writable_folder(arguments.folder);
+  if (arguments.synthetic && !arguments.text.empty())
+    throw Failure(exit_usage, "--synthetic makes up what is there before: --text would be read");
+  if (arguments.synthetic &&
+      std::count(arguments.strategies.begin(), arguments.strategies.end(), "infllm"))
+    throw Failure(exit_usage,
+                  "infllm chooses by the queries of all that was read: --synthetic has none");
+}
+
+}  // namespace
+
+void run_bench(Context& context, const BenchArguments& given) {
+  BenchArguments arguments = given;
+  std::sort(arguments.depths.begin(), arguments.depths.end());
+  arguments.depths.erase(std::unique(arguments.depths.begin(), arguments.depths.end()),
+                         arguments.depths.end());
+  BenchModel model;
+  model.model = open_model(context, arguments.model);
+  kv_error error{};
+  model.info.struct_size = sizeof model.info;
+  check(kv_model_info(model.model.get(), &model.info, &error), error);
+  expect_possible(model, arguments);
+  arguments.session = with_calibration(context, arguments.model, model.model.get(),
+                                       arguments.session, arguments.strategies);
+  context.result = header_json(model, arguments);
+
+  const std::vector<DepthResult> results = measure(context, model, arguments);
+  for (const DepthResult& result : results)
+    context.result["depths"].push_back(depth_json(result, results.front()));
+  if (context.json) return;
+  const std::string threads =
+      arguments.session.threads == 0 ? "all" : std::to_string(arguments.session.threads);
+  context.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
+                         model.info.weights + ", " + grouped(model.info.parameters) +
+                         " parameters, threads: " + threads + "\n");
+  print_speeds(context.terminal, results, arguments);
+  if (arguments.mapped) print_mapped(context.terminal, results);
+}
+
+}  // namespace tool

@@ -1,0 +1,289 @@
+#include "bench_measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <span>
+
+#include "failure.h"
+#include "strategies.h"
+#include "synthetic.h"
+#include "system.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+constexpr const char* short_question = "What is the pass key?";
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// Removes the cache of a measurement however it ends.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(system::path(path_), ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class Bench {
+ public:
+  Bench(Context& context, const BenchModel& model, const BenchArguments& arguments)
+      : context_(context), model_(model), arguments_(arguments) {
+    make_tokens();
+    if (arguments_.synthetic)
+      synthetic_ = std::make_unique<SyntheticDocument>(context_, model_.info, arguments_.session,
+                                                       arguments_.seed);
+    base_ = open_session(context_, model_.model.get(), arguments_.session);
+  }
+
+  std::vector<DepthResult> run();
+
+ private:
+  void make_tokens();
+  void warm_up();
+  void grow_to(uint64_t depth);
+  void prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress);
+  double decode(kv_session* session, uint64_t count);
+  Session fork(kv_session* session);
+  void choose(kv_session* session, const std::string& strategy);
+  void prepare(kv_session* session, const std::string& strategy);
+  DepthResult at_depth(uint64_t depth);
+  void measure_prefill(DepthResult& result);
+  void measure_decode(DepthResult& result, DecodeSpeed& speed);
+  std::vector<MappedCost> mapped(uint64_t depth);
+  void measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost);
+  void doing(uint64_t depth, const std::string& what);
+
+  Context& context_;
+  const BenchModel& model_;
+  const BenchArguments& arguments_;
+  std::vector<int32_t> tokens_;                   // [deepest + prompt]
+  std::unique_ptr<SyntheticDocument> synthetic_;  // null: the sequence is read
+  Session base_;
+  uint64_t depth_ = 0;  // tokens in base_
+};
+
+void Bench::make_tokens() {
+  const uint64_t count = arguments_.depths.back() + std::max<uint64_t>(arguments_.prompt, 1);
+  if (arguments_.text.empty()) {
+    std::mt19937_64 random(arguments_.seed);
+    std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(model_.info.vocabulary) - 1);
+    tokens_.resize(count);
+    for (int32_t& token : tokens_) token = any(random);
+    return;
+  }
+  const std::vector<int32_t> text = tokenize(model_.model.get(), read_file(arguments_.text), 0);
+  if (text.empty()) throw Failure(exit_file, arguments_.text + " is empty");
+  while (tokens_.size() < count)
+    tokens_.insert(tokens_.end(), text.begin(),
+                   text.begin() + static_cast<ptrdiff_t>(
+                                      std::min<uint64_t>(text.size(), count - tokens_.size())));
+}
+
+void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress) {
+  kv_error error{};
+  const kv_call_options options = call_options(context_, progress);
+  check(kv_prefill_tokens(session, tokens_.data() + at, count, &options, nullptr, &error), error);
+}
+
+// Greedy; returns seconds for `count` forward passes.
+double Bench::decode(kv_session* session, uint64_t count) {
+  kv_generate_options options;
+  kv_generate_options_init(&options, sizeof options);
+  options.cancel = context_.interrupt.token();
+  kv_error error{};
+  int32_t token = 0;
+  // The first one may come from logits that the prefill left.
+  check(kv_next(session, &options, &token, nullptr, &error), error);
+  const Stopwatch watch;
+  for (uint64_t i = 0; i < count; ++i)
+    check(kv_next(session, &options, &token, nullptr, &error), error);
+  return watch.seconds();
+}
+
+Session Bench::fork(kv_session* session) {
+  kv_error error{};
+  kv_session* copy = nullptr;
+  check(kv_fork(session, &copy, &error), error);
+  return Session(copy);
+}
+
+void Bench::choose(kv_session* session, const std::string& strategy) {
+  kv_error error{};
+  const Budget& budget = arguments_.session.budget;
+  check(kv_session_set_strategy(session, strategy.c_str(), budget.tokens, budget.fraction, &error),
+        error);
+}
+
+// Makes what the strategy needs beside keys and values, in the base for all forks and the saved
+// file: tokens alone (kv_next) make no index; and shares with GPUs what they read.
+void Bench::prepare(kv_session* session, const std::string& strategy) {
+  choose(session, strategy);
+  Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
+  const kv_call_options options = call_options(context_, &progress);
+  kv_error error{};
+  check(kv_prepare(session, &options, &error), error);
+}
+
+void Bench::doing(uint64_t depth, const std::string& what) {
+  context_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
+}
+
+// Brings the weights into memory and the CPU out of its sleep.
+void Bench::warm_up() {
+  context_.terminal.draw("Warming up");
+  const Session session = fork(base_.get());
+  prefill(session.get(), 0, std::min<uint64_t>(tokens_.size(), 128), nullptr);
+  decode(session.get(), 4);
+}
+
+void Bench::grow_to(uint64_t depth) {
+  if (depth == depth_) return;
+  if (synthetic_) {
+    synthetic_->grow_to(depth);
+    base_ = synthetic_->open(model_.model.get(), std::span(tokens_).first(depth));
+    depth_ = depth;
+    return;
+  }
+  Progress progress(context_.terminal, "Reading to " + grouped(depth), Unit::tokens, depth_);
+  prefill(base_.get(), depth_, depth - depth_, &progress);
+  depth_ = depth;
+}
+
+void Bench::measure_prefill(DepthResult& result) {
+  doing(result.depth, "prefill");
+  const Session session = fork(base_.get());
+  // not what was prepared last: some strategies keep more of what is read
+  choose(session.get(), "auto");
+  const Stopwatch watch;
+  prefill(session.get(), result.depth, arguments_.prompt, nullptr);
+  result.prefill_tokens_per_second.values.push_back(static_cast<double>(arguments_.prompt) /
+                                                    watch.seconds());
+}
+
+void Bench::measure_decode(DepthResult& result, DecodeSpeed& speed) {
+  doing(result.depth, "decode, " + speed.strategy);
+  const Session session = fork(base_.get());
+  if (result.depth == 0) prefill(session.get(), 0, 1, nullptr);  // something has to be continued
+  prepare(session.get(), speed.strategy);
+  const double seconds = decode(session.get(), arguments_.generate);
+  speed.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) / seconds);
+  speed.stats = stats_of(session.get());
+}
+
+DepthResult Bench::at_depth(uint64_t depth) {
+  grow_to(depth);
+  DepthResult result;
+  result.depth = depth;
+  for (const std::string& strategy : arguments_.strategies)
+    result.decode.push_back({strategy, {}, {}});
+  for (const DecodeSpeed& speed : result.decode)
+    if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped))
+      prepare(base_.get(), speed.strategy);
+  // Strategies take turns, so that a change in the machine's mood meets all of them.
+  for (uint32_t repetition = 0; repetition < arguments_.repetitions; ++repetition) {
+    if (arguments_.prompt > 0) measure_prefill(result);
+    if (arguments_.generate == 0) continue;
+    for (DecodeSpeed& speed : result.decode) measure_decode(result, speed);
+  }
+  if (arguments_.mapped && depth > 0) result.mapped = mapped(depth);
+  return result;
+}
+
+std::vector<MappedCost> Bench::mapped(uint64_t depth) {
+  const TemporaryFile file(arguments_.folder + "/kvasir-bench-" +
+                           std::to_string(system::process_number()) + ".kv");
+  save(context_, base_.get(), file.path());
+  // memory for the file alone
+  if (depth == arguments_.depths.back()) base_.reset(), synthetic_.reset();
+  std::vector<MappedCost> costs;
+  for (const std::string& strategy : arguments_.strategies) {
+    MappedCost cost;
+    cost.strategy = strategy;
+    for (uint32_t i = 0; i < arguments_.repetitions; ++i) measure_mapped(file.path(), depth, cost);
+    costs.push_back(std::move(cost));
+  }
+  return costs;
+}
+
+void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost) {
+  doing(depth, "mapped file, " + cost.strategy);
+  kv_error error{};
+  SessionFlags flags = arguments_.session;
+  flags.strategy = cost.strategy;
+  keep_what_it_takes(&flags);
+  const kv_session_options options = session_options(context_, flags);
+  kv_session* loaded = nullptr;
+  const Stopwatch watch;
+  check(kv_load(model_.model.get(), path.c_str(), &options, nullptr, &loaded, &error), error);
+  cost.load_ms.values.push_back(watch.seconds() * 1e3);
+  const Session session(loaded);
+
+  kv_generate_options generate;
+  kv_generate_options_init(&generate, sizeof generate);
+  generate.max_tokens = static_cast<uint32_t>(std::max<uint64_t>(arguments_.generate, 1));
+  generate.cancel = context_.interrupt.token();
+  kv_answer answer{};
+  answer.struct_size = sizeof answer;
+  const std::string question = short_question;
+  check(kv_generate(session.get(), question.data(), question.size(), &generate, nullptr, nullptr,
+                    &answer, &error),
+        error);
+  cost.first_token_ms.values.push_back(static_cast<double>(answer.first_token_ns) * 1e-6);
+
+  cost.resident_bytes = resident_bytes_of(path).value_or(0);
+  cost.stats = stats_of(session.get());
+  if (arguments_.generate > 0) {
+    prepare(session.get(), cost.strategy);
+    cost.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) /
+                                            decode(session.get(), arguments_.generate));
+  }
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  check(kv_file_inspect(path.c_str(), &info, &error), error);
+  cost.kv_bytes = info.kv_bytes;
+}
+
+std::vector<DepthResult> Bench::run() {
+  warm_up();
+  std::vector<DepthResult> results;
+  for (const uint64_t depth : arguments_.depths) results.push_back(at_depth(depth));
+  context_.terminal.erase();
+  return results;
+}
+
+}  // namespace
+
+double Samples::median() const {
+  if (values.empty()) return 0;
+  std::vector<double> sorted = values;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t half = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+std::vector<DepthResult> measure(Context& context, const BenchModel& model,
+                                 const BenchArguments& arguments) {
+  return Bench(context, model, arguments).run();
+}
+
+}  // namespace tool

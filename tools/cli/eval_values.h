@@ -1,0 +1,44 @@
+// Names and values to hide in a text, no two alike, and none that the text has already.
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "eval_random.h"
+
+namespace tool {
+
+std::string any_number(Random* random);     // 4821907
+std::string any_code(Random* random);       // XK-2210
+std::string any_date(Random* random);       // 14 June 1887
+std::string any_two_words(Random* random);  // amber walnut
+std::string any_uuid(Random* random);
+constexpr size_t two_word_pairs = 14'000;  // about: how many there are
+
+// The subject of a fact: "access code" of the "north gate".
+std::string any_attribute(Random* random);
+std::string any_entity(Random* random);
+// a date for a date, otherwise of any kind
+std::string value_for(const std::string& attribute, Random* random);
+std::string any_word(Random* random);
+
+// Makes things until one is new.
+class Fresh {
+ public:
+  explicit Fresh(std::string_view text) : text_(text) {}
+
+  template <typename Make>
+  std::string operator()(Make make) {
+    for (;;) {
+      std::string thing = make();
+      if (text_.find(thing) == std::string_view::npos && used_.insert(thing).second) return thing;
+    }
+  }
+
+ private:
+  std::string_view text_;
+  std::set<std::string> used_;
+};
+
+}  // namespace tool

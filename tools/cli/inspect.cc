@@ -1,0 +1,191 @@
+// kvasir inspect and kvasir verify: a model, a cache or a packed cache, told apart by content.
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "commands.h"
+#include "failure.h"
+#include "system.h"
+#include "words.h"
+
+namespace tool {
+namespace {
+
+bool is_model(const std::string& path) {
+  std::error_code unknown;  // what is no plain file the library refuses; a pipe would have no end
+  if (!std::filesystem::is_regular_file(system::path(path), unknown)) return false;
+  std::array<char, 4> magic{};
+  std::ifstream file(system::path(path), std::ios::binary);
+  return file.read(magic.data(), magic.size()) && std::memcmp(magic.data(), "GGUF", 4) == 0;
+}
+
+const std::string neither = "it is neither a model (GGUF) nor a cache of Kvasir";
+
+void row(Context& context, const char* name, const std::string& value) {
+  if (!context.json) context.terminal.print(printed("%-18s", name) + value + "\n");
+}
+
+void inspect_model(Context& context, const std::string& path) {
+  kv_error error{};
+  kv_model_information info{};
+  info.struct_size = sizeof info;
+  ModelFlags flags;
+  flags.path = path;
+  // Opened, not inspected: so a hash is found that was kept. Its thread ends at once.
+  check(kv_model_info(open_model(context, flags, true).get(), &info, &error), error);
+  row(context, "model", info.name);
+  row(context, "architecture", info.architecture);
+  row(context, "parameters", grouped(info.parameters));
+  row(context, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
+  row(context, "layers", std::to_string(info.layers));
+  row(context, "width", std::to_string(info.width));
+  row(context, "heads",
+      std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " key/value, of " +
+          std::to_string(info.head_dim));
+  row(context, "feed forward", std::to_string(info.feed_forward));
+  row(context, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
+  row(context, "chat format", info.chat_format);
+  row(context, "context", grouped(info.context) + " tokens");
+  row(context, "cache",
+      byte_count(info.kv_bytes_per_token) + " a token, " +
+          byte_count(info.kv_bytes_per_token * info.context) + " for the whole context");
+  row(context, "fingerprint", info.fingerprint);
+  row(context, "hash", *info.hash ? info.hash : "unknown; kvasir verify computes it");
+  context.result = {{"kind", "model"},
+                    {"path", path},
+                    {"name", info.name},
+                    {"architecture", info.architecture},
+                    {"parameters", info.parameters},
+                    {"weights", info.weights},
+                    {"weight_bytes", info.weight_bytes},
+                    {"layers", info.layers},
+                    {"width", info.width},
+                    {"heads", info.heads},
+                    {"kv_heads", info.kv_heads},
+                    {"head_dim", info.head_dim},
+                    {"feed_forward", info.feed_forward},
+                    {"vocabulary", info.vocabulary},
+                    {"tokenizer", info.tokenizer},
+                    {"chat_format", info.chat_format},
+                    {"context", info.context},
+                    {"kv_bytes_per_token", info.kv_bytes_per_token},
+                    {"fingerprint", info.fingerprint},
+                    {"hash", *info.hash ? Json(info.hash) : Json()}};
+}
+
+void inspect_cache(Context& context, const std::string& path) {
+  kv_error error{};
+  kv_file_information info{};
+  info.struct_size = sizeof info;
+  const kv_status status = kv_file_inspect(path.c_str(), &info, &error);
+  check(status, error, status == KV_NOT_A_CACHE ? neither : "");
+  row(context, "cache of", info.model_name);
+  row(context, "tokens",
+      grouped(info.tokens) + ", " + grouped(info.sealed_tokens) + " of them in sealed pages");
+  row(context, "keys and values",
+      byte_count(info.kv_bytes) + (info.kv_type == KV_KV_F32 ? ", f32" : ", int8"));
+  if (info.chat_format[0] != '\0') row(context, "chat format", info.chat_format);
+  row(context, "layers", std::to_string(info.layers));
+  row(context, "heads",
+      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
+  row(context, "file",
+      byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
+  context.result = {{"kind", "cache"},
+                    {"path", path},
+                    {"model_name", info.model_name},
+                    {"format_version", info.format_version},
+                    {"file_bytes", info.file_bytes},
+                    {"tokens", info.tokens},
+                    {"sealed_tokens", info.sealed_tokens},
+                    {"kv_bytes", info.kv_bytes},
+                    {"kv_type", info.kv_type == KV_KV_F32 ? "f32" : "int8"},
+                    {"chat_format", info.chat_format},
+                    {"layers", info.layers},
+                    {"kv_heads", info.kv_heads},
+                    {"head_dim", info.head_dim}};
+}
+
+// False when it is something else.
+bool inspect_packed(Context& context, const std::string& path) {
+  kv_error error{};
+  kv_packed_information info{};
+  info.struct_size = sizeof info;
+  const kv_status status = kv_packed_inspect(path.c_str(), &info, &error);
+  if (status == KV_NOT_A_CACHE) return false;
+  check(status, error);
+  row(context, "packed cache of", info.model_name);
+  row(context, "tokens", grouped(info.tokens));
+  row(context, "layers", std::to_string(info.layers));
+  row(context, "heads",
+      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
+  row(context, "cache",
+      byte_count(info.document_bytes) + " when it is unpacked, format " +
+          std::to_string(info.format_version));
+  row(context, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
+  context.result = {{"kind", "packed"},
+                    {"path", path},
+                    {"model_name", info.model_name},
+                    {"packed_version", info.packed_version},
+                    {"file_bytes", info.file_bytes},
+                    {"cache_bytes", info.document_bytes},
+                    {"level", info.level},
+                    {"format_version", info.format_version},
+                    {"tokens", info.tokens},
+                    {"layers", info.layers},
+                    {"kv_heads", info.kv_heads},
+                    {"head_dim", info.head_dim}};
+  return true;
+}
+
+}  // namespace
+
+void run_inspect(Context& context, const FileArguments& arguments) {
+  if (is_model(arguments.path)) {
+    inspect_model(context, arguments.path);
+  } else if (!inspect_packed(context, arguments.path)) {
+    inspect_cache(context, arguments.path);
+  }
+}
+
+static std::string verify_model(Context& context, const Model& model) {
+  kv_error error{};
+  kv_model_information info{};
+  info.struct_size = sizeof info;
+  Progress progress(context.terminal, "Hashing the model", Unit::bytes);
+  const kv_call_options options = call_options(context, &progress);
+  const kv_status status = kv_model_hash(model.get(), &options, &error);
+  if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
+  check(status, error);
+  check(kv_model_info(model.get(), &info, &error), error);
+  context.result["hash"] = info.hash;
+  return std::string(
+             "metadata and tensor shapes are sound (the format has no checksums for the weights), "
+             "hash ") +
+         info.hash;
+}
+
+void run_verify(Context& context, const FileArguments& arguments) {
+  context.result = {{"path", arguments.path},
+                    {"kind", is_model(arguments.path) ? "model" : "cache"}};
+  std::string verdict;
+  if (is_model(arguments.path)) {
+    ModelFlags flags;
+    flags.path = arguments.path;
+    verdict = verify_model(context, open_model(context, flags, true));
+  } else {
+    kv_error error{};
+    Progress progress(context.terminal,
+                      "Checking " + system::text(system::path(arguments.path).filename()),
+                      Unit::bytes);
+    const kv_call_options options = call_options(context, &progress);
+    const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
+    if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
+    check(status, error, status == KV_NOT_A_CACHE ? neither : "");
+    verdict = "sound, every byte of " + byte_count(progress.total());
+  }
+  context.result["sound"] = true;
+  if (!context.json) context.terminal.print(arguments.path + ": " + verdict + "\n");
+}
+
+}  // namespace tool

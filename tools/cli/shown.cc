@@ -1,0 +1,92 @@
+#include "shown.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "words.h"
+
+namespace tool {
+namespace {
+
+constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD
+
+}  // namespace
+
+Decoded decode(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return {Decoded::character, 1, lead};
+  const size_t size = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  if (size == 0) return {Decoded::invalid, 1, 0};
+  // The second byte's range leaves out overlong forms, surrogates and what is beyond U+10FFFF.
+  const uint8_t least = lead == 0xE0   ? 0xA0
+                        : lead == 0xF0 ? 0x90
+                                       : 0x80,
+                most = lead == 0xED   ? 0x9F
+                       : lead == 0xF4 ? 0x8F
+                                      : 0xBF;
+  char32_t code = lead & (0xFFu >> (size + 1));
+  for (size_t i = 1; i < size; ++i) {
+    if (i == text.size()) return {Decoded::incomplete, i, 0};
+    if (byte(i) < (i == 1 ? least : 0x80) || byte(i) > (i == 1 ? most : 0xBF))
+      return {Decoded::invalid, 1, 0};
+    code = code << 6 | (byte(i) & 0x3Fu);
+  }
+  return {Decoded::character, size, code};
+}
+
+bool is_control(char32_t code) {
+  return (code < 0x20 && code != '\t') || (code >= 0x7F && code < 0xA0) ||
+         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+}
+
+std::string Shown::next(std::string_view part) {
+  waiting_ += part;
+  std::string clean;
+  size_t at = 0;
+  while (at < waiting_.size()) {
+    const std::string_view rest = std::string_view(waiting_).substr(at);
+    if (newlines_ == Newlines::keep && rest.front() == '\r') {  // a line's end on Windows is one
+      if (rest.size() == 1) break;
+      clean += rest[1] == '\n' ? "" : replacement;
+      ++at;
+      continue;
+    }
+    const Decoded one = decode(rest);
+    if (one.kind == Decoded::incomplete) break;
+    const bool keep = one.kind == Decoded::character &&
+                      (!is_control(one.code) || (one.code == '\n' && newlines_ == Newlines::keep));
+    clean += keep ? rest.substr(0, one.size) : replacement;
+    at += one.size;
+  }
+  waiting_.erase(0, at);
+  return clean;
+}
+
+std::string Shown::end() {
+  std::string clean;
+  for (size_t i = 0; i < waiting_.size(); ++i) clean += replacement;
+  waiting_.clear();
+  return clean;
+}
+
+std::string shown_in_line(std::string_view text) {
+  Shown shown(Shown::Newlines::replace);
+  std::string line = shown.next(text);
+  return line += shown.end();
+}
+
+std::string with_escapes(std::string_view json) {
+  std::string escaped;
+  escaped.reserve(json.size());
+  while (!json.empty()) {
+    const Decoded one = decode(json);
+    if (one.kind == Decoded::character && one.code != '\n' && is_control(one.code))
+      escaped += printed("\\u%04x", static_cast<unsigned>(one.code));
+    else escaped += json.substr(0, one.size);
+    json.remove_prefix(one.size);
+  }
+  return escaped;
+}
+
+}  // namespace tool
