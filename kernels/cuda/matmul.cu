@@ -439,11 +439,13 @@ extern "C" {
                   const float* scale, const int16_t* sums) {                                    \
     multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                        \
   }
+// clang-format off
 KERNELS(q8_0)
 KERNELS(q4_0)
 KERNELS(q4_1)
 KERNELS(q5_0)
 KERNELS(q5_1) KERNELS(iq4_nl) KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
+// clang-format on
 
 #define WIDE_KERNEL(name)                                                         \
   __global__ void __launch_bounds__(wide_threads, 2)                              \
