@@ -340,11 +340,13 @@ extern "C" {
                  const int16_t* sums, uint32_t rows_of_block, uint32_t steps) {                   \
     multiply_few<TensorType::name>(products, units, n, q, scale, sums, rows_of_block, steps);     \
   }
+// clang-format off
 KERNEL(q8_0)
 KERNEL(q4_0)
 KERNEL(q4_1)
 KERNEL(q5_0) KERNEL(q5_1) KERNEL(iq4_nl) KERNEL(q2_k) KERNEL(q3_k) KERNEL(q4_k) KERNEL(q5_k)
-    KERNEL(q6_k)
+KERNEL(q6_k)
+// clang-format on
 
 }  // extern "C"
 }  // namespace kvasir::cuda
