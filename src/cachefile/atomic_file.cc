@@ -1,13 +1,15 @@
 #include "cachefile/atomic_file.h"
 
 #include <new>
+#include <utility>
 
 namespace kvasir {
 
 AtomicFile::~AtomicFile() {
   if (!temporary_) return;
-  (void)file_.close();
+  if (!os::removes_open_files || !reaper_) (void)file_.close();
   (void)os::remove_file(file_.path());  // the error that led here has been reported already
+  if (reaper_ && file_.is_open()) reaper_->close(std::move(file_));
 }
 
 Status AtomicFile::check(const std::string& path) {
@@ -15,7 +17,8 @@ Status AtomicFile::check(const std::string& path) {
   return begun.create(path);
 }
 
-Status AtomicFile::create(const std::string& path) {
+Status AtomicFile::create(const std::string& path, std::shared_ptr<os::FileReaper> reaper) {
+  reaper_ = std::move(reaper);
   if (Status s = os::find_target(path, &path_); !s.ok()) return s;
   Status s = os::File::create_temporary(path_, &file_);
   temporary_ = s.ok();

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "base/status.h"
+#include "os/file_reaper.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -15,7 +17,8 @@ namespace kvasir {
 class AtomicFile {
  public:
   AtomicFile() = default;
-  ~AtomicFile();  // removes the temporary file unless finished
+  // Removes the temporary file unless finished.
+  ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
@@ -23,7 +26,8 @@ class AtomicFile {
   static Status check(const std::string& path);
   // Begins a file that will replace `path`, or the file that a symbolic link there leads to
   // (os::find_target). Once.
-  Status create(const std::string& path);
+  // reaper: closes a file that is not finished; null: the destructor does.
+  Status create(const std::string& path, std::shared_ptr<os::FileReaper> reaper = {});
   os::File& file() { return file_; }
   bool is_open() const { return temporary_; }
   // Called when the file is whole and synced, with its size, before it gets its name: an error
@@ -34,6 +38,7 @@ class AtomicFile {
   Status finish(const BeforeRename& before_rename = {});
 
  private:
+  std::shared_ptr<os::FileReaper> reaper_;
   std::string path_;
   os::File file_;
   bool temporary_ = false;  // it exists under its own name

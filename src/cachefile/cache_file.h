@@ -41,7 +41,8 @@ class CacheWriter {
  public:
   // Begins a file that will replace `path`. `identity` goes into the header.
   static Status create(const std::string& path, const format::Identity& identity,
-                       std::unique_ptr<CacheWriter>* out);
+                       std::unique_ptr<CacheWriter>* out,
+                       std::shared_ptr<os::FileReaper> reaper = {});
   CacheWriter(const CacheWriter&) = delete;
   CacheWriter& operator=(const CacheWriter&) = delete;
 

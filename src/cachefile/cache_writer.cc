@@ -28,11 +28,12 @@ CacheWriter::CacheWriter(const std::string& path, const Identity& identity) : pa
 }
 
 Status CacheWriter::create(const std::string& path, const Identity& identity,
-                           std::unique_ptr<CacheWriter>* out) {
+                           std::unique_ptr<CacheWriter>* out,
+                           std::shared_ptr<os::FileReaper> reaper) {
   // Everything is allocated before the file exists, so that a failed allocation leaves none behind.
   std::unique_ptr<CacheWriter> writer(new CacheWriter(path, identity));
   writer->gather_ = make_buffer<std::byte>(gather_bytes);
-  if (Status s = writer->file_.create(path); !s.ok()) return s;
+  if (Status s = writer->file_.create(path, std::move(reaper)); !s.ok()) return s;
   *out = std::move(writer);
   return {};
 }

@@ -83,6 +83,8 @@ class Model {
   // the fingerprint.
   bool is_of(const format::Identity& identity) const;
   StoreShape store_shape() const;
+  // Closes files that sessions of this model drop.
+  const std::shared_ptr<os::FileReaper>& reaper() const { return reaper_; }
   // of each device; empty: the CPU computes everything
   const std::vector<DeviceWeights>& device_weights() const { return device_weights_; }
   std::string device_names() const;  // theirs, with commas between them, or "cpu"
@@ -105,6 +107,7 @@ class Model {
   ChatFormat chat_ = ChatFormat::raw;
   bool chat_is_chosen_ = false;
   Fingerprint fingerprint_{};
+  std::shared_ptr<os::FileReaper> reaper_ = std::make_shared<os::FileReaper>();
   std::unique_ptr<FullHash> full_hash_;
   std::vector<DeviceWeights> device_weights_;
   std::string why_no_device_;

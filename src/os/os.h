@@ -34,6 +34,13 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
+// Whether an open file can be removed by its name: not on Windows.
+#ifdef _WIN32
+constexpr bool removes_open_files = false;
+#else
+constexpr bool removes_open_files = true;
+#endif
+
 // A file handle. Closed by the destructor; move-only.
 class File {
  public:

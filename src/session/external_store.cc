@@ -105,6 +105,7 @@ Status ExternalStore::resolve(BareOptions* o) {
   if (o->window == 0) o->window = 64;
   if (o->window > max_window)
     return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+  o->memory.reaper = std::make_shared<os::FileReaper>();
   o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
   if (Status e = check_memory_budget(o->memory, o->full_precision); !e.ok()) return e;
   if (Status e = check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens);

@@ -198,7 +198,8 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
 
   if (Status s = check_savable(path, identity, store, state, all, cancel); !s.ok()) return s;
   std::unique_ptr<CacheWriter> writer;
-  if (Status s = CacheWriter::create(path, identity, &writer); !s.ok()) return s;
+  if (Status s = CacheWriter::create(path, identity, &writer, store.budget().reaper); !s.ok())
+    return s;
   for (const SavedPart& part : all)
     if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
   for (SectionKind kind : PageStore::sections)

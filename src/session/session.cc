@@ -48,6 +48,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->window > max_window)
     return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
   o->memory.step_tokens = o->prefill_chunk;
+  o->memory.reaper = model.reaper();
   if (Status s = check_memory_budget(o->memory, o->full_precision); !s.ok()) return s;
   if (Status s = check_read_options(o->read); !s.ok()) return s;
   return check_select_options(o->select, model.config().layers,

@@ -161,7 +161,8 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   const bool spills = full > 0 && full + coming > for_slabs;
   const uint64_t kept = std::min(room / 8, for_slabs - std::min(for_slabs, coming));
   if (spills)
-    if (Status s = pages_.spill(budget_.spill_folder, kept, cancel); !s.ok()) return s;
+    if (Status s = pages_.spill(budget_.spill_folder, budget_.reaper, kept, cancel); !s.ok())
+      return s;
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ ||
       limit / 2 > cache_limit_) {
@@ -178,7 +179,7 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
 
 Status KvStore::shrink(const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
-  if (Status s = pages_.spill(budget_.spill_folder, 0, cancel); !s.ok()) return s;
+  if (Status s = pages_.spill(budget_.spill_folder, budget_.reaper, 0, cancel); !s.ok()) return s;
   cache_limit_ = PageCache::by_itself;
   pages_.set_cache_limit(0);
   return {};

@@ -39,6 +39,8 @@ struct MemoryBudget {
   // most tokens of a step: the window holds them before they are sealed. A larger step that fits
   // raises it
   uint32_t step_tokens = 0;
+  // Closes the spill file and what a save leaves unfinished; null: the destructors do.
+  std::shared_ptr<os::FileReaper> reaper;
 };
 
 // That what is sealed, or not, can be kept within it at all, and that its folder takes files: known

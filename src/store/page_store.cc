@@ -301,11 +301,12 @@ PageCache::Counts PageStore::cache_counts() const {
           all.bytes + spilled.bytes};
 }
 
-Status PageStore::spill(const std::string& folder, uint64_t keep, const Cancel* cancel) {
+Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::FileReaper>& reaper,
+                        uint64_t keep, const Cancel* cancel) {
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
-    if (Status s = SpillFile::create(folder, pages_bytes(), &file); !s.ok()) return s;
+    if (Status s = SpillFile::create(folder, pages_bytes(), reaper, &file); !s.ok()) return s;
     // there is one where there is a file
     spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());
     spill_ = std::move(file);

@@ -106,7 +106,8 @@ class PageStore {
   // Writes the pages of private slabs that are full to a file in the folder, oldest first, until
   // such slabs have at most `keep` bytes. A failure leaves those that were written; every page is
   // still there. Throws std::bad_alloc likewise.
-  Status spill(const std::string& folder, uint64_t keep, const Cancel* cancel = nullptr);
+  Status spill(const std::string& folder, const std::shared_ptr<os::FileReaper>& reaper,
+               uint64_t keep, const Cancel* cancel = nullptr);
   uint64_t full_private_bytes() const;  // of the slabs that spill() looks at
   uint64_t spilled_bytes() const;       // of pages that are in a file without a name
   // Lets go of what has been read through mappings of a layer's pages, which the process need not

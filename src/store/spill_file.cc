@@ -6,11 +6,15 @@
 namespace kvasir {
 
 Status SpillFile::create(const std::string& folder, uint64_t extent_bytes,
-                         std::shared_ptr<SpillFile>* out) {
+                         std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out) {
   os::File file;
   if (Status s = os::File::create_nameless(folder, &file); !s.ok()) return s;
-  out->reset(new SpillFile(std::move(file), extent_bytes));
+  out->reset(new SpillFile(std::move(file), extent_bytes, std::move(reaper)));
   return {};
+}
+
+SpillFile::~SpillFile() {
+  if (reaper_) reaper_->close(std::move(file_));
 }
 
 Status SpillFile::append(const void* extent, uint32_t* index) {

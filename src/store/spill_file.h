@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "os/file_reaper.h"
 #include "os/os.h"
 #include "store/page_cache.h"
 
@@ -22,8 +23,10 @@ namespace kvasir {
 class SpillFile final : public PageSource {
  public:
   // Code::no_space, Code::permission, ... name the folder.
+  // reaper: closes the file in the end; null: the destructor does.
   static Status create(const std::string& folder, uint64_t extent_bytes,
-                       std::shared_ptr<SpillFile>* out);
+                       std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out);
+  ~SpillFile() override;
 
   // Code::no_space, Code::io: as if it had not been tried.
   Status append(const void* extent, uint32_t* index);
@@ -36,9 +39,10 @@ class SpillFile final : public PageSource {
   Status read(uint64_t first, std::span<std::byte* const> to) const override;
 
  private:
-  SpillFile(os::File file, uint64_t extent_bytes)
-      : file_(std::move(file)), extent_bytes_(extent_bytes) {}
+  SpillFile(os::File file, uint64_t extent_bytes, std::shared_ptr<os::FileReaper> reaper)
+      : reaper_(std::move(reaper)), file_(std::move(file)), extent_bytes_(extent_bytes) {}
 
+  std::shared_ptr<os::FileReaper> reaper_;
   os::File file_;
   const uint64_t extent_bytes_;
   std::atomic<uint32_t> extents_{0};

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "os/file_reaper.h"
 #include "os/os.h"
 #include "temp_folder.h"
 
@@ -312,4 +313,46 @@ TEST_CASE("a lock is seen by other processes, and ends with its process") {
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(!taken());
   for (int fd : {ready[0], ready[1], done[0], done[1]}) close(fd);
+}
+
+TEST_CASE("a file reaper has closed every file when it is destroyed") {
+  TempFolder folder;
+  const auto open_files = [] {
+    std::size_t n = 0;
+    for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1u : 0u;
+    return n;
+  };
+  const std::size_t before = open_files();
+  {
+    os::FileReaper reaper;
+    for (uint64_t bytes :
+         {uint64_t{0}, uint64_t{1} << 20, uint64_t{64} << 20, uint64_t{64} << 20}) {
+      os::File file;
+      REQUIRE(os::File::create_nameless(folder.path(), &file).ok());
+      REQUIRE(file.preallocate(bytes).ok());
+      reaper.close(std::move(file));
+      CHECK_FALSE(file.is_open());
+    }
+    reaper.close({});
+  }
+  CHECK(open_files() == before);
+}
+
+TEST_CASE("a file reaper closes at once where no thread can start") {
+  TempFolder folder;
+  CHECK(in_child([&] {
+    rlimit none{0, 0};
+    os::File file;
+    if (!os::File::create_nameless(folder.path(), &file).ok() ||
+        !file.preallocate(uint64_t{64} << 20).ok())
+      return false;
+    if (setgid(65534) != 0 || setuid(65534) != 0) return true;  // root has no limit of processes
+    setrlimit(RLIMIT_NPROC, &none);
+    const int fd = dup(0);  // the lowest free number
+    close(fd);
+    os::FileReaper reaper;
+    reaper.close(std::move(file));
+    const int after = dup(0);
+    return after < fd;
+  }));
 }
