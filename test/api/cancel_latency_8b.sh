@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs cancel-latency over a model of the shape of Llama 3 8B, which it makes and removes.
-#     cancel_latency_8b.sh MAKE_MODEL CANCEL_LATENCY TOKENS REPETITIONS MOST_MS [CALL...]
+#     cancel_latency_8b.sh MAKE_MODEL CANCEL_LATENCY TOKENS REPETITIONS MAX_MS MAX_WAIT [CALL...]
 set -eu
 make_model=$1 cancel_latency=$2
 shift 2
