@@ -11,7 +11,7 @@ import tempfile
 
 from source import code_only, finish, read
 
-MOST_BYTES = 3_120_000  # of the stripped shared library, with CUDA
+MOST_BYTES = 3_300_000  # of the stripped shared library, with CUDA
 NEEDED = re.compile(r"lib(c|m|stdc\+\+|gcc_s|zstd|pcre2-8|mimalloc(-secure)?|pthread)\.so|ld-linux|ld-musl")
 NEVER_IMPORTED = {"abort", "exit", "_exit", "printf", "puts", "putchar", "fputs", "fwrite", "perror", "__printf_chk", "__fprintf_chk",
                   "getenv", "secure_getenv", "signal", "sigaction", "_ZSt4cout", "_ZSt4cerr"}
