@@ -53,10 +53,11 @@ std::string name_after(const TokenChain& chain, ChatFormat chat) {
 }
 
 // An older library's file says nothing of its format: it passes for any.
-Status has_format(const CachePeek& peek, ChatFormat chat, bool* out) {
+Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
   ChatRecord record;
-  if (Status s = read_chat(peek, &record); !s.ok() || record.format.empty()) return s;
-  *out = record.unknown.empty() && record.format == chat_format_name(chat);
+  RETURN_IF_ERROR(read_chat(peek, &record));
+  *out = record.unknown.empty() && record.instructions == session.instructions() &&
+         (record.format.empty() || record.format == chat_format_name(session.chat()));
   return {};
 }
 
@@ -125,7 +126,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
       bool same_turns = true;  // the next question's have to be of the document's format
-      if (s.ok()) s = has_format(peek, fresh.chat(), &same_turns);
+      if (s.ok()) s = has_turns(peek, fresh, &same_turns);
       if (!s.ok()) pass_over(f, s);
       if (!same_turns) its.clear();
       f.tokens = static_cast<uint64_t>(

@@ -108,10 +108,15 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
   const std::string_view close = turn_ == Turn::document ? marks.document_close
                                  : turn_ == Turn::answer ? marks.answer_close
                                                          : std::string_view();
+  const bool instructed = turn_ == Turn::empty && !instructions().empty();
   const std::string_view open =
-      turn_ == Turn::empty ? marks.first_question_open : marks.question_open;
-  const Tokenizer::Part parts[] = {
-      {close, true}, {open, true}, {question, parse_special}, {marks.question_close, true}};
+      turn_ == Turn::empty && !instructed ? marks.first_question_open : marks.question_open;
+  const Tokenizer::Part parts[] = {{instructed ? marks.document_open : close, true},
+                                   {instructed ? instructions() : std::string_view(), false},
+                                   {instructed ? marks.instructions_question() : "", true},
+                                   {open, true},
+                                   {question, parse_special},
+                                   {marks.question_close, true}};
   return tokenizer.encode(parts, turn_ == Turn::empty, out, {nullptr, cancel});
 }
 
@@ -210,12 +215,15 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   return held_text_counts && !stream.finish() ? stopped() : Status();
 }
 
-Status Session::passages(std::vector<Trace::Passage>* out) const {
+Status Session::passages(std::vector<Passage>* out) const {
   if (!trace_ || trace_->steps() == 0)
-    return Status::error(Code::bad_state,
-                         "no answer was traced, or the sequence has changed since: set trace in "
-                         "the options of kv_generate");
-  *out = trace_->passages();
+    return Status::error(
+        Code::bad_state,
+        "no answer was traced, or the sequence has changed since: call kv_generate "
+        "with KV_TRACE_PASSAGES");
+  out->clear();
+  for (const Trace::Passage& p : trace_->passages())
+    out->push_back({.first = p.first, .tokens = p.tokens, .share = p.share});
   return {};
 }
 

@@ -75,8 +75,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
-  const Array<std::byte> chat =
-      has_marks() ? encode_chat_record(chat_format_name(chat_)) : Array<std::byte>();
+  const Array<std::byte> chat = has_marks()
+                                    ? encode_chat_record(chat_format_name(chat_), instructions())
+                                    : Array<std::byte>();
   std::vector<SavedPart> parts = {
       {SectionKind::tokens, tokens_.data(), tokens_.size() * sizeof(Token)},
       {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
@@ -150,6 +151,13 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
 // the caller chose is refused: the file's turns and the questions would be of two formats, of which
 // no answer tells.
 Status Session::use_chat(const ChatRecord& record, const char* path) {
+  if (record.unknown.empty() && !tokens_.empty() && options_.instructions &&
+      *options_.instructions != record.instructions)
+    return Status::error(Code::model_mismatch,
+                         "%s has %s: open it with the same or with NULL, or prefill the document "
+                         "again; nothing was loaded",
+                         path,
+                         record.instructions.empty() ? "no instructions" : "other instructions");
   if (record.format.empty()) return {};
   const char* name = record.format.c_str();
   if (!record.unknown.empty())
@@ -171,6 +179,7 @@ Status Session::use_chat(const ChatRecord& record, const char* path) {
                          "the document again; nothing was loaded",
                          path, name, chat_format_name(model_->chat()), name);
   chat_ = *chat;
+  options_.instructions = record.instructions;
   return {};
 }
 
@@ -294,7 +303,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (Status s = session->start(); !s.ok()) return s;
   if (tokens_wanted)
     if (Status s = session->shorten(tokens_wanted, cancel, std::move(reading)); !s.ok()) return s;
-  session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
+  session->load_ns_ = os::now_ns() - begin;
   *out = std::move(session);
   return {};
 }

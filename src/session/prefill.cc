@@ -17,7 +17,7 @@ constexpr uint32_t sparse_way = 2;
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out, Array<uint32_t>* lengths) const {
   if (turn_ == Turn::empty)
-    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths);
+    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths, instructions());
   const Tokenizer& tokenizer = model_->tokenizer();
   const Tokenizer::Part part = {text, parse_special};
   return tokenizer.encode({&part, 1}, tokenizer.starts_text(tokens_.back()), out,
@@ -26,14 +26,28 @@ Status Session::encode_document(std::string_view text, bool parse_special, const
 
 Status Session::encode_first(const Model& model, ChatFormat chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
-                             Array<uint32_t>* lengths) {
+                             Array<uint32_t>* lengths, std::string_view instructions) {
   const Tokenizer& tokenizer = model.tokenizer();
   if (tokenizer.add_bos()) {
     out->push_back(tokenizer.bos());
     if (lengths) lengths->push_back(0);
   }
-  const Tokenizer::Part parts[] = {{chat_marks(chat).document_open, true}, {text, parse_special}};
+  const ChatMarks& marks = chat_marks(chat);
+  const std::string_view close =
+      instructions.empty() ? std::string_view() : marks.instructions_close;
+  const Tokenizer::Part parts[] = {
+      {marks.document_open, true}, {instructions, false}, {close, true}, {text, parse_special}};
   return tokenizer.encode(parts, true, out, {lengths, cancel});
+}
+
+std::string_view Session::instructions() const {
+  return options_.instructions ? std::string_view(*options_.instructions) : std::string_view();
+}
+
+std::size_t Session::opening_bytes() const {
+  const ChatMarks& marks = chat_marks(chat_);
+  const std::size_t text = instructions().size();
+  return marks.document_open.size() + (text ? text + marks.instructions_close.size() : 0);
 }
 
 // The turn and the figures follow the tokens that were read, also where a callback ends its thread.
@@ -62,7 +76,7 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
     return Status::error(Code::bad_state,
                          "a conversation has begun: a document is read before the first question");
   const bool first = turn_ == Turn::empty;
-  const std::size_t marks = first ? chat_marks(chat_).document_open.size() : 0;
+  const std::size_t marks = first ? opening_bytes() : 0;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // bytes of marks and text that each stands for
   if (Status s = encode_document(text, parse_special, cancel, &tokens, &lengths); !s.ok()) return s;
@@ -102,6 +116,9 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
                                Progress::Report report, uint64_t* tokens_done) {
   *tokens_done = 0;
   if (Status s = check_tokens(tokens); !s.ok()) return s;
+  if (turn_ == Turn::empty && !instructions().empty())
+    return Status::error(Code::bad_state,
+                         "the session has instructions: begin with kv_prefill or kv_generate");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   const Counting counting(this, turn_ == Turn::empty ? Turn::tokens : turn_, tokens_done);
   Progress progress(std::move(report));
@@ -182,8 +199,9 @@ uint64_t Session::reading_key(bool sparsely) const {
     add(options_.read.budget_fraction);
     add(options_.read.exact_tokens);
     if (strategy_info(options_.read.strategy)->has(StrategyInfo::filters))
-      for (const uint32_t layer : options_.select.filter_layers) add(layer);
+      for (const uint32_t layer : options_.read.filter_layers) add(layer);
   }
+  facts += instructions();
   return checksum(facts.data(), facts.size(), 0);
 }
 
