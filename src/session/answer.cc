@@ -44,8 +44,9 @@ struct Session::Tracing {
     s->trace_.reset();
     if (!trace) return;
     const uint64_t document = s->turn_ == Turn::answer ? s->document_tokens_ : s->tokens_.size();
-    s->trace_ = std::make_unique<Trace>(s->model_->config().heads,
-                                        s->store_.shape().page.block_tokens, document);
+    s->trace_ =
+        std::make_unique<Trace>(s->model_->config().heads, s->store_.shape().page.block_tokens,
+                                document, s->opening_tokens());
     s->tracing_ = true;
   }
   ~Tracing() { session->tracing_ = false; }
@@ -222,8 +223,24 @@ Status Session::passages(std::vector<Passage>* out) const {
         "no answer was traced, or the sequence has changed since: call kv_generate "
         "with KV_TRACE_PASSAGES");
   out->clear();
-  for (const Trace::Passage& p : trace_->passages())
-    out->push_back({.first = p.first, .tokens = p.tokens, .share = p.share});
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const uint64_t opening = opening_bytes();
+  Array<uint64_t> offsets;  // [tokens + 1]
+  if (spells_document())
+    spelling_.offsets(tokenizer, std::span(tokens_).first(trace_->document()), &offsets);
+  for (const Trace::Passage& p : trace_->passages()) {
+    Passage& passage = out->emplace_back();
+    passage = {.first = p.first, .tokens = p.tokens, .share = p.share};
+    const uint64_t end = p.first + p.tokens;
+    if (offsets.empty() || offsets[end] == Spelling::unknown || offsets[end] < opening) continue;
+    const auto document = std::span<const Token>(tokens_).first(trace_->document());
+    const uint64_t from = std::max(
+        opening, offsets[p.first] -
+                     std::min<uint64_t>(offsets[p.first],
+                                        bytes_to_character_begin(tokenizer, document, p.first)));
+    passage.first_byte = from - opening;
+    passage.bytes = offsets[end] + bytes_to_character_end(tokenizer, document, end) - from;
+  }
   return {};
 }
 

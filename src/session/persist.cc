@@ -88,6 +88,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
       {SectionKind::read, &read_tokens_, read_tokens_ < tokens_.size() ? sizeof read_tokens_ : 0},
       {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
   if (!chat.empty()) parts.push_back({SectionKind::chat, chat.data(), chat.size()});
+  if (const auto spelling = spelling_.entries(); !spelling.empty())
+    parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
   return save_store(path, identity, store_, state, parts, cancel, std::move(report), before_rename);
 }
 
@@ -125,6 +127,18 @@ Status load_count(const CacheFile& file, SectionKind kind, const SectionFacts& f
 }
 
 }  // namespace
+
+Status Session::load_spelling(const CacheFile& file, const SectionFacts& facts) {
+  const CacheFile::Section* section = file.find(SectionKind::spelling);
+  if (!section || section->bytes == 0) return {};
+  const std::byte* at = nullptr;
+  RETURN_IF_ERROR(
+      take(file, SectionKind::spelling, section->bytes, facts, pool_.get(), nullptr, &at));
+  Array<Spelling::Entry> entries(section->bytes / sizeof(Spelling::Entry));
+  std::memcpy(entries.data(), at, section->bytes);
+  spelling_.restore(entries);
+  return {};
+}
 
 Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
                               const Cancel* cancel) {
@@ -215,6 +229,7 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
     if (Status s = load_observed(file, facts, cancel); !s.ok()) return s;
   }
   if (Status s = load_count(file, SectionKind::sparse, facts, &sparse_tokens_); !s.ok()) return s;
+  RETURN_IF_ERROR(load_spelling(file, facts));
   read_tokens_ = state.tokens;
   return load_count(file, SectionKind::read, facts, &read_tokens_);
 }

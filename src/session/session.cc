@@ -95,6 +95,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   session->queries_ = queries_;
   session->observed_ = observed_;
   session->tokens_ = tokens_;
+  session->spelling_ = spelling_;
   session->turn_ = turn_;
   session->chat_ = chat_;
   session->layer_errors_ = layer_errors_;

@@ -25,6 +25,7 @@
 #include "session/sampler.h"
 #include "session/saved_store.h"
 #include "session/session_stats.h"
+#include "session/spelling.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -119,9 +120,10 @@ class Session {
   // The same for this sequence.
   Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                          Array<Token>* out, Array<uint32_t>* lengths) const;
-  // Reads tokens from encode_document(), all or those from some point on.
-  Status read_document(std::span<const Token> tokens, const Cancel* cancel,
-                       Progress::Report progress, uint64_t* tokens_done);
+  // Prefills tokens of encode_document(), all or those from some point on. lengths: [tokens] as
+  // encode_document() has them.
+  Status read_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                       const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
   bool in_document() const { return turn_ == Turn::document; }
   ChatFormat chat() const { return chat_; }
   // The system text of the sequence; empty: none.
@@ -229,7 +231,11 @@ class Session {
   Status use_chat(const ChatRecord& record, const char* path);
   // Bytes of marks and instructions before the document's text.
   std::size_t opening_bytes() const;
+  // Tokens of marks and instructions before the document's text.
+  uint64_t opening_tokens() const;
+  bool spells_document() const;
   bool has_marks() const { return turn_ == Turn::document || turn_ == Turn::answer; }
+  Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
   void log(int level, const char* message) const;
@@ -252,6 +258,7 @@ class Session {
   // that an index is searched whose graphs are not those that were asked for
   bool graphs_logged_ = false;
   Array<Token> tokens_;
+  Spelling spelling_;  // of tokens_
   Turn turn_ = Turn::empty;
   ChatFormat chat_;               // of the turns; where there are none yet the model's
   uint64_t document_tokens_ = 0;  // where the conversation began, once turn_ is answer,
