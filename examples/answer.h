@@ -13,7 +13,7 @@ typedef struct answer {
   size_t size;
 } answer;
 
-/* For kv_generate; user: an answer that is empty at first. */
+/* For kv_generate. user: an answer, empty at first. */
 static int32_t keep_text(const char* text, size_t size, void* user) {
   answer* to = user;
   if (size >= sizeof to->text - to->size) return 1; /* no room: stops the answer */

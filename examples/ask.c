@@ -1,9 +1,10 @@
-/* The smallest complete program: reads a document once, keeps it in a cache file, answers a question about it.
+/* The smallest complete program: prefills a document once, saves its KV cache, answers a question.
  *
  *     ask MODEL.gguf DOCUMENT.txt CACHE.kv "Question?"
  *
- * The first run reads the document, which takes a while; the next ones map the cache. An application would also make
- * sure that the cache is of this document, by naming it after the document's checksum for example. */
+ * The first run prefills the document, which takes a while; the next ones map the cache file. An
+ * application also makes sure that the file is of this document, for example by a name that has the
+ * checksum of the document. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,8 @@
 static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)user;
   if (phase == KV_PHASE_PREFILL && total > 0)
-    fprintf(stderr, "\rreading: %3d%%", (int)(100 * done / total));
-  return 0; /* anything else would stop the reading */
+    fprintf(stderr, "\rprefill: %3d%%", (int)(100 * done / total));
+  return 0; /* anything else would stop the prefill */
 }
 
 static int32_t print_text(const char* text, size_t size, void* user) {
@@ -25,10 +26,10 @@ static int32_t print_text(const char* text, size_t size, void* user) {
   return 0;
 }
 
-/* Reads the document into a new session and saves that. */
-static kv_status read_document(kv_model* model, const char* path, const char* cache,
-                               kv_session** out, kv_error* error) {
-  kv_call_options options;
+/* Prefills the document in a new session and saves that. */
+static kv_status prefill_document(kv_model* model, const char* path, const char* cache,
+                                  kv_session** out, kv_error* error) {
+  kv_control control;
   kv_session* session = NULL;
   kv_status status;
   size_t size = 0;
@@ -38,10 +39,10 @@ static kv_status read_document(kv_model* model, const char* path, const char* ca
     snprintf(error->message, sizeof error->message, "cannot read %.300s", path);
     return KV_IO;
   }
-  kv_call_options_init(&options, sizeof options);
-  options.progress = print_progress;
+  kv_init(&control, sizeof control);
+  control.progress = print_progress;
   status = kv_session_open(model, NULL, &session, error);
-  if (status == KV_OK) status = kv_prefill(session, text, size, &options, NULL, NULL, error);
+  if (status == KV_OK) status = kv_prefill(session, text, size, &control, NULL, NULL, error);
   fputc('\n', stderr);
   if (status == KV_OK) status = kv_save(session, cache, NULL, error);
   free(text);
@@ -62,18 +63,18 @@ int main(int count, char** values) {
     fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt CACHE.kv QUESTION\n", values[0]);
     return 2;
   }
-  status = kv_open(values[1], NULL, &model, &error);
+  status = kv_open(values[1], NULL, NULL, &model, &error);
   if (status == KV_OK) {
     status = kv_load(model, values[3], NULL, NULL, &session, &error);
-    /* Not there yet: the document is read. A file of another model or version (kv_status_is_stale)
-     * stays: it may be another document's. A program that keeps its caches where nobody else does
-     * reads the document again. */
+    /* Without a file the document is prefilled. A file of another model or version
+     * (kv_status_is_stale) stays: it may be another document's. A program with a directory of its
+     * own prefills the document again. */
     if (status == KV_NOT_FOUND)
-      status = read_document(model, values[2], values[3], &session, &error);
+      status = prefill_document(model, values[2], values[3], &session, &error);
   }
   if (status == KV_OK)
-    status =
-        kv_generate(session, values[4], strlen(values[4]), NULL, print_text, NULL, NULL, &error);
+    status = kv_generate(session, values[4], strlen(values[4]), NULL, NULL, print_text, NULL, NULL,
+                         &error);
   if (status == KV_OK) {
     putchar('\n');
   } else {

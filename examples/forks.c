@@ -1,8 +1,10 @@
-/* Several questions about one document, from two threads: each has a fork of the mapped document, and pages are shared.
+/* Several questions about one document, from two threads. Each has a fork of the mapped document;
+ * the forks share its pages.
  *
  *     forks MODEL.gguf CACHE.kv "Question?" "Question?" ...
  *
- * The cache is what `ask` or `kvasir prefill` saved. Answers are printed in the order of the questions. */
+ * `ask` or `kvasir prefill` makes the cache file. Answers are printed in the order of the
+ * questions. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +15,7 @@
 
 enum { THREADS = 2 };
 
-/* What one thread works on: a session serves one call at a time, so that each has its own. */
+/* Work of one thread. A session serves one call at a time, so each thread has its own. */
 typedef struct work {
   kv_session* fork;
   char** questions;
@@ -26,10 +28,11 @@ typedef struct work {
 static void* answer_some(void* of) {
   work* mine = of;
   int i;
-  /* An answer leaves nothing in the sequence (keep is 0), so that one fork does for all questions of a thread. */
+  /* Without KV_KEEP_TURN an answer leaves nothing in the sequence, so one fork serves all questions
+   * of a thread. */
   for (i = mine->first; i < mine->count && mine->status == KV_OK; i += THREADS)
     mine->status = kv_generate(mine->fork, mine->questions[i], strlen(mine->questions[i]), NULL,
-                               keep_text, &mine->answers[i], NULL, &mine->error);
+                               NULL, keep_text, &mine->answers[i], NULL, &mine->error);
   return NULL;
 }
 
@@ -43,13 +46,12 @@ static kv_status answer_all(kv_model* model, const char* cache, char** questions
   int i, started = 0;
   kv_status status;
   memset(works, 0, sizeof works);
-  kv_session_options_init(&options, sizeof options);
-  options.threads =
-      1; /* a fork computes in the thread that calls it, and forks have the options of what they came from */
+  kv_init(&options, sizeof options);
+  options.threads = 1; /* also of the forks: each computes in the thread that calls it */
   status = kv_load(model, cache, &options, NULL, &document, error);
   for (i = 0; i < THREADS && status == KV_OK; ++i)
-    status = kv_fork(document, &works[i].fork, error);
-  kv_session_close(document); /* the forks keep what they share */
+    status = kv_session_fork(document, &works[i].fork, error);
+  kv_session_close(document); /* the forks keep the pages */
   for (i = 0; i < THREADS && status == KV_OK; ++i) {
     works[i].questions = questions;
     works[i].answers = answers;
@@ -85,7 +87,7 @@ int main(int count, char** values) {
   }
   answers = calloc((size_t)(count - 3), sizeof *answers);
   if (!answers) return 1;
-  status = kv_open(values[1], NULL, &model, &error);
+  status = kv_open(values[1], NULL, NULL, &model, &error);
   if (status == KV_OK)
     status = answer_all(model, values[2], values + 3, answers, count - 3, &error);
   for (i = 0; i < count - 3 && status == KV_OK; ++i) puts(answers[i].text);

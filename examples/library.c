@@ -1,10 +1,10 @@
-/* A folder of documents, each read once: opens a text through it, lists what it has, removes a document.
+/* A folder of documents, each prefilled once: opens a text in it, lists and removes documents.
  *
  *     library FOLDER ask MODEL.gguf DOCUMENT.txt "Question?"
  *     library FOLDER list
  *     library FOLDER remove NAME
  *
- * Nothing has to be kept beside the folder: a text is found by what it says. */
+ * The folder is all that is stored: a text is found by its tokens. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,24 +17,23 @@ static int32_t print_text(const char* text, size_t size, void* user) {
   return fwrite(text, 1, size, stdout) == size && fflush(stdout) == 0 ? 0 : 1;
 }
 
-/* Reads what the library does not have of the text, and keeps it there; then answers. */
+/* Prefills the part of the text that the library does not have, saves it there, and answers. */
 static kv_status ask(kv_library* library, const char* model_path, const char* text, size_t size,
                      const char* question, kv_error* error) {
   kv_model* model = NULL;
   kv_session* session = NULL;
   kv_library_result result;
-  kv_status status = kv_open(model_path, NULL, &model, error);
-  memset(&result, 0, sizeof result);
-  result.struct_size = sizeof result;
+  kv_status status = kv_open(model_path, NULL, NULL, &model, error);
+  kv_init(&result, sizeof result);
   if (status == KV_OK)
-    status = kv_library_session(library, model, text, size, NULL, &session, &result, error);
+    status = kv_library_session(library, model, text, size, NULL, NULL, &session, &result, error);
   if (status == KV_OK) {
-    fprintf(stderr, "%llu of %llu tokens were there, in %s\n",
-            (unsigned long long)result.tokens_found, (unsigned long long)result.tokens,
-            result.name);
+    fprintf(stderr, "%llu of %llu tokens found, in %s\n", (unsigned long long)result.tokens_found,
+            (unsigned long long)result.tokens, result.name);
     if (result.save_status != KV_OK)
-      fprintf(stderr, "not kept: %s\n", kv_status_text(result.save_status));
-    status = kv_generate(session, question, strlen(question), NULL, print_text, NULL, NULL, error);
+      fprintf(stderr, "not saved: %s\n", kv_status_text(result.save_status));
+    status =
+        kv_generate(session, question, strlen(question), NULL, NULL, print_text, NULL, NULL, error);
     putchar('\n');
   }
   kv_session_close(session);
@@ -60,13 +59,12 @@ static kv_status list(kv_library* library, kv_error* error) {
   kv_library_document document;
   kv_status status;
   uint32_t i = 0;
-  memset(&document, 0, sizeof document);
-  document.struct_size = sizeof document;
+  kv_init(&document, sizeof document);
   while ((status = kv_library_list(library, i++, &document, error)) == KV_OK)
     printf("%s\t%llu tokens\t%llu bytes\t%s\n", document.name, (unsigned long long)document.tokens,
            (unsigned long long)document.file_bytes,
            document.status == KV_OK ? document.model_name : kv_status_text(document.status));
-  return status == KV_NOT_FOUND ? KV_OK : status; /* that is the end of the list */
+  return status == KV_NOT_FOUND ? KV_OK : status; /* the end of the list */
 }
 
 int main(int count, char** values) {

@@ -1,11 +1,12 @@
-/* A text file in memory, as the examples need it. Nothing of Kvasir. */
+/* A text file in memory, for the examples. Nothing of Kvasir. */
 #ifndef READ_FILE_H
 #define READ_FILE_H
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The whole file, *size bytes, to be freed by the caller; NULL, with a line on standard error, if it cannot be read. */
+/* Returns the whole file, *size bytes, which the caller frees. NULL, with a line on standard error,
+ * if it cannot be read. */
 static char* read_file(const char* path, size_t* size) {
   FILE* file = fopen(path, "rb");
   char* text = NULL;

@@ -1,9 +1,10 @@
-/* Reading is stopped, saved, and goes on in another session; the answer is that of a document read at once.
+/* Stops a prefill, saves it, and continues in another session. The answer is the same as after one
+ * prefill.
  *
  *     resume MODEL.gguf DOCUMENT.txt CACHE.kv "Question?"
  *
- * An application would save when its window is closed, and go on when it is opened again: beside the cache it keeps the number of
- * bytes that were read. */
+ * An application saves when its window is closed, and continues when it is opened again. With the
+ * cache file it stores the number of prefilled bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #include "kvasir.h"
 #include "read_file.h"
 
-/* Stops as soon as something was read, as if somebody closed the window. */
+/* Stops after the first chunk, as if somebody closed the window. */
 static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)total;
   (void)user;
@@ -21,11 +22,11 @@ static int32_t stop_early(int32_t phase, uint64_t done, uint64_t total, void* us
 
 static kv_status ask(kv_session* session, const char* question, answer* to, kv_error* error) {
   to->text[to->size = 0] = '\0';
-  return kv_generate(session, question, strlen(question), NULL, keep_text, to, NULL, error);
+  return kv_generate(session, question, strlen(question), NULL, NULL, keep_text, to, NULL, error);
 }
 
-static kv_status read_at_once(kv_model* model, const char* text, size_t size, const char* question,
-                              answer* to, kv_error* error) {
+static kv_status prefill_at_once(kv_model* model, const char* text, size_t size,
+                                 const char* question, answer* to, kv_error* error) {
   kv_session* session = NULL;
   kv_status status = kv_session_open(model, NULL, &session, error);
   if (status == KV_OK) status = kv_prefill(session, text, size, NULL, NULL, NULL, error);
@@ -34,18 +35,17 @@ static kv_status read_at_once(kv_model* model, const char* text, size_t size, co
   return status;
 }
 
-/* Reads until it is stopped, and saves that. *bytes of the text are read then. */
-static kv_status read_a_part(kv_model* model, const char* text, size_t size, const char* cache,
-                             uint64_t* bytes, kv_error* error) {
-  kv_call_options options;
+/* Prefills until it is stopped, and saves that: *bytes of the text. */
+static kv_status prefill_a_part(kv_model* model, const char* text, size_t size, const char* cache,
+                                uint64_t* bytes, kv_error* error) {
+  kv_control control;
   kv_session* session = NULL;
   uint64_t tokens = 0;
   kv_status status = kv_session_open(model, NULL, &session, error);
-  kv_call_options_init(&options, sizeof options);
-  options.progress = stop_early;
-  if (status == KV_OK) status = kv_prefill(session, text, size, &options, &tokens, bytes, error);
-  if (status == KV_OK ||
-      status == KV_CANCELLED) { /* KV_OK: it was over before it could be stopped */
+  kv_init(&control, sizeof control);
+  control.progress = stop_early;
+  if (status == KV_OK) status = kv_prefill(session, text, size, &control, &tokens, bytes, error);
+  if (status == KV_OK || status == KV_CANCELLED) { /* KV_OK: it ended before the stop */
     fprintf(stderr, "%s: %llu tokens, %llu of %llu bytes\n", kv_status_text(status),
             (unsigned long long)tokens, (unsigned long long)*bytes, (unsigned long long)size);
     status = kv_save(session, cache, NULL, error);
@@ -54,14 +54,14 @@ static kv_status read_a_part(kv_model* model, const char* text, size_t size, con
   return status;
 }
 
-/* Maps what was saved, and reads the text from there. */
-static kv_status read_the_rest(kv_model* model, const char* text, size_t size, const char* cache,
-                               const char* question, answer* to, kv_error* error) {
+/* Maps the saved part and prefills the text from there. */
+static kv_status prefill_the_rest(kv_model* model, const char* text, size_t size, const char* cache,
+                                  const char* question, answer* to, kv_error* error) {
   kv_session* session = NULL;
   uint64_t tokens = 0;
   kv_status status = kv_load(model, cache, NULL, NULL, &session, error);
   if (status == KV_OK) status = kv_prefill(session, text, size, NULL, &tokens, NULL, error);
-  if (status == KV_OK) fprintf(stderr, "went on: %llu tokens\n", (unsigned long long)tokens);
+  if (status == KV_OK) fprintf(stderr, "continued: %llu tokens\n", (unsigned long long)tokens);
   if (status == KV_OK) status = ask(session, question, to, error);
   kv_session_close(session);
   return status;
@@ -83,17 +83,17 @@ int main(int count, char** values) {
   file = fopen(values[3], "rb"); /* kv_save would replace it */
   if (file) {
     fclose(file);
-    fprintf(stderr, "%s is there already\n", values[3]);
+    fprintf(stderr, "%s exists\n", values[3]);
     return 1;
   }
   text = read_file(values[2], &size);
   if (!text) return 1;
-  status = kv_open(values[1], NULL, &model, &error);
-  if (status == KV_OK) status = read_at_once(model, text, size, values[4], &at_once, &error);
-  if (status == KV_OK) status = read_a_part(model, text, size, values[3], &bytes, &error);
+  status = kv_open(values[1], NULL, NULL, &model, &error);
+  if (status == KV_OK) status = prefill_at_once(model, text, size, values[4], &at_once, &error);
+  if (status == KV_OK) status = prefill_a_part(model, text, size, values[3], &bytes, &error);
   if (status == KV_OK)
     status =
-        read_the_rest(model, text + bytes, size - bytes, values[3], values[4], &resumed, &error);
+        prefill_the_rest(model, text + bytes, size - bytes, values[3], values[4], &resumed, &error);
   kv_close(model);
   free(text);
   if (status != KV_OK) {
@@ -102,6 +102,6 @@ int main(int count, char** values) {
   }
   puts(resumed.text);
   if (strcmp(at_once.text, resumed.text) == 0) return 0;
-  fprintf(stderr, "read at once, the answer is another: %s\n", at_once.text);
+  fprintf(stderr, "after one prefill the answer is another: %s\n", at_once.text);
   return 1;
 }

@@ -1,9 +1,10 @@
-/* Reads a document with progress on standard error and streams an answer; Ctrl-C stops either, from another thread.
+/* Prefills a document with progress on standard error and streams an answer. Ctrl-C stops either,
+ * from another thread.
  *
  *     stream MODEL.gguf DOCUMENT.txt "Question?"
  *
- * Where the reading is stopped, what was read stays, and the question is answered from that. Where the answer is stopped, the
- * program ends. A program with windows would fire the token when a button is pressed. */
+ * A stopped prefill keeps its complete chunks, and the question is answered from these. A stopped
+ * answer ends the program. A program with windows fires the token when a button is pressed. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <signal.h>
@@ -27,7 +28,7 @@ static void* wait_for_interrupts(void* cancel) {
 static int32_t print_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
   (void)user;
   if (phase == KV_PHASE_PREFILL)
-    fprintf(stderr, "\rreading: %llu of %llu tokens", (unsigned long long)done,
+    fprintf(stderr, "\rprefill: %llu of %llu tokens", (unsigned long long)done,
             (unsigned long long)total);
   return 0;
 }
@@ -37,9 +38,9 @@ static int32_t print_text(const char* text, size_t size, void* user) {
   return fwrite(text, 1, size, stdout) == size && fflush(stdout) == 0 ? 0 : 1;
 }
 
-static kv_status read_document(kv_session* session, const char* path, kv_cancel* cancel,
-                               kv_error* error) {
-  kv_call_options options;
+static kv_status prefill_document(kv_session* session, const char* path, kv_cancel* cancel,
+                                  kv_error* error) {
+  kv_control control;
   kv_status status;
   uint64_t tokens = 0, bytes = 0;
   size_t size = 0;
@@ -49,10 +50,10 @@ static kv_status read_document(kv_session* session, const char* path, kv_cancel*
     snprintf(error->message, sizeof error->message, "nothing was read");
     return KV_IO;
   }
-  kv_call_options_init(&options, sizeof options);
-  options.cancel = cancel;
-  options.progress = print_progress;
-  status = kv_prefill(session, text, size, &options, &tokens, &bytes, error);
+  kv_init(&control, sizeof control);
+  control.cancel = cancel;
+  control.progress = print_progress;
+  status = kv_prefill(session, text, size, &control, &tokens, &bytes, error);
   fputc('\n', stderr);
   if (status == KV_CANCELLED) {
     fprintf(stderr, "%s: kept %llu tokens, %llu of %llu bytes\n", kv_status_text(status),
@@ -64,18 +65,18 @@ static kv_status read_document(kv_session* session, const char* path, kv_cancel*
   return status;
 }
 
-static kv_status read_and_answer(char** values, kv_cancel* cancel, kv_error* error) {
+static kv_status prefill_and_answer(char** values, kv_cancel* cancel, kv_error* error) {
   kv_model* model = NULL;
   kv_session* session = NULL;
-  kv_generate_options options;
-  kv_status status = kv_open(values[1], NULL, &model, error);
+  kv_control control;
+  kv_status status = kv_open(values[1], NULL, NULL, &model, error);
   if (status == KV_OK) status = kv_session_open(model, NULL, &session, error);
-  if (status == KV_OK) status = read_document(session, values[2], cancel, error);
+  if (status == KV_OK) status = prefill_document(session, values[2], cancel, error);
   if (status == KV_OK) {
-    kv_generate_options_init(&options, sizeof options);
-    options.cancel = cancel;
-    status =
-        kv_generate(session, values[3], strlen(values[3]), &options, print_text, NULL, NULL, error);
+    kv_init(&control, sizeof control);
+    control.cancel = cancel;
+    status = kv_generate(session, values[3], strlen(values[3]), NULL, &control, print_text, NULL,
+                         NULL, error);
     putchar('\n');
   }
   kv_session_close(session);
@@ -93,7 +94,7 @@ int main(int count, char** values) {
     fprintf(stderr, "usage: %s MODEL.gguf DOCUMENT.txt QUESTION\n", values[0]);
     return 2;
   }
-  /* Blocked in every thread, those of the library too: the signal is for sigwait alone. */
+  /* Blocked in every thread, also those of the library: only sigwait receives the signal. */
   sigemptyset(&interrupt);
   sigaddset(&interrupt, SIGINT);
   pthread_sigmask(SIG_BLOCK, &interrupt, NULL);
@@ -104,8 +105,8 @@ int main(int count, char** values) {
       kv_cancel_release(cancel);
       return 1;
     }
-    status = read_and_answer(values, cancel, &error);
-    pthread_cancel(waiting); /* sigwait is where it ends */
+    status = prefill_and_answer(values, cancel, &error);
+    pthread_cancel(waiting); /* it ends in sigwait */
     pthread_join(waiting, NULL);
   }
   if (status != KV_OK) fprintf(stderr, "%s: %s\n", kv_status_text(status), error.message);

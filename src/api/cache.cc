@@ -1,18 +1,15 @@
-// kv_cache_*: the store without a model.
+// kv_cache_*: a KV cache for an engine that brings its own weights.
 #include "api/handles.h"
+#include "api/strategy.h"
 
 using namespace kvasir;
 
 namespace {
 
-// A caller's struct that has no init function: as far as its size goes, zeros for the rest.
 Status read_shape(const kv_cache_shape* in, BareOptions* out) {
   if (!in) return Status::error(Code::bad_argument, "shape is NULL");
   kv_cache_shape s;
-  const auto init = [](kv_cache_shape* shape, std::size_t size) {
-    api::write_defaults(kv_cache_shape{}, shape, size);
-  };
-  if (Status e = api::read_options<kv_cache_shape>(in, init, &s); !e.ok()) return e;
+  RETURN_IF_ERROR(api::read_options(in, &s));
   if (s.reserved != 0)
     return Status::error(Code::bad_argument, "shape->reserved is %u: write 0", s.reserved);
   out->shape.layers = s.layers;
@@ -24,36 +21,46 @@ Status read_shape(const kv_cache_shape* in, BareOptions* out) {
   return {};
 }
 
-// The options that sessions have too are checked where sessions' are.
+// Options that sessions have too are checked where those of sessions are.
 Status read_cache_options(const kv_cache_options* in, BareOptions* out) {
   kv_cache_options o;
-  if (Status s = api::read_options(in, kv_cache_options_init, &o); !s.ok()) return s;
-  if (o.reserved != 0)
-    return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
-  kv_session_options as;
-  kv_session_options_init(&as, sizeof as);
-  as.threads = o.threads;
-  as.kv_type = o.kv_type;
-  as.window = o.window;
-  as.dense_layers = o.dense_layers;
-  as.share_heads = o.share_heads;
-  as.strategy = o.strategy;
-  as.budget_tokens = o.budget_tokens;
-  as.budget_fraction = o.budget_fraction;
-  as.filter_layers = o.filter_layers;
-  as.alpha = o.alpha;
-  as.coverage = o.coverage;
-  as.select_tokens = o.select_tokens;
-  as.memory_budget = o.memory_budget;
-  as.spill_folder = o.spill_folder;
+  RETURN_IF_ERROR(api::read_options(in, &o));
+  kv_session_options shared;
+  kv_init(&shared, sizeof shared);
+  shared.threads = o.threads;
+  shared.precision = o.precision;
+  shared.window_tokens = o.window_tokens;
+  shared.memory_limit = o.memory_limit;
+  shared.spill_directory = o.spill_directory;
   SessionOptions session;
-  if (Status s = api::session_options(&as, &session); !s.ok()) return s;
+  RETURN_IF_ERROR(api::session_options(&shared, &session));
   out->threads = session.threads;
   out->full_precision = session.full_precision;
   out->window = session.window;
-  out->select = session.select;
   out->memory = session.memory;
-  return {};
+  return api::decode_options(o.decode, api::Use::cache, &out->select);
+}
+
+kv_cache_stats to_public(const ExternalStats& s) {
+  kv_cache_stats out{};
+  out.threads = s.threads;
+  out.tokens = s.tokens;
+  out.max_tokens = s.max_tokens;
+  out.sealed_tokens = s.sealed_tokens;
+  out.page_tokens = s.page_tokens;
+  out.sink_tokens = s.sink_tokens;
+  out.window_tokens = s.window_tokens;
+  out.step_tokens = s.step_tokens;
+  out.private_bytes = s.private_bytes;
+  out.mapped_bytes = s.mapped_bytes;
+  out.spilled_bytes = s.spilled_bytes;
+  out.memory_limit = s.memory_limit;
+  out.budget_tokens = s.budget_tokens;
+  out.tokens_read = s.tokens_read;
+  out.tokens_present = s.tokens_present;
+  out.pages_touched = s.pages_touched;
+  api::copy_text(out.decode_strategy, s.decode_strategy);
+  return out;
 }
 
 Status check_type(uint32_t type) {
@@ -64,18 +71,6 @@ Status check_type(uint32_t type) {
 }  // namespace
 
 extern "C" {
-
-void kv_cache_options_init(kv_cache_options* options, size_t size) {
-  kv_cache_options o{};
-  o.window = 64;
-  o.dense_layers = UINT32_MAX;
-  o.share_heads = 1;
-  api::write_defaults(o, options, size);
-}
-
-void kv_cache_attention_options_init(kv_cache_attention_options* options, size_t size) {
-  api::write_defaults(kv_cache_attention_options{}, options, size);
-}
 
 kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_options* options,
                         kv_cache** out, kv_error* error) {
@@ -105,17 +100,18 @@ kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const 
 
 kv_status kv_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type, const void* q,
                              void* out, uint32_t tokens, const kv_cache_attention_options* options,
-                             kv_error* error) {
+                             const kv_control* control, kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (Status s = check_type(type); !s.ok()) return s;
     if (!q) return Status::error(Code::bad_argument, "q is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     kv_cache_attention_options o;
-    if (Status s = api::read_options(options, kv_cache_attention_options_init, &o); !s.ok())
-      return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.attention({layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap,
-                        api::flag_of(o.cancel)});
+    api::Control call;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::check_flags(o.flags, 0));
+    RETURN_IF_ERROR(api::read_control(control, 0, &call));
+    return c.attention(
+        {layer, tokens, static_cast<Numbers>(type), q, out, o.scale, o.softcap, call.cancel});
   });
 }
 
@@ -123,79 +119,78 @@ kv_status kv_cache_truncate(kv_cache* cache, uint64_t tokens, kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) { return c.truncate(tokens); });
 }
 
-kv_status kv_cache_fork(kv_cache* cache, kv_cancel* cancel, kv_cache** out, kv_error* error) {
+kv_status kv_cache_fork(kv_cache* cache, const kv_control* control, kv_cache** out,
+                        kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    api::Control call;
+    RETURN_IF_ERROR(api::read_control(control, 0, &call));
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = c.fork(api::flag_of(cancel), &handle->cache); !s.ok()) return s;
+    RETURN_IF_ERROR(c.fork(call.cancel, &handle->cache));
     *out = handle.release();
     return {};
   });
 }
 
-kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_call_options* options,
+kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_control* control,
                         kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    return c.save(path, api::flag_of(o.cancel),
-                  api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE));
+    api::Control call;
+    RETURN_IF_ERROR(api::read_control(control, 0, &call));
+    return c.save(path, call.cancel, call.report(KV_PHASE_SAVE));
   });
 }
 
 kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
-                        const kv_cache_options* cache_options, const kv_call_options* options,
-                        kv_cache** out, kv_error* error) {
+                        const kv_cache_options* options, const kv_control* control, kv_cache** out,
+                        kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
-    BareOptions b;
-    if (Status s = read_shape(shape, &b); !s.ok()) return s;
-    if (Status s = read_cache_options(cache_options, &b); !s.ok()) return s;
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
+    BareOptions o;
+    api::Control call;
+    RETURN_IF_ERROR(read_shape(shape, &o));
+    RETURN_IF_ERROR(read_cache_options(options, &o));
+    RETURN_IF_ERROR(api::read_control(control, KV_VERIFY, &call));
     auto handle = std::make_unique<kv_cache>();
-    if (Status s = ExternalStore::load(
-            path, b, o.flags & KV_LOAD_VERIFY, api::flag_of(o.cancel),
-            api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->cache);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(ExternalStore::load(path, o, call.has(KV_VERIFY), call.cancel,
+                                        call.report(KV_PHASE_VERIFY), &handle->cache));
     *out = handle.release();
     return {};
   });
 }
 
 kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
-                                size_t count, const kv_session_options* session_options,
-                                const kv_call_options* options, kv_session** out, kv_error* error) {
+                                size_t count, const kv_session_options* options,
+                                const kv_control* control, kv_session** out, kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (!tokens) return Status::error(Code::bad_argument, "tokens is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
-    SessionOptions so;
-    if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED); !s.ok())
-      return s;
+    SessionOptions o;
+    api::Control call;
+    RETURN_IF_ERROR(api::session_options(options, &o));
+    RETURN_IF_ERROR(api::read_control(control, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED, &call));
     auto handle = std::make_unique<kv_session>();
-    const Session::Adopted how{.document = (o.flags & KV_TOKENIZE_DOCUMENT) != 0,
-                               .compared = (o.flags & KV_CACHE_UNCHECKED) == 0};
-    if (Status s = Session::adopt(
-            model->model, c, {tokens, count}, so, how, api::flag_of(o.cancel),
-            api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL), &handle->session);
-        !s.ok())
-      return s;
+    const Session::Adopted how{.document = call.has(KV_TOKENIZE_DOCUMENT),
+                               .compared = !call.has(KV_CACHE_UNCHECKED)};
+    RETURN_IF_ERROR(Session::adopt(model->model, c, {tokens, count}, o, how, call.cancel,
+                                   call.report(KV_PHASE_PREFILL), &handle->session));
     *out = handle.release();
     return {};
   });
 }
 
-kv_status kv_cache_stats(kv_cache* cache, char* json, size_t capacity, size_t* size,
-                         kv_error* error) {
+kv_status kv_cache_get_stats(kv_cache* cache, kv_cache_stats* stats, kv_error* error) {
+  return api::exclusive(cache, error, [&](const ExternalStore& c) -> Status {
+    RETURN_IF_ERROR(api::check_result(stats, "stats"));
+    return api::write_result(to_public(c.stats()), stats, "stats");
+  });
+}
+
+kv_status kv_cache_stats_json(kv_cache* cache, char* json, size_t capacity, size_t* size,
+                              kv_error* error) {
   return api::exclusive(cache, error, [&](const ExternalStore& c) {
     const std::string text = c.stats_json();
     return api::write_array(text.c_str(), text.size() + 1, json, capacity, size);

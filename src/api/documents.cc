@@ -38,28 +38,23 @@ kv_library_result to_public(const LibraryOutcome& o) {
   return out;
 }
 
-Status request_of(const kv_library_session_options& o, std::string_view text, LibraryRequest* out) {
-  if (Status s =
-          api::check_flags(o.flags, KV_TOKENIZE_SPECIAL | KV_LIBRARY_VERIFY | KV_LIBRARY_REPLACE);
-      !s.ok())
-    return s;
-  if (Status s = api::session_options(o.session, &out->session); !s.ok()) return s;
+Status request_of(const kv_library_session_options& o, const api::Control& c, std::string_view text,
+                  LibraryRequest* out) {
+  RETURN_IF_ERROR(api::check_flags(o.flags, KV_TOKENIZE_SPECIAL | KV_VERIFY | KV_REPLACE));
+  RETURN_IF_ERROR(api::session_options(o.session, &out->session));
   out->text = text;
   out->parse_special = o.flags & KV_TOKENIZE_SPECIAL;
-  out->verify = o.flags & KV_LIBRARY_VERIFY;
-  out->replace = o.flags & KV_LIBRARY_REPLACE;
+  out->verify = o.flags & KV_VERIFY;
+  out->replace = o.flags & KV_REPLACE;
   if (o.name) {
     out->name = o.name;
-    if (Status s = Library::check_name(out->name); !s.ok()) return s;
+    RETURN_IF_ERROR(Library::check_name(out->name));
   }
-  out->cancel = api::flag_of(o.cancel);
-  const auto report = [&](kv_phase phase) {
-    return api::progress_report(o.progress, o.progress_user, phase);
-  };
-  out->verifying = report(KV_PHASE_VERIFY);
-  out->reading = report(KV_PHASE_PREFILL);
-  out->preparing = report(KV_PHASE_PREPARE);
-  out->saving = report(KV_PHASE_SAVE);
+  out->cancel = c.cancel;
+  out->verifying = c.report(KV_PHASE_VERIFY);
+  out->reading = c.report(KV_PHASE_PREFILL);
+  out->preparing = c.report(KV_PHASE_PREPARE);
+  out->saving = c.report(KV_PHASE_SAVE);
   return {};
 }
 
@@ -67,22 +62,14 @@ Status request_of(const kv_library_session_options& o, std::string_view text, Li
 
 extern "C" {
 
-void kv_library_options_init(kv_library_options* options, size_t size) {
-  api::write_defaults(kv_library_options{}, options, size);
-}
-
-void kv_library_session_options_init(kv_library_session_options* options, size_t size) {
-  api::write_defaults(kv_library_session_options{}, options, size);
-}
-
 kv_status kv_library_open(const char* folder, const kv_library_options* options, kv_library** out,
                           kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!folder) return Status::error(Code::bad_argument, "folder is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     kv_library_options o;
-    if (Status s = api::read_options(options, kv_library_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::check_flags(o.flags, 0));
     auto handle = std::make_unique<kv_library>();
     if (Status s = Library::open(folder, {o.max_bytes, api::log_function(o.log, o.log_user)},
                                  &handle->library);
@@ -113,8 +100,8 @@ kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_docume
 }
 
 kv_status kv_library_session(kv_library* library, kv_model* model, const char* text, size_t size,
-                             const kv_library_session_options* options, kv_session** out,
-                             kv_library_result* result, kv_error* error) {
+                             const kv_library_session_options* options, const kv_control* control,
+                             kv_session** out, kv_library_result* result, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!library) return Status::error(Code::bad_argument, "library is NULL");
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
@@ -123,10 +110,11 @@ kv_status kv_library_session(kv_library* library, kv_model* model, const char* t
     if (result)
       if (Status s = api::check_result(result, "result"); !s.ok()) return s;
     kv_library_session_options o;
-    if (Status s = api::read_options(options, kv_library_session_options_init, &o); !s.ok())
-      return s;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
     LibraryRequest request;
-    if (Status s = request_of(o, {text, size}, &request); !s.ok()) return s;
+    RETURN_IF_ERROR(request_of(o, c, {text, size}, &request));
     auto handle = std::make_unique<kv_session>();
     LibraryOutcome outcome;
     if (Status s = library->library->session(model->model, request, &handle->session, &outcome);

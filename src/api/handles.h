@@ -1,5 +1,5 @@
-// What stands behind the public handles, and the one place where exceptions and Status values
-// become codes.
+// Contents of the public handles, and the one place where exceptions and Status values become
+// codes.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +39,8 @@ struct kv_session {
 
 namespace kvasir::api {
 
-// Runs f, which returns a Status, as a call of the host's. No exception escapes: nothing in the
-// library throws what is no std::exception, and what unwinds a thread that ends in a callback is
-// none and passes.
+// Runs f, which returns a Status, as one call of the host. No exception escapes: the library throws
+// std::exception only. The unwinding of a thread that ends in a callback is none and passes.
 template <class F>
 kv_status guarded(kv_error* error, F&& f) {
   Call call;
@@ -54,14 +53,14 @@ kv_status guarded(kv_error* error, F&& f) {
   }
 }
 
-// A handle's end, which may wait for threads and close files.
+// Destroys a handle, which may wait for threads and close files.
 template <class Handle>
 void close(Handle* handle) {
   const Call call;
   delete handle;
 }
 
-// One call at a time on a handle, of which `name` is what the caller knows it by.
+// Runs f unless another call on the handle is running. `name` is for messages.
 template <class Handle, class F>
 kv_status one_at_a_time(const Handle* handle, const char* name, kv_error* error, F&& f) {
   return guarded(error, [&]() -> Status {
@@ -87,31 +86,51 @@ kv_status exclusive(const kv_cache* cache, kv_error* error, F&& f) {
   return one_at_a_time(cache, "cache", error, [&] { return f(*cache->cache); });
 }
 
-// Into a caller's option struct of so many bytes, which another header may have made shorter or
-// longer.
-template <class Options>
-void write_defaults(const Options& defaults, Options* out, std::size_t size) {
-  if (!out || size < sizeof(uint32_t)) return;
-  const std::size_t known = std::min(size, sizeof(Options));
-  std::memcpy(out, &defaults, known);
-  if (size > known) std::memset(reinterpret_cast<char*>(out) + known, 0, size - known);
-  const auto struct_size = static_cast<uint32_t>(size);
-  std::memcpy(out, &struct_size, sizeof struct_size);
+// Sizes that structs of version 0.1 had, where the layout is another now; 0: it is the same. No
+// struct of this version may grow to them.
+template <class Struct>
+constexpr std::size_t size_in_0_1 = 0;
+template <>
+constexpr std::size_t size_in_0_1<kv_model_options> = 64;
+template <>
+constexpr std::size_t size_in_0_1<kv_session_options> = 160;
+template <>
+constexpr std::size_t size_in_0_1<kv_generate_options> = 88;
+template <>
+constexpr std::size_t size_in_0_1<kv_library_session_options> = 48;
+template <>
+constexpr std::size_t size_in_0_1<kv_cache_options> = 88;
+template <>
+constexpr std::size_t size_in_0_1<kv_cache_attention_options> = 24;
+template <>
+constexpr std::size_t size_in_0_1<kv_strategy_info> = 72;
+
+// A struct of version 0.1 has other fields at the same places: its size gives it away.
+template <class Struct>
+Status check_not_0_1(std::size_t size) {
+  static_assert(size_in_0_1<Struct> != sizeof(Struct));
+  if (size_in_0_1<Struct> == 0 || size != size_in_0_1<Struct>) return {};
+  return Status::error(Code::bad_argument,
+                       "struct_size is %zu: the struct is of version 0.1, which this library does "
+                       "not accept; build the program with the header of version 0.2",
+                       size);
 }
 
-// The caller's options over the defaults: shorter structs of older headers and longer ones with
-// zeros are accepted.
+// The caller's options over the defaults, which are all 0. Shorter structs of older headers and
+// longer ones with zeros are accepted.
 template <class Options>
-Status read_options(const Options* in, void (*init)(Options*, std::size_t), Options* out) {
-  init(out, sizeof *out);
+Status read_options(const Options* in, Options* out) {
+  *out = {};
+  out->struct_size = sizeof(Options);
   if (!in) return {};
   const std::size_t size = in->struct_size;
   if (size < sizeof(uint32_t))
-    return Status::error(Code::bad_argument,
-                         "an option struct's struct_size is %zu: call its init function", size);
+    return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: call kv_init",
+                         size);
   if (size > 65536)
     return Status::error(Code::bad_argument, "an option struct's struct_size is %zu: too large",
                          size);
+  RETURN_IF_ERROR(check_not_0_1<Options>(size));
   // no header had one, and a pointer that is cut leads anywhere
   if (size < sizeof(Options) && size % alignof(Options))
     return Status::error(Code::bad_argument,
@@ -127,15 +146,14 @@ Status read_options(const Options* in, void (*init)(Options*, std::size_t), Opti
   return {};
 }
 
-// Whether a caller's result struct can be filled.
+// Checks that a caller's result struct can be filled.
 template <class Result>
 Status check_result(const Result* out, const char* name) {
   if (!out) return Status::error(Code::bad_argument, "%s is NULL", name);
   const std::size_t size = out->struct_size;
   if (size < 2 * sizeof(uint32_t))
-    return Status::error(Code::bad_argument, "%s->struct_size is %zu: set it to the struct's size",
-                         name, size);
-  return {};
+    return Status::error(Code::bad_argument, "%s->struct_size is %zu: call kv_init", name, size);
+  return check_not_0_1<Result>(size);
 }
 
 // Fills a caller's result struct as far as its struct_size goes.
@@ -150,7 +168,7 @@ Status write_result(const Result& result, Result* out, const char* name) {
 
 Status session_options(const kv_session_options* in, SessionOptions* out);
 
-// Writes as much of a result as fits and always its whole size.
+// Writes as much of a result as fits, and its whole size.
 template <class T>
 Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, std::size_t* count) {
   if (!count) return Status::error(Code::bad_argument, "the place for the size is NULL");
@@ -164,14 +182,24 @@ Status write_array(const T* from, std::size_t n, T* to, std::size_t capacity, st
   return {};
 }
 
-inline const Cancel* flag_of(const kv_cancel* cancel) { return cancel ? &cancel->flag : nullptr; }
+// The caller's kv_control of one call.
+struct Control {
+  const Cancel* cancel = nullptr;
+  uint32_t flags = 0;
+  kv_progress_fn progress = nullptr;
+  void* user = nullptr;
+
+  bool has(uint32_t flag) const { return flags & flag; }
+  Progress::Report report(kv_phase phase) const;
+};
+// Code::bad_argument for a flag that is not among `flags`.
+Status read_control(const kv_control* in, uint32_t flags, Control* out);
 std::string hexadecimal(std::span<const uint8_t> bytes);
 LogFn log_function(kv_log_fn fn, void* user);
 Status check_text(const char* text, std::size_t size, const char* name);
 Status check_flags(uint32_t flags, uint32_t known);
-Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase);
 
-// Into a field of a struct. Names stay as they are: they are used to ask for what they name.
+// Copies a name into a field of a struct, unchanged: callers pass it back.
 template <std::size_t N>
 void copy_text(char (&to)[N], std::string_view from) {
   std::size_t n = std::min(from.size(), N - 1);
@@ -181,7 +209,7 @@ void copy_text(char (&to)[N], std::string_view from) {
   std::memset(to + n, 0, N - n);
 }
 
-// The same of text from a file for people to read: printable, whatever the file has.
+// Copies text of a file for people, printable whatever the file has.
 template <std::size_t N>
 void copy_shown(char (&to)[N], std::string_view from) {
   std::memset(to, 0, N);

@@ -1,4 +1,4 @@
-// Status, version, cancel tokens, and the helpers of the other entry points.
+// Status, version, structs, cancel tokens, and helpers of the other entry points.
 #include <cstdio>
 
 #include "api/handles.h"
@@ -25,12 +25,22 @@ Status check_flags(uint32_t flags, uint32_t known) {
   return {};
 }
 
-Progress::Report progress_report(kv_progress_fn fn, void* user, kv_phase phase) {
-  if (!fn) return {};
-  return [=](uint64_t done, uint64_t total) {
+Progress::Report Control::report(kv_phase phase) const {
+  if (!progress) return {};
+  return [fn = progress, user = user, phase](uint64_t done, uint64_t total) {
     return Call::run_callback("the progress callback",
                               [&] { return fn(phase, done, total, user); });
   };
+}
+
+Status read_control(const kv_control* in, uint32_t flags, Control* out) {
+  kv_control c;
+  RETURN_IF_ERROR(read_options(in, &c));
+  if (c.flags & ~flags)
+    return Status::error(Code::bad_argument, "control->flags has unknown bits: 0x%x",
+                         c.flags & ~flags);
+  *out = {c.cancel ? &c.cancel->flag : nullptr, c.flags, c.progress, c.user};
+  return {};
 }
 
 std::string hexadecimal(std::span<const uint8_t> bytes) {
@@ -45,6 +55,13 @@ std::string hexadecimal(std::span<const uint8_t> bytes) {
 using namespace kvasir;
 
 extern "C" {
+
+void kv_init(void* s, size_t size) {
+  if (!s || size < sizeof(uint32_t)) return;
+  const auto struct_size = static_cast<uint32_t>(size);
+  std::memset(s, 0, size);
+  std::memcpy(s, &struct_size, sizeof struct_size);
+}
 
 const char* kv_status_text(kv_status status) {
   static constexpr const char* texts[] = {"ok",
@@ -113,9 +130,5 @@ void kv_cancel_reset(kv_cancel* cancel) {
 }
 
 void kv_cancel_release(kv_cancel* cancel) { delete cancel; }
-
-void kv_call_options_init(kv_call_options* options, size_t size) {
-  api::write_defaults(kv_call_options{}, options, size);
-}
 
 }  // extern "C"

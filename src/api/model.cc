@@ -1,4 +1,4 @@
-// kv_open and what is asked of a model.
+// Models: open, describe, hash, tokenize.
 #include <cinttypes>
 #include <cstdio>
 
@@ -8,9 +8,9 @@ using namespace kvasir;
 
 namespace {
 
-kv_model_information describe(const Model& model) {
+kv_model_info describe(const Model& model) {
   const ModelConfig& c = model.config();
-  kv_model_information i{};
+  kv_model_info i{};
   i.layers = c.layers;
   i.width = c.width;
   i.heads = c.heads;
@@ -18,7 +18,7 @@ kv_model_information describe(const Model& model) {
   i.head_dim = c.head_dim;
   i.feed_forward = c.feed_forward;
   i.vocabulary = c.vocabulary;
-  i.context = c.context;
+  i.context_tokens = c.context;
   i.parameters = model.weights().parameters;
   i.weight_bytes = model.weights().bytes;
   i.kv_bytes_per_token =
@@ -35,7 +35,7 @@ kv_model_information describe(const Model& model) {
   return i;
 }
 
-void tell_devices(const Model& model, const LogFn& log) {
+void log_devices(const Model& model, const LogFn& log) {
   char text[512];
   if (!model.why_no_device().empty()) {
     std::snprintf(text, sizeof text, "the CPU computes the model: %s",
@@ -54,18 +54,16 @@ void tell_devices(const Model& model, const LogFn& log) {
 
 extern "C" {
 
-void kv_model_options_init(kv_model_options* options, size_t size) {
-  api::write_defaults(kv_model_options{}, options, size);
-}
-
-kv_status kv_open(const char* path, const kv_model_options* options, kv_model** out,
-                  kv_error* error) {
+kv_status kv_open(const char* path, const kv_model_options* options, const kv_control* control,
+                  kv_model** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     kv_model_options o;
-    if (Status s = api::read_options(options, kv_model_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::check_flags(o.flags, 0));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
     auto handle = std::make_unique<kv_model>();
     DeviceOptions device;
     if (o.device) device.name = o.device;
@@ -73,14 +71,14 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
     if (device.name == "cpu" && device.budget)
       return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device",
                            device.budget);
-    if (o.hash_folder && !*o.hash_folder)
-      return Status::error(Code::bad_argument, "hash_folder is empty: name a folder, or NULL");
+    if (o.hash_directory && !*o.hash_directory)
+      return Status::error(Code::bad_argument, "hash_directory is empty: use a directory or NULL");
     if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device,
-                               o.hash_folder ? o.hash_folder : "", api::flag_of(o.cancel));
+                               o.hash_directory ? o.hash_directory : "", c.cancel);
         !s.ok())
       return s;
     const LogFn log = api::log_function(o.log, o.log_user);
-    if (log) tell_devices(*handle->model, log);
+    if (log) log_devices(*handle->model, log);
     if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
       log(KV_LOG_WARNING,
           "the model's chat format was not recognised: documents and questions are put as raw "
@@ -90,7 +88,7 @@ kv_status kv_open(const char* path, const kv_model_options* options, kv_model** 
   });
 }
 
-kv_model* kv_retain(kv_model* model) {
+kv_model* kv_model_retain(kv_model* model) {
   if (model) model->references.fetch_add(1, std::memory_order_relaxed);
   return model;
 }
@@ -99,14 +97,14 @@ void kv_close(kv_model* model) {
   if (model && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) api::close(model);
 }
 
-kv_status kv_model_info(const kv_model* model, kv_model_information* info, kv_error* error) {
+kv_status kv_model_get_info(const kv_model* model, kv_model_info* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     return api::write_result(describe(*model->model), info, "info");
   });
 }
 
-kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_error* error) {
+kv_status kv_model_inspect(const char* path, kv_model_info* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     std::shared_ptr<const Model> model;
@@ -115,19 +113,18 @@ kv_status kv_model_inspect(const char* path, kv_model_information* info, kv_erro
   });
 }
 
-kv_status kv_model_hash(kv_model* model, const kv_call_options* options, kv_error* error) {
+kv_status kv_model_hash(kv_model* model, const kv_control* control, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
-    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
-    return model->model->full_hash()->compute(api::flag_of(o.cancel), &progress);
+    api::Control c;
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    Progress progress(c.report(KV_PHASE_VERIFY));
+    return model->model->full_hash()->compute(c.cancel, &progress);
   });
 }
 
 kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags,
-                      kv_cancel* cancel, int32_t* tokens, size_t capacity, size_t* count,
+                      const kv_control* control, int32_t* tokens, size_t capacity, size_t* count,
                       kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
@@ -136,19 +133,19 @@ kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint
             api::check_flags(flags, KV_TOKENIZE_SPECIAL | KV_TOKENIZE_BOS | KV_TOKENIZE_DOCUMENT);
         !s.ok())
       return s;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
     const Tokenizer& tokenizer = model->model->tokenizer();
     Array<Token> ids;
     if (flags & KV_TOKENIZE_DOCUMENT) {
       if (Status s = Session::encode_first(*model->model, model->model->chat(), {text, size},
-                                           flags & KV_TOKENIZE_SPECIAL, api::flag_of(cancel), &ids,
-                                           nullptr);
+                                           flags & KV_TOKENIZE_SPECIAL, c.cancel, &ids, nullptr);
           !s.ok())
         return s;
     } else {
       if ((flags & KV_TOKENIZE_BOS) && tokenizer.add_bos()) ids.push_back(tokenizer.bos());
       const Tokenizer::Part part = {{text, size}, (flags & KV_TOKENIZE_SPECIAL) != 0};
-      if (Status s = tokenizer.encode({&part, 1}, true, &ids, {nullptr, api::flag_of(cancel)});
-          !s.ok())
+      if (Status s = tokenizer.encode({&part, 1}, true, &ids, {nullptr, c.cancel}); !s.ok())
         return s;
     }
     return api::write_array(ids.data(), ids.size(), tokens, capacity, count);

@@ -1,4 +1,4 @@
-// kv_save, kv_load, what is asked of a cache file, and packed copies of it.
+// Files: save, load, inspect, verify, pack.
 #include "api/handles.h"
 #include "cachefile/cache_peek.h"
 #include "cachefile/pack.h"
@@ -7,50 +7,42 @@ using namespace kvasir;
 
 extern "C" {
 
-kv_status kv_save(kv_session* session, const char* path, const kv_call_options* options,
+kv_status kv_save(kv_session* session, const char* path, const kv_control* control,
                   kv_error* error) {
   return api::exclusive(session, error, [&](Session& s) -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
-    kv_call_options o;
-    if (Status e = api::read_options(options, kv_call_options_init, &o); !e.ok()) return e;
-    if (Status e = api::check_flags(o.flags, 0); !e.ok()) return e;
-    return s.save(path, api::flag_of(o.cancel),
-                  api::progress_report(o.progress, o.progress_user, KV_PHASE_SAVE),
-                  api::progress_report(o.progress, o.progress_user, KV_PHASE_PREPARE));
+    api::Control c;
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    return s.save(path, c.cancel, c.report(KV_PHASE_SAVE), c.report(KV_PHASE_PREPARE));
   });
 }
 
-kv_status kv_load(kv_model* model, const char* path, const kv_session_options* session_options,
-                  const kv_call_options* options, kv_session** out, kv_error* error) {
-  return kv_load_prefix(model, path, 0, session_options, options, out, error);
+kv_status kv_load(kv_model* model, const char* path, const kv_session_options* options,
+                  const kv_control* control, kv_session** out, kv_error* error) {
+  return kv_load_prefix(model, path, 0, options, control, out, error);
 }
 
 kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
-                         const kv_session_options* session_options, const kv_call_options* options,
+                         const kv_session_options* options, const kv_control* control,
                          kv_session** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!model) return Status::error(Code::bad_argument, "model is NULL");
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
-    SessionOptions so;
-    if (Status s = api::session_options(session_options, &so); !s.ok()) return s;
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, KV_LOAD_VERIFY); !s.ok()) return s;
-    const Cancel* cancel = api::flag_of(o.cancel);
+    SessionOptions o;
+    api::Control c;
+    RETURN_IF_ERROR(api::session_options(options, &o));
+    RETURN_IF_ERROR(api::read_control(control, KV_VERIFY, &c));
     auto handle = std::make_unique<kv_session>();
-    if (Status s = Session::load(
-            model->model, path, so, o.flags & KV_LOAD_VERIFY, cancel,
-            api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY), &handle->session,
-            tokens, api::progress_report(o.progress, o.progress_user, KV_PHASE_PREFILL));
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(Session::load(model->model, path, o, c.has(KV_VERIFY), c.cancel,
+                                  c.report(KV_PHASE_VERIFY), &handle->session, tokens,
+                                  c.report(KV_PHASE_PREFILL)));
     *out = handle.release();
     return {};
   });
 }
 
-kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error* error) {
+kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     CachePeek file;
@@ -59,7 +51,7 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     ChatRecord chat;
     if (Status s = read_saved(file, &saved); !s.ok()) return s;
     if (Status s = read_chat(file, &chat); !s.ok()) return s;
-    kv_file_information i{};
+    kv_file_info i{};
     i.format_version = file.header().version;
     i.file_bytes = file.size();
     i.tokens = file.identity().tokens;
@@ -69,69 +61,61 @@ kv_status kv_file_inspect(const char* path, kv_file_information* info, kv_error*
     i.layers = file.identity().layers;
     i.kv_heads = file.identity().kv_heads;
     i.head_dim = file.identity().head_dim;
-    i.kv_type = saved.full_precision ? KV_KV_F32 : KV_KV_INT8;
+    i.precision = saved.full_precision ? KV_PRECISION_F32 : KV_PRECISION_INT8;
     api::copy_shown(i.model_name, file.identity().model_name);
     api::copy_text(i.chat_format, chat.format);
     return api::write_result(i, info, "info");
   });
 }
 
-kv_status kv_file_verify(const char* path, const kv_call_options* options, kv_error* error) {
+kv_status kv_file_verify(const char* path, const kv_control* control, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
-    kv_call_options o;
-    if (Status s = api::read_options(options, kv_call_options_init, &o); !s.ok()) return s;
-    if (Status s = api::check_flags(o.flags, 0); !s.ok()) return s;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
     CachePeek file;
-    if (Status s = CachePeek::open(path, &file); !s.ok()) return s;
-    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_VERIFY));
-    return file.verify(&progress, api::flag_of(o.cancel));
+    RETURN_IF_ERROR(CachePeek::open(path, &file));
+    Progress progress(c.report(KV_PHASE_VERIFY));
+    return file.verify(&progress, c.cancel);
   });
 }
 
-void kv_pack_options_init(kv_pack_options* options, size_t size) {
-  api::write_defaults(kv_pack_options{}, options, size);
-}
-
-static Status packing(const char* path, const char* packed_path, const kv_pack_options* options,
-                      kv_pack_options* o) {
+static Status check_paths(const char* path, const char* packed_path) {
   if (!path) return Status::error(Code::bad_argument, "path is NULL");
   if (!packed_path) return Status::error(Code::bad_argument, "packed_path is NULL");
-  return api::read_options(options, kv_pack_options_init, o);
+  return {};
 }
 
-kv_status kv_pack(const char* path, const char* packed_path, const kv_pack_options* options,
-                  kv_error* error) {
+kv_status kv_pack(const char* path, const char* packed_path, uint32_t level,
+                  const kv_control* control, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
-    kv_pack_options o;
-    if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
-    if (o.level > max_level)
-      return Status::error(Code::bad_argument, "level is %u: write 1 to %u, or 0", o.level,
-                           max_level);
-    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_PACK));
-    return pack(path, packed_path, o.level == 0 ? default_level : o.level, &progress,
-                api::flag_of(o.cancel));
+    api::Control c;
+    RETURN_IF_ERROR(check_paths(path, packed_path));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    if (level > max_level)
+      return Status::error(Code::bad_argument, "level is %u: use 1 to %u, or 0", level, max_level);
+    Progress progress(c.report(KV_PHASE_PACK));
+    return pack(path, packed_path, level == 0 ? default_level : level, &progress, c.cancel);
   });
 }
 
-kv_status kv_unpack(const char* packed_path, const char* path, const kv_pack_options* options,
+kv_status kv_unpack(const char* packed_path, const char* path, const kv_control* control,
                     kv_error* error) {
   return api::guarded(error, [&]() -> Status {
-    kv_pack_options o;
-    if (Status s = packing(path, packed_path, options, &o); !s.ok()) return s;
-    if (o.level != 0)
-      return Status::error(Code::bad_argument, "level is %u: it is for packing", o.level);
-    Progress progress(api::progress_report(o.progress, o.progress_user, KV_PHASE_UNPACK));
-    return unpack(packed_path, path, &progress, api::flag_of(o.cancel));
+    api::Control c;
+    RETURN_IF_ERROR(check_paths(path, packed_path));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    Progress progress(c.report(KV_PHASE_UNPACK));
+    return unpack(packed_path, path, &progress, c.cancel);
   });
 }
 
-kv_status kv_packed_inspect(const char* path, kv_packed_information* info, kv_error* error) {
+kv_status kv_packed_inspect(const char* path, kv_packed_info* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     PackedHeader header;
     if (Status s = read_packed_header(path, &header); !s.ok()) return s;
-    kv_packed_information i{};
+    kv_packed_info i{};
     i.packed_version = header.version;
     i.file_bytes = header.packed_bytes;
     i.document_bytes = header.document_bytes;

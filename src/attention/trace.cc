@@ -29,8 +29,8 @@ constexpr std::size_t max_passages = 64;
 
 constexpr uint32_t blocks_together = 1024;  // that one task sums up
 
-Trace::Trace(uint32_t heads, uint32_t block_tokens, uint64_t document)
-    : heads_(heads), block_tokens_(block_tokens), document_(document),
+Trace::Trace(uint32_t heads, uint32_t block_tokens, uint64_t document, uint64_t begin)
+    : heads_(heads), block_tokens_(block_tokens), document_(document), begin_(begin),
       blocks_(static_cast<uint32_t>(ceil_div(document, block_tokens))), bases_(heads),
       weights_(std::size_t{heads} * blocks_), step_(blocks_), sums_(blocks_) {}
 
@@ -44,7 +44,7 @@ void Trace::begin_layer() {
 void Trace::add(uint32_t head, uint64_t first, std::span<const float> scores, float base) {
   float* const weights = weights_.data() + std::size_t{head} * blocks_;
   const uint64_t end = std::min<uint64_t>(document_, first + scores.size());
-  for (uint64_t t = std::max(first, resting_tokens); t < end; ++t) {
+  for (uint64_t t = std::max({first, resting_tokens, begin_}); t < end; ++t) {
     const float exponent = scores[t - first] - base;
     if (exponent > min_exponent) weights[t / block_tokens_] += std::exp(exponent);
   }
@@ -78,10 +78,10 @@ std::vector<Trace::Passage> Trace::passages() const {
                least = *std::max_element(sums_.begin(), sums_.end()) * min_part;
   for (uint32_t b = 0; b < blocks_; ++b) {
     if (sums_[b] == 0 || sums_[b] < least) continue;
-    const uint64_t first = uint64_t{b} * block_tokens_,
-                   tokens = std::min<uint64_t>(block_tokens_, document_ - first);
+    const uint64_t first = std::max(uint64_t{b} * block_tokens_, begin_),
+                   end = std::min((uint64_t{b} + 1) * block_tokens_, document_);
     if (out.empty() || out.back().first + out.back().tokens != first) out.push_back({first, 0, 0});
-    out.back().tokens += tokens;
+    out.back().tokens += end - first;
     out.back().share += sums_[b] / all;
   }
   std::stable_sort(out.begin(), out.end(),

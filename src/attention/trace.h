@@ -29,8 +29,9 @@ class Trace {
     double share;
   };
 
-  // The document is tokens [0, document) of the sequence. Throws std::bad_alloc.
-  Trace(uint32_t heads, uint32_t block_tokens, uint64_t document);
+  // The document ends before token `document` of the sequence; the tokens before `begin`, which are
+  // marks and instructions, do not count. Throws std::bad_alloc.
+  Trace(uint32_t heads, uint32_t block_tokens, uint64_t document, uint64_t begin = 0);
   uint64_t document() const { return document_; }
   uint64_t steps() const { return steps_; }
 
@@ -50,7 +51,7 @@ class Trace {
 
  private:
   const uint32_t heads_, block_tokens_;
-  const uint64_t document_;  // tokens
+  const uint64_t document_, begin_;  // tokens
   const uint32_t blocks_;
   uint64_t steps_ = 0;
   Array<float> bases_;    // [heads] of the layer that runs,

@@ -89,15 +89,16 @@ enum class SectionKind : uint32_t {
   ivf = 22,
   // cachefile/token_chain.h: hashes of the tokens, by which a library finds what begins like a text
   chain = 23,
-  read = 24,  // u64: tokens before the first that was not read as a document is
-  chat = 25,  // session/chat_record.h: in which format the turns are
+  read = 24,      // u64: tokens before the first that was not read as a document is
+  chat = 25,      // session/chat_record.h: format of the turns, and instructions
+  spelling = 26,  // session/spelling.h: tokens that stand for other bytes than their pieces
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
   return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
          kind == SectionKind::statistics ||
-         (kind >= SectionKind::logits && kind <= SectionKind::chat);
+         (kind >= SectionKind::logits && kind <= SectionKind::spelling);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file
@@ -108,7 +109,8 @@ constexpr uint32_t optional_section = 1;
 // reader that missed `chat` would put questions into turns of another format.
 constexpr uint32_t flags_of(SectionKind kind) {
   return kind == SectionKind::statistics || kind == SectionKind::index ||
-                 (kind >= SectionKind::logits && kind <= SectionKind::read)
+                 (kind >= SectionKind::logits && kind <= SectionKind::read) ||
+                 kind == SectionKind::spelling
              ? optional_section
              : 0;
 }
@@ -118,7 +120,7 @@ constexpr const char* name_of(SectionKind kind) {
       "unknown", "state",    "tokens",          "centre",    "sinks", "window", "pages",  "scales",
       "bounds",  "unknown",  "statistics",      "recurrent", "index", "logits", "errors", "sketch",
       "queries", "observed", "representatives", "sparse",    "hnsw",  "ood",    "ivf",    "chain",
-      "read",    "chat"};
+      "read",    "chat",     "spelling"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

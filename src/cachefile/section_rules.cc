@@ -38,6 +38,20 @@ const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& fac
   return fits ? nullptr : "is of another sequence";
 }
 
+// Pairs of a token, ascending, and its bytes. UINT64_MAX bytes end the list.
+static const char* wrong_spelling(std::span<const std::byte> bytes, const SectionFacts& facts) {
+  constexpr std::size_t pair = 2 * sizeof(uint64_t);
+  if (bytes.size() % pair) return "ends within a pair";
+  for (std::size_t at = 0; at < bytes.size(); at += pair) {
+    const auto token = number_at<uint64_t>(bytes, at), size = number_at<uint64_t>(bytes, at + 8);
+    if (token >= facts.tokens || (at > 0 && token <= number_at<uint64_t>(bytes, at - pair)))
+      return "names tokens that do not ascend, or that the sequence does not have";
+    const bool last = at + pair == bytes.size();
+    if (size > UINT32_MAX && !(last && size == UINT64_MAX)) return "has a token of too many bytes";
+  }
+  return nullptr;
+}
+
 const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
                           const SectionFacts& facts) {
   if (bytes.empty()) return nullptr;
@@ -67,6 +81,8 @@ const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
     case SectionKind::read:
       return bytes.size() == sizeof(uint64_t) ? wrong_count(number_at<uint64_t>(bytes, 0), facts)
                                               : "is too short";
+    case SectionKind::spelling:
+      return wrong_spelling(bytes, facts);
     default:
       return nullptr;
   }

@@ -99,6 +99,7 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::sparse:
     case SectionKind::chat:
     case SectionKind::read:
+    case SectionKind::spelling:
       break;
     case SectionKind::pages:
     case SectionKind::recurrent:

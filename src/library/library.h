@@ -132,8 +132,9 @@ class Library {
                    std::vector<Found>* unusable, uint64_t* again, Found* used,
                    std::unique_ptr<Session>* out) const;
   Status read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
-              std::span<const Token> tokens, std::unique_ptr<Session> fresh,
-              std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+              std::span<const Token> tokens, std::span<const uint32_t> lengths,
+              std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
+              LibraryOutcome* outcome) const;
   void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
             std::span<const Found> unusable, LibraryOutcome* outcome) const;
   Status choose_place(const Wanted& wanted, Place* out) const;

@@ -53,10 +53,11 @@ std::string name_after(const TokenChain& chain, ChatFormat chat) {
 }
 
 // An older library's file says nothing of its format: it passes for any.
-Status has_format(const CachePeek& peek, ChatFormat chat, bool* out) {
+Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
   ChatRecord record;
-  if (Status s = read_chat(peek, &record); !s.ok() || record.format.empty()) return s;
-  *out = record.unknown.empty() && record.format == chat_format_name(chat);
+  RETURN_IF_ERROR(read_chat(peek, &record));
+  *out = record.unknown.empty() && record.instructions == session.instructions() &&
+         (record.format.empty() || record.format == chat_format_name(session.chat()));
   return {};
 }
 
@@ -125,7 +126,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
       bool same_turns = true;  // the next question's have to be of the document's format
-      if (s.ok()) s = has_format(peek, fresh.chat(), &same_turns);
+      if (s.ok()) s = has_turns(peek, fresh, &same_turns);
       if (!s.ok()) pass_over(f, s);
       if (!same_turns) its.clear();
       f.tokens = static_cast<uint64_t>(
@@ -159,13 +160,14 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
 
 // The tokens that the session does not have yet.
 static Status read_rest(Session* session, const LibraryRequest& request,
-                        std::span<const Token> tokens, uint64_t again) {
+                        std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                        uint64_t again) {
   if (tokens.empty()) return {};
   const auto reading = [&](uint64_t done, uint64_t total) {
     return request.reading(again + done, again + total);
   };
   uint64_t done = 0;
-  return session->read_document(tokens, request.cancel,
+  return session->read_document(tokens, lengths, request.cancel,
                                 request.reading ? Progress::Report(reading) : Progress::Report(),
                                 &done);
 }
@@ -174,8 +176,9 @@ static Status read_rest(Session* session, const LibraryRequest& request,
 // without that one. *out and *outcome are the last reading that came to its end, over a damaged
 // document where only its save met the damage and no other reading came to its end.
 Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
-                     std::span<const Token> tokens, std::unique_ptr<Session> fresh,
-                     std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
+                     std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                     std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
+                     LibraryOutcome* outcome) const {
   std::vector<Found> unusable;
   for (;;) {
     std::unique_ptr<Session> session;
@@ -188,7 +191,7 @@ Status Library::read(const std::shared_ptr<const Model>& model, const LibraryReq
     if (is_new) session = std::move(fresh);
     LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
     const auto rest = tokens.subspan(used.tokens);
-    Status s = read_rest(session.get(), request, rest, again);
+    Status s = read_rest(session.get(), request, rest, lengths.subspan(used.tokens), again);
     if (s.ok()) {
       *outcome = std::move(its);
       // the one before has its document open no longer, so that it can be evicted
@@ -219,7 +222,7 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
       !s.ok())
     return s;
   try {
-    Status s = read(model, request, tokens, std::move(fresh), &session, outcome);
+    Status s = read(model, request, tokens, lengths, std::move(fresh), &session, outcome);
     if (!session) return s;
     if (!s.ok()) log(1, s, "; the session is over a document that is damaged");
   } catch (const std::bad_alloc&) {

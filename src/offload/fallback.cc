@@ -23,7 +23,7 @@ const char* text_of(Fallback reason) {
     case Fallback::compared:
       return "the choice is compared with exact attention";
     case Fallback::memory_limit:
-      return "memory_budget is set";
+      return "memory_limit is set";
     case Fallback::full_precision:
       return "keys and values are kept in full precision";
     case Fallback::head_size:

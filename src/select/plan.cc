@@ -13,13 +13,12 @@ namespace kvasir {
 // we know, and choosing saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
 // A standard error of 4% of a head's attention.
-constexpr float default_coverage = 0.96f;
-constexpr float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
-constexpr uint32_t max_unit = 1024;      // tokens: two of them are the least budget
+const float default_coverage = 0.96f;
+const float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
+constexpr uint32_t max_unit = 1024;  // tokens: two of them are the least budget
 // sealed tokens: before, sparse reading would leave out next to nothing
 constexpr uint64_t sparse_context = 4096;
-constexpr double read_fraction = 0.1;  // of the sealed tokens,
-constexpr uint64_t read_floor = 2048;  // but so many
+constexpr uint64_t read_floor = 2048;  // tokens, at least
 constexpr uint64_t read_recent = 512;
 constexpr double min_share = 0.25, max_share = 4;  // of the mean budget, that a layer gets
 
@@ -28,11 +27,24 @@ const char* name_of(BudgetSchedule schedule) {
   return names[static_cast<uint32_t>(schedule)];
 }
 
-// Whether each layer chooses by a budget that is its own.
-static bool takes_schedule(const std::string& strategy) {
-  const StrategyInfo* info = strategy_info(strategy);
-  return info && info->make && info->budget_fraction > 0 &&
-         !info->has(StrategyInfo::spreads_budget) && !info->has(StrategyInfo::filters);
+bool takes_schedule(const StrategyInfo& strategy) {
+  return strategy.make && strategy.budget_fraction > 0 &&
+         !strategy.has(StrategyInfo::spreads_budget) && !strategy.has(StrategyInfo::filters);
+}
+
+Status check_filter_layers(std::span<const uint32_t> filter_layers, uint32_t layers) {
+  for (std::size_t i = 0; i < filter_layers.size(); ++i) {
+    const uint32_t layer = filter_layers[i];
+    if (layer >= layers)
+      return Status::error(Code::bad_argument,
+                           "filter_layers has %u: the model's layers are 0 to %u", layer,
+                           layers - 1);
+    if (i > 0 && layer <= filter_layers[i - 1])
+      return Status::error(Code::bad_argument,
+                           "filter_layers has %u after %u: name them in ascending order", layer,
+                           filter_layers[i - 1]);
+  }
+  return {};
 }
 
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens) {
@@ -67,7 +79,8 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     return Status::error(Code::bad_argument,
                          "coverage is %s: strategy '%s' does not sample what it reads",
                          number_text(options.coverage).c_str(), Quoted(options.strategy).text());
-  if (options.schedule != BudgetSchedule::uniform && !takes_schedule(options.strategy))
+  if (const StrategyInfo* info = strategy_info(options.strategy);
+      options.schedule != BudgetSchedule::uniform && !(info && takes_schedule(*info)))
     return Status::error(
         Code::bad_argument,
         "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself",
@@ -77,18 +90,7 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     return Status::error(Code::bad_argument,
                          "head_graphs is set: strategy '%s' has no graph that is made from queries",
                          Quoted(options.strategy).text());
-  for (std::size_t i = 0; i < options.filter_layers.size(); ++i) {
-    const uint32_t layer = options.filter_layers[i];
-    if (layer >= layers)
-      return Status::error(Code::bad_argument,
-                           "filter_layers has %u: the model's layers are 0 to %u", layer,
-                           layers - 1);
-    if (i > 0 && layer <= options.filter_layers[i - 1])
-      return Status::error(Code::bad_argument,
-                           "filter_layers has %u after %u: name them in ascending order", layer,
-                           options.filter_layers[i - 1]);
-  }
-  return {};
+  return check_filter_layers(options.filter_layers, layers);
 }
 
 // The budget in proportion to the layers' errors, a quarter to four times the mean each, the same
@@ -143,11 +145,9 @@ static std::vector<uint32_t> default_filter_layers(uint32_t layers) {
   return out;
 }
 
-static void plan_filters(const SelectOptions& options, uint32_t layers, Plan* plan) {
-  const bool given = !options.filter_layers.empty();
-  const std::vector<uint32_t> filters =
-      given ? options.filter_layers : default_filter_layers(layers);
-  plan->filter_window = options.filter_window;
+static void plan_filters(const std::vector<uint32_t>& named, uint32_t layers, Plan* plan) {
+  const bool given = !named.empty();
+  const std::vector<uint32_t> filters = given ? named : default_filter_layers(layers);
   plan->filter.assign(layers, false);
   plan->dense.assign(layers, false);
   for (uint32_t l : filters) {
@@ -191,7 +191,8 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
           : std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
                      default_fraction ? plan.strategy->budget_floor : 1);
   if (plan.strategy->has(StrategyInfo::filters)) {
-    plan_filters(options, layers, &plan);
+    plan.filter_window = options.filter_window;
+    plan_filters(options.filter_layers, layers, &plan);
     return plan;
   }
   const bool by_strategy = options.dense_layers == UINT32_MAX || !plan.strategy->make;
@@ -225,27 +226,27 @@ std::string read_strategy_names() {
 Status check_read_options(const ReadOptions& options) {
   const StrategyInfo* info = strategy_info(options.strategy);
   if (options.strategy != "full" && !(info && reads_by_blocks(*info)))
-    return Status::error(Code::bad_argument, "prefill_strategy is '%s': use one of %s",
+    return Status::error(Code::bad_argument, "prefill is strategy '%s': use one of %s",
                          Quoted(options.strategy).text(), read_strategy_names().c_str());
   if (!(options.budget_fraction >= 0 && options.budget_fraction <= 1))
-    return Status::error(Code::bad_argument, "prefill_budget_fraction is %s: use 0 to 1",
+    return Status::error(Code::bad_argument, "budget_fraction of prefill is %s: use 0 to 1",
                          number_text(options.budget_fraction).c_str());
   return {};
 }
 
-Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed,
-                    uint32_t layers) {
+Plan make_read_plan(const ReadOptions& options, uint64_t sealed, uint32_t layers) {
   Plan plan;
   if (options.strategy == "full" || sealed < sparse_context) return plan;
   plan.strategy = strategy_info(options.strategy);
   plan.by_blocks = true;
   plan.recent_tokens = read_recent;
-  const double fraction = options.budget_fraction > 0 ? options.budget_fraction : read_fraction;
+  const double fraction =
+      options.budget_fraction > 0 ? options.budget_fraction : default_read_fraction;
   plan.budget_tokens =
       std::max(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(sealed))),
                std::min(sealed, read_floor));
   plan.dense.assign(layers, false);
-  if (plan.strategy->has(StrategyInfo::filters)) plan_filters(select, layers, &plan);
+  if (plan.strategy->has(StrategyInfo::filters)) plan_filters(options.filter_layers, layers, &plan);
   return plan;
 }
 

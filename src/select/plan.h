@@ -49,8 +49,9 @@ enum class CompareLevel : uint32_t { none = 0, attention = 1, layers = 2 };
 // How documents are read.
 struct ReadOptions {
   std::string strategy = "full";
-  double budget_fraction = 0;  // of the sealed tokens; 0: the default
-  uint64_t exact_tokens = 0;   // at the end of a text that are read exactly all the same
+  double budget_fraction = 0;           // of the sealed tokens; 0: the default
+  uint64_t exact_tokens = 0;            // at the end of a text that are read exactly all the same
+  std::vector<uint32_t> filter_layers;  // as in SelectOptions
 };
 
 struct Plan {
@@ -103,8 +104,15 @@ uint32_t default_filter_count(uint32_t layers);
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
                std::span<const float> errors);
 
-// The same for a step of a document's reading. strategy null: exact. select: for its filter layers.
-Plan make_read_plan(const ReadOptions& options, const SelectOptions& select, uint64_t sealed,
-                    uint32_t layers);
+// The same for a step of a document's prefill. strategy null: exact.
+Plan make_read_plan(const ReadOptions& options, uint64_t sealed, uint32_t layers);
+
+// The coverage of `bounded` and the alpha of `dipr` where the caller sets none.
+extern const float default_coverage, default_alpha;
+constexpr double default_read_fraction = 0.1;  // of the sealed tokens
+// Whether each layer that selects has a budget of its own, which a schedule can spread.
+bool takes_schedule(const StrategyInfo& strategy);
+// Code::bad_argument names the first layer that the model does not have, or that is out of order.
+Status check_filter_layers(std::span<const uint32_t> filter_layers, uint32_t layers);
 
 }  // namespace kvasir

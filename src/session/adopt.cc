@@ -61,7 +61,10 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
                       const Cancel* cancel, Progress::Report report,
                       std::unique_ptr<Session>* out) {
-  if (Status s = resolve(*model, &options); !s.ok()) return s;
+  RETURN_IF_ERROR(resolve(*model, &options));
+  if (options.instructions && !options.instructions->empty())
+    return Status::error(Code::bad_argument,
+                         "instructions is set: the tokens of a cache begin without instructions");
   const HeadShape &shape = cache.shape(), &wanted = model->config();
   if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
       shape.head_dim != wanted.head_dim)

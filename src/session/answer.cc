@@ -44,8 +44,9 @@ struct Session::Tracing {
     s->trace_.reset();
     if (!trace) return;
     const uint64_t document = s->turn_ == Turn::answer ? s->document_tokens_ : s->tokens_.size();
-    s->trace_ = std::make_unique<Trace>(s->model_->config().heads,
-                                        s->store_.shape().page.block_tokens, document);
+    s->trace_ =
+        std::make_unique<Trace>(s->model_->config().heads, s->store_.shape().page.block_tokens,
+                                document, s->opening_tokens());
     s->tracing_ = true;
   }
   ~Tracing() { session->tracing_ = false; }
@@ -108,10 +109,15 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
   const std::string_view close = turn_ == Turn::document ? marks.document_close
                                  : turn_ == Turn::answer ? marks.answer_close
                                                          : std::string_view();
+  const bool instructed = turn_ == Turn::empty && !instructions().empty();
   const std::string_view open =
-      turn_ == Turn::empty ? marks.first_question_open : marks.question_open;
-  const Tokenizer::Part parts[] = {
-      {close, true}, {open, true}, {question, parse_special}, {marks.question_close, true}};
+      turn_ == Turn::empty && !instructed ? marks.first_question_open : marks.question_open;
+  const Tokenizer::Part parts[] = {{instructed ? marks.document_open : close, true},
+                                   {instructed ? instructions() : std::string_view(), false},
+                                   {instructed ? marks.instructions_question() : "", true},
+                                   {open, true},
+                                   {question, parse_special},
+                                   {marks.question_close, true}};
   return tokenizer.encode(parts, turn_ == Turn::empty, out, {nullptr, cancel});
 }
 
@@ -210,12 +216,31 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   return held_text_counts && !stream.finish() ? stopped() : Status();
 }
 
-Status Session::passages(std::vector<Trace::Passage>* out) const {
+Status Session::passages(std::vector<Passage>* out) const {
   if (!trace_ || trace_->steps() == 0)
-    return Status::error(Code::bad_state,
-                         "no answer was traced, or the sequence has changed since: set trace in "
-                         "the options of kv_generate");
-  *out = trace_->passages();
+    return Status::error(
+        Code::bad_state,
+        "no answer was traced, or the sequence has changed since: call kv_generate "
+        "with KV_TRACE_PASSAGES");
+  out->clear();
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const uint64_t opening = opening_bytes();
+  Array<uint64_t> offsets;  // [tokens + 1]
+  if (spells_document())
+    spelling_.offsets(tokenizer, std::span(tokens_).first(trace_->document()), &offsets);
+  for (const Trace::Passage& p : trace_->passages()) {
+    Passage& passage = out->emplace_back();
+    passage = {.first = p.first, .tokens = p.tokens, .share = p.share};
+    const uint64_t end = p.first + p.tokens;
+    if (offsets.empty() || offsets[end] == Spelling::unknown || offsets[end] < opening) continue;
+    const auto document = std::span<const Token>(tokens_).first(trace_->document());
+    const uint64_t from = std::max(
+        opening, offsets[p.first] -
+                     std::min<uint64_t>(offsets[p.first],
+                                        bytes_to_character_begin(tokenizer, document, p.first)));
+    passage.first_byte = from - opening;
+    passage.bytes = offsets[end] + bytes_to_character_end(tokenizer, document, end) - from;
+  }
   return {};
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t head_bytes = 8;  // u32 of the name's size, u32 of the value's
 constexpr std::size_t max_name = 31;   // of a field and of a format
-constexpr std::string_view format_field = "format";
+constexpr std::string_view format_field = "format", instructions_field = "instructions";
 
 bool is_name(std::string_view text) {
   const auto good = [](char c) {
@@ -25,14 +25,21 @@ bool is_name(std::string_view text) {
 
 }  // namespace
 
-Array<std::byte> encode_chat_record(std::string_view format) {
+static void append_field(std::string_view name, std::string_view value, Array<std::byte>* record) {
+  const std::size_t at = record->size();
   std::array<uint8_t, head_bytes> head;
-  store32(head.data(), static_cast<uint32_t>(format_field.size()));
-  store32(head.data() + 4, static_cast<uint32_t>(format.size()));
-  Array<std::byte> record(head_bytes + format_field.size() + format.size());
-  std::memcpy(record.data(), head.data(), head_bytes);
-  std::memcpy(record.data() + head_bytes, format_field.data(), format_field.size());
-  std::memcpy(record.data() + head_bytes + format_field.size(), format.data(), format.size());
+  store32(head.data(), static_cast<uint32_t>(name.size()));
+  store32(head.data() + 4, static_cast<uint32_t>(value.size()));
+  record->resize(at + head_bytes + name.size() + value.size());
+  std::memcpy(record->data() + at, head.data(), head_bytes);
+  std::memcpy(record->data() + at + head_bytes, name.data(), name.size());
+  std::memcpy(record->data() + at + head_bytes + name.size(), value.data(), value.size());
+}
+
+Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions) {
+  Array<std::byte> record;
+  append_field(format_field, format, &record);
+  if (!instructions.empty()) append_field(instructions_field, instructions, &record);
   return record;
 }
 
@@ -63,6 +70,10 @@ Status decode_chat_record(std::span<const std::byte> section, const char* path, 
         return corrupt(
             "the format's name has other characters than a-z, 0-9 and '-', or more than 31");
       record.format = value;
+    } else if (name == instructions_field) {
+      if (value.empty()) return corrupt("its instructions are empty");
+      if (value.find('\0') != value.npos) return corrupt("its instructions have a NUL");
+      record.instructions = value;
     } else if (record.unknown.empty()) {
       record.unknown = name;
     }

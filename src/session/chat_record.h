@@ -12,15 +12,17 @@
 
 namespace kvasir {
 
-constexpr std::size_t max_chat_record = std::size_t{1} << 20;  // bytes: instructions are a text
+constexpr std::size_t max_chat_record = std::size_t{1} << 20;  // bytes
+constexpr std::size_t max_instructions = 1'000'000;            // bytes, so that a record holds them
 
 struct ChatRecord {
-  std::string format;   // a name as text/chat.h has them, perhaps one that a later library knows;
-                        // empty: there is no record
+  std::string format;  // a name as text/chat.h has them, perhaps one that a later library knows;
+                       // empty: there is no record
+  std::string instructions;  // the system text; empty: there is none
   std::string unknown;  // the first field that this library does not know; empty: there is none
 };
 
-Array<std::byte> encode_chat_record(std::string_view format);
+Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions = {});
 
 // `path` is for messages. Code::corrupt.
 Status decode_chat_record(std::span<const std::byte> section, const char* path, ChatRecord* out);

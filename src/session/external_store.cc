@@ -104,7 +104,8 @@ Status ExternalStore::resolve(BareOptions* o) {
   if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
   if (o->window == 0) o->window = 64;
   if (o->window > max_window)
-    return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+    return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,
+                         max_window);
   o->memory.reaper = std::make_shared<os::FileReaper>();
   o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
   if (Status e = check_memory_budget(o->memory, o->full_precision); !e.ok()) return e;
@@ -432,26 +433,49 @@ Status ExternalStore::load(const std::string& path, BareOptions options, bool ve
   return {};
 }
 
-std::string ExternalStore::stats_json() const {
+ExternalStats ExternalStore::stats() const {
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
   const ReadCounts& read = attention_->counts();
+  ExternalStats s;
+  s.threads = options_.threads;
+  s.tokens = tokens();
+  s.max_tokens = options_.max_tokens;
+  s.sealed_tokens = store_.sealed_tokens();
+  s.page_tokens = store_.shape().page.page_tokens;
+  s.sink_tokens = store_.sink_count();
+  s.window_tokens = store_.window_count();
+  s.step_tokens = step_tokens_;
+  s.private_bytes = store_.private_bytes();
+  s.mapped_bytes = store_.pages().mapped_bytes();
+  s.spilled_bytes = store_.pages().spilled_bytes();
+  s.memory_limit = store_.budget().bytes;
+  s.budget_tokens = plan.budget_tokens;
+  s.tokens_read = read.tokens_read;
+  s.tokens_present = read.tokens_present;
+  s.pages_touched = read.pages_touched;
+  s.decode_strategy = plan.strategy->name;
+  return s;
+}
+
+std::string ExternalStore::stats_json() const {
+  const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
+  const ExternalStats s = stats();
   char text[1536];
   std::snprintf(
       text, sizeof text,
       "{\"tokens\":%" PRIu64 ",\"max_tokens\":%" PRIu64
-      ",\"threads\":%u,\"kv_type\":\"%s\",\"page_tokens\":%u,\"sealed_pages\":%u,"
+      ",\"threads\":%u,\"precision\":\"%s\",\"page_tokens\":%u,\"sealed_pages\":%u,"
       "\"sealed_tokens\":%" PRIu64
       ",\"sink_tokens\":%u,\"window_tokens\":%u,\"step_tokens\":%u,\"private_bytes\":%" PRIu64
-      ",\"mapped_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
-      ",\"strategy_planned\":\"%s\",\"planned_because\":\"%s\",\"budget_tokens\":%" PRIu64
+      ",\"mapped_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64 ",\"memory_limit\":%" PRIu64
+      ",\"decode_strategy\":\"%s\",\"decode_strategy_because\":\"%s\",\"budget_tokens\":%" PRIu64
       ",\"tokens_read\":%" PRIu64 ",\"tokens_present\":%" PRIu64 ",\"pages_touched\":%" PRIu64
       ",\"kernels\":\"%s\"}",
-      tokens(), options_.max_tokens, options_.threads, options_.full_precision ? "f32" : "int8",
-      store_.shape().page.page_tokens, store_.pages().pages(), store_.sealed_tokens(),
-      store_.sink_count(), store_.window_count(), step_tokens_, store_.private_bytes(),
-      store_.pages().mapped_bytes(), store_.pages().spilled_bytes(), store_.budget().bytes,
-      plan.strategy->name.data(), plan.why, plan.budget_tokens, read.tokens_read,
-      read.tokens_present, read.pages_touched, cpu_kernels().name);
+      s.tokens, s.max_tokens, s.threads, options_.full_precision ? "f32" : "int8", s.page_tokens,
+      store_.pages().pages(), s.sealed_tokens, s.sink_tokens, s.window_tokens, s.step_tokens,
+      s.private_bytes, s.mapped_bytes, s.spilled_bytes, s.memory_limit, s.decode_strategy.c_str(),
+      plan.why, s.budget_tokens, s.tokens_read, s.tokens_present, s.pages_touched,
+      cpu_kernels().name);
   return text;
 }
 

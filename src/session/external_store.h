@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "select/plan.h"
 #include "session/saved_store.h"
+#include "session/session_stats.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -75,6 +76,7 @@ class ExternalStore {
   // The whole sequence, until the next call. Code::bad_state: a step is not complete.
   Status finish(const KvStore** out);
   uint64_t tokens() const { return store_.tokens() + (complete() ? step_tokens_ : 0); }
+  ExternalStats stats() const;
   std::string stats_json() const;
 
  private:

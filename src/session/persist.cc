@@ -75,8 +75,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const bool with_logits = logits_at_ == tokens_.size() && logits_at_ > 0;
-  const Array<std::byte> chat =
-      has_marks() ? encode_chat_record(chat_format_name(chat_)) : Array<std::byte>();
+  const Array<std::byte> chat = has_marks()
+                                    ? encode_chat_record(chat_format_name(chat_), instructions())
+                                    : Array<std::byte>();
   std::vector<SavedPart> parts = {
       {SectionKind::tokens, tokens_.data(), tokens_.size() * sizeof(Token)},
       {SectionKind::errors, layer_errors_.data(), layer_errors_.size() * sizeof(float)},
@@ -87,6 +88,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
       {SectionKind::read, &read_tokens_, read_tokens_ < tokens_.size() ? sizeof read_tokens_ : 0},
       {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
   if (!chat.empty()) parts.push_back({SectionKind::chat, chat.data(), chat.size()});
+  if (const auto spelling = spelling_.entries(); !spelling.empty())
+    parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
   return save_store(path, identity, store_, state, parts, cancel, std::move(report), before_rename);
 }
 
@@ -125,6 +128,18 @@ Status load_count(const CacheFile& file, SectionKind kind, const SectionFacts& f
 
 }  // namespace
 
+Status Session::load_spelling(const CacheFile& file, const SectionFacts& facts) {
+  const CacheFile::Section* section = file.find(SectionKind::spelling);
+  if (!section || section->bytes == 0) return {};
+  const std::byte* at = nullptr;
+  RETURN_IF_ERROR(
+      take(file, SectionKind::spelling, section->bytes, facts, pool_.get(), nullptr, &at));
+  Array<Spelling::Entry> entries(section->bytes / sizeof(Spelling::Entry));
+  std::memcpy(entries.data(), at, section->bytes);
+  spelling_.restore(entries);
+  return {};
+}
+
 Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
                               const Cancel* cancel) {
   const CacheFile::Section* section = file.find(SectionKind::observed);
@@ -150,6 +165,13 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
 // the caller chose is refused: the file's turns and the questions would be of two formats, of which
 // no answer tells.
 Status Session::use_chat(const ChatRecord& record, const char* path) {
+  if (record.unknown.empty() && !tokens_.empty() && options_.instructions &&
+      *options_.instructions != record.instructions)
+    return Status::error(Code::model_mismatch,
+                         "%s has %s: open it with the same or with NULL, or prefill the document "
+                         "again; nothing was loaded",
+                         path,
+                         record.instructions.empty() ? "no instructions" : "other instructions");
   if (record.format.empty()) return {};
   const char* name = record.format.c_str();
   if (!record.unknown.empty())
@@ -171,6 +193,7 @@ Status Session::use_chat(const ChatRecord& record, const char* path) {
                          "the document again; nothing was loaded",
                          path, name, chat_format_name(model_->chat()), name);
   chat_ = *chat;
+  options_.instructions = record.instructions;
   return {};
 }
 
@@ -206,6 +229,7 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
     if (Status s = load_observed(file, facts, cancel); !s.ok()) return s;
   }
   if (Status s = load_count(file, SectionKind::sparse, facts, &sparse_tokens_); !s.ok()) return s;
+  RETURN_IF_ERROR(load_spelling(file, facts));
   read_tokens_ = state.tokens;
   return load_count(file, SectionKind::read, facts, &read_tokens_);
 }
@@ -294,7 +318,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   if (Status s = session->start(); !s.ok()) return s;
   if (tokens_wanted)
     if (Status s = session->shorten(tokens_wanted, cancel, std::move(reading)); !s.ok()) return s;
-  session->load_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
+  session->load_ns_ = os::now_ns() - begin;
   *out = std::move(session);
   return {};
 }

@@ -17,7 +17,7 @@ constexpr uint32_t sparse_way = 2;
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out, Array<uint32_t>* lengths) const {
   if (turn_ == Turn::empty)
-    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths);
+    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths, instructions());
   const Tokenizer& tokenizer = model_->tokenizer();
   const Tokenizer::Part part = {text, parse_special};
   return tokenizer.encode({&part, 1}, tokenizer.starts_text(tokens_.back()), out,
@@ -26,14 +26,43 @@ Status Session::encode_document(std::string_view text, bool parse_special, const
 
 Status Session::encode_first(const Model& model, ChatFormat chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
-                             Array<uint32_t>* lengths) {
+                             Array<uint32_t>* lengths, std::string_view instructions) {
   const Tokenizer& tokenizer = model.tokenizer();
   if (tokenizer.add_bos()) {
     out->push_back(tokenizer.bos());
     if (lengths) lengths->push_back(0);
   }
-  const Tokenizer::Part parts[] = {{chat_marks(chat).document_open, true}, {text, parse_special}};
+  const ChatMarks& marks = chat_marks(chat);
+  const std::string_view close =
+      instructions.empty() ? std::string_view() : marks.instructions_close;
+  const Tokenizer::Part parts[] = {
+      {marks.document_open, true}, {instructions, false}, {close, true}, {text, parse_special}};
   return tokenizer.encode(parts, true, out, {lengths, cancel});
+}
+
+std::string_view Session::instructions() const {
+  return options_.instructions ? std::string_view(*options_.instructions) : std::string_view();
+}
+
+std::size_t Session::opening_bytes() const {
+  const ChatMarks& marks = chat_marks(chat_);
+  const std::size_t text = instructions().size();
+  return marks.document_open.size() + (text ? text + marks.instructions_close.size() : 0);
+}
+
+// Whether the tokens show which bytes of the document they stand for.
+bool Session::spells_document() const {
+  const Turn turn = turn_ == Turn::answer ? document_turn_ : turn_;
+  // swallowed blanks are known only if they were recorded
+  const bool recorded = !model_->tokenizer().strips_after_special() || !spelling_.entries().empty();
+  return turn == Turn::document && recorded;
+}
+
+uint64_t Session::opening_tokens() const {
+  const uint64_t end = turn_ == Turn::answer ? document_tokens_ : tokens_.size();
+  if (!spells_document()) return 0;
+  const uint64_t begin = spelling_.token_at(model_->tokenizer(), tokens_, end, opening_bytes());
+  return begin == end ? 0 : begin;
 }
 
 // The turn and the figures follow the tokens that were read, also where a callback ends its thread.
@@ -44,6 +73,7 @@ class Session::Counting {
       : session_(session), turn_(turn), done_(done), begin_ns_(os::now_ns()) {}
   ~Counting() {
     if (*done_ > 0) session_->turn_ = turn_;
+    session_->spelling_.cut(session_->tokens_.size());
     session_->prefill_tokens_ += *done_;
     session_->prefill_ns_ += os::now_ns() - begin_ns_;
   }
@@ -62,13 +92,13 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
     return Status::error(Code::bad_state,
                          "a conversation has begun: a document is read before the first question");
   const bool first = turn_ == Turn::empty;
-  const std::size_t marks = first ? chat_marks(chat_).document_open.size() : 0;
+  const std::size_t marks = first ? opening_bytes() : 0;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // bytes of marks and text that each stands for
   if (Status s = encode_document(text, parse_special, cancel, &tokens, &lengths); !s.ok()) return s;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
 
-  Status s = read_document(tokens, cancel, std::move(report), tokens_done);
+  Status s = read_document(tokens, lengths, cancel, std::move(report), tokens_done);
   uint64_t read = 0;
   for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
   if (!s.ok() && first && read <= marks) {  // a turn that nothing was read into is none
@@ -80,11 +110,15 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   return s;
 }
 
-Status Session::read_document(std::span<const Token> tokens, const Cancel* cancel,
-                              Progress::Report report, uint64_t* tokens_done) {
+Status Session::read_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                              const Cancel* cancel, Progress::Report report,
+                              uint64_t* tokens_done) {
   *tokens_done = 0;
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   const Counting counting(this, Turn::document, tokens_done);
+  if (turn_ == Turn::tokens) spelling_.add_unknown(0);
+  spelling_.add(model_->tokenizer(), tokens_.empty() ? -1 : tokens_.back(), tokens_.size(), tokens,
+                lengths);
   Progress progress(std::move(report));
   return append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
 }
@@ -102,8 +136,12 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
                                Progress::Report report, uint64_t* tokens_done) {
   *tokens_done = 0;
   if (Status s = check_tokens(tokens); !s.ok()) return s;
+  if (turn_ == Turn::empty && !instructions().empty())
+    return Status::error(Code::bad_state,
+                         "the session has instructions: begin with kv_prefill or kv_generate");
   if (Status s = check_room(tokens.size()); !s.ok()) return s;
   const Counting counting(this, turn_ == Turn::empty ? Turn::tokens : turn_, tokens_done);
+  if (turn_ == Turn::document) spelling_.add_unknown(tokens_.size());
   Progress progress(std::move(report));
   return append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
 }
@@ -130,6 +168,7 @@ void Session::forget_behind(uint64_t tokens) {
   queries_.rewind(tokens);
   if (tokens < observed_.queries.end()) forget_choice();
   tokens_.resize(tokens);
+  spelling_.cut(tokens);
   read_tokens_ = std::min(read_tokens_, tokens);
   sparse_tokens_ = std::min(sparse_tokens_, tokens);
   logits_at_ = 0;
@@ -159,12 +198,14 @@ Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress
   }
   const Turn turn = turn_;
   const ChatFormat chat = chat_;
+  Spelling spelling = spelling_;
   forget_behind(kept);
   Progress progress(std::move(report));
   uint64_t done = 0;
   if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok())
     return s;
   turn_ = turn, chat_ = chat;
+  spelling_ = std::move(spelling);
   return {};
 }
 
@@ -182,8 +223,9 @@ uint64_t Session::reading_key(bool sparsely) const {
     add(options_.read.budget_fraction);
     add(options_.read.exact_tokens);
     if (strategy_info(options_.read.strategy)->has(StrategyInfo::filters))
-      for (const uint32_t layer : options_.select.filter_layers) add(layer);
+      for (const uint32_t layer : options_.read.filter_layers) add(layer);
   }
+  facts += instructions();
   return checksum(facts.data(), facts.size(), 0);
 }
 

@@ -172,7 +172,7 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   }
   if (room.code() == Code::limit && known.index) {
     log(1,
-        "memory_budget has no room for more in the index: what is not in it is scored token by "
+        "memory_limit has no room for more in the index: what is not in it is scored token by "
         "token");
     return {};
   }
@@ -206,7 +206,7 @@ Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::
   if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok())
     return s;
   store_.drop_resident_pages();
-  index_ms_ = static_cast<double>(os::now_ns() - begin) / 1e6;
+  index_ns_ = os::now_ns() - begin;
   return {};
 }
 

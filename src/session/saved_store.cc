@@ -281,7 +281,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
                   const Cancel* cancel, KvStore* out) {
   if (memory.bytes && state.full_precision)
     return Status::error(Code::bad_argument,
-                         "memory_budget is set: %s has keys and values in full precision, which "
+                         "memory_limit is set: %s has keys and values in full precision, which "
                          "are kept in memory; nothing was "
                          "loaded",
                          file->path().c_str());

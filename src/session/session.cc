@@ -33,7 +33,8 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   const uint64_t trained = model.config().context;
   if (o->context > trained)
     return Status::error(Code::bad_argument,
-                         "context is %" PRIu64 ": the model was trained for %" PRIu64 " tokens",
+                         "context_tokens is %" PRIu64 ": the model was trained for %" PRIu64
+                         " tokens",
                          o->context, trained);
   if (o->context == 0) o->context = trained;
   if (o->threads > max_threads)
@@ -46,11 +47,16 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model);
   if (o->window == 0) o->window = 64;
   if (o->window > max_window)
-    return Status::error(Code::bad_argument, "window is %u: use up to %u", o->window, max_window);
+    return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,
+                         max_window);
   o->memory.step_tokens = o->prefill_chunk;
   o->memory.reaper = model.reaper();
   if (Status s = check_memory_budget(o->memory, o->full_precision); !s.ok()) return s;
-  if (Status s = check_read_options(o->read); !s.ok()) return s;
+  RETURN_IF_ERROR(check_read_options(o->read));
+  RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));
+  if (o->instructions && o->instructions->size() > max_instructions)
+    return Status::error(Code::bad_argument, "instructions has %zu bytes: use up to %zu",
+                         o->instructions->size(), max_instructions);
   return check_select_options(o->select, model.config().layers,
                               model.store_shape().page.block_tokens);
 }
@@ -89,6 +95,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   session->queries_ = queries_;
   session->observed_ = observed_;
   session->tokens_ = tokens_;
+  session->spelling_ = spelling_;
   session->turn_ = turn_;
   session->chat_ = chat_;
   session->layer_errors_ = layer_errors_;
@@ -112,6 +119,11 @@ Status Session::set_select(const SelectOptions& select) {
   options_.select = select;
   chosen_ = false;
   return {};
+}
+
+void Session::set_measure(CompareLevel compare, bool certify) {
+  options_.compare = compare;
+  options_.select.certify = certify;
 }
 
 void Session::log(int level, const char* message) const {
@@ -231,8 +243,7 @@ void Session::plan_probe(ForwardStep* step, Array<float>* errors) {
 // Steps in which layers are measured are exact.
 Status Session::plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel) {
   if (options_.full_precision || left < options_.read.exact_tokens) return {};
-  Plan plan = make_read_plan(options_.read, options_.select, store_.sealed_tokens(),
-                             model_->config().layers);
+  Plan plan = make_read_plan(options_.read, store_.sealed_tokens(), model_->config().layers);
   if (!plan.strategy) return {};
   // found again at the end
   if (plan.strategy->has(StrategyInfo::wants_sketch) && !store_.sketch().is_current())

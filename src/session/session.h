@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,8 @@
 #include "select/plan.h"
 #include "session/sampler.h"
 #include "session/saved_store.h"
+#include "session/session_stats.h"
+#include "session/spelling.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -41,6 +44,8 @@ struct SessionOptions {
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
   MemoryBudget memory;
+  // The system text before the document. Nothing: none, or the loaded file's.
+  std::optional<std::string> instructions;
   LogFn log;
 };
 
@@ -71,6 +76,13 @@ struct Answer {
   uint64_t question_tokens = 0, answer_tokens = 0;
   uint64_t first_token_ns = 0, total_ns = 0;
   ReadCounts read;
+};
+
+// Neighbouring tokens of the document, and the bytes of its text that they spell.
+struct Passage {
+  uint64_t first = 0, tokens = 0;
+  uint64_t first_byte = UINT64_MAX, bytes = 0;  // UINT64_MAX: unknown
+  double share = 0;                             // of all recorded attention
 };
 
 // Returns non-zero to stop.
@@ -104,15 +116,18 @@ class Session {
   // text that each stands for (null: not asked).
   static Status encode_first(const Model& model, ChatFormat chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
-                             Array<uint32_t>* lengths);
+                             Array<uint32_t>* lengths, std::string_view instructions = {});
   // The same for this sequence.
   Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                          Array<Token>* out, Array<uint32_t>* lengths) const;
-  // Reads tokens from encode_document(), all or those from some point on.
-  Status read_document(std::span<const Token> tokens, const Cancel* cancel,
-                       Progress::Report progress, uint64_t* tokens_done);
+  // Prefills tokens of encode_document(), all or those from some point on. lengths: [tokens] as
+  // encode_document() has them.
+  Status read_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                       const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
   bool in_document() const { return turn_ == Turn::document; }
   ChatFormat chat() const { return chat_; }
+  // The system text of the sequence; empty: none.
+  std::string_view instructions() const;
   bool reads_sparsely() const { return options_.read.strategy != "full"; }
   // A hash of all that keys and values depend on besides the tokens: model, window and precision,
   // and how it reads sparsely, or that it does not.
@@ -152,10 +167,13 @@ class Session {
   std::span<const Token> tokens() const { return tokens_; }
   const Model& model() const { return *model_; }
   const KvStore& store() const { return store_; }
+  SessionStats stats() const;
   std::string stats_json() const;
+  // What decode measures from now on.
+  void set_measure(CompareLevel compare, bool certify);
   // Of the last generate(), the largest share first. Code::bad_state: it was not traced, or the
   // sequence has changed since.
-  Status passages(std::vector<Trace::Passage>* out) const;
+  Status passages(std::vector<Passage>* out) const;
 
  private:
   // What the end of the sequence is, so that the next text gets the right marks. Values are
@@ -181,6 +199,7 @@ class Session {
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
   void plan_step(ForwardStep* step);
+  Plan next_plan() const;
   static bool asks_together(const ForwardStep& step);
   bool probe_is_due() const;
   void plan_probe(ForwardStep* step, Array<float>* errors);
@@ -210,7 +229,13 @@ class Session {
   Status check_tokens(std::span<const Token> tokens) const;
   Status refresh_logits(const Cancel* cancel);
   Status use_chat(const ChatRecord& record, const char* path);
+  // Bytes of marks and instructions before the document's text.
+  std::size_t opening_bytes() const;
+  // Tokens of marks and instructions before the document's text.
+  uint64_t opening_tokens() const;
+  bool spells_document() const;
   bool has_marks() const { return turn_ == Turn::document || turn_ == Turn::answer; }
+  Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
   void log(int level, const char* message) const;
@@ -233,6 +258,7 @@ class Session {
   // that an index is searched whose graphs are not those that were asked for
   bool graphs_logged_ = false;
   Array<Token> tokens_;
+  Spelling spelling_;  // of tokens_
   Turn turn_ = Turn::empty;
   ChatFormat chat_;               // of the turns; where there are none yet the model's
   uint64_t document_tokens_ = 0;  // where the conversation began, once turn_ is answer,
@@ -260,9 +286,9 @@ class Session {
   // of the sequence, those before the first that was not read as a document is: an answer's
   uint64_t read_tokens_ = 0;
   uint64_t sparse_tokens_ = 0;  // of the sequence, up to the last one that was read sparsely
-  double load_ms_ = 0;
-  double index_ms_ = 0;   // that making the last index took,
-  NearestBy nearest_by_;  // and who looked for what it is made from
+  uint64_t load_ns_ = 0;
+  uint64_t index_ns_ = 0;  // that making the last index took,
+  NearestBy nearest_by_;   // and who looked for what it is made from
 };
 
 }  // namespace kvasir

@@ -1,5 +1,5 @@
-// What a session says of itself, as JSON. All names and texts are the library's own, but for what a
-// driver says.
+// Statistics of a session, as a struct and as JSON for people. All names and texts are the library's
+// own, except those of a driver.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -42,6 +42,7 @@ class Json {
   }
   void count(const char* key, uint64_t value) { add(key, "%" PRIu64, value); }
   void real(const char* key, double value) { raw(key, number(value)); }
+  void flag(const char* key, bool value) { add(key, "%s", value ? "true" : "false"); }
   std::string take() && { return std::move(text_) + "}"; }
 
  private:
@@ -103,17 +104,23 @@ std::string quoted_lines(const std::string& text) {
   return "[" + out + "]";
 }
 
-// Where the model is computed: sums over its GPUs, then each of them.
-void add_devices(const Model& model, const Forward& forward, Json* json) {
-  json->raw("device", json_string(model.device_names()));
-  if (!model.why_no_device().empty())
-    json->raw("device_because", json_string(model.why_no_device()));
-  const std::vector<DeviceWeights>& devices = model.device_weights();
-  if (devices.empty()) return;
-  uint64_t weight_bytes = 0, bytes = 0, memory = 0;
-  bool reads = true;
-  std::string list, left, staged, shared;  // of the first GPU that has a reason, or a share
+// What GPUs do in a session: sums over them, why each does not do more, and each of them.
+struct GpuReport {
+  uint32_t layers = 0;
+  bool output = false, attends = false, coexecutes = false, reads_pages = false;
+  uint64_t weight_bytes = 0, bytes = 0, memory_limit = 0;
+  std::string left, staged, shared;  // of the first GPU that has a reason, or a share
+  std::string list;                  // JSON objects
   std::vector<std::string> names;
+};
+
+GpuReport report_gpus(const Model& model, const Forward& forward) {
+  GpuReport r;
+  const std::vector<DeviceWeights>& devices = model.device_weights();
+  if (devices.empty()) return r;
+  r.layers = devices.back().end_layer();
+  r.output = devices.back().has_output();
+  r.reads_pages = r.coexecutes = true;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const DeviceWeights& d = devices[i];
     const LayerRun& run = forward.plan().runs[i];
@@ -127,64 +134,125 @@ void add_devices(const Model& model, const Forward& forward, Json* json) {
     its.count("layers", d.layers().size());
     its.count("weight_bytes", d.bytes());
     its.count("bytes", d.device()->used());
-    its.count("memory", d.device()->budget());
-    its.add("attends", alone ? "true" : "false");
-    its.add("co_execution", attends && !alone ? "true" : "false");
-    its.add("reads_pages", reads_pages ? "true" : "false");
-    reads = reads && reads_pages;
-    list += (i > 0 ? "," : "") + std::move(its).take();
-    weight_bytes += d.bytes(), bytes += d.device()->used(), memory += d.device()->budget();
+    its.count("memory_limit", d.device()->budget());
+    its.flag("attends", alone);
+    its.flag("coexecutes", attends && !alone);
+    its.flag("reads_pages", reads_pages);
+    r.reads_pages = r.reads_pages && reads_pages;
+    r.coexecutes = r.coexecutes && attends && !alone;
+    r.list += (i > 0 ? "," : "") + std::move(its).take();
+    r.weight_bytes += d.bytes(), r.bytes += d.device()->used();
+    r.memory_limit += d.device()->budget();
     const auto note = [&](std::string* first, const std::string& text) {
       if (first->empty() && !text.empty()) *first = devices.size() > 1 ? name + ": " + text : text;
     };
-    note(&left, text_of(run.fallback)), note(&shared, run.share);
-    if (attends) note(&staged, text_of(run.staging));
-    names.push_back(name);
+    note(&r.left, text_of(run.fallback)), note(&r.shared, run.share);
+    if (attends) note(&r.staged, text_of(run.staging));
+    r.names.push_back(name);
   }
-  json->count("device_layers", devices.back().end_layer());
-  json->count("device_output", devices.back().has_output() ? 1 : 0);
-  json->count("device_weight_bytes", weight_bytes);
-  json->count("device_bytes", bytes);
-  json->count("device_memory", memory);
-  json->add("device_attends", left.empty() ? "true" : "false");
-  json->raw("device_attends_because",
-            json_string(left.empty() ? "it attends in the layers that it has" : left));
-  json->add("co_execution", shared.empty() ? "false" : "true");
-  if (!shared.empty()) json->raw("co_execution_share", json_string(shared));
-  json->add("device_reads_pages", reads ? "true" : "false");
-  if (!staged.empty()) json->raw("device_reads_pages_because", json_string(staged));
-  json->raw("execution_plan", quoted_lines(forward.plan().text(names)));
-  json->raw("devices", "[" + list + "]");
+  r.attends = r.left.empty();
+  return r;
+}
+
+void add_gpus(const Model& model, const Forward& forward, const SessionStats& stats, Json* json) {
+  json->raw("device", json_string(stats.device));
+  if (!model.why_no_device().empty())
+    json->raw("device_because", json_string(model.why_no_device()));
+  if (model.device_weights().empty()) return;
+  const GpuReport r = report_gpus(model, forward);
+  json->count("gpu_layers", stats.gpu_layers);
+  json->flag("gpu_output", stats.gpu_output);
+  json->count("gpu_weight_bytes", stats.gpu_weight_bytes);
+  json->count("gpu_bytes", stats.gpu_bytes);
+  json->count("gpu_memory_limit", stats.gpu_memory_limit);
+  json->flag("gpu_attends", stats.gpu_attends);
+  json->raw("gpu_attends_because",
+            json_string(r.left.empty() ? "it attends in the layers that it has" : r.left));
+  json->flag("gpu_coexecutes", stats.gpu_coexecutes);
+  if (!r.shared.empty()) json->raw("gpu_coexecution_share", json_string(r.shared));
+  json->flag("gpu_reads_pages", stats.gpu_reads_pages);
+  if (!r.staged.empty()) json->raw("gpu_reads_pages_because", json_string(r.staged));
+  json->raw("execution_plan", quoted_lines(forward.plan().text(r.names)));
+  json->raw("gpus", "[" + r.list + "]");
 }
 
 }  // namespace
 
+Plan Session::next_plan() const {
+  if (planned_) return plan_;
+  return make_plan(options_.select, store_.sealed_tokens(), store_.shape().layers, layer_errors_);
+}
+
+SessionStats Session::stats() const {
+  const StoreShape& shape = store_.shape();
+  const Plan plan = next_plan();
+  SessionStats s;
+  s.threads = options_.threads;
+  s.tokens = tokens_.size();
+  s.context_tokens = options_.context;
+  s.sealed_tokens = store_.sealed_tokens();
+  s.page_tokens = shape.page.page_tokens;
+  s.sink_tokens = store_.sink_count();
+  s.window_tokens = store_.window_count();
+  s.prefill_chunk = options_.prefill_chunk;
+  s.kv_bytes_per_token = shape.slab_bytes() / shape.page.extent_tokens();
+  s.private_bytes = store_.private_bytes();
+  s.mapped_bytes = store_.pages().mapped_bytes();
+  s.spilled_bytes = store_.pages().spilled_bytes();
+  s.memory_limit = store_.budget().bytes;
+  s.prefill_tokens = prefill_tokens_, s.prefill_ns = prefill_ns_;
+  s.sparse_tokens = sparse_tokens_;
+  s.load_ns = load_ns_;
+  s.budget_tokens = plan.budget_tokens;
+  if (plan.strategy->index) {
+    const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
+    s.index_tokens = entry.index ? entry.valid : 0;
+    s.index_bytes = entry.index ? entry.index->bytes() : 0;
+    s.index_ns = index_ns_;
+  }
+  s.last_steps = last_steps_, s.last_decode_ns = last_decode_ns_;
+  s.last_tokens_read = last_read_.tokens_read;
+  s.last_tokens_present = last_read_.tokens_present;
+  s.last_pages_touched = last_read_.pages_touched;
+  if (last_read_.queries > 0)
+    s.last_mass_read = last_read_.mass / static_cast<double>(last_read_.queries);
+  const GpuReport gpus = report_gpus(*model_, *forward_);
+  s.gpu_layers = gpus.layers;
+  s.gpu_output = gpus.output, s.gpu_attends = gpus.attends;
+  s.gpu_coexecutes = gpus.coexecutes, s.gpu_reads_pages = gpus.reads_pages;
+  s.gpu_weight_bytes = gpus.weight_bytes, s.gpu_bytes = gpus.bytes;
+  s.gpu_memory_limit = gpus.memory_limit;
+  s.decode_strategy = plan.strategy->name;
+  s.chat_format = chat_format_name(chat_);
+  s.device = model_->device_names();
+  return s;
+}
+
 std::string Session::stats_json() const {
   const StoreShape& shape = store_.shape();
-  const Plan plan =
-      planned_ ? plan_
-               : make_plan(options_.select, store_.sealed_tokens(), shape.layers, layer_errors_);
+  const Plan plan = next_plan();
+  const SessionStats stats = this->stats();
   Json json;
-  json.count("tokens", tokens_.size());
-  json.count("context", options_.context);
-  json.count("threads", options_.threads);
-  add_devices(*model_, *forward_, &json);
-  json.add("chat_format", "\"%s\"", chat_format_name(chat_));
-  json.add("kv_type", "\"%s\"", options_.full_precision ? "f32" : "int8");
-  json.count("page_tokens", shape.page.page_tokens);
+  json.count("tokens", stats.tokens);
+  json.count("context_tokens", stats.context_tokens);
+  json.count("threads", stats.threads);
+  add_gpus(*model_, *forward_, stats, &json);
+  json.raw("chat_format", json_string(stats.chat_format));
+  json.add("precision", "\"%s\"", options_.full_precision ? "f32" : "int8");
+  json.count("page_tokens", stats.page_tokens);
   json.count("sealed_pages", store_.pages().pages());
-  json.count("sealed_tokens", store_.sealed_tokens());
-  json.count("sink_tokens", store_.sink_count());
-  json.count("window_tokens", store_.window_count());
-  json.count("prefill_chunk", options_.prefill_chunk);
-  json.count("kv_bytes_per_token", shape.slab_bytes() / shape.page.extent_tokens());
-  json.count("private_bytes", store_.private_bytes());
-  json.count("mapped_bytes", store_.pages().mapped_bytes());
-  json.count("spilled_bytes", store_.pages().spilled_bytes());
-  json.count("memory_budget", store_.budget().bytes);
+  json.count("sealed_tokens", stats.sealed_tokens);
+  json.count("sink_tokens", stats.sink_tokens);
+  json.count("window_tokens", stats.window_tokens);
+  json.count("prefill_chunk", stats.prefill_chunk);
+  json.count("kv_bytes_per_token", stats.kv_bytes_per_token);
+  json.count("private_bytes", stats.private_bytes);
+  json.count("mapped_bytes", stats.mapped_bytes);
+  json.count("spilled_bytes", stats.spilled_bytes);
+  json.count("memory_limit", stats.memory_limit);
   json.raw("strategy_asked", json_string(options_.select.strategy));
-  json.add("strategy_planned", "\"%s\"", plan.strategy->name.data());
-  json.add("planned_because", "\"%s\"", plan.why);
+  json.raw("decode_strategy", json_string(stats.decode_strategy));
+  json.add("decode_strategy_because", "\"%s\"", plan.why);
   std::string dense, errors;
   for (uint32_t l = 0; l < shape.layers; ++l)
     if (plan.is_dense(l)) dense += (dense.empty() ? "" : ",") + std::to_string(l);
@@ -197,7 +265,7 @@ std::string Session::stats_json() const {
     json.list("filter_layers", filters);
   }
   json.list("layer_errors", errors);
-  json.count("budget_tokens", plan.budget_tokens);
+  json.count("budget_tokens", stats.budget_tokens);
   if (plan.coverage > 0) json.real("coverage", static_cast<double>(plan.coverage));
   json.add("budget_schedule", "\"%s\"", name_of(plan.schedule));
   std::string budgets;
@@ -209,38 +277,38 @@ std::string Session::stats_json() const {
   if (plan.strategy->index) {
     const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
     json.add("index", "\"%s\"", name_of(*plan.strategy->index));
-    json.count("index_tokens", entry.index ? entry.valid : 0);
-    json.count("index_bytes", entry.index ? entry.index->bytes() : 0);
+    json.count("index_tokens", stats.index_tokens);
+    json.count("index_bytes", stats.index_bytes);
     json.count("index_inserted", entry.index && entry.valid > entry.index->built()
                                      ? entry.valid - entry.index->built()
                                      : 0);
     json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
-    json.real("index_ms", index_ms_);
+    json.count("index_ns", stats.index_ns);
     if (!nearest_by_.names.empty()) json.raw("index_nearest_by", json_string(nearest_by_.names));
     if (!nearest_by_.because.empty())
       json.raw("index_nearest_because", json_string(nearest_by_.because));
     json.count("search_breadth", plan.search_breadth);
   }
   json.add("share_heads", plan.share_heads ? "true" : "false");
-  json.count("last_steps", last_steps_);
-  json.count("last_tokens_read", last_read_.tokens_read);
-  json.count("last_tokens_present", last_read_.tokens_present);
-  json.count("last_pages_touched", last_read_.pages_touched);
-  if (!model_->device_weights().empty()) json.count("last_tokens_in_device", last_read_.tokens_hot);
+  json.count("last_steps", stats.last_steps);
+  json.count("last_tokens_read", stats.last_tokens_read);
+  json.count("last_tokens_present", stats.last_tokens_present);
+  json.count("last_pages_touched", stats.last_pages_touched);
+  if (!model_->device_weights().empty()) json.count("last_tokens_on_gpu", last_read_.tokens_hot);
   json.count("last_summary_bytes", last_read_.summary_bytes);
   json.count("last_keys_scanned", last_read_.keys_scanned);
-  if (last_read_.queries > 0)
-    json.real("last_mass_read", last_read_.mass / static_cast<double>(last_read_.queries));
+  if (stats.last_mass_read < 0) json.raw("last_mass_read", "null");
+  else json.real("last_mass_read", stats.last_mass_read);
   if (last_read_.certified > 0) {
     json.real("last_certificate",
               last_read_.certificate / static_cast<double>(last_read_.certified));
     json.real("last_least_certificate", last_read_.min_certificate);
   }
-  json.real("last_decode_ms", static_cast<double>(last_decode_ns_) / 1e6);
-  json.count("prefill_tokens", prefill_tokens_);
-  json.count("sparse_tokens", sparse_tokens_);
-  json.real("prefill_ms", static_cast<double>(prefill_ns_) / 1e6);
-  json.real("load_ms", load_ms_);
+  json.count("last_decode_ns", stats.last_decode_ns);
+  json.count("prefill_tokens", stats.prefill_tokens);
+  json.count("sparse_tokens", stats.sparse_tokens);
+  json.count("prefill_ns", stats.prefill_ns);
+  json.count("load_ns", stats.load_ns);
   if (options_.compare != CompareLevel::none)
     json.raw("compared", compared_json(forward_->attention().comparison()));
   json.add("kernels", "\"%s\"", cpu_kernels().name);

@@ -108,7 +108,7 @@ Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
   if (full_precision)
     return Status::error(
         Code::bad_argument,
-        "memory_budget is set: keys and values in full precision are kept in memory");
+        "memory_limit is set: keys and values in full precision are kept in memory");
   os::File trial;
   return os::File::create_nameless(budget.spill_folder, &trial);
 }
@@ -133,7 +133,7 @@ Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) cons
   const uint64_t least = min_bytes(tokens, step) + more;
   if (budget_.bytes == 0 || least <= budget_.bytes) return {};
   return Status::error(Code::limit,
-                       "memory_budget is %" PRIu64 " bytes: of %" PRIu64
+                       "memory_limit is %" PRIu64 " bytes: of %" PRIu64
                        " tokens, in steps of up to %u, window, summaries, indexes and "
                        "the pages of a step alone take %" PRIu64,
                        budget_.bytes, tokens, step, least);

@@ -43,11 +43,23 @@ enum class ChatFormat : uint32_t {
 // turn; Llama 2 has its system part there too. In these question_open is empty, because the first
 // question goes on with the turn of the document, and answer_close opens the turn of the next
 // question: append it when that question comes, not before.
+//
+// Instructions stand at the start of the first turn:
+//   document_open INSTRUCTIONS instructions_close DOC document_close  question_open Q ...
+// and without a document they take its place:
+//   document_open INSTRUCTIONS document_close  question_open Q ...
+// So they are the system turn of a format that has one, and begin the first user turn of the
+// others, as their templates have it. Encode them without parse_special.
 struct ChatMarks {
   std::string_view document_open, document_close;
   std::string_view question_open, question_close;
   std::string_view first_question_open;
   std::string_view answer_close;
+  std::string_view instructions_close = "\n\n";
+  // between instructions and a question, where there is no document
+  std::string_view instructions_question() const {
+    return document_close.empty() && question_open.empty() ? instructions_close : document_close;
+  }
 };
 
 const char* chat_format_name(ChatFormat format);  // at most 15 characters

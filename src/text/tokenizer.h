@@ -84,6 +84,8 @@ class Tokenizer {
   bool add_eos() const;
   // SentencePiece: a decoded text loses its first space
   bool strips_leading_space() const { return space_prefix_; }
+  // blanks after a control token are no text (Phi-3)
+  bool strips_after_special() const { return strips_after_special_; }
   bool ends_turn(Token token) const;    // any of the model's end-of-turn / end-of-text tokens
   bool starts_text(Token token) const;  // what follows it is encoded with text_start
   const char* name() const { return name_.c_str(); }  // "bpe/qwen2", "spm"

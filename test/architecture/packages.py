@@ -1,27 +1,36 @@
-"""What is written twice is the same: the version of header and build, and the functions of Debian's list of symbols and of the header."""
+"""What is written twice is the same: the version of header and build, and the functions of Debian's list of symbols and of the headers."""
 import pathlib
 import re
 import sys
 
 from source import code_only, finish, read
 
+HEADERS = ["include/kvasir.h", "include/kvasir_experimental.h"]
+
 
 def main():
     problems = []
-    header, build = code_only(read(pathlib.Path("include/kvasir.h"))), read(pathlib.Path("meson.build"))
+    header = "".join(code_only(read(pathlib.Path(path))) for path in HEADERS)
+    build = read(pathlib.Path("meson.build"))
     number = int(re.search(r"#define KV_VERSION_NUMBER (\d+)", header).group(1))
     version = re.search(r"^  version: '(\d+)\.(\d+)\.(\d+)'", build, re.MULTILINE)
-    if number != sum(int(part) * factor for part, factor in zip(version.groups(), [10000, 100, 1])):
+    major, minor, patch = version.groups()
+    if number != int(major) * 10000 + int(minor) * 100 + int(patch):
         problems.append(f"KV_VERSION_NUMBER is {number} in a build of {version.group(0).strip()}")
-    major = re.search(r"^soversion = '(\d+)'", build, re.MULTILINE).group(1)
-    symbols = read(pathlib.Path(f"tools/packaging/debian/libkvasir{major}.symbols"))
-    node = f"KVASIR_{major}"
-    if f"libkvasir.so.{major} libkvasir{major} " not in symbols or f"{node} {{" not in read(pathlib.Path("src/kvasir.map")):
-        problems.append(f"soversion {major} is not that of the symbols")
+    soname = f"0.{minor}" if major == "0" else major  # as meson.build has it
+    listing = f"tools/packaging/debian/libkvasir{soname}.symbols"
+    if not pathlib.Path(listing).is_file() and not (pathlib.Path(__file__).resolve().parents[2] / listing).is_file():
+        return finish(problems + [f"{listing} is missing: the soname is libkvasir.so.{soname}"])
+    symbols = read(pathlib.Path(listing))
+    node = f"KVASIR_{soname}"
+    if f"libkvasir.so.{soname} libkvasir{soname} " not in symbols or f"{node} {{" not in read(pathlib.Path("src/kvasir.map")):
+        problems.append(f"soname {soname} is not that of the symbols")
+    if f"Package: libkvasir{soname}\n" not in read(pathlib.Path("tools/packaging/debian/control")):
+        problems.append(f"tools/packaging/debian/control has no package libkvasir{soname}")
     declared = set(re.findall(r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(", header))
-    listed = set(re.findall(rf"^ (kv_\w+)@{node} ", symbols, re.MULTILINE))
-    problems += [f"{name} is not in tools/packaging/debian/libkvasir{major}.symbols: add it with the version that brings it" for name in sorted(declared - listed)]
-    problems += [f"{name} is in tools/packaging/debian/libkvasir{major}.symbols and not in the header" for name in sorted(listed - declared)]
+    listed = set(re.findall(rf"^ (kv_\w+)@{re.escape(node)} ", symbols, re.MULTILINE))
+    problems += [f"{name} is not in {listing}: add it with the version that brings it" for name in sorted(declared - listed)]
+    problems += [f"{name} is in {listing} and not in the headers" for name in sorted(listed - declared)]
     return finish(problems)
 
 

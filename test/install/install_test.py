@@ -58,7 +58,7 @@ def by_cmake(prefix, folder, model):
     check_program(folder / "build" / "reader-c", model, library)
     check_program(folder / "build" / "reader-cc", model, library)
     check_program(folder / "build" / "reader-static", model, None)
-    for version, found in [("0.1", True), ("0.0.1", True), ("0.99", False), ("1.0", False)]:
+    for version, found in [("0.2", True), ("0.2.0", True), ("0.1", False), ("0.99", False), ("1.0", False)]:
         text = f"cmake_minimum_required(VERSION 3.16)\nproject(asks C)\nfind_package(kvasir {version} CONFIG)\n" \
                f"if(NOT kvasir_FOUND STREQUAL {int(found)})\n  message(FATAL_ERROR \"{version}: ${{kvasir_FOUND}}\")\nendif()\n"
         asks = folder / f"asks-{version}"
@@ -75,6 +75,7 @@ def main():
         run(meson, "install", "-C", build, "--no-rebuild", "--quiet", "--destdir", folder / "first")
         prefix = folder / "moved"
         header = next((folder / "first").rglob("kvasir.h"))
+        expect((header.parent / "kvasir_experimental.h").is_file(), "kvasir_experimental.h is not installed")
         shutil.move(header.parent.parent, prefix)
         shutil.rmtree(folder / "first")
         for file in ["bin/kvasir", "share/man/man1/kvasir.1", "share/bash-completion/completions/kvasir",

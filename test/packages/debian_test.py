@@ -54,7 +54,7 @@ def check_use(system):
                                 f"cc -std=c99 /tmp/ask.c -o /tmp/ask-{kind} $(pkg-config --cflags kvasir) {link}")
         answer = system.run("sh", "-ec", f"/tmp/ask-{kind} {model} /tmp/demo.txt /tmp/demo.kv '{question}'")
         expect("4821907" in answer, f"ask, {kind}: {answer}")
-    expect("libkvasir.so.0" in run("readelf", "-d", system.folder / "tmp/ask-shared"), "the example is not linked with the installed library")
+    expect("libkvasir.so.0.2" in run("readelf", "-d", system.folder / "tmp/ask-shared"), "the example is not linked with the installed library")
     for page in ["usr/share/man/man1/kvasir.1.gz", "usr/share/bash-completion/completions/kvasir", "usr/share/zsh/vendor-completions/_kvasir",
                  "usr/share/fish/vendor_completions.d/kvasir.fish"]:
         expect((system.folder / page).exists(), f"{page} is missing")

@@ -73,13 +73,13 @@ typedef enum kv_filter_window {
  *               of "bounded" do not count as read. The bounds are loose for long documents
  *
  * KV_BAD_ARGUMENT (unknown flags), KV_NO_MEMORY, KV_BUSY. */
-KV_API kv_status kv_session_measure(kv_session *session, uint32_t flags, kv_error *error);
+KV_API kv_status kv_session_measure(kv_session* session, uint32_t flags, kv_error* error);
 
 /* Appends tokens as kv_prefill_tokens does. logits, float32 [count][vocabulary], receives the
  * logits at each token. After a failure whole chunks stay, as kv_session_tokens shows; the
  * logits of the others are not written. Progress and codes of kv_prefill_tokens. */
-KV_API kv_status kv_prefill_logits(kv_session *session, const int32_t *tokens, size_t count,
-                                   float *logits, const kv_control *control, kv_error *error);
+KV_API kv_status kv_prefill_logits(kv_session* session, const int32_t* tokens, size_t count,
+                                   float* logits, const kv_control* control, kv_error* error);
 
 /* kv_session_from_cache: do not compare keys. Keys and values may then be synthetic, to measure
  * with. Nothing distinguishes such a session, or its file, from one of a text. */

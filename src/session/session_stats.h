@@ -1,0 +1,38 @@
+// State of a session and of its last decode, as kv_session_stats describes it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kvasir {
+
+struct SessionStats {
+  uint32_t threads = 0;
+  uint64_t tokens = 0, context_tokens = 0, sealed_tokens = 0;
+  uint32_t page_tokens = 0, sink_tokens = 0, window_tokens = 0, prefill_chunk = 0;
+  uint64_t kv_bytes_per_token = 0;
+  uint64_t private_bytes = 0, mapped_bytes = 0, spilled_bytes = 0, memory_limit = 0;
+  uint64_t prefill_tokens = 0, prefill_ns = 0, sparse_tokens = 0, load_ns = 0;
+  uint64_t budget_tokens = 0;  // mean per layer and head
+  uint64_t index_tokens = 0, index_bytes = 0, index_ns = 0;
+  uint64_t last_steps = 0, last_decode_ns = 0;
+  uint64_t last_tokens_read = 0, last_tokens_present = 0, last_pages_touched = 0;
+  double last_mass_read = -1;  // -1: not estimated
+  uint32_t gpu_layers = 0;
+  // of all GPUs; false without one
+  bool gpu_output = false, gpu_attends = false, gpu_coexecutes = false, gpu_reads_pages = false;
+  uint64_t gpu_weight_bytes = 0, gpu_bytes = 0, gpu_memory_limit = 0;
+  std::string decode_strategy, chat_format, device;
+};
+
+// State of a cache without a model, as kv_cache_stats describes it.
+struct ExternalStats {
+  uint32_t threads = 0;
+  uint64_t tokens = 0, max_tokens = 0, sealed_tokens = 0;
+  uint32_t page_tokens = 0, sink_tokens = 0, window_tokens = 0, step_tokens = 0;
+  uint64_t private_bytes = 0, mapped_bytes = 0, spilled_bytes = 0, memory_limit = 0;
+  uint64_t budget_tokens = 0, tokens_read = 0, tokens_present = 0, pages_touched = 0;
+  std::string decode_strategy;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,55 @@
+// Bytes of the document that its tokens stand for.
+//
+// A token stands for the bytes of its piece. Two exceptions follow from the tokens: begin-of-text
+// stands for none, and SentencePiece puts a space before a text. All others, such as blanks that a
+// special token swallows, are recorded here when the text is tokenized. A cache file has them in
+// section `spelling`.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/memory.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+class Spelling {
+ public:
+  static constexpr uint64_t unknown = UINT64_MAX;
+  struct Entry {
+    uint64_t token;  // index in the sequence, ascending
+    uint64_t bytes;  // of the text; unknown: from this token on no bytes are known
+  };
+  static constexpr std::size_t max_entries = 32768;  // half a MiB in the file
+
+  // Records tokens that follow token number `first` - 1, which is `previous` (-1: none).
+  // lengths: [tokens] bytes of each.
+  void add(const Tokenizer& tokenizer, Token previous, uint64_t first,
+           std::span<const Token> tokens, std::span<const uint32_t> lengths);
+  // Tokens from `first` on come from no text.
+  void add_unknown(uint64_t first);
+  // Keeps what is known of the first `tokens` tokens.
+  void cut(uint64_t tokens);
+  void restore(std::span<const Entry> entries) { entries_.assign(entries.begin(), entries.end()); }
+  std::span<const Entry> entries() const { return entries_; }
+
+  // The token, at most `end`, in which byte `byte` of the tokens' text lies. `end` if unknown.
+  uint64_t token_at(const Tokenizer& tokenizer, std::span<const Token> tokens, uint64_t end,
+                    uint64_t byte) const;
+  // offsets: [tokens + 1] bytes before each token, unknown where they are.
+  void offsets(const Tokenizer& tokenizer, std::span<const Token> tokens,
+               Array<uint64_t>* out) const;
+
+ private:
+  Array<Entry> entries_;
+};
+
+// Bytes back from the start of token `first`, and forward from the start of token `end`, to the
+// beginning and the end of the UTF-8 characters that they cut. 0 to 3.
+uint32_t bytes_to_character_begin(const Tokenizer& tokenizer, std::span<const Token> tokens,
+                                  uint64_t first);
+uint32_t bytes_to_character_end(const Tokenizer& tokenizer, std::span<const Token> tokens,
+                                uint64_t end);
+
+}  // namespace kvasir
