@@ -43,7 +43,7 @@ class CpuExecutor final : public LayerExecutor {
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
   void norm(const float* x, const Array<float>& weight, uint32_t n, float* y);
-  void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
+  void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
   void add(float* x, const float* y, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
   Status check_layer(uint32_t layer, uint32_t first);
@@ -104,12 +104,13 @@ Status CpuExecutor::begin(const StepContext& c) {
 }
 
 Status CpuExecutor::project(uint32_t layer) {
-  const ModelConfig& c = model_.config();
+  const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
-  norm(step_->x, w.attention_norm, n_, h_.get());
-  multiply(h_.get(), n_, c.width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
-  rotate(q_.get(), n_, c.heads, w.q_norm);
-  rotate(k_.get(), n_, c.kv_heads, w.k_norm);
+  norm(step_->x, w.mixer_norm, n_, h_.get());
+  multiply(h_.get(), n_, model_.config().width,
+           {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  rotate(c, q_.get(), c.heads, w.q_norm);
+  rotate(c, k_.get(), c.kv_heads, w.k_norm);
   return {};
 }
 
@@ -180,17 +181,25 @@ void CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n, f
   });
 }
 
-// The norm of each head where the architecture has one (Qwen 3), then RoPE.
-void CpuExecutor::rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm) {
-  const ModelConfig& c = model_.config();
-  const uint32_t half = model_.rope().dim() / 2;
-  by_rows(n, [&](std::size_t first, uint32_t count) {
+// The norm of queries or keys, then RoPE. x: [n_][heads][head_dim].
+void CpuExecutor::rotate(const LayerConfig& c, float* x, uint32_t heads,
+                         const Array<float>& weight) {
+  const ModelConfig& config = model_.config();
+  const bool by_head = c.qk_norm == QkNorm::head;
+  const uint32_t norms = by_head ? heads : 1,
+                 norm_width = by_head ? c.head_dim : heads * c.head_dim;
+  const RopeConfig* rope = c.has_rope() ? &config.ropes[c.rope] : nullptr;
+  const uint32_t half = rope ? rope->dim / 2 : 0;
+  const std::size_t angles = rope ? std::size_t{n_} * config.angles_before(c.rope) : 0;
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
     for (std::size_t t = first; t < first + count; ++t) {
       float* row = x + t * heads * c.head_dim;
-      if (!head_norm.empty())
-        kernels_.rms_norm(row, head_norm.data(), c.rms_epsilon, heads, c.head_dim, row);
-      kernels_.rope(row, heads, c.head_dim, 2 * half, step_->cos + t * half, step_->sin + t * half,
-                    c.rope.neox);
+      if (c.qk_norm != QkNorm::none)
+        kernels_.rms_norm(row, weight.data(), config.rms_epsilon, norms, norm_width, row);
+      const std::size_t at = angles + t * half;
+      if (rope)
+        kernels_.rope(row, heads, c.head_dim, rope->dim, step_->cos + at, step_->sin + at,
+                      rope->neox);
     }
   });
 }

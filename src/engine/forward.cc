@@ -128,12 +128,16 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
 
 void Forward::embed(const StepContext& c) {
   constexpr uint32_t rows = 32;  // a task's
-  const uint32_t n = c.tokens(), width = model_->config().width, half = model_->rope().dim() / 2;
+  const ModelConfig& config = model_->config();
+  const uint32_t n = c.tokens(), width = config.width;
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
     const uint32_t first = task * rows, end = std::min(n, first + rows);
-    const std::size_t angles = std::size_t{first} * half;
-    model_->rope().angles(c.store.tokens() + first, end - first, cos_.get() + angles,
-                          sin_.get() + angles);
+    for (std::size_t i = 0; i < config.ropes.size(); ++i) {
+      const Rope& rope = model_->ropes()[i];
+      const std::size_t at =
+          std::size_t{n} * config.angles_before(i) + std::size_t{first} * (rope.dim() / 2);
+      rope.angles(c.store.tokens() + first, end - first, cos_.get() + at, sin_.get() + at);
+    }
     for (uint32_t i = first; i < end; ++i)
       cpu_kernels().dequantize_row(model_->weights().embedding,
                                    static_cast<uint32_t>(c.step.tokens[i]),
@@ -174,8 +178,8 @@ void Forward::resize(uint32_t n) {
   };
   capacity_ = 0;
   grow(x_, std::size_t{n} * model_->config().width);
-  grow(cos_, std::size_t{n} * (model_->rope().dim() / 2));
-  grow(sin_, std::size_t{n} * (model_->rope().dim() / 2));
+  grow(cos_, std::size_t{n} * model_->config().angles());
+  grow(sin_, std::size_t{n} * model_->config().angles());
   capacity_ = n;
 }
 

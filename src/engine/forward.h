@@ -55,7 +55,7 @@ class Forward {
 
   uint32_t capacity_ = 0;    // tokens that the workspace holds
   Buffer<float> x_;          // [n][width] residual stream, between executors
-  Buffer<float> cos_, sin_;  // [n][rope dim / 2]
+  Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
 };
 
 }  // namespace kvasir

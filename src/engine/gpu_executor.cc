@@ -12,7 +12,7 @@ namespace kvasir {
 GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      config_(model.config()), size_(widths_of(config_, model.rope().dim())), number_(number),
+      config_(model.config()), size_(widths_of(config_)), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       device_(weights_.device()), ops_(device_->kernels()), host_(attention),
       graphs_(ops_, 3 * std::size_t{layers()} + 3),
@@ -99,8 +99,8 @@ Status GpuExecutor::begin(const StepContext& c) {
   RETURN_IF_ERROR(resize(n_));
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
-  const std::size_t x = n_ * size_.width, half = n_ * size_.half;
-  const bool by_host = x + 2 * half <= prefill_host_room_;  // large; the buffer is unused so far
+  const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
+  const bool by_host = x + 2 * angles <= prefill_host_room_;  // large; the buffer is unused so far
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     if (by_host) {
       parallel_copy(from, n, prefill_host_.get() + at, c.pool);
@@ -109,8 +109,8 @@ Status GpuExecutor::begin(const StepContext& c) {
     enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
   };
   upload(work_.x, c.x, x, 0);
-  upload(work_.cos, c.cos, half, x);
-  upload(work_.sin, c.sin, half, x + half);
+  upload(work_.cos, c.cos, angles, x);
+  upload(work_.sin, c.sin, angles, x + angles);
   if (!by_host) RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
@@ -291,20 +291,23 @@ void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   float *k = qkv + n_ * size_.q, *v = k + n_ * size_.kv;
   const DeviceActivations normed = inputs(work_.h, size_.width, {&w.q, &w.k, &w.v});
-  norm(w.attention_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
+  norm(w.mixer_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
   multiply(normed, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
-  const DeviceHeads heads{n_,
-                          config_.heads,
-                          config_.kv_heads,
-                          config_.head_dim,
-                          qkv,
-                          w.q_norm.get(),
-                          w.k_norm.get(),
-                          config_.rms_epsilon,
-                          static_cast<uint32_t>(2 * size_.half),
-                          config_.rope.neox,
-                          work_.cos,
-                          work_.sin};
+  const LayerConfig& c = config_.layer(layer);
+  const bool rotates = c.has_rope(), by_head = c.qk_norm == QkNorm::head;
+  const std::size_t angles = rotates ? n_ * config_.angles_before(c.rope) : 0;
+  const DeviceHeads heads{.n = n_,
+                          .heads = c.heads,
+                          .kv_heads = c.kv_heads,
+                          .head_dim = c.head_dim,
+                          .qkv = qkv,
+                          .q_norm = by_head ? w.q_norm.get() : nullptr,
+                          .k_norm = by_head ? w.k_norm.get() : nullptr,
+                          .epsilon = config_.rms_epsilon,
+                          .rotary_dim = rotates ? config_.ropes[c.rope].dim : 0,
+                          .neox = rotates && config_.ropes[c.rope].neox,
+                          .cos = work_.cos + angles,
+                          .sin = work_.sin + angles};
   enqueue(ops_.rotate(stream_, heads, check(layer)));
 }
 
