@@ -28,8 +28,7 @@ class CpuExecutor final : public LayerExecutor {
 
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
   Status begin(const StepContext& step) override;
-  Status project(uint32_t layer) override;
-  Status attend(uint32_t layer) override;
+  Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t layer) override;
   Status end() override { return {}; }
   Status logits(uint32_t first, float* out) override;
@@ -39,6 +38,7 @@ class CpuExecutor final : public LayerExecutor {
     const Linear* linear;
     float* y;  // [n][rows]
   };
+  Status attention(uint32_t layer);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
@@ -103,32 +103,44 @@ Status CpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
-Status CpuExecutor::project(uint32_t layer) {
+Status CpuExecutor::mixer(uint32_t layer) {
+  switch (model_.config().layer(layer).mixer) {
+    case MixerKind::attention:
+      return attention(layer);
+    case MixerKind::recurrent:
+      break;
+  }
+  return Status::error(Code::internal, "layer %u has a mixer that the CPU does not know", layer);
+}
+
+// x += W_o attention(q, k, v);  q, k, v = RoPE(W norm(x))
+Status CpuExecutor::attention(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
   norm(step_->x, w.mixer_norm, n_, h_.get());
-  multiply(h_.get(), n_, model_.config().width,
-           {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  multiply(h_.get(), n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
   rotate(c, q_.get(), c.heads, w.q_norm);
   rotate(c, k_.get(), c.kv_heads, w.k_norm);
+
+  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
+  RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
+
+  const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
+  multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
+  add(step_->x + std::size_t{first} * width, h_.get(), n);
   return {};
 }
 
-Status CpuExecutor::attend(uint32_t layer) {
-  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
-  return attention_->attend(*step_, layer, q_.get(), a_.get());
-}
-
+// x += W_down (silu(W_gate h) * W_up h);  h = norm(x)
 Status CpuExecutor::feed_forward(uint32_t layer) {
-  const ModelConfig& c = model_.config();
+  const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
-  float* x = step_->x + std::size_t{first} * c.width;
-  multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
-  add(x, h_.get(), n);
-
+  float* x = step_->x + std::size_t{first} * width;
   norm(x, w.ffn_norm, n, h_.get());
-  multiply(h_.get(), n, c.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+  multiply(h_.get(), n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
   gate(gate_.get(), up_.get(), n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
   add(x, h_.get(), n);

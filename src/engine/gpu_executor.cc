@@ -130,6 +130,12 @@ Status GpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
+Status GpuExecutor::mixer(uint32_t layer) {
+  RETURN_IF_ERROR(project(layer));
+  return attend(layer);
+}
+
+// q, k, v = RoPE(W norm(x))
 Status GpuExecutor::project(uint32_t layer) {
   switch (mode_) {
     case AttentionMode::cpu:
@@ -222,8 +228,7 @@ Status GpuExecutor::logits(uint32_t first, float* out) {
   return {};
 }
 
-// ---- attention on the CPU
-// ------------------------------------------------------------------------
+// ---- attention on the CPU ----------------------------------------------------------------------
 
 Status GpuExecutor::project_for_cpu(uint32_t layer) {
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
@@ -256,8 +261,7 @@ void GpuExecutor::complete_before(uint32_t layer) {
   check_and_feed_forward(layer - 1, work_.a);
 }
 
-// ---- work of the stream
-// ----------------------------------------------------------------------------
+// ---- work of the stream ------------------------------------------------------------------------
 
 Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
   stream = stream ? stream : stream_;
