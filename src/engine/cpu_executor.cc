@@ -42,9 +42,9 @@ class CpuExecutor final : public LayerExecutor {
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
-  void norm(const float* x, const Array<float>& weight, uint32_t n, float* y);
+  const float* norm(const float* x, const Array<float>& weight, uint32_t n);
   void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
-  void add(float* x, const float* y, uint32_t n);
+  void add(float* x, const Array<float>& post_norm, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
@@ -60,7 +60,7 @@ class CpuExecutor final : public LayerExecutor {
   uint32_t n_ = 0;  // tokens
 
   uint32_t capacity_ = 0;         // tokens that the workspace holds
-  Buffer<float> h_;               // [n][width] the residual stream, normalised
+  Buffer<float> h_;               // [n][width] a normalised input, or an output
   Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;       // [n][feed_forward]
   Buffer<int8_t> quants_;         // [n][widest input]
@@ -118,8 +118,8 @@ Status CpuExecutor::attention(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
-  norm(step_->x, w.mixer_norm, n_, h_.get());
-  multiply(h_.get(), n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  const float* h = norm(step_->x, w.mixer_norm, n_);
+  multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
   rotate(c, q_.get(), c.heads, w.q_norm);
   rotate(c, k_.get(), c.kv_heads, w.k_norm);
 
@@ -128,7 +128,7 @@ Status CpuExecutor::attention(uint32_t layer) {
 
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
-  add(step_->x + std::size_t{first} * width, h_.get(), n);
+  add(step_->x + std::size_t{first} * width, w.mixer_post_norm, n);
   return {};
 }
 
@@ -139,19 +139,19 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   const uint32_t width = model_.config().width;
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   float* x = step_->x + std::size_t{first} * width;
-  norm(x, w.ffn_norm, n, h_.get());
-  multiply(h_.get(), n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+  const float* h = norm(x, w.ffn_norm, n);
+  multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
   gate(gate_.get(), up_.get(), n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
-  add(x, h_.get(), n);
+  add(x, w.ffn_post_norm, n);
   return cancel_->fired() ? Status() : check_layer(layer, first);
 }
 
 Status CpuExecutor::logits(uint32_t first, float* out) {
   const ModelConfig& c = model_.config();
   const uint32_t n = n_ - first;
-  norm(step_->x + std::size_t{first} * c.width, model_.weights().output_norm, n, h_.get());
-  multiply(h_.get(), n, c.width, {{&model_.weights().output, out}});
+  const float* x = step_->x + std::size_t{first} * c.width;
+  multiply(norm(x, model_.weights().output_norm, n), n, c.width, {{&model_.weights().output, out}});
   return {};
 }
 
@@ -185,12 +185,15 @@ void CpuExecutor::by_rows(uint32_t n, F&& f) {
   });
 }
 
-void CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n, float* y) {
-  const auto cols = static_cast<uint32_t>(weight.size());
+// The normalised rows of x, in h_; x itself where the layer has no such norm.
+const float* CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n) {
+  if (weight.empty()) return x;
+  const uint32_t cols = model_.config().width;
   by_rows(n, [&](std::size_t first, uint32_t count) {
     kernels_.rms_norm(x + first * cols, weight.data(), model_.config().rms_epsilon, count, cols,
-                      y + first * cols);
+                      h_.get() + first * cols);
   });
+  return h_.get();
 }
 
 // The norm of queries or keys, then RoPE. x: [n_][heads][head_dim].
@@ -216,10 +219,14 @@ void CpuExecutor::rotate(const LayerConfig& c, float* x, uint32_t heads,
   });
 }
 
-void CpuExecutor::add(float* x, const float* y, uint32_t n) {
-  const std::size_t cols = model_.config().width;
+// x += h_, which is normalised first where the layer has such a norm.
+void CpuExecutor::add(float* x, const Array<float>& post_norm, uint32_t n) {
+  const uint32_t cols = model_.config().width;
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.add(x + first * cols, y + first * cols, count * cols);
+    float* h = h_.get() + first * cols;
+    if (!post_norm.empty())
+      kernels_.rms_norm(h, post_norm.data(), model_.config().rms_epsilon, count, cols, h);
+    kernels_.add(x + first * cols, h, count * cols);
   });
 }
 

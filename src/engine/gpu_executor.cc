@@ -294,10 +294,14 @@ void GpuExecutor::end_recording() {
 void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   float *k = qkv + n_ * size_.q, *v = k + n_ * size_.kv;
-  const DeviceActivations normed = inputs(work_.h, size_.width, {&w.q, &w.k, &w.v});
-  norm(w.mixer_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
-  multiply(normed, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
+  const DeviceCheck before = check(layer > first_layer() ? layer - 1 : layer);
+  const DeviceActivations h = norm(w.mixer_norm.get(), before, {&w.q, &w.k, &w.v});
+  multiply(h, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
   const LayerConfig& c = config_.layer(layer);
+  if (c.qk_norm == QkNorm::projection) {
+    norm_in_place(qkv, w.q_norm.get(), c.q_width(), check(layer));
+    norm_in_place(k, w.k_norm.get(), c.kv_width(), check(layer));
+  }
   const bool rotates = c.has_rope(), by_head = c.qk_norm == QkNorm::head;
   const std::size_t angles = rotates ? n_ * config_.angles_before(c.rope) : 0;
   const DeviceHeads heads{.n = n_,
@@ -335,14 +339,12 @@ void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
 // a: the output of the layer's attention, which has been checked.
 void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-  multiply(a, {{&w.o, work_.x}}, true);
-
-  const DeviceActivations normed = inputs(work_.h, size_.width, {&w.gate, &w.up});
+  add_product(a, w.o, w.mixer_post_norm.get(), layer);
+  const DeviceActivations h = norm(w.ffn_norm.get(), check(layer), {&w.gate, &w.up});
   const DeviceActivations gated = inputs(work_.gate, size_.feed_forward, {&w.down});
-  norm(w.ffn_norm.get(), layer, normed);
-  multiply(normed, {{&w.gate, work_.gate}, {&w.up, work_.up}});
+  multiply(h, {{&w.gate, work_.gate}, {&w.up, work_.up}});
   enqueue(ops_.swiglu(stream_, work_.gate, work_.up, check(layer), gated));
-  multiply(gated, {{&w.down, work_.x}}, true);
+  add_product(gated, w.down, w.ffn_post_norm.get(), layer);
   if (layer + 1 < end_layer()) return;  // the next layer checks x
   enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
 }
@@ -388,8 +390,32 @@ void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Pro
   enqueue(ops_.matmul(stream_, {given, end}, x, add));
 }
 
-void GpuExecutor::norm(const float* weight, uint32_t layer, const DeviceActivations& out) {
-  enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check(layer), out));
+// The normalised residual stream as the input of matrices, or the stream itself where there is no
+// such norm. Either is checked.
+DeviceActivations GpuExecutor::norm(const float* weight, const DeviceCheck& check,
+                                    std::initializer_list<const DeviceWeights::Matrix*> matrices) {
+  DeviceActivations out = inputs(weight ? work_.h : work_.x, size_.width, matrices);
+  if (weight) {
+    enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check, out));
+    return out;
+  }
+  out.f32 = work_.x;
+  enqueue(ops_.quantize(stream_, out, check));
+  return out;
+}
+
+void GpuExecutor::norm_in_place(float* x, const float* weight, uint32_t cols,
+                                const DeviceCheck& check) {
+  enqueue(ops_.rms_norm(stream_, x, weight, config_.rms_epsilon, check, {n_, cols, x}));
+}
+
+// The residual stream += W a, which is normalised first where there is such a norm.
+void GpuExecutor::add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
+                              const float* post_norm, uint32_t layer) {
+  if (!post_norm) return multiply(a, {{&w, work_.x}}, true);
+  multiply(a, {{&w, work_.h}});
+  enqueue(ops_.add_rms_norm(stream_, work_.h, post_norm, config_.rms_epsilon, check(layer),
+                            {n_, config_.width, work_.x}));
 }
 
 Status make_gpu_executor(const Model& model, int number, HostAttention* attention,

@@ -101,7 +101,11 @@ class GpuExecutor final : public LayerExecutor {
   }
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                 bool add = false);
-  void norm(const float* weight, uint32_t layer, const DeviceActivations& out);
+  DeviceActivations norm(const float* weight, const DeviceCheck& check,
+                         std::initializer_list<const DeviceWeights::Matrix*> matrices);
+  void norm_in_place(float* x, const float* weight, uint32_t cols, const DeviceCheck& check);
+  void add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
+                   const float* post_norm, uint32_t layer);
   DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
 
   // ---- memory ---------------------------------------------------------------------------------
