@@ -52,15 +52,12 @@ __device__ float block_sum(float x) {
   return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
 }
 
-}  // namespace
-
-extern "C" {
-
-// A block a row. A thread keeps its first four numbers: what is behind those of all threads is read
-// twice.
-__global__ void __launch_bounds__(norm_threads)
-    rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
-             DeviceActivations out) {
+// The norm of a block's row. A thread keeps its first four numbers: what is behind those of all
+// threads is read twice. A thread writes only what it alone reads, so that out.f32 may be x.
+// add: to what out.f32 has.
+template <bool add>
+__device__ inline void norm_row(const float* x, const float* weight, float epsilon,
+                                DeviceCheck check, DeviceActivations out) {
   let_next_begin();
   const uint32_t cols = out.cols, each = blockDim.x * elementwise_each,
                  first = threadIdx.x * elementwise_each;
@@ -85,9 +82,30 @@ __global__ void __launch_bounds__(norm_threads)
     Four v = from == 0 ? first_numbers : load(x, at, cols);
     const Four w = from == 0 ? first_weights : load(weight, at, cols);
     for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] * factor * w.of[i];
+    if constexpr (add) {
+      const Four sum_so_far = load(out.f32 + begin, at, cols);
+      for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] += sum_so_far.of[i];
+    }
     if (out.f32) store(out.f32 + begin, at, cols, v);
     if (out.q) round_inputs(v.of, begin + at, at < cols, out);
   }
+}
+
+}  // namespace
+
+extern "C" {
+
+// A block a row.
+__global__ void __launch_bounds__(norm_threads)
+    rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
+             DeviceActivations out) {
+  norm_row<false>(x, weight, epsilon, check, out);
+}
+
+__global__ void __launch_bounds__(norm_threads)
+    add_rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
+                 DeviceActivations out) {
+  norm_row<true>(x, weight, epsilon, check, out);
 }
 
 __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceCheck check) {

@@ -207,11 +207,19 @@ int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& che
                 check);
 }
 
+unsigned norm_threads_of(const DeviceActivations& out) {
+  return std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
+}
+
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
              const DeviceCheck& check, const DeviceActivations& out) {
-  const unsigned threads =
-      std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
-  return launch(s, "rms_norm", Grid{out.n}, threads, x, weight, epsilon, check, out);
+  return launch(s, "rms_norm", Grid{out.n}, norm_threads_of(out), x, weight, epsilon, check, out);
+}
+
+int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
+                 const DeviceCheck& check, const DeviceActivations& out) {
+  return launch(s, "add_rms_norm", Grid{out.n}, norm_threads_of(out), x, weight, epsilon, check,
+                out);
 }
 
 int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
@@ -374,7 +382,7 @@ int find_kernels(DeviceContext* context) {
     context->kernels.emplace(name, function);
     return 0;
   };
-  for (const char* name : {"quantize", "rms_norm", "swiglu", "rotate"})
+  for (const char* name : {"quantize", "rms_norm", "add_rms_norm", "swiglu", "rotate"})
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
     for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
@@ -427,6 +435,7 @@ void fill_operations(DeviceKernels* k) {
   k->matmul = matmul;
   k->quantize = quantize;
   k->rms_norm = rms_norm;
+  k->add_rms_norm = add_rms_norm;
   k->swiglu = swiglu;
   k->rotate = rotate;
   k->begin_attention = begin_attention;

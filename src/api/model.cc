@@ -26,7 +26,7 @@ kv_model_info describe(const Model& model) {
   HashBytes hash;
   if (model.full_hash() && model.full_hash()->get(&hash))
     api::copy_text(i.hash, api::hexadecimal(hash));
-  api::copy_shown(i.architecture, c.architecture_name);
+  api::copy_shown(i.architecture, c.architecture->name);
   api::copy_shown(i.name, c.name);
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());

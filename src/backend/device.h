@@ -113,9 +113,12 @@ struct DeviceKernels {
                 const DeviceActivations& x, bool add);
   // from f32, which is checked; without q that is all
   int (*quantize)(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
-  // x is checked.
+  // x is checked; out.f32 may be x.
   int (*rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon,
                   const DeviceCheck& check, const DeviceActivations& out);
+  // out.f32 += rms_norm(x). x is checked; out has f32 alone.
+  int (*add_rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon,
+                      const DeviceCheck& check, const DeviceActivations& out);
   // What it makes is checked; out.f32 may be gate.
   int (*swiglu)(DeviceStream* stream, const float* gate, const float* up, const DeviceCheck& check,
                 const DeviceActivations& out);

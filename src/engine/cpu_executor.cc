@@ -28,8 +28,7 @@ class CpuExecutor final : public LayerExecutor {
 
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
   Status begin(const StepContext& step) override;
-  Status project(uint32_t layer) override;
-  Status attend(uint32_t layer) override;
+  Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t layer) override;
   Status end() override { return {}; }
   Status logits(uint32_t first, float* out) override;
@@ -39,12 +38,13 @@ class CpuExecutor final : public LayerExecutor {
     const Linear* linear;
     float* y;  // [n][rows]
   };
+  Status attention(uint32_t layer);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
-  void norm(const float* x, const Array<float>& weight, uint32_t n, float* y);
-  void rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm);
-  void add(float* x, const float* y, uint32_t n);
+  const float* norm(const float* x, const Array<float>& weight, uint32_t n);
+  void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
+  void add(float* x, const Array<float>& post_norm, uint32_t n);
   void gate(float* gate, const float* up, uint32_t n);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
@@ -60,7 +60,7 @@ class CpuExecutor final : public LayerExecutor {
   uint32_t n_ = 0;  // tokens
 
   uint32_t capacity_ = 0;         // tokens that the workspace holds
-  Buffer<float> h_;               // [n][width] the residual stream, normalised
+  Buffer<float> h_;               // [n][width] a normalised input, or an output
   Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;       // [n][feed_forward]
   Buffer<int8_t> quants_;         // [n][widest input]
@@ -103,42 +103,55 @@ Status CpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
-Status CpuExecutor::project(uint32_t layer) {
-  const ModelConfig& c = model_.config();
+Status CpuExecutor::mixer(uint32_t layer) {
+  switch (model_.config().layer(layer).mixer) {
+    case MixerKind::attention:
+      return attention(layer);
+    case MixerKind::recurrent:
+      break;
+  }
+  return Status::error(Code::internal, "layer %u has a mixer that the CPU does not know", layer);
+}
+
+// x += W_o attention(q, k, v);  q, k, v = RoPE(W norm(x))
+Status CpuExecutor::attention(uint32_t layer) {
+  const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
-  norm(step_->x, w.attention_norm, n_, h_.get());
-  multiply(h_.get(), n_, c.width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
-  rotate(q_.get(), n_, c.heads, w.q_norm);
-  rotate(k_.get(), n_, c.kv_heads, w.k_norm);
+  const uint32_t width = model_.config().width;
+  const float* h = norm(step_->x, w.mixer_norm, n_);
+  multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  rotate(c, q_.get(), c.heads, w.q_norm);
+  rotate(c, k_.get(), c.kv_heads, w.k_norm);
+
+  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
+  RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
+
+  const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
+  multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
+  add(step_->x + std::size_t{first} * width, w.mixer_post_norm, n);
   return {};
 }
 
-Status CpuExecutor::attend(uint32_t layer) {
-  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
-  return attention_->attend(*step_, layer, q_.get(), a_.get());
-}
-
+// x += W_down (silu(W_gate h) * W_up h);  h = norm(x)
 Status CpuExecutor::feed_forward(uint32_t layer) {
-  const ModelConfig& c = model_.config();
+  const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
-  float* x = step_->x + std::size_t{first} * c.width;
-  multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
-  add(x, h_.get(), n);
-
-  norm(x, w.ffn_norm, n, h_.get());
-  multiply(h_.get(), n, c.width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+  float* x = step_->x + std::size_t{first} * width;
+  const float* h = norm(x, w.ffn_norm, n);
+  multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
   gate(gate_.get(), up_.get(), n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
-  add(x, h_.get(), n);
+  add(x, w.ffn_post_norm, n);
   return cancel_->fired() ? Status() : check_layer(layer, first);
 }
 
 Status CpuExecutor::logits(uint32_t first, float* out) {
   const ModelConfig& c = model_.config();
   const uint32_t n = n_ - first;
-  norm(step_->x + std::size_t{first} * c.width, model_.weights().output_norm, n, h_.get());
-  multiply(h_.get(), n, c.width, {{&model_.weights().output, out}});
+  const float* x = step_->x + std::size_t{first} * c.width;
+  multiply(norm(x, model_.weights().output_norm, n), n, c.width, {{&model_.weights().output, out}});
   return {};
 }
 
@@ -172,33 +185,48 @@ void CpuExecutor::by_rows(uint32_t n, F&& f) {
   });
 }
 
-void CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n, float* y) {
-  const auto cols = static_cast<uint32_t>(weight.size());
+// The normalised rows of x, in h_; x itself where the layer has no such norm.
+const float* CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n) {
+  if (weight.empty()) return x;
+  const uint32_t cols = model_.config().width;
   by_rows(n, [&](std::size_t first, uint32_t count) {
     kernels_.rms_norm(x + first * cols, weight.data(), model_.config().rms_epsilon, count, cols,
-                      y + first * cols);
+                      h_.get() + first * cols);
   });
+  return h_.get();
 }
 
-// The norm of each head where the architecture has one (Qwen 3), then RoPE.
-void CpuExecutor::rotate(float* x, uint32_t n, uint32_t heads, const Array<float>& head_norm) {
-  const ModelConfig& c = model_.config();
-  const uint32_t half = model_.rope().dim() / 2;
-  by_rows(n, [&](std::size_t first, uint32_t count) {
+// The norm of queries or keys, then RoPE. x: [n_][heads][head_dim].
+void CpuExecutor::rotate(const LayerConfig& c, float* x, uint32_t heads,
+                         const Array<float>& weight) {
+  const ModelConfig& config = model_.config();
+  const bool by_head = c.qk_norm == QkNorm::head;
+  const uint32_t norms = by_head ? heads : 1,
+                 norm_width = by_head ? c.head_dim : heads * c.head_dim;
+  const RopeConfig* rope = c.has_rope() ? &config.ropes[c.rope] : nullptr;
+  const uint32_t half = rope ? rope->dim / 2 : 0;
+  const std::size_t angles = rope ? std::size_t{n_} * config.angles_before(c.rope) : 0;
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
     for (std::size_t t = first; t < first + count; ++t) {
       float* row = x + t * heads * c.head_dim;
-      if (!head_norm.empty())
-        kernels_.rms_norm(row, head_norm.data(), c.rms_epsilon, heads, c.head_dim, row);
-      kernels_.rope(row, heads, c.head_dim, 2 * half, step_->cos + t * half, step_->sin + t * half,
-                    c.rope.neox);
+      if (c.qk_norm != QkNorm::none)
+        kernels_.rms_norm(row, weight.data(), config.rms_epsilon, norms, norm_width, row);
+      const std::size_t at = angles + t * half;
+      if (rope)
+        kernels_.rope(row, heads, c.head_dim, rope->dim, step_->cos + at, step_->sin + at,
+                      rope->neox);
     }
   });
 }
 
-void CpuExecutor::add(float* x, const float* y, uint32_t n) {
-  const std::size_t cols = model_.config().width;
+// x += h_, which is normalised first where the layer has such a norm.
+void CpuExecutor::add(float* x, const Array<float>& post_norm, uint32_t n) {
+  const uint32_t cols = model_.config().width;
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.add(x + first * cols, y + first * cols, count * cols);
+    float* h = h_.get() + first * cols;
+    if (!post_norm.empty())
+      kernels_.rms_norm(h, post_norm.data(), model_.config().rms_epsilon, count, cols, h);
+    kernels_.add(x + first * cols, h, count * cols);
   });
 }
 

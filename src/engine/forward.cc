@@ -44,47 +44,48 @@ Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
     : model_(std::move(model)), pool_(pool),
       host_(model_->config(), model_->store_shape().page, pool) {}
 
+// Abandons the executor's part of a step unless it is complete.
+class Forward::Part {
+ public:
+  explicit Part(LayerExecutor* executor) : executor_(executor) {}
+  ~Part() {
+    if (executor_) executor_->abandon();
+  }
+  void complete() { executor_ = nullptr; }
+
+ private:
+  LayerExecutor* executor_;
+};
+
 Status Forward::run(const ForwardStep& step, KvStore* store) {
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   const StepContext c{step, cancel, *store, pool_, x_.get(), cos_.get(), sin_.get(), gpus};
-  const LayerExecutor::Request request = request_of(c);
-  RETURN_IF_ERROR(host_.begin(c, request.gpu));
-  RETURN_IF_ERROR(make_plan(c, request));
+  RETURN_IF_ERROR(make_plan(c));
+
   embed(c);
-  RETURN_IF_ERROR(run_layers(c));
+  for (const auto& executor : executors_) {
+    Part part(executor.get());
+    RETURN_IF_ERROR(executor->begin(c));
+    for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
+      RETURN_IF_ERROR(executor->mixer(l));         // x += mixer(norm(x))
+      RETURN_IF_ERROR(executor->feed_forward(l));  // x += ffn(norm(x))
+      if (cancel.fired()) return cancelled();
+    }
+    RETURN_IF_ERROR(executor->end());
+    if (cancel.fired()) return cancelled();
+    RETURN_IF_ERROR(host_.reserve_pages(c));  // a GPU may have done it while it was at work
+    part.complete();
+  }
   RETURN_IF_ERROR(write_logits(c));
   if (cancel.fired()) return cancelled();
   commit(c);
   return {};
 }
 
-Status Forward::run_layers(const StepContext& c) {
-  for (const auto& executor : executors_) {
-    struct Abandon {  // unless the executor has ended
-      LayerExecutor* executor;
-      ~Abandon() {
-        if (executor) executor->abandon();
-      }
-    } unless_ended{executor.get()};
-    RETURN_IF_ERROR(executor->begin(c));
-    for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
-      RETURN_IF_ERROR(executor->project(l));       // q, k, v = RoPE(W norm(x))
-      RETURN_IF_ERROR(executor->attend(l));        // softmax(q k) v over the plan's segments
-      RETURN_IF_ERROR(executor->feed_forward(l));  // x += W_o a;  x += ffn(norm(x))
-      if (c.cancel.fired()) return cancelled();
-    }
-    RETURN_IF_ERROR(executor->end());
-    if (c.cancel.fired()) return cancelled();
-    RETURN_IF_ERROR(host_.reserve_pages(c));  // a GPU may have done it while it was at work
-    unless_ended.executor = nullptr;
-  }
-  return {};
-}
-
-// What a GPU may attend. A budget spills pages, which no GPU follows; a trace, a probe and what an
-// index is made from need every query on the CPU.
+// What a GPU may attend. A budget spills pages, which no GPU follows. A trace, a probe and an index
+// need every query on the CPU.
 LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens();
@@ -98,7 +99,9 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   return {GpuWork::none, why};
 }
 
-Status Forward::make_plan(const StepContext& c, const LayerExecutor::Request& request) {
+Status Forward::make_plan(const StepContext& c) {
+  const LayerExecutor::Request request = request_of(c);
+  RETURN_IF_ERROR(host_.begin(c, request.gpu));
   for (std::size_t i = 0; i < executors_.size(); ++i)
     RETURN_IF_ERROR(executors_[i]->plan(c, request, &plan_.runs[i]));
   return {};
@@ -126,14 +129,19 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
   return {};
 }
 
+// x = E[tokens], and the angles of their positions.
 void Forward::embed(const StepContext& c) {
-  constexpr uint32_t rows = 32;  // a task's
-  const uint32_t n = c.tokens(), width = model_->config().width, half = model_->rope().dim() / 2;
+  constexpr uint32_t rows = 32;  // of a task
+  const ModelConfig& config = model_->config();
+  const uint32_t n = c.tokens(), width = config.width;
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
     const uint32_t first = task * rows, end = std::min(n, first + rows);
-    const std::size_t angles = std::size_t{first} * half;
-    model_->rope().angles(c.store.tokens() + first, end - first, cos_.get() + angles,
-                          sin_.get() + angles);
+    for (std::size_t i = 0; i < config.ropes.size(); ++i) {
+      const Rope& rope = model_->ropes()[i];
+      const std::size_t at =
+          std::size_t{n} * config.angles_before(i) + std::size_t{first} * (rope.dim() / 2);
+      rope.angles(c.store.tokens() + first, end - first, cos_.get() + at, sin_.get() + at);
+    }
     for (uint32_t i = first; i < end; ++i)
       cpu_kernels().dequantize_row(model_->weights().embedding,
                                    static_cast<uint32_t>(c.step.tokens[i]),
@@ -141,6 +149,7 @@ void Forward::embed(const StepContext& c) {
   });
 }
 
+// logits = W_out norm(x), of the tokens that the step names.
 Status Forward::write_logits(const StepContext& c) {
   const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
   if (wanted == 0) return {};
@@ -174,8 +183,8 @@ void Forward::resize(uint32_t n) {
   };
   capacity_ = 0;
   grow(x_, std::size_t{n} * model_->config().width);
-  grow(cos_, std::size_t{n} * (model_->rope().dim() / 2));
-  grow(sin_, std::size_t{n} * (model_->rope().dim() / 2));
+  grow(cos_, std::size_t{n} * model_->config().angles());
+  grow(sin_, std::size_t{n} * model_->config().angles());
   capacity_ = n;
 }
 

@@ -38,12 +38,12 @@ class Forward {
   const ExecutionPlan& plan() const { return plan_; }
 
  private:
+  class Part;
   Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
   void resize(uint32_t n);
   LayerExecutor::Request request_of(const StepContext& c) const;
-  Status make_plan(const StepContext& c, const LayerExecutor::Request& request);
+  Status make_plan(const StepContext& c);
   void embed(const StepContext& c);
-  Status run_layers(const StepContext& c);
   Status write_logits(const StepContext& c);
   void commit(const StepContext& c);
 
@@ -55,7 +55,7 @@ class Forward {
 
   uint32_t capacity_ = 0;    // tokens that the workspace holds
   Buffer<float> x_;          // [n][width] residual stream, between executors
-  Buffer<float> cos_, sin_;  // [n][rope dim / 2]
+  Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
 };
 
 }  // namespace kvasir

@@ -12,7 +12,7 @@ namespace kvasir {
 GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      config_(model.config()), size_(widths_of(config_, model.rope().dim())), number_(number),
+      config_(model.config()), size_(widths_of(config_)), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       device_(weights_.device()), ops_(device_->kernels()), host_(attention),
       graphs_(ops_, 3 * std::size_t{layers()} + 3),
@@ -99,8 +99,8 @@ Status GpuExecutor::begin(const StepContext& c) {
   RETURN_IF_ERROR(resize(n_));
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
-  const std::size_t x = n_ * size_.width, half = n_ * size_.half;
-  const bool by_host = x + 2 * half <= prefill_host_room_;  // large; the buffer is unused so far
+  const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
+  const bool by_host = x + 2 * angles <= prefill_host_room_;  // large; the buffer is unused so far
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     if (by_host) {
       parallel_copy(from, n, prefill_host_.get() + at, c.pool);
@@ -109,8 +109,8 @@ Status GpuExecutor::begin(const StepContext& c) {
     enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
   };
   upload(work_.x, c.x, x, 0);
-  upload(work_.cos, c.cos, half, x);
-  upload(work_.sin, c.sin, half, x + half);
+  upload(work_.cos, c.cos, angles, x);
+  upload(work_.sin, c.sin, angles, x + angles);
   if (!by_host) RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
@@ -130,6 +130,12 @@ Status GpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
+Status GpuExecutor::mixer(uint32_t layer) {
+  RETURN_IF_ERROR(project(layer));
+  return attend(layer);
+}
+
+// q, k, v = RoPE(W norm(x))
 Status GpuExecutor::project(uint32_t layer) {
   switch (mode_) {
     case AttentionMode::cpu:
@@ -222,8 +228,7 @@ Status GpuExecutor::logits(uint32_t first, float* out) {
   return {};
 }
 
-// ---- attention on the CPU
-// ------------------------------------------------------------------------
+// ---- attention on the CPU ----------------------------------------------------------------------
 
 Status GpuExecutor::project_for_cpu(uint32_t layer) {
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
@@ -256,8 +261,7 @@ void GpuExecutor::complete_before(uint32_t layer) {
   check_and_feed_forward(layer - 1, work_.a);
 }
 
-// ---- work of the stream
-// ----------------------------------------------------------------------------
+// ---- work of the stream ------------------------------------------------------------------------
 
 Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
   stream = stream ? stream : stream_;
@@ -290,21 +294,28 @@ void GpuExecutor::end_recording() {
 void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   float *k = qkv + n_ * size_.q, *v = k + n_ * size_.kv;
-  const DeviceActivations normed = inputs(work_.h, size_.width, {&w.q, &w.k, &w.v});
-  norm(w.attention_norm.get(), layer > first_layer() ? layer - 1 : layer, normed);
-  multiply(normed, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
-  const DeviceHeads heads{n_,
-                          config_.heads,
-                          config_.kv_heads,
-                          config_.head_dim,
-                          qkv,
-                          w.q_norm.get(),
-                          w.k_norm.get(),
-                          config_.rms_epsilon,
-                          static_cast<uint32_t>(2 * size_.half),
-                          config_.rope.neox,
-                          work_.cos,
-                          work_.sin};
+  const DeviceCheck before = check(layer > first_layer() ? layer - 1 : layer);
+  const DeviceActivations h = norm(w.mixer_norm.get(), before, {&w.q, &w.k, &w.v});
+  multiply(h, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
+  const LayerConfig& c = config_.layer(layer);
+  if (c.qk_norm == QkNorm::projection) {
+    norm_in_place(qkv, w.q_norm.get(), c.q_width(), check(layer));
+    norm_in_place(k, w.k_norm.get(), c.kv_width(), check(layer));
+  }
+  const bool rotates = c.has_rope(), by_head = c.qk_norm == QkNorm::head;
+  const std::size_t angles = rotates ? n_ * config_.angles_before(c.rope) : 0;
+  const DeviceHeads heads{.n = n_,
+                          .heads = c.heads,
+                          .kv_heads = c.kv_heads,
+                          .head_dim = c.head_dim,
+                          .qkv = qkv,
+                          .q_norm = by_head ? w.q_norm.get() : nullptr,
+                          .k_norm = by_head ? w.k_norm.get() : nullptr,
+                          .epsilon = config_.rms_epsilon,
+                          .rotary_dim = rotates ? config_.ropes[c.rope].dim : 0,
+                          .neox = rotates && config_.ropes[c.rope].neox,
+                          .cos = work_.cos + angles,
+                          .sin = work_.sin + angles};
   enqueue(ops_.rotate(stream_, heads, check(layer)));
 }
 
@@ -328,14 +339,12 @@ void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
 // a: the output of the layer's attention, which has been checked.
 void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-  multiply(a, {{&w.o, work_.x}}, true);
-
-  const DeviceActivations normed = inputs(work_.h, size_.width, {&w.gate, &w.up});
+  add_product(a, w.o, w.mixer_post_norm.get(), layer);
+  const DeviceActivations h = norm(w.ffn_norm.get(), check(layer), {&w.gate, &w.up});
   const DeviceActivations gated = inputs(work_.gate, size_.feed_forward, {&w.down});
-  norm(w.ffn_norm.get(), layer, normed);
-  multiply(normed, {{&w.gate, work_.gate}, {&w.up, work_.up}});
+  multiply(h, {{&w.gate, work_.gate}, {&w.up, work_.up}});
   enqueue(ops_.swiglu(stream_, work_.gate, work_.up, check(layer), gated));
-  multiply(gated, {{&w.down, work_.x}}, true);
+  add_product(gated, w.down, w.ffn_post_norm.get(), layer);
   if (layer + 1 < end_layer()) return;  // the next layer checks x
   enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
 }
@@ -381,8 +390,32 @@ void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Pro
   enqueue(ops_.matmul(stream_, {given, end}, x, add));
 }
 
-void GpuExecutor::norm(const float* weight, uint32_t layer, const DeviceActivations& out) {
-  enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check(layer), out));
+// The normalised residual stream as the input of matrices, or the stream itself where there is no
+// such norm. Either is checked.
+DeviceActivations GpuExecutor::norm(const float* weight, const DeviceCheck& check,
+                                    std::initializer_list<const DeviceWeights::Matrix*> matrices) {
+  DeviceActivations out = inputs(weight ? work_.h : work_.x, size_.width, matrices);
+  if (weight) {
+    enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check, out));
+    return out;
+  }
+  out.f32 = work_.x;
+  enqueue(ops_.quantize(stream_, out, check));
+  return out;
+}
+
+void GpuExecutor::norm_in_place(float* x, const float* weight, uint32_t cols,
+                                const DeviceCheck& check) {
+  enqueue(ops_.rms_norm(stream_, x, weight, config_.rms_epsilon, check, {n_, cols, x}));
+}
+
+// The residual stream += W a, which is normalised first where there is such a norm.
+void GpuExecutor::add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
+                              const float* post_norm, uint32_t layer) {
+  if (!post_norm) return multiply(a, {{&w, work_.x}}, true);
+  multiply(a, {{&w, work_.h}});
+  enqueue(ops_.add_rms_norm(stream_, work_.h, post_norm, config_.rms_epsilon, check(layer),
+                            {n_, config_.width, work_.x}));
 }
 
 Status make_gpu_executor(const Model& model, int number, HostAttention* attention,

@@ -6,7 +6,7 @@
 //   gpu_selective  gpu_selective.cc  no wait between layers, one graph for a step of one token
 //   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
-// feed_forward(l) is enqueued with project(l + 1), so that a graph holds both.
+// W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
 #pragma once
 
 #include <initializer_list>
@@ -30,8 +30,7 @@ class GpuExecutor final : public LayerExecutor {
 
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
   Status begin(const StepContext& step) override;
-  Status project(uint32_t layer) override;
-  Status attend(uint32_t layer) override;
+  Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t) override { return {}; }
   Status end() override;
   void abandon() noexcept override;
@@ -56,8 +55,9 @@ class GpuExecutor final : public LayerExecutor {
   Fallback staging() const;
   void trim();
 
-  // ---- the four modes of attention
-  // ---------------------------------------------------------------
+  // ---- the four modes of attention ------------------------------------------------------------
+  Status project(uint32_t layer);
+  Status attend(uint32_t layer);
   Status project_for_cpu(uint32_t layer);
   Status project_hybrid(uint32_t layer);
   Status attend_on_cpu(uint32_t layer);
@@ -69,8 +69,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end_hybrid();
   Status end_prefill();
 
-  // ---- work of the stream
-  // ------------------------------------------------------------------------
+  // ---- work of the stream ---------------------------------------------------------------------
   void enqueue(int error) { error_ = error_ ? error_ : error; }  // keeps the step's first error
   Status wait(const char* what, DeviceStream* stream = nullptr);
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
@@ -102,11 +101,14 @@ class GpuExecutor final : public LayerExecutor {
   }
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                 bool add = false);
-  void norm(const float* weight, uint32_t layer, const DeviceActivations& out);
+  DeviceActivations norm(const float* weight, const DeviceCheck& check,
+                         std::initializer_list<const DeviceWeights::Matrix*> matrices);
+  void norm_in_place(float* x, const float* weight, uint32_t cols, const DeviceCheck& check);
+  void add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
+                   const float* post_norm, uint32_t layer);
   DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
 
-  // ---- memory
-  // ------------------------------------------------------------------------------------
+  // ---- memory ---------------------------------------------------------------------------------
   Status resize(uint32_t n);
   Status try_resize(uint32_t n);
   Status resize_host(uint32_t n);

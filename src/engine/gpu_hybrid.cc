@@ -13,8 +13,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   if (selective_.holds_memory()) release_selective();
   const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
-    const auto rope_dim = static_cast<uint32_t>(2 * size_.half);
-    const uint64_t workspace = device_workspace_bytes(config_, rope_dim, usual_step);
+    const uint64_t workspace = device_workspace_bytes(config_, usual_step);
     const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
     RETURN_IF_ERROR(hybrid_.prepare(c.store, c.step.plan, exact, n, c.gpus, reserve, c.pool,
                                     {stream_, copies_}, c.cancel));

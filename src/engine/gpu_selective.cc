@@ -47,8 +47,7 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   s = or_with_less(std::move(s), least, prepare);
   // A later prefill wants more room, and attention would give way to it each time. Where little
   // memory is left, the room is made now.
-  const auto rope_dim = static_cast<uint32_t>(2 * size_.half);
-  const uint64_t workspace = device_workspace_bytes(config_, rope_dim, usual_step);
+  const uint64_t workspace = device_workspace_bytes(config_, usual_step);
   const auto lacks_room = [&] {
     return s.ok() && !gave_way_ && capacity_ < usual_step && device_->left() < workspace;
   };

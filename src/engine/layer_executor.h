@@ -1,12 +1,12 @@
-// Computes a run of consecutive layers on one processor. The forward pass calls the same steps in
-// the same order on every executor; where attention runs is the plan's matter.
+// Computes a run of consecutive layers on the CPU or on a GPU. The forward pass calls the same
+// steps in the same order on every executor. The plan decides where attention runs.
 //
-//   plan                                      what the step does where; takes the memory for it
-//   begin                                     the residual stream comes in
-//     project(l), attend(l), feed_forward(l)  for each layer of the run, in order
-//   end                                       the residual stream goes out
-//   logits                                    of the last executor
-//   committed                                 the store has the step's keys and values
+//   plan                           what the step does where; allocates memory for it
+//   begin                          the residual stream comes in
+//     mixer(l), feed_forward(l)    for each layer of the run, in order
+//   end                            the residual stream goes out
+//   logits                         of the last executor
+//   committed                      the store has the step's keys and values
 //
 // An executor belongs to one session. Everything may throw std::bad_alloc. A step that ends early,
 // by an error, a cancel or an exception, ends with abandon().
@@ -42,9 +42,8 @@ class LayerExecutor {
   virtual Status plan(const StepContext& step, const Request& request, LayerRun* run) = 0;
 
   virtual Status begin(const StepContext& step) = 0;
-  virtual Status project(uint32_t layer) = 0;       // q, k, v = RoPE(W norm(x))
-  virtual Status attend(uint32_t layer) = 0;        // the plan's segments, merged
-  virtual Status feed_forward(uint32_t layer) = 0;  // x += W_o a;  x += ffn(norm(x))
+  virtual Status mixer(uint32_t layer) = 0;         // x += mixer(norm(x))
+  virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))
   virtual Status end() = 0;
   virtual void abandon() noexcept {}
   // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].

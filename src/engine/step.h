@@ -47,7 +47,7 @@ struct StepContext {
   KvStore& store;
   ThreadPool* pool;
   float* x = nullptr;                          // [tokens][width] residual stream, between executors
-  const float *cos = nullptr, *sin = nullptr;  // [tokens][rope dim / 2]
+  const float *cos = nullptr, *sin = nullptr;  // [RoPE sets][tokens][rope dim / 2]
   uint32_t gpus = 0;                           // GPUs that have layers
 
   uint32_t tokens() const { return step.size(); }

@@ -92,10 +92,9 @@ class DeviceWeights::Loader {
 
   Status layer(const LayerWeights& from, Layer* to) {
     const std::pair<const Array<float>*, DeviceBuffer<float>*> vectors[] = {
-        {&from.attention_norm, &to->attention_norm},
-        {&from.q_norm, &to->q_norm},
-        {&from.k_norm, &to->k_norm},
-        {&from.ffn_norm, &to->ffn_norm}};
+        {&from.mixer_norm, &to->mixer_norm}, {&from.mixer_post_norm, &to->mixer_post_norm},
+        {&from.q_norm, &to->q_norm},         {&from.k_norm, &to->k_norm},
+        {&from.ffn_norm, &to->ffn_norm},     {&from.ffn_post_norm, &to->ffn_post_norm}};
     for (const auto& [host, device] : vectors)
       if (Status s = vector(*host, device); !s.ok()) return s;
     const std::pair<const Linear*, Matrix*> its[] = {
@@ -121,8 +120,7 @@ namespace {
 
 // What the parts of a model take of a device.
 struct Sizes {
-  Sizes(const Weights& weights, const ModelConfig& config, uint32_t rope_dim,
-        const DeviceKernels& kernels) {
+  Sizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels) {
     const auto floats = [](const Array<float>& x) {
       return Device::taken_by(x.size() * sizeof(float));
     };
@@ -132,8 +130,10 @@ struct Sizes {
     };
     for (const LayerWeights& w : weights.layers) {
       std::size_t matrices = 0;
-      layers.push_back(floats(w.attention_norm) + floats(w.q_norm) + floats(w.k_norm) +
-                       floats(w.ffn_norm));
+      layers.push_back(0);
+      for (const Array<float>* norm :
+           {&w.mixer_norm, &w.mixer_post_norm, &w.q_norm, &w.k_norm, &w.ffn_norm, &w.ffn_post_norm})
+        layers.back() += floats(*norm);
       for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
         add(*linear, &matrices, &layers.back());
       layers.back() += Device::taken_by(matrices);
@@ -142,7 +142,7 @@ struct Sizes {
     output = floats(weights.output_norm);
     add(weights.output, &matrix, &output);
     output += Device::taken_by(matrix);
-    beside = device_workspace_bytes(config, rope_dim, usual_step) + Device::taken_by(piece);
+    beside = device_workspace_bytes(config, usual_step) + Device::taken_by(piece);
   }
   uint64_t room(const Device& device) const {
     return device.left() - std::min(device.left(), beside);
@@ -213,12 +213,12 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   return {};
 }
 
-Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim,
+Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
                              const DeviceOptions& options, const Cancel* cancel,
                              std::vector<DeviceWeights>* out) {
   std::vector<int> indexes;
   if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
-  const Sizes sizes(weights, config, rope_dim, *cuda_kernels());
+  const Sizes sizes(weights, config, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
   const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";
   Status missing;

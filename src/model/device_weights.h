@@ -35,8 +35,8 @@ class DeviceWeights {
   struct Layer {
     // of all matrices: a device hands out whole blocks, of which each alone would lose a part
     DeviceBuffer<std::byte> memory;
-    // the second and third empty where the architecture has none
-    DeviceBuffer<float> attention_norm, q_norm, k_norm, ffn_norm;
+    // as in LayerWeights; some are empty
+    DeviceBuffer<float> mixer_norm, mixer_post_norm, q_norm, k_norm, ffn_norm, ffn_post_norm;
     Matrix q, k, v, o, gate, up, down;
   };
 
@@ -44,7 +44,7 @@ class DeviceWeights {
   // split_layers() has it; a device for which none is left is not used. Code::no_memory: not one
   // fits, and the message says what would. Other codes as Device::find() and Device::open(),
   // Code::device, Code::cancelled. Throws std::bad_alloc.
-  static Status upload(const Weights& weights, const ModelConfig& config, uint32_t rope_dim,
+  static Status upload(const Weights& weights, const ModelConfig& config,
                        const DeviceOptions& options, const Cancel* cancel,
                        std::vector<DeviceWeights>* out);
 

@@ -1,4 +1,4 @@
-// A step's arrays in a device's memory, beside attention's own.
+// A step's arrays in a device's memory, without those of attention.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,17 @@ namespace kvasir {
 
 constexpr uint32_t logit_rows = 16;  // at a time: a row is as long as the vocabulary
 
+// Numbers of a token.
 struct Widths {
-  std::size_t width, q, kv, feed_forward, widest, half, vocabulary;
+  std::size_t width, q, kv, feed_forward, widest, angles, vocabulary;
 };
-inline Widths widths_of(const ModelConfig& c, uint32_t rope_dim) {
+inline Widths widths_of(const ModelConfig& c) {
   return {c.width,
           c.q_width(),
           c.kv_width(),
           c.feed_forward,
           std::max({c.width, c.q_width(), c.feed_forward}),
-          rope_dim / 2,
+          c.angles(),
           c.vocabulary};
 }
 
@@ -33,7 +34,7 @@ inline Widths widths_of(const ModelConfig& c, uint32_t rope_dim) {
 struct Workspace {
   // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
   float *x, *h, *qkv, *a, *gate, *up;
-  float *cos, *sin;  // [n][rope dim / 2]
+  float *cos, *sin;  // [RoPE sets][n][rope dim / 2]
   int8_t* quants;    // DeviceActivations of the widest input
   float* scales;
   int16_t* sums;
@@ -49,8 +50,8 @@ struct Workspace {
       at += round_up(count * sizeof **array, 256);
     };
     put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
-    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.half),
-        put(&sin, n * s.half);
+    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.angles),
+        put(&sin, n * s.angles);
     put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)),
         put(&sums, n * ceil_div(s.widest, 16));
     put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
@@ -72,9 +73,9 @@ struct Workspace {
 // tokens that a session's workspace on a device is kept free for
 constexpr uint32_t usual_step = 1024;
 
-// The device memory that a stage takes for steps of n tokens.
-inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {
-  return Device::taken_by(Workspace().place(widths_of(config, rope_dim), n, nullptr));
+// Device memory of an executor for steps of n tokens.
+inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {
+  return Device::taken_by(Workspace().place(widths_of(config), n, nullptr));
 }
 
 }  // namespace kvasir

@@ -104,7 +104,7 @@ Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* c
   Array<float> divisors;
   if (Status s = bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors); !s.ok())
     return s;
-  rope_ = Rope(config_.rope, divisors);
+  for (const RopeConfig& rope : config_.ropes) ropes_.emplace_back(rope, divisors);
   if (chat_format.empty()) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
   } else if (const auto chosen = chat_format_by_name(chat_format)) {
@@ -144,8 +144,8 @@ Status Model::open(const std::string& path, const std::string& chat_format,
   if (Status s = model->map(path, chat_format, ModelUse::run, hash_folder, cancel); !s.ok())
     return s;
   if (device.name != "cpu") {
-    const Status s = DeviceWeights::upload(model->weights_, model->config_, model->rope_.dim(),
-                                           device, cancel, &model->device_weights_);
+    const Status s = DeviceWeights::upload(model->weights_, model->config_, device, cancel,
+                                           &model->device_weights_);
     if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled))
       return with_path(path, s);
     model->why_no_device_ = s.message();

@@ -33,13 +33,14 @@ struct Linear {
   Array<float> bias;  // [rows]
 };
 
+// A LayerConfig says which norms exist; others are empty.
 struct LayerWeights {
-  Array<float> attention_norm;  // [width]
+  Array<float> mixer_norm, mixer_post_norm;  // [width]
   // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
   Linear q, k, v, o;
-  Array<float> q_norm, k_norm;  // [head_dim]; empty where the architecture has none
-  Array<float> ffn_norm;        // [width]
-  Linear gate, up, down;        // [feed_forward][width] twice, [width][feed_forward]
+  Array<float> q_norm, k_norm;           // as QkNorm has them
+  Array<float> ffn_norm, ffn_post_norm;  // [width]
+  Linear gate, up, down;                 // [feed_forward][width] twice, [width][feed_forward]
 };
 
 struct Weights {
@@ -71,7 +72,7 @@ class Model {
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
-  const Rope& rope() const { return rope_; }
+  const std::vector<Rope>& ropes() const { return ropes_; }  // by LayerConfig::rope
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ChatFormat chat() const { return chat_; }
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
@@ -102,7 +103,7 @@ class Model {
   Gguf gguf_;
   ModelConfig config_;
   Weights weights_;
-  Rope rope_;
+  std::vector<Rope> ropes_;
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
   bool chat_is_chosen_ = false;

@@ -32,9 +32,9 @@ class Binder {
     copied_numbers_ += size;
   }
 
-  void linear(const std::string& name, uint32_t rows, uint32_t cols, Linear* out) {
+  void linear(const std::string& name, uint32_t rows, uint32_t cols, bool biases, Linear* out) {
     out->w = matrix(name + ".weight", rows, cols);
-    vector(name + ".bias", rows, false, &out->bias);
+    if (biases) vector(name + ".bias", rows, false, &out->bias);
   }
 
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
@@ -125,41 +125,49 @@ std::string formats_by_bytes(const Gguf& gguf) {
 
 }  // namespace
 
+static void bind_layer(Binder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out) {
+  const LayerConfig& layer = model.layer_configs[number];
+  const TensorNames& names = model.architecture->names;
+  const std::string at = "blk." + std::to_string(number) + ".";
+  const auto norm = [&](bool exists, const char* name, uint32_t size, Array<float>* weight) {
+    if (exists) bind->vector(at + name + ".weight", size, true, weight);
+  };
+  const auto linear = [&](const char* name, uint32_t rows, uint32_t cols, Linear* weights) {
+    bind->linear(at + name, rows, cols, layer.biases, weights);
+  };
+  const uint32_t width = model.width, q_width = layer.q_width(), kv_width = layer.kv_width();
+  norm(layer.norm_before(), names.mixer_norm, width, &out->mixer_norm);
+  linear(names.q, q_width, width, &out->q);
+  linear(names.k, kv_width, width, &out->k);
+  linear(names.v, kv_width, width, &out->v);
+  linear(names.o, width, q_width, &out->o);
+  const bool qk_norm = layer.qk_norm != QkNorm::none, by_head = layer.qk_norm == QkNorm::head;
+  norm(qk_norm, names.q_norm, by_head ? layer.head_dim : q_width, &out->q_norm);
+  norm(qk_norm, names.k_norm, by_head ? layer.head_dim : kv_width, &out->k_norm);
+  norm(layer.norm_after(), names.mixer_post_norm, width, &out->mixer_post_norm);
+  norm(layer.norm_before(), names.ffn_norm, width, &out->ffn_norm);
+  linear(names.gate, layer.feed_forward, width, &out->gate);
+  linear(names.up, layer.feed_forward, width, &out->up);
+  linear(names.down, width, layer.feed_forward, &out->down);
+  norm(layer.norm_after(), names.ffn_post_norm, width, &out->ffn_post_norm);
+}
+
 Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& c, ModelUse use,
                     Weights* out, Array<float>* rope_divisors) {
   Weights w;
-  w.layers.reserve(c.layers);  // the binder keeps pointers into them
+  w.layers.resize(c.layers);
   Binder bind(gguf, file);
   w.embedding = bind.matrix("token_embd.weight", c.vocabulary, c.width);
-  for (uint32_t l = 0; l < c.layers; ++l) {
-    const std::string at = "blk." + std::to_string(l) + ".";
-    LayerWeights& layer = w.layers.emplace_back();
-    const bool norms = c.architecture == Architecture::qwen3;
-    bind.vector(at + "attn_norm.weight", c.width, true, &layer.attention_norm);
-    bind.linear(at + "attn_q", c.q_width(), c.width, &layer.q);
-    bind.linear(at + "attn_k", c.kv_width(), c.width, &layer.k);
-    bind.linear(at + "attn_v", c.kv_width(), c.width, &layer.v);
-    bind.linear(at + "attn_output", c.width, c.q_width(), &layer.o);
-    if (norms) bind.vector(at + "attn_q_norm.weight", c.head_dim, true, &layer.q_norm);
-    if (norms) bind.vector(at + "attn_k_norm.weight", c.head_dim, true, &layer.k_norm);
-    bind.vector(at + "ffn_norm.weight", c.width, true, &layer.ffn_norm);
-    bind.linear(at + "ffn_gate", c.feed_forward, c.width, &layer.gate);
-    bind.linear(at + "ffn_up", c.feed_forward, c.width, &layer.up);
-    bind.linear(at + "ffn_down", c.width, c.feed_forward, &layer.down);
-  }
+  for (uint32_t l = 0; l < c.layers; ++l) bind_layer(&bind, c, l, &w.layers[l]);
   bind.vector("output_norm.weight", c.width, true, &w.output_norm);
   if (bind.has("output.weight")) {
-    bind.linear("output", c.vocabulary, c.width, &w.output);
+    bind.linear("output", c.vocabulary, c.width, true, &w.output);
   } else {
     w.output.w = w.embedding;
   }
-  bind.vector("rope_freqs.weight", c.rope.dim / 2, false, rope_divisors);
-  if (Status s = bind.finish(); !s.ok()) return s;
-  if (use == ModelUse::inspect) {
-    // Nothing is read of the weights.
-  } else if (Status s = bind.read(); !s.ok()) {
-    return s;
-  }
+  bind.vector("rope_freqs.weight", c.ropes[0].dim / 2, false, rope_divisors);
+  RETURN_IF_ERROR(bind.finish());
+  if (use != ModelUse::inspect) RETURN_IF_ERROR(bind.read());
   for (float d : *rope_divisors)
     if (!(d > 0))
       return Status::error(Code::corrupt,

@@ -87,6 +87,17 @@ int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon
   });
 }
 
+int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
+                 const DeviceCheck& check, const DeviceActivations& out) {
+  return give(s, [=] {
+    const std::size_t size = std::size_t{out.n} * out.cols;
+    Aligned<float> y(size);
+    note(x, size, check);
+    cpu().rms_norm(x, weight, epsilon, out.n, out.cols, y.get());
+    return cpu().add(out.f32, y.get(), size), 0;
+  });
+}
+
 int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
            const DeviceActivations& out) {
   if (const int error = check_rounded(out, "swiglu")) return error;
@@ -241,6 +252,7 @@ void fill_operations(DeviceKernels* k) {
   k->matmul = matmul;
   k->quantize = quantize;
   k->rms_norm = rms_norm;
+  k->add_rms_norm = add_rms_norm;
   k->swiglu = swiglu;
   k->rotate = rotate;
   fill_attention(k);

@@ -312,9 +312,18 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
       CHECK(found.get() == no_mark);
     }
     Found found;
+    std::vector<double> sums(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) sums[i] = static_cast<double>(up[i]) + normed[i];
+    const DeviceActivations sum{n, cols, dup.data()};
+    OK(ops().add_rms_norm(stream(), dx.data(), dw.data(), 1e-5f, found.check(1), sum));
+    CHECK(test::relative_error(dup.get().data(), sums.data(), x.size()) < 1e-6);
+    dup.put(up.data());
     // in place
     OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), {n, cols, dx.data()}));
     CHECK(test::relative_error(dx.get().data(), gated.data(), x.size()) < 1e-6);
+    dx.put(x.data());
+    OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, found.check(1), {n, cols, dx.data()}));
+    CHECK(test::relative_error(dx.get().data(), normed.data(), x.size()) < 1e-6);
   }
 }
 
@@ -386,6 +395,11 @@ TEST_CASE("a device finds the first layer with a number that is none, in whateve
       {"rms_norm",
        [&](const DeviceCheck& c) {
          return ops().rms_norm(stream(), x.data(), weight.data(), 1e-5f, c, made.view);
+       }},
+      {"add_rms_norm",
+       [&](const DeviceCheck& c) {
+         return ops().add_rms_norm(stream(), x.data(), weight.data(), 1e-5f, c,
+                                   {n, cols, made.view.f32});
        }},
       {"swiglu",
        [&](const DeviceCheck& c) {

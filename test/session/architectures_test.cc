@@ -1,0 +1,108 @@
+// What a file's metadata becomes: a LayerConfig for each layer, or a refusal that names the key.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "gguf/gguf_builder.h"
+#include "model/config.h"
+
+using namespace kvasir;
+using test::GgufBuilder;
+
+namespace {
+
+// Four layers of an architecture, without tensors.
+GgufBuilder model_of(const std::string& architecture) {
+  GgufBuilder b;
+  b.key("general.architecture", architecture);
+  const auto number = [&](const char* key, uint32_t value) {
+    b.key(architecture + "." + key, value);
+  };
+  number("block_count", 4), number("embedding_length", 64), number("context_length", 512);
+  number("attention.head_count", 4), number("attention.head_count_kv", 2);
+  number("feed_forward_length", 96);
+  return b;
+}
+
+Status read(const GgufBuilder& file, ModelConfig* out) {
+  const std::vector<std::byte> bytes = file.build();
+  Gguf gguf;
+  const Status s = Gguf::parse(bytes, &gguf);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return ModelConfig::read(gguf, out);
+}
+
+ModelConfig config_of(const GgufBuilder& file) {
+  ModelConfig c;
+  const Status s = read(file, &c);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE(c.layer_configs.size() == c.layers);
+  return c;
+}
+
+// The message names the key.
+void check_refused(const GgufBuilder& file, const std::string& key) {
+  CAPTURE(key);
+  ModelConfig c;
+  const Status s = read(file, &c);
+  CHECK_MESSAGE(s.code() == Code::unsupported, s.message());
+  CHECK_MESSAGE(std::string(s.message()).find(key) != std::string::npos, s.message());
+  CHECK(c.layer_configs.empty());
+}
+
+}  // namespace
+
+TEST_CASE("an architecture's row and the file fill every layer") {
+  const ModelConfig llama = config_of(model_of("llama")), qwen3 = config_of(model_of("qwen3"));
+  for (uint32_t l = 0; l < llama.layers; ++l) {
+    const LayerConfig& layer = llama.layer(l);
+    CHECK(layer.mixer == MixerKind::attention);
+    CHECK(layer.ffn == FfnKind::swiglu);
+    CHECK(layer.norms == NormPlacement::before);
+    CHECK(layer.qk_norm == QkNorm::none);
+    CHECK(layer.has_rope());
+    CHECK(layer.window == 0);
+    CHECK(layer.q_width() == 64);
+    CHECK(layer.kv_width() == 32);
+    CHECK(layer.feed_forward == 96);
+    CHECK(qwen3.layer(l).qk_norm == QkNorm::head);
+  }
+  CHECK_FALSE(llama.ropes.at(0).neox);
+  CHECK(qwen3.ropes.at(0).neox);
+}
+
+TEST_CASE("sizes may be one number for all layers or one each") {
+  GgufBuilder file;
+  file.key("general.architecture", "llama");
+  for (const auto& [key, value] : {std::pair("block_count", 4u), std::pair("embedding_length", 64u),
+                                   std::pair("context_length", 512u)})
+    file.key(std::string("llama.") + key, value);
+  file.key("llama.attention.head_count", std::vector<uint32_t>(4, 8));
+  file.key("llama.feed_forward_length", std::vector<uint32_t>(4, 32));
+  const ModelConfig c = config_of(file);
+  CHECK(c.heads == 8);
+  CHECK(c.kv_heads == 8);
+  CHECK(c.feed_forward == 32);
+  CHECK(c.layer(3).head_dim == 8);
+}
+
+TEST_CASE("a feature that the engine lacks is refused by name") {
+  const auto with = [](const char* key, auto value) {
+    return model_of("llama").key(std::string("llama.") + key, value);
+  };
+  check_refused(with("attention.sliding_window", 128u), "llama.attention.sliding_window");
+  check_refused(with("expert_count", 8u), "llama.expert_count");
+  check_refused(with("attention.key_length", 512u).key("llama.attention.value_length", 512u),
+                "512");
+  check_refused(with("attention.value_length", 32u), "llama.attention.value_length");
+  for (const char* key :
+       {"attn_logit_softcapping", "final_logit_softcapping", "attention.scale", "logit_scale",
+        "embedding_scale", "residual_scale", "attention.max_alibi_bias", "attention.clamp_kqv"})
+    check_refused(with(key, 0.5f), key);
+  check_refused(with("use_parallel_residual", true), "llama.use_parallel_residual");
+  check_refused(with("rope.scaling.type", "longrope"), "longrope");
+  check_refused(model_of("no-such-model"), "no-such-model");
+  // A window that no sequence outgrows is no feature.
+  CHECK(config_of(with("attention.sliding_window", 512u)).layer(0).window == 0);
+}
