@@ -74,7 +74,7 @@ constexpr uint32_t usual_step = 1024;
 
 // The device memory that a stage takes for steps of n tokens.
 inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t rope_dim, uint32_t n) {
-  return Device::taken_by(Workspace().place(widths_of(config, rope_dim), n, nullptr));
+  return Device::allocated_size(Workspace().place(widths_of(config, rope_dim), n, nullptr));
 }
 
 }  // namespace kvasir
