@@ -66,7 +66,7 @@ struct Avx2 {
     const __m256i value = bytes(p);
     return {value, _mm256_abs_epi8(value)};
   }
-  // The key's sign moves to the query, so that the key can be the unsigned side.
+  // Moves the key's sign to the query, so that the key can be the unsigned operand.
   static I dot_keys(I acc, K k, B q) {
     const __m256i pairs = _mm256_maddubs_epi16(k.magnitude, _mm256_sign_epi8(q, k.value));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -123,8 +123,8 @@ struct Avx2 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm256_permutevar8x32_epi32(lower, order));
   }
 
-  // Rows i and i + 4 of one 128-bit column lie side by side in a register; transposing 4 x 4 within
-  // its lanes then gives four whole output rows.
+  // Rows i and i + 4 of a 128-bit column share a register. Transposing 4 x 4 within its lanes gives
+  // four whole output rows.
   static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to,
                         std::size_t to_stride) {
     const float* rows[8];

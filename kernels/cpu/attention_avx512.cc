@@ -10,7 +10,7 @@ namespace {
 struct Avx512 {
   static constexpr uint32_t lanes = 16, row_block = 6, scan_rows = 8, key_columns = 4,
                             row_columns = 4;
-  static constexpr int32_t key_offset = 128;  // vpdpbusd wants one side unsigned
+  static constexpr int32_t key_offset = 128;  // vpdpbusd takes one unsigned operand
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -52,7 +52,7 @@ struct Avx512 {
   }
   static B four(int32_t x) { return _mm512_set1_epi32(x); }
   static I dot_keys(I acc, K k, B q) { return _mm512_dpbusd_epi32(acc, k, q); }
-  // Halves, then quarters change places, so that each step needs but one shuffle beside its blend.
+  // Exchanges halves, then quarters, so that each step needs one shuffle and one blend.
   static I fold(const I* x) {
     const auto halves = [](I a, I b) {
       // [a0 a1 b2 b3] + [a2 a3 b0 b1]
@@ -110,8 +110,8 @@ struct Avx512 {
     _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lower));
   }
 
-  // Rows i, i + 4, i + 8, i + 12 of one 128-bit column lie side by side in a register; transposing
-  // 4 x 4 within its lanes then gives four whole output rows.
+  // Rows i, i + 4, i + 8, i + 12 of a 128-bit column share a register. Transposing 4 x 4 within its
+  // lanes gives four whole output rows.
   static void transpose(const float* from, std::size_t stride, uint32_t valid, float* to,
                         std::size_t to_stride) {
     const float* rows[16];

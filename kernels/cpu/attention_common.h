@@ -1,4 +1,4 @@
-// The vector type that the attention and store kernels are written for, and what they all share.
+// The vector type of the attention and store kernels, and the code they share.
 //
 // The algorithms are templates over an Isa: a struct of thin wrappers around one instruction set.
 // Each attention_<isa>.cc defines its Isa in an anonymous namespace, so that nothing compiled with
@@ -7,33 +7,34 @@
 //   lanes                      32-bit lanes of a vector: 16, 8, 4 or 1
 //   row_block                  query rows that share one pass over keys
 //   scan_rows                  query rows that share one pass over summaries
-//   key_columns                vectors of keys that share one vector of a query, so that
-//                              accumulators fit the registers: 2 or 4
-//   row_columns                vectors that share one broadcast: 2 or 4
-//   key_offset                 what dot_keys adds to every key byte: 128 where the instruction
-//                              wants them unsigned, else 0
+//   key_columns                vectors of keys per vector of a query, so that accumulators fit the
+//                              registers: 2 or 4
+//   row_columns                vectors per broadcast: 2 or 4
+//   key_offset                 added to every key byte by dot_keys: 128 where the instruction takes
+//                              unsigned bytes, else 0
 //   F, I                       vectors of float and int32;  B: 4 * lanes bytes;  K: the same,
 //                              prepared for dot_keys
-//   set, load, store           all of any alignment;  iset, iload, istore for int32
-//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, rounded once where there is an
-//                              instruction; max may give either beside a NaN
+//   set, load, store           any alignment;  iset, iload, istore for int32
+//   add, sub, mul, max, fma    fma(a, b, c) = a * b + c, rounded once where the set has an
+//                              instruction; max of a NaN and a number may be either
 //   residue(a, b, x)           a * b - x, whose sign is exact
 //   sum, largest               over the lanes, in a fixed order
 //   ceil, to_float, to_int     to_int rounds to nearest, ties to even
-//   round(x)                   to the nearest whole number
-//   scale_by_pow2(p, n)        p * 2^n for whole n <= 0; may be 0 where that is no normal number,
-//                              and is from n = -150 down
+//   round(x)                   to the nearest integer
+//   scale_by_pow2(p, n)        p * 2^n for integers n <= 0; may be 0 where that is no normal
+//                              number, and is 0 for n <= -150
 //   finite_or_zero(x)          0 where x is infinite or NaN
 //   select_less(a, b, x, y)    x where a < b, else y
 //   iota                       0, 1, 2 ...
 //   keys(p)                    4 * lanes bytes of K at p
-//   dot_keys(acc, k, q)        acc += sum of four (k + key_offset) * q products a lane;  four(x):
+//   dot_keys(acc, k, q)        acc += sum of four (k + key_offset) * q products per lane;  four(x):
 //                              four int8, in one int32, in every lane of a B
-//   fold(i[max(lanes / 4, 1)]) of lanes / 4 vectors the sums of every fourth lane: [vector][4]; one
-//   of fewer lanes is as it was
+//   fold(i[max(lanes / 4, 1)]) for lanes / 4 vectors the sums of every fourth lane: [vector][4];
+//   the
+//                              identity for fewer lanes
 //   nibbles(p, low, high), N   4 * lanes bytes at p as their lower and upper halves, 0 to 15
-//   dot_nibbles(acc, n, q)     acc += sum of four n * q products a lane; q: four int8 in every
-//                              lane;  imax(a, b): the larger of each lane
+//   dot_nibbles(acc, n, q)     acc += sum of four n * q products per lane; q: four int8 in every
+//                              lane;  imax(a, b): the maximum per lane
 //   sum_bytes(p, n)            the sum of n int8, n a multiple of 32; only where key_offset is not
 //                              0
 //   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit
@@ -44,7 +45,7 @@
 //   store_weights(h, l, i[4])  4 * lanes values of 14 bits as their upper and lower 7 bits
 //   transpose(...)             a square of lanes x lanes floats
 //   at_least(p, threshold)     bit i set where the float p[i] >= threshold
-//   count_at_least(c, p, t)    c + 1 in each lane where that is so;  isum: over the lanes
+//   count_at_least(c, p, t)    c + 1 in the lanes where p[i] >= t;  isum: over the lanes
 #pragma once
 
 #include <cstddef>
@@ -57,8 +58,8 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t max_rows = 6;       // the largest row_block
-constexpr uint32_t block_floats = 16;  // one float for each of its rows, in whole vectors
-// query rows that share one pass over int8 values: two accumulators each
+constexpr uint32_t block_floats = 16;  // one float per row, in whole vectors
+// Query rows that share one pass over int8 values: two accumulators each.
 constexpr uint32_t value_rows = 2;
 constexpr float minus_infinity = -__builtin_inff();
 
@@ -68,13 +69,13 @@ constexpr std::size_t round_up(std::size_t n, std::size_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// A number known to the compiler, as an argument.
+// A compile-time number as an argument.
 template <uint32_t N>
 struct Count {
   static constexpr uint32_t value = N;
 };
 
-// f(Count<n>()) for n in 1 .. Most.
+// Calls f(Count<n>()) for the n in 1 .. Most that is given at run time.
 template <uint32_t Most, class F>
 void with_count(uint32_t n, F&& f) {
   if constexpr (Most > 1) {
@@ -83,7 +84,7 @@ void with_count(uint32_t n, F&& f) {
   f(Count<Most>());
 }
 
-// f(first, count) over the rows, at most Most of them at a time and as evenly as they go.
+// Calls f(first, count) for all rows, at most Most at a time and in parts as equal as possible.
 template <uint32_t Most, class F>
 void by_row_blocks(uint32_t rows, F&& f) {
   const uint32_t blocks = (rows + Most - 1) / Most;
@@ -133,8 +134,7 @@ float exp_negative_one(float x) {
   return lanes[0];
 }
 
-// x[i] = e^x[i] for n <= max_rows numbers in an array of block_floats; the others must be numbers
-// too.
+// x[i] = e^x[i] for n <= max_rows numbers in an array of block_floats; the others must not be NaN.
 template <class Isa>
 void exp_negative_all(float* x, uint32_t n) {
   for (uint32_t i = 0; i < n; i += Isa::lanes)
@@ -146,8 +146,8 @@ typename Isa::F absolute(typename Isa::F x) {
   return Isa::max(x, Isa::sub(Isa::set(0), x));
 }
 
-// starts[r] = -key_offset * sum of the n bytes of q[r]: what a sum of products starts with, so that
-// the offset drops out.
+// starts[r] = -key_offset * sum of the n bytes of q[r]: the initial value of a sum of products,
+// which cancels the offset.
 template <class Isa>
 void key_offsets(const int8_t* q, uint32_t rows, uint32_t n, int32_t* starts) {
   for (uint32_t r = 0; r < rows; ++r) {
@@ -167,7 +167,7 @@ float largest_magnitude(const float* x, uint32_t n) {
   return Isa::largest(best);
 }
 
-// Magnitudes below this become 0: with them a scale's inverse would overflow.
+// Magnitudes below this become 0: the inverse of their scale would overflow.
 constexpr float tiny_magnitude = 1e-30f;
 
 }  // namespace

@@ -1,16 +1,16 @@
-// Attention over int8 pages: scores, weights and values all by integer dot products.
+// Attention over int8 pages: scores, weights and values by integer dot products.
 //
-// 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128), four rows
-// at a time. A tile is put together from quads of which at least one token takes part: what a page
-// has besides costs nothing.
+// Works on 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128)
+// and four rows at a time. A tile is assembled from the quads with at least one selected token, so
+// other quads of a page cost nothing.
 //   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page. A vector of keys has the
-//            four tokens of one quad (one lane: one token), and as many dimensions of each as there
-//            is room for; the sums of several quads are then folded into a vector of scores
+//            four tokens of one quad (a token per lane), and as many dimensions of each as fit; the
+//            sums of several quads are then folded into a vector of scores
 //   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w):
 //            14 bits in two parts of 7
 //   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
-// The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. Each row goes through the same
-// steps in the same order whatever rows are its neighbours.
+// The integer sums cannot overflow: 128 tokens * 16383 * 127 < 2^31. The computation of a row does
+// not depend on its neighbours.
 #pragma once
 
 #include "attention_common.h"
@@ -20,39 +20,39 @@ namespace {
 
 constexpr uint32_t tile_tokens = 128;
 constexpr float weight_steps = 16383.0f;  // 127 * 128 + 127
-// a tile whose weights are all below adds nothing to a sum that is at least 1
+// A tile with only smaller weights adds nothing to a sum that is at least 1.
 constexpr float smallest_weight = 1e-30f;
 
 struct alignas(64) PageTile {
   float k_scale[tile_tokens];
   float v_scale[tile_tokens];
-  float bias[tile_tokens];  // the page's, or -inf for tokens that take no part
+  float bias[tile_tokens];  // of the page; -inf for tokens that are not selected
   int32_t scores[max_rows][tile_tokens];
   uint8_t high[max_rows][tile_tokens];  // upper 7 bits of the weights
   uint8_t low[max_rows][tile_tokens];   // lower 7 bits
   float s[max_rows][tile_tokens];       // the scores as floats, then the weights
   float m[max_rows];                    // the new maximum
-  float keep[block_floats];             // what is left of the output so far: exp(m_old - m)
+  float keep[block_floats];             // exp(m_old - m), the factor of the output so far
   float gain[max_rows];                 // one step of the integer weights
 };
 
 // Four tokens of a page.
 struct Quad {
-  // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further
+  // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further.
   const int8_t* keys;
-  const uint16_t* scales;  // of K; V's are page_tokens further
-  uint32_t tokens;         // bit t set: token t of the quad takes part
-  float bias;              // the page's
+  const uint16_t* scales;  // of K; those of V are page_tokens further
+  uint32_t tokens;         // bit t set: token t of the quad is selected
+  float bias;              // of the page
 };
 
 constexpr uint32_t all_tokens = 15;  // of a quad
 constexpr uint32_t tile_quads = tile_tokens / quad_tokens;
 constexpr uint32_t line_bytes = 64;
-// of the products with values: with a step at each, its variables and the sums contend for
-// registers
+// Unrolled steps of the products with values. With one per step, its variables and the sums compete
+// for registers.
 constexpr uint32_t quads_a_step = 4;
 
-// The quads of a list of pages, a tile's at a time.
+// The quads of a list of pages, tile by tile.
 struct Quads {
   Quads(const PageRef* list, uint32_t n, uint32_t its_dim)
       : pages(list), end(list + n), dim(its_dim), page_tokens(page_bytes / 2 / its_dim),
@@ -60,14 +60,14 @@ struct Quads {
     begin_page();
   }
 
-  // Up to a tile of them, whose scales are asked from memory. Returns how many.
+  // Up to a tile of quads, whose scales are prefetched. Returns their number.
   uint32_t next(Quad* quads) {
     uint32_t n = 0;
     for (taken = 0; pages != end; ++pages, begin_page()) {
       const PageRef& page = *pages;
       if (n == tile_quads) break;
       ++taken;
-      // without a search for them
+      // A whole page needs no search for its quads.
       if (left == whole && n + page_tokens / quad_tokens <= tile_quads) {
         for (uint32_t t = 0; t < page_tokens; t += quad_tokens)
           quads[n++] = {page.data + t * dim, page.scales + t, all_tokens, page.bias};
@@ -93,19 +93,20 @@ struct Quads {
 
   const PageRef *pages, *end;
   uint32_t dim, page_tokens;
-  uint32_t taken = 0;        // pages of the last tile
-  uint64_t whole, left = 0;  // tokens of a page; of the first page, those that are left
+  uint32_t taken = 0;        // pages in the last tile
+  uint64_t whole, left = 0;  // tokens of a page; tokens left of the first page
 };
 
-// The next tile's quads, asked from memory a few lines at each step of this tile's products: pages
-// are chosen all over memory, so the CPU cannot guess them. A step goes round the tile's pages, so
-// that address translations and memory banks work together, and takes of each the lines in order:
-// stretches of as many quads as a page has on average, which are its own where all have the same.
-// Of whole pages a step asks for its share rounded down: measured on Zen 5 over random pages of 256
-// MB, asking faster than that fills the queue of misses and is slower, leaving the last lines to
-// the CPU's own guesses is not. Of less it cannot guess the last ones either.
+// Prefetches the quads of the next tile, a few lines at each step of this tile's products: selected
+// pages are scattered over memory, where the CPU does not prefetch. A step goes round the tile's
+// pages, so that address translations and memory banks work in parallel, and takes the lines of
+// each in order: stretches of as many quads as a page has on average, which are the page's own when
+// all pages have the same number. For whole pages the lines per step are rounded down. Measured on
+// Zen 5 over random pages of 256 MB: prefetching faster fills the queue of misses and is slower;
+// leaving the last lines to the CPU's prefetcher is not. For parts of pages the CPU cannot prefetch
+// the last lines either.
 struct QuadsAhead {
-  // n quads of some pages, in as many steps.
+  // n quads of some pages, in `steps` steps.
   QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t steps)
       : quads(next_quads), count(n), half(dim * quad_tokens), end(half) {
     if (n == 0) return;
@@ -123,7 +124,7 @@ struct QuadsAhead {
         at = end - half;
         if (++first == stretch) {
           first = 0;
-          if (end > half) lines_a_step = 0;  // that was all
+          if (end > half) lines_a_step = 0;  // all lines were prefetched
           at = page_bytes / 2;
           end = at + half;
         }
@@ -135,22 +136,22 @@ struct QuadsAhead {
   const Quad* quads;
   uint32_t count;
   uint32_t lines_a_step = 0, stretch = 0;  // stretch: its quads
-  // bytes of a quad's keys, and of its values; where those end that are asked for
+  // Bytes of a quad's keys, and of its values; the end of the prefetched lines.
   uint32_t half, end;
-  // quad of the first stretch, at whose line `at` a round begins
+  // Quad of the first stretch, at whose line `at` a round begins.
   uint32_t first = 0;
   uint32_t next = 0, at = 0;
 };
 
-// Queries as the products with quads want them: every four dimensions once for each token of a quad
-// that a vector of keys has.
+// Queries in the layout of the products with quads: every four dimensions once for each token of a
+// quad in a vector of keys.
 template <class Isa>
 struct QuadQueries {
-  // of a quad, in a vector of keys
+  // Tokens of a quad in a vector of keys.
   static constexpr uint32_t tokens = smaller(Isa::lanes, quad_tokens);
-  // that are folded into one of scores
+  // Vectors folded into one of scores.
   static constexpr uint32_t vectors = Isa::lanes / tokens;
-  // of each token, in a vector of keys
+  // Dimensions of each token in a vector of keys.
   static constexpr uint32_t dims = 4 * vectors;
 
   // scratch: 64-byte aligned.
@@ -160,7 +161,7 @@ struct QuadQueries {
     q = to;
     starts = sums;
     key_offsets<Isa>(from.q, from.rows, from.dim, sums);
-    // each of them begins with it; key_offset is a multiple
+    // Each of the vectors starts with it; key_offset is a multiple.
     for (uint32_t r = 0; r < from.rows; ++r) sums[r] /= static_cast<int32_t>(vectors);
     for (std::size_t i = 0; i < from.rows * std::size_t{from.dim}; i += 4)
       for (uint32_t t = 0; t < tokens; ++t, to += 4) std::memcpy(to, from.q + i, 4);
@@ -174,9 +175,8 @@ struct QuadQueries {
   const int32_t* starts;  // [rows]
 };
 
-// The scales and masks of n quads, padded with tokens that take no part to a multiple of what the
-// kernels handle at once; there the last quad's keys are read again. Returns the padded number of
-// tokens.
+// The scales and masks of n quads, padded with unselected tokens to a multiple of the kernels'
+// step; the padding reads the last quad's keys again. Returns the padded number of tokens.
 template <class Isa>
 uint32_t load_tile(Quad* quads, uint32_t n, uint32_t page_tokens, PageTile& tile) {
   for (uint32_t p = 0; p < n; ++p) {
@@ -256,8 +256,8 @@ void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile&
   tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
 }
 
-// The weights of row r, in tile.s[r], from its scores there; tile.gain[r] becomes the largest. m
-// and l take the tile in.
+// The weights of row r, in tile.s[r], from its scores there; tile.gain[r] becomes the largest.
+// Updates m and l.
 template <class Isa>
 void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* l) {
   const auto new_m = Isa::set(tile.m[r]);
@@ -274,12 +274,12 @@ void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* 
   tile.gain[r] = Isa::largest(largest);
 }
 
-// The integer weights of row r, and what a step of them is.
+// The integer weights of row r, and the value of a step.
 template <class Isa>
 void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
   const float largest_weight = tile.gain[r];
   const bool counts = largest_weight >= smallest_weight;
-  // integer steps a unit of weight
+  // Integer steps per unit of weight.
   const auto steps = Isa::set(counts ? weight_steps / largest_weight : 0);
   tile.gain[r] = counts ? largest_weight / weight_steps : 0;
   for (uint32_t t = 0; t < tokens; t += 4 * Isa::lanes) {
@@ -291,7 +291,7 @@ void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
   }
 }
 
-// Scores of the row block become weights; m and l, of its first row, take them in.
+// Converts the scores of the row block to weights; updates m and l, whose first row is the block's.
 template <class Isa>
 void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& tile, float* m,
                 float* l) {
@@ -302,7 +302,7 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
 }
 
 // o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D
-// vectors of dimensions at a time. o: the first row's.
+// vectors of dimensions at a time. o: of the first row.
 template <class Isa, uint32_t R, uint32_t D>
 void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile,
                 QuadsAhead& ahead, float* o) {
@@ -352,7 +352,7 @@ void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint
   add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
 }
 
-// Steps of a tile's products, at which the next tile is asked for.
+// Steps of a tile's products, at each of which a part of the next tile is prefetched.
 template <class Isa>
 uint32_t steps_a_tile(uint32_t rows, uint32_t dim) {
   using Q = QuadQueries<Isa>;
@@ -380,7 +380,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
     const uint32_t tokens = load_tile<Isa>(quads, n, all.page_tokens, tile);
     QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, steps);
     for (uint32_t row = 0, left = blocks; left > 0; --left) {
-      const uint32_t rows = (q.rows - row + left - 1) / left;  // blocks of nearly equal size
+      const uint32_t rows = (q.rows - row + left - 1) / left;  // row blocks of nearly equal size
       with_count<Isa::row_block>(rows, [&](auto count) {
         score_tile<Isa, count.value>(queries, row, dim, quads, tokens, tile, ahead);
       });
@@ -404,7 +404,7 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, fl
   QuadsAhead none(quads, 0, 0, dim, 1);
   for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
     const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
-    // those of which no token takes part too: every score has its place
+    // Quads without selected tokens too: every score has its place.
     for (uint32_t t = 0; t < given; t += quad_tokens) {
       const PageRef& p = pages[(first + t) / page_tokens];
       const uint32_t token = (first + t) % page_tokens;

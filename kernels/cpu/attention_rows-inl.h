@@ -1,9 +1,9 @@
 // Attention over full-precision tokens: the window, the sinks, and the chunk of a prefill with
 // itself.
 //
-// 64 tokens at a time: K is transposed once a tile ([dim][64], so that one broadcast of a query's
-// element meets every token) and then read by all rows, four at a time. Each row goes through the
-// same steps in the same order whatever rows are its neighbours.
+// Works on 64 tokens at a time. K is transposed once per tile ([dim][64], so that one broadcast of
+// a query's element serves every token) and then read by all rows, four at a time. The computation
+// of a row does not depend on its neighbours.
 #pragma once
 
 #include "attention_common.h"
@@ -60,8 +60,8 @@ void score_columns(const float* q, uint32_t dim, uint32_t v, RowsTile& tile) {
   }
 }
 
-// tile.m[r] from row r's first `seen` scores, the others up to `tokens` being put out of play;
-// tile.keep[r] becomes m_old - m.
+// tile.m[r] from row r's first `seen` scores; masks the others up to `tokens`; tile.keep[r] becomes
+// m_old - m.
 template <class Isa>
 void find_maximum(uint32_t r, uint32_t seen, uint32_t tokens, float m, RowsTile& tile) {
   float* p = tile.p[r];
@@ -81,11 +81,11 @@ void find_maximum(uint32_t r, uint32_t seen, uint32_t tokens, float m, RowsTile&
   tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
 }
 
-// Row r's scores become exp(score - m); m and l take them in.
+// Converts row r's scores to exp(score - m); updates m and l.
 template <class Isa>
 void weigh_row(uint32_t r, uint32_t tokens, RowsTile& tile, float* m, float* l) {
   float* p = tile.p[r];
-  // a row that has seen nothing yet
+  // A row that has attended nothing yet.
   const auto new_m = Isa::set(tile.m[r] > minus_infinity ? tile.m[r] : 0);
   auto total = Isa::set(0);
   for (uint32_t t = 0; t < tokens; t += Isa::lanes) {
@@ -130,7 +130,7 @@ void add_row_values(const float* v, uint32_t n, uint32_t dim, uint32_t d, const 
   }
 }
 
-// R rows against one tile of n tokens. seen[r]: how many of them row r sees.
+// R rows against one tile of n tokens. seen[r]: how many of them row r attends.
 template <class Isa, uint32_t R>
 void attend_row_block(const float* q, const float* v, const uint32_t* seen, uint32_t dim,
                       RowsTile& tile, float* o, float* m, float* l) {

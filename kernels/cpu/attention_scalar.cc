@@ -1,4 +1,4 @@
-// Attention and store kernels for any processor: vectors of one lane.
+// Attention and store kernels for any CPU: vectors of one lane.
 #include <cmath>
 
 #include "attention_fill-inl.h"
@@ -32,7 +32,7 @@ struct Scalar {
   static F ceil(F x) { return std::ceil(x); }
   static F to_float(I x) { return static_cast<F>(x); }
   static I to_int(F x) { return static_cast<I>(std::lrint(x)); }
-  // 1.5 * 2^23: no fraction bits are left
+  // 1.5 * 2^23: leaves no fraction bits.
   static F round(F x) { return (x + 12582912.0f) - 12582912.0f; }
   static F finite_or_zero(F x) { return std::isfinite(x) ? x : 0; }
   static F select_less(F a, F b, F x, F y) { return a < b ? x : y; }

@@ -1,4 +1,4 @@
-// Queries in, results out: quantising query rows, merging partial attentions, normalising them.
+// Quantises query rows, merges partials, normalises them.
 #pragma once
 
 #include "attention_common.h"
@@ -6,7 +6,7 @@
 namespace kvasir {
 namespace {
 
-// A row of zeros, or of what is not a number, gets scale 0 and q 0.
+// A row of zeros, or of NaNs and infinities, gets scale 0 and q 0.
 template <class Isa>
 void quantize_queries(const float* f32, uint32_t rows, uint32_t dim, int8_t* q, int8_t* split,
                       float* scale) {

@@ -1,5 +1,5 @@
-// Chooses the table of kernels for this processor: what the CPU has and the operating system saves
-// on a thread switch.
+// Chooses the table of kernels by the instruction sets of the CPU and by the registers that the
+// operating system saves on a thread switch.
 #include <cstring>
 
 #include "fill-inl.h"
@@ -23,7 +23,7 @@ Kernels make_table(const char* name, Fill matmul, Fill attention) {
   return k;
 }
 
-// Filling a table runs code that was compiled for it: it begins after the CPU was found to have it.
+// Filling a table runs code compiled for its instruction set, so it comes after the test for it.
 const Kernels* scalar_table() {
   static const Kernels k = make_table("scalar", fill_matmul_scalar, fill_attention_scalar);
   return &k;
@@ -36,7 +36,7 @@ struct X86Features {
   bool avx512 = false;  // F, BW, DQ, VL, VNNI
 };
 
-// XCR0: which register states the operating system saves.
+// XCR0: the register states that the operating system saves.
 uint64_t saved_states() {
   uint32_t lo, hi;
   __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
@@ -77,7 +77,7 @@ const Kernels* avx512_table() {
 #elif defined(__aarch64__)
 
 const Kernels* neon_table() {
-#ifndef __APPLE__  // whose first processor of this kind had both
+#ifndef __APPLE__  // the first Apple CPU of this kind had both
   // HWCAP bits: half-precision arithmetic, dot products
   constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;
   if ((getauxval(AT_HWCAP) & (asimdhp | asimddp)) != (asimdhp | asimddp)) return nullptr;
@@ -90,7 +90,7 @@ const Kernels* neon_table() {
 
 using Table = const Kernels* (*)();
 
-// Best first. Each gives null where the CPU lacks it.
+// Best first. A function returns null where the CPU lacks the instructions.
 constexpr Table tables[] = {
 #if defined(__x86_64__)
     avx512_table, avx2_table,

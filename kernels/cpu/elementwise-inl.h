@@ -1,7 +1,7 @@
-// The elementwise operations, once for every instruction set: plain loops over sixteen lanes that
-// compilers turn into vectors. Without fused operations and with the lanes' order fixed, every
-// instruction set gives the same bits. Included by one file an instruction set; everything here has
-// internal linkage.
+// The elementwise operations for every instruction set: plain loops over sixteen lanes that
+// compilers vectorise. There are no fused operations and the lanes' order is fixed, so every
+// instruction set gives the same bits. Included by one file per instruction set; everything here
+// has internal linkage.
 #pragma once
 
 #include <cmath>
@@ -24,11 +24,11 @@ inline float sum_lanes(float (&v)[lanes]) {
   return v[0];
 }
 
-// Below this a block is taken for zero: 127 / amax must stay finite.
+// Below this a block counts as zero: 127 / amax must stay finite.
 constexpr float smallest_amax = 0x1p-100f;
 
-// One block of 32: q = round(x * 127 / amax), ties to even. Not-a-numbers become -127, so that |q|
-// <= 127 always.
+// One block of 32: q = round(x * 127 / amax), ties to even. NaNs become -127, so that |q| <= 127
+// always.
 inline void quantize_block(const float* __restrict x, int8_t* __restrict q, float* scale,
                            int16_t* sums) {
   float top[lanes];
@@ -45,7 +45,7 @@ inline void quantize_block(const float* __restrict x, int8_t* __restrict q, floa
   for (std::size_t h = 0; h < 2; ++h) {
     int32_t total = 0;
     for (std::size_t j = 0; j < lanes; ++j) {
-      // Adding 1.5 * 2^23 leaves the rounded value in the low bits of the number.
+      // Adding 1.5 * 2^23 leaves the rounded value in the low bits of the float.
       constexpr float magic = 12582912.0f;
       float shifted = x[h * lanes + j] * inverse;
       shifted = shifted > -127.0f ? shifted : -127.0f;
@@ -102,9 +102,9 @@ void rope(float* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, c
   }
 }
 
-// e^x within two units in the last place for x in [-87, 88]; clamped there, not-a-numbers pass
-// through. e^x = 2^n e^r, |r| <= ln(2) / 2, with ln 2 in two parts so that r is exact to the last
-// bit; e^r by its Taylor series.
+// e^x within two units in the last place for x in [-87, 88]; clamped outside; NaNs stay NaN. e^x =
+// 2^n e^r, |r| <= ln(2) / 2, with ln 2 in two parts so that r is exact to the last bit; e^r by its
+// Taylor series.
 [[gnu::always_inline]] inline float exp_clamped(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
@@ -123,7 +123,7 @@ void rope(float* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, c
   uint32_t bits, exponent;
   std::memcpy(&bits, &shifted, sizeof bits);
   std::memcpy(&exponent, &p, sizeof exponent);
-  exponent += bits << 23;  // multiplies by 2^n: the magic number's own bits shift out
+  exponent += bits << 23;  // multiplies by 2^n: the bits of `magic` itself shift out
   std::memcpy(&p, &exponent, sizeof p);
   return p;
 }

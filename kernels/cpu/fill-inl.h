@@ -1,9 +1,8 @@
-// Who fills which part of a Kernels table. One pair of functions an instruction set, each compiled
-// with that set's flags.
+// The functions that fill a Kernels table: two per instruction set, compiled with its flags.
 //
 // A file compiled with wider flags must not define anything that the linker could share with
-// another file: its code sits in an anonymous namespace and it includes no header with inline
-// functions beyond intrinsics and the contract's.
+// another file. Its code is in an anonymous namespace, and it includes no header with inline
+// functions except intrinsics and the contract's.
 #pragma once
 
 #include "backend/kernels.h"

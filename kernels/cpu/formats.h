@@ -1,18 +1,17 @@
-// The quantised weight formats of GGUF files, once for every instruction set.
+// The quantised weight formats of GGUF files, for every instruction set.
 //
-// All come down to one form by groups of 256 weights (one K block, or eight blocks of 32):
-//   w = scale * (u - zero) + offset,   u: 8 bits, scale and offset float, one for each `width` (32
-//                                      or 16) weights.
-// Each format says how to take a group apart in terms of a few primitives of the instruction set
-// `Isa`:
+// All have one form in groups of 256 weights (one K block, or eight blocks of 32):
+//   w = scale * (u - zero) + offset,   u: 8 bits; a float scale and offset per `width` (32 or 16)
+//                                      weights.
+// Each format decodes a group with a few primitives of the instruction set `Isa`:
 //   W                       64 quants, a byte each, in the order of the weights
-//   load64(p)               64 bytes as they lie;  load32x2(p0, p1): 32 from each
+//   load64(p)               64 bytes in order;  load32x2(p0, p1): 32 from each
 //   spread<a, b>(p)         32 bytes x: [x >> a | x >> b], negative shifts to the left; the caller
-//                           masks what it wants
+//                           masks the result
 //   nibbles(p0, p1)         two blocks of 16 bytes x: [x0 & 15, x0 >> 4, x1 & 15, x1 >> 4]
 //   mask(w, byte), merge(w, w), set_bits(w, mask, byte), lookup(w, table)
 //   Floats<8>, Floats<16>   from_halves(p, stride), from_bytes, times, plus: scales and offsets
-// Included by one file an instruction set; everything here has internal linkage.
+// Included by one file per instruction set; everything here has internal linkage.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +33,8 @@ template <class T>
 template <class Isa, std::size_t n>
 using Floats = typename Isa::template Floats<n>;
 
-// What the formats of 32-weight blocks share: a half-precision scale first, then perhaps a
-// half-precision offset.
+// The common part of formats with 32-weight blocks: a half-precision scale first, then a
+// half-precision offset in some.
 template <uint32_t bytes, uint32_t zero_, bool offset_>
 struct Block32 {
   static constexpr uint32_t block = 32, block_bytes = bytes, group_bytes = 8 * bytes, width = 32;
@@ -81,7 +80,7 @@ struct Q4_1 : Block32<20, 0, true> {
   }
 };
 
-// The fifth bits of two neighbouring blocks, a bit a weight.
+// The fifth bits of two neighbouring blocks, a bit per weight.
 template <uint32_t block_bytes>
 [[gnu::always_inline]] inline uint64_t fifth_bits(const uint8_t* p) {
   return uint64_t{load<uint32_t>(p + block_bytes)} << 32 | load<uint32_t>(p);
@@ -154,8 +153,8 @@ struct Q3_K : Block256<110, 4, 16, false> {
   }
   template <class Isa>
   static void scales(const uint8_t* p, Floats<Isa, 16>& scale, Floats<Isa, 16>&) {
-    // Bytes 0-7 hold the low four bits of scales 0-7 and 8-15; bytes 8-11 two high bits of each, by
-    // fours.
+    // Bytes 0-7 hold the low four bits of scales 0-7 and 8-15; bytes 8-11 hold two high bits of
+    // each, four scales per byte.
     constexpr uint64_t low = 0x0f0f0f0f0f0f0f0f, high = 0x3030303030303030;
     const uint64_t a = load<uint64_t>(p + 96), c = load<uint32_t>(p + 104);
     const uint64_t c0 = c << 4 | c << 34;  // high bits of scales 0-3, then of 4-7

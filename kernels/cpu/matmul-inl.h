@@ -1,9 +1,9 @@
-// The matrix product, once for every instruction set. Two ways, by the number of input rows n:
+// The matrix product, for every instruction set. Two methods, by the number of input rows n:
 //
-//   few   each row of weights is read from the file's layout and multiplied with up to row_tokens
+//   few   each row of weights is read in the file's layout and multiplied with up to row_tokens
 //         inputs at once: as fast as memory delivers weights (decode).
 //   many  panel_rows rows by panel_cols columns of weights are unpacked into scratch as [cols /
-//         4][panel_rows][4] bytes, so that one broadcast of four input bytes meets every row; one
+//         4][panel_rows][4] bytes, so that one broadcast of four input bytes serves every row; one
 //         tile kernel for all formats then runs over all inputs (prefill). The panel and its scales
 //         fit the first-level cache.
 //
@@ -13,7 +13,7 @@
 //   RowSum, row_group       dot product of one group (256 weights, in registers) with one input
 //   accumulate              tile of integer products of one run of `width` columns
 //   transpose               lanes x lanes 32-bit words
-// Included by one file an instruction set; everything here has internal linkage.
+// Included by one file per instruction set; everything here has internal linkage.
 #pragma once
 
 #include "backend/kernels.h"
@@ -24,13 +24,13 @@ namespace {
 
 constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are 16 KiB
 constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
-constexpr uint32_t row_tokens = 4;          // inputs multiplied together by the row kernel
-// at most so many inputs take the row kernel (measured: panels win from 9 on)
+constexpr uint32_t row_tokens = 4;          // inputs per pass of the row kernel
+// The most inputs for the row kernel (measured: panels win from 9 on).
 constexpr uint32_t few = 8;
 
-// Bytes that the row kernel asks memory for in advance, beyond what the CPU foresees by itself:
-// measured on Zen 5, where less than 4 KiB loses and 8 KiB gains a twentieth. Rows lie one after
-// the other, so it reaches into the following ones.
+// Bytes that the row kernel prefetches ahead, beyond the CPU's own prefetching. Measured on Zen 5:
+// less than 4 KiB loses, and 8 KiB gains a twentieth. Rows are contiguous, so it reaches into later
+// ones.
 constexpr uint32_t read_ahead = 8192;
 
 // One group of an input row.
@@ -40,7 +40,7 @@ struct GroupInput {
   const int16_t* sums;  // [16]
 };
 
-// The columns beyond the last whole group, padded with zeros to one.
+// The columns after the last whole group, padded with zeros to a group.
 struct PaddedGroup {
   alignas(64) int8_t q[group_weights] = {};
   alignas(64) float scale[8] = {};
@@ -56,7 +56,6 @@ template <class Format>
 constexpr std::size_t scale_count = group_weights / Format::width;
 
 // ---- few inputs
-// -------------------------------------------------------------------------------------------------
 
 template <class Isa, class Format, std::size_t tokens>
 [[gnu::always_inline]] inline void row_group(const uint8_t* p, typename Isa::RowSum (&sum)[tokens],
@@ -124,19 +123,18 @@ void few_products(const WeightView& w, const Activations& x, Output out, uint32_
 }
 
 // ---- many inputs
-// -------------------------------------------------------------------------------------------------
 
 template <class Isa>
 constexpr uint32_t panel_rows = 2 * Isa::lanes;
 
-// Scratch of one panel. Shapes for quantised weights; float ones use `q` as float
+// Scratch memory of one panel. Shapes for quantised weights; float weights use `q` as float
 // [cols][panel_rows].
 template <class Isa>
 struct Panel {
   alignas(64) uint8_t q[panel_cols * panel_rows<Isa>];          // [cols / 4][panel_rows][4]
   alignas(64) float scale[panel_cols / 16 * panel_rows<Isa>];   // [cols / width][panel_rows]
-  alignas(64) float offset[panel_cols / 16 * panel_rows<Isa>];  // the same
-  // [panel_rows][256], before it is transposed
+  alignas(64) float offset[panel_cols / 16 * panel_rows<Isa>];  // likewise
+  // [panel_rows][256], before the transposition.
   alignas(64) uint8_t rows[panel_rows<Isa> * group_weights];
 };
 
@@ -173,8 +171,8 @@ void unpack_group(const uint8_t* p, uint32_t r, uint32_t group, Panel<Isa>& pane
   }
 }
 
-// Rows [row, row + panel_rows) and columns [col, col + cols) into the panel. Rows beyond the last
-// repeat it.
+// Unpacks rows [row, row + panel_rows) and columns [col, col + cols) into the panel. Repeats the
+// last row in the place of missing ones.
 template <class Isa, class Format>
 void unpack(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols, Panel<Isa>& panel) {
   alignas(64) uint8_t last[Format::group_bytes] = {};
@@ -194,7 +192,7 @@ void unpack(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols, Pane
 }
 
 // The results of a tile: `tokens` inputs by panel_rows rows, of which the first `rows` exist. Later
-// column chunks add to earlier.
+// column chunks add to earlier ones.
 template <class Isa, std::size_t tokens>
 [[gnu::always_inline]] inline void store_tile(typename Isa::F (&acc)[tokens][2], Output out,
                                               uint32_t rows, bool is_first) {
@@ -214,7 +212,8 @@ template <class Isa, std::size_t tokens>
   }
 }
 
-// What the tile kernel needs to know of a format: formats that agree share its code.
+// The properties of a format that the tile kernel depends on: formats with equal ones share its
+// code.
 template <uint32_t width_, uint32_t zero_, bool is_signed_, uint32_t max_, bool has_offset_>
 struct TileKind {
   static constexpr uint32_t width = width_, zero = zero_, max = max_;
@@ -278,7 +277,7 @@ void tile(const Panel<Isa>& panel, uint32_t cols, const Activations& in, Output 
   store_tile<Isa, tokens>(acc, out, rows, is_first);
 }
 
-// Runs f<tokens>(first) over n inputs, `most` at a time and what is left in one smaller tile.
+// Calls f<tokens>(first) over n inputs, `most` at a time, and one smaller tile for the rest.
 template <std::size_t tokens, class F>
 void rest_of_tiles(uint32_t first, uint32_t left, F&& f) {
   if constexpr (tokens > 0) {
@@ -326,9 +325,8 @@ void products(const WeightView& w, const Activations& x, Output out, uint32_t ro
 }
 
 // ---- dequantisation
-// -------------------------------------------------------------------------------------------------
 
-// scale * (u - zero) is exact in a float for every format, so the only rounding is that of adding
+// scale * (u - zero) is exact in a float for every format. So the only rounding is the addition of
 // the offset.
 template <class Isa, class Format>
 void dequantize(const uint8_t* row, uint32_t cols, float* out) {

@@ -16,7 +16,7 @@ struct Avx2 {
   };
   static constexpr uint32_t lanes = 8;
   template <uint32_t>
-  // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16
+  // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16 registers.
   static constexpr std::size_t tile_tokens = 2;
 
   template <class Format>
@@ -136,9 +136,9 @@ struct Avx2 {
     for (std::size_t i = 0; i < n / 8; ++i) _mm256_storeu_ps(p + 8 * i, v.v[i]);
   }
 
-  // ---- products ---- vpmaddubsw takes unsigned times signed bytes and saturates pairs at 32767.
-  // Quants of up to 7 bits are safe as they are, their zero point taken off through the sums of the
-  // inputs; signed weights lend their sign to the input (128 * 127 * 2 = 32512).
+  // ---- products ---- vpmaddubsw multiplies unsigned by signed bytes and saturates pairs at 32767.
+  // Quants of up to 7 bits fit; their zero point is subtracted through the sums of the inputs.
+  // Signed weights move their sign to the input (128 * 127 * 2 = 32512).
   template <class Format>
   static void prepare(W (&)[4]) {}
 
@@ -187,7 +187,7 @@ struct Avx2 {
     for (uint32_t b = 0; b < 8; ++b) {
       I products = widen_pairs(pairs<Format>(u[b / 2].v[b % 2], load32(in.q + 32 * b)));
       if constexpr (Format::zero != 0) {
-        // Both sums of the block in every lane; one lane of each run takes its own.
+        // Both sums of the block are in every lane; one lane of each run takes its own.
         constexpr int z = -static_cast<int>(Format::zero);
         constexpr int first = z & 0xffff, second = z * 65536;
         const I pair = _mm256_set1_epi32(kvasir::load<int>(in.sums + 2 * b));
@@ -206,7 +206,7 @@ struct Avx2 {
   [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
                                                        const int8_t* q, const int16_t* sums,
                                                        uint32_t cols) {
-    // So many steps of four columns fit 16 bits before they are widened.
+    // The steps of four columns that fit 16 bits before they are widened.
     constexpr uint32_t fits = 32767 / (2 * 127 * Format::max);
     constexpr uint32_t steps = fits >= 8 ? 8 : fits >= 4 ? 4 : fits >= 2 ? 2 : 1;
     constexpr uint32_t step = steps * 4 < Format::width ? steps : Format::width / 4;

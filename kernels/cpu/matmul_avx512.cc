@@ -18,7 +18,7 @@ struct Avx512 {
   template <uint32_t width>
   static constexpr std::size_t tile_tokens = width == 32 ? 6 : 4;
   template <class Format>
-  static constexpr uint32_t tile_max = 0;  // of no interest here
+  static constexpr uint32_t tile_max = 0;  // unused
 
   template <std::size_t n>
   struct FloatsOf;
@@ -110,8 +110,8 @@ struct Avx512 {
   static __m512 plus(__m512 v, float f) { return _mm512_add_ps(v, _mm512_set1_ps(f)); }
   static void store(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
 
-  // ---- products ---- vpdpbusd takes unsigned times signed bytes, so signed weights move up by
-  // 128, and the zero point is taken off again through the sums of the inputs.
+  // ---- products ---- vpdpbusd multiplies unsigned by signed bytes, so signed weights are shifted
+  // up by 128, and the zero point is subtracted through the sums of the inputs.
   template <class Format>
   static constexpr int bias = Format::is_signed ? 128 : static_cast<int>(Format::zero);
 
@@ -127,8 +127,8 @@ struct Avx512 {
     F offset = zero();
   };
 
-  // The words of a 64-weight step that take off the bias: one (or one for each 16) of the lanes
-  // that its block sums up in.
+  // The words of a 64-weight step that subtract the bias: one (or one per 16 weights) of the lanes
+  // in which the block is summed.
   template <class Format>
   static I row_bias() {
     constexpr int both = static_cast<int>(static_cast<uint32_t>(-bias<Format>) << 16 |

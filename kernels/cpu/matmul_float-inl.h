@@ -1,6 +1,6 @@
-// The matrix product for weights that are floats in the file: F32, F16, BF16. The same two ways as
-// matmul.h, with float inputs. Isa::load_f32, load_f16 and load_bf16 widen `lanes` weights; load_*
-// of one value are the scalar forms.
+// The matrix product for float weights: F32, F16, BF16. The two methods of matmul-inl.h, with float
+// inputs. Isa::load_f32, load_f16 and load_bf16 widen `lanes` weights; load_* of one value are the
+// scalar forms.
 #pragma once
 
 #include "matmul-inl.h"
@@ -155,7 +155,6 @@ void widen(const uint8_t* row, uint32_t cols, float* out) {
 }
 
 // ---- the table
-// -------------------------------------------------------------------------------------------------
 
 template <class Isa>
 void matmul(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,

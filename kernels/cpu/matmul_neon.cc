@@ -19,7 +19,7 @@ struct Neon {
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 4;
   template <class Format>
-  static constexpr uint32_t tile_max = 0;  // of no interest here
+  static constexpr uint32_t tile_max = 0;  // unused
 
   template <std::size_t n>
   struct Floats {
@@ -194,7 +194,7 @@ struct Neon {
   }
 
   // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a
-  // register that holds sixteen.
+  // register with sixteen.
   template <class Kind, int, std::size_t tokens>
   [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
                                                        const int8_t* q, const int16_t*,

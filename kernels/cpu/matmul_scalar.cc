@@ -1,4 +1,4 @@
-// Matrix products and elementwise operations for processors without any of the other tables: plain
+// Matrix products and elementwise operations for CPUs without the other instruction sets: plain
 // loops.
 #include "elementwise-inl.h"
 #include "fill-inl.h"
@@ -25,7 +25,7 @@ struct Scalar {
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;
   template <class Format>
-  static constexpr uint32_t tile_max = 0;  // of no interest here
+  static constexpr uint32_t tile_max = 0;  // unused
 
   // ---- floats ----
   static F zero() { return {}; }
@@ -51,10 +51,9 @@ struct Scalar {
   static float half(const uint8_t* p) {
     const uint32_t bits = kvasir::load<uint16_t>(p), sign = (bits & 0x8000) << 16,
                    magnitude = bits & 0x7fff;
-    // infinities and not-a-numbers
+    // Infinities and NaNs.
     if (magnitude >= 0x7c00) return from_bits(sign | magnitude << 13 | 0x7f800000);
-    // The exponent's bias grows by 112 through a multiplication, which also normalises what is
-    // subnormal.
+    // A multiplication adds 112 to the exponent's bias, which also normalises subnormal numbers.
     return from_bits(sign | 0x3f800000) * (from_bits(magnitude << 13) * 0x1p112f);
   }
   static F load_f16(const uint8_t* p) { return {half(p), half(p + 2), half(p + 4), half(p + 6)}; }

@@ -1,5 +1,5 @@
-// Scores of single keys, wherever they are: a vector's worth is put side by side, four bytes at a
-// time, then multiplied as keys of a page are.
+// Scores of single keys, wherever they are. A vector of keys is gathered, four bytes at a time, and
+// multiplied like keys of a page.
 #pragma once
 
 #include "attention_common.h"
@@ -7,8 +7,7 @@
 namespace kvasir {
 namespace {
 
-// Of a key whose dimensions follow each other: the compiler's own vectors, as two rows meet only
-// once.
+// A key with contiguous dimensions. The compiler's vectors do: two rows meet only once.
 inline int32_t dot_row(const int8_t* a, const int8_t* b, uint32_t dim) {
   int32_t sum = 0;
   for (uint32_t d = 0; d < dim; ++d) sum += a[d] * b[d];

@@ -1,4 +1,4 @@
-// Samples of quads by their shares: what a threshold leaves, and which ones it takes. See
+// Samples of quads by their shares: the sums below a threshold, and the quads that it takes. See
 // select/sampling.h.
 #pragma once
 
@@ -11,7 +11,7 @@ template <class Isa>
 ShareSums sum_shares(const float* shares, uint32_t n, float threshold) {
   const uint32_t whole = n / (2 * Isa::lanes) * 2 * Isa::lanes;
   const auto t = Isa::set(threshold), none = Isa::set(0);
-  // Two of each, so that one addition does not wait for the one before.
+  // Two of each, so that an addition does not wait for the previous one.
   typename Isa::F below[2] = {none, none}, squares[2] = {none, none};
   typename Isa::I counts[2] = {Isa::iset(0), Isa::iset(0)};
   for (uint32_t i = 0; i < whole; i += 2 * Isa::lanes)
@@ -38,16 +38,16 @@ template <class Isa>
 uint32_t sample(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float threshold,
                 uint32_t* out) {
   constexpr uint32_t together = 64;
-  float above[together];  // of a quad's share what is above the threshold times its random number
+  float above[together];  // a quad's share less the threshold times its random number
   uint32_t found = 0;
   for (uint32_t begin = 0; begin < n; begin += together) {
     const uint32_t count = smaller(together, n - begin);
-    for (uint32_t i = 0; i < count; ++i) {  // for a compiler to make vectors of
+    for (uint32_t i = 0; i < count; ++i) {  // for the compiler to vectorise
       uint32_t x = (first + begin + i) * 0x9e3779b1u + seed;
       x = (x ^ x >> 16) * 0x85ebca6bu;
       x = (x ^ x >> 13) * 0xc2b2ae35u;
       x ^= x >> 16;
-      // at most 1 - 2^-25, which rounds to 1
+      // At most 1 - 2^-25, which rounds to 1.
       const float u = (static_cast<float>(static_cast<int32_t>(x >> 8)) + 0.5f) * 0x1p-24f;
       above[i] = shares[begin + i] - threshold * u;
     }

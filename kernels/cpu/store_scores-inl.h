@@ -1,5 +1,5 @@
-// The selector's scans over an extent's summaries: integer dot products of columns interleaved by
-// four, 16 at a time.
+// The selectors' scans over the summaries of an extent: integer dot products of columns interleaved
+// by four, 16 at a time.
 #pragma once
 
 #include "attention_common.h"
@@ -12,7 +12,7 @@ static_assert(columns == tile_blocks);
 
 // out[r * stride + c] = scale[c] * q_scale[r] * sum over quads and i of data[quad][c][i] * q[r][4 *
 // quad + i], for R rows, 16 columns. data: int8 [quads][16][4]; q: int8 [R][4 * quads]; scale: f32
-// [16]. ahead: as many bytes that will be read next.
+// [16]. ahead: as many bytes of the next call, prefetched.
 template <class Isa, uint32_t R>
 void score_columns(const int8_t* data, const int8_t* scale, const int8_t* ahead, uint32_t quads,
                    const int8_t* q, const int32_t* starts, const float* q_scale, float* out,
@@ -71,10 +71,10 @@ void score_bounds(const PageShape& shape, const QueryRows& rows, const int8_t* b
   });
 }
 
-// e^-24 of the largest: a million such scores are not seen in a float
+// e^-24 of the largest: a million such scores do not change a float.
 constexpr float no_share = 24.0f;
 
-// scores[i] <- e^(scores[i] - the largest); returns what makes shares of them.
+// scores[i] <- e^(scores[i] - the largest); returns the factor that makes shares of them.
 template <class Isa>
 float exponentials(float* scores, uint32_t n, float m, float l) {
   const uint32_t whole = n / Isa::lanes * Isa::lanes;
@@ -86,7 +86,7 @@ float exponentials(float* scores, uint32_t n, float m, float l) {
     std::memset(scores, 0, n * sizeof(float));
     return 0;
   }
-  float rest[Isa::lanes];  // the last scores, filled up with what has no share
+  float rest[Isa::lanes];  // the last scores, padded with scores without a share
   for (uint32_t i = 0; i < Isa::lanes; ++i)
     rest[i] = whole + i < n ? scores[whole + i] : minus_infinity;
   const auto shift = Isa::set(most);
@@ -112,7 +112,7 @@ template <class Isa>
 void attention_shares(float* scores, uint32_t rows, std::size_t stride, uint32_t n, const float* m,
                       const float* l) {
   const uint32_t whole = n / Isa::lanes * Isa::lanes;
-  // of the first row, which the sum begins with
+  // Of the first row, to which the others are added.
   float scale = exponentials<Isa>(scores, n, m[0], l[0]);
   for (uint32_t r = 1; r < rows; ++r, scale = 1) {
     float* row = scores + r * stride;

@@ -1,14 +1,13 @@
-// Sealing: a page's tokens from float to int8, with the summaries that the selector reads. And the
-// way back.
+// Sealing: a page's tokens from float to int8, with the summaries for selectors. And the reverse.
 //
-// A token's scale is the smallest bf16 >= (largest magnitude) / 127.492. Then its largest value is
-// 127 in magnitude, never less and never more (bf16 steps are at most 1/128 and at least 1/256 of a
-// value, and 126.5 / 127.492 < 128 / 129, 127 / 127.492 > 255 / 256), so that sealing what was
-// unsealed gives the same bytes and scales. Infinities, NaNs and tokens of magnitude under 1e-30
-// become 0.
+// The scale of a token is the smallest bf16 >= (largest magnitude) / 127.492. Then its largest
+// value has magnitude 127, never less and never more (bf16 steps are at most 1/128 and at least
+// 1/256 of a value, and 126.5 / 127.492 < 128 / 129, 127 / 127.492 > 255 / 256), so that sealing an
+// unsealed page gives the same bytes and scales. Infinities, NaNs and tokens of magnitude under
+// 1e-30 become 0.
 //
-// Summaries are made from the int8 values and their scales, so they hold for what is attended, not
-// for what was given.
+// Summaries are computed from the int8 values and their scales, so they bound the attended values,
+// not the original ones.
 #pragma once
 
 #include "attention_common.h"
@@ -68,8 +67,8 @@ inline void interleave_values(const int8_t* bytes, uint32_t tokens, uint32_t dim
   }
 }
 
-// The smallest whole b with b * scale >= x, exactly: the quotient's rounding is corrected by the
-// sign of an exact residue.
+// The smallest integer b with b * scale >= x, exactly: the sign of an exact residue corrects the
+// rounding of the quotient.
 template <class Isa>
 typename Isa::F upper_multiple(typename Isa::F x, typename Isa::F scale, typename Isa::F inverse) {
   const auto b = Isa::ceil(Isa::mul(x, inverse));
@@ -148,7 +147,7 @@ void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t 
   const uint32_t tokens = shape.page_tokens, dim = shape.dim;
   int8_t* data = pages + std::size_t{page} * page_bytes;
   uint16_t* page_scales = scales + page * 2 * tokens;
-  SealedHalf half;  // 10 KiB of the stack: K's, then V's
+  SealedHalf half;  // 10 KiB of stack: for K, then for V
   quantize_tokens<Isa>(k, tokens, dim, page_scales, half);
   interleave_keys(half.bytes, tokens, dim, data);
   seal_bounds<Isa>(shape, half.values, page, bounds);

@@ -1,5 +1,4 @@
-// Sketches of keys: made when a page is sealed or the sketch is built, scanned by the selector; and
-// what stands for pages that are not read.
+// Sketches of keys: computed when a page is sealed or the sketch is built, scanned by selectors.
 #pragma once
 
 #include "attention_common.h"
@@ -13,8 +12,8 @@ constexpr uint32_t max_sketch_dim = 96;  // of head_dim 256
 constexpr float sketch_steps = 7.0f;     // 4 bits: -7 .. 7, stored + 8
 constexpr int32_t sketch_offset = 8;
 
-// R rows of V vectors of sums, out[r][c] = end(r, sum over k of a(k)[r * row] * b[k][c]), which
-// stay in registers. a(k): the first row's factor.
+// R rows of V vectors of sums, out[r][c] = end(r, sum over k of a(k)[r * row] * b[k][c]), in
+// registers. a(k): the factor of the first row.
 template <class Isa, uint32_t R, uint32_t V, class A, class End>
 void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, uint32_t n,
                   float* out, std::size_t out_stride, End&& end) {
@@ -45,11 +44,11 @@ void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, 
 
 constexpr uint32_t product_rows = 4;
 template <class Isa>
-// of each of so many rows: they fit the registers that there are fewest of
+// Vectors per row, for `product_rows` rows: they fit the instruction set with the fewest registers.
 constexpr uint32_t product_vectors = Isa::lanes > 1 ? 3 : 1;
 
-// f(Count<vectors>(), first column) over n columns. Some may be found twice, where n is no multiple
-// of the lanes.
+// Calls f(Count<vectors>(), first column) over n columns. Some columns may be computed twice, where
+// n is no multiple of the lanes.
 template <class Isa, class F>
 void by_columns(uint32_t n, F&& f) {
   for (uint32_t c = 0; c < n;) {
@@ -71,13 +70,13 @@ void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, 
   });
 }
 
-// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a page; what is no
-// number counts as zero.
+// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a page; NaNs and
+// infinities count as zero.
 template <class Isa>
 void project_page(const PageShape& shape, const float* basis, const int8_t* data,
                   const uint16_t* scales, float* x) {
   const uint32_t n = shape.sketch_dim(), dim = shape.dim;
-  alignas(64) float keys[page_values];  // in the page's order
+  alignas(64) float keys[page_values];  // in the order of the page
   for (uint32_t i = 0; i < page_values; ++i) keys[i] = static_cast<float>(data[i]);
   for (uint32_t t = 0; t < shape.page_tokens; t += quad_tokens)
     by_columns<Isa>(n, [&](auto vectors, uint32_t c) {
@@ -113,7 +112,7 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
                 sizeof scale);
     int8_t* to = sketch + tile * tile_bytes + lane * 4;
     for (uint32_t g = 0; g < quad_tokens * groups; ++g, to += tile_blocks * 4) {
-      // of what is 8 too little in 4 bits the upper one is the other
+      // Adding 8 to a 4-bit value flips its upper bit.
       constexpr uint32_t halves = 0x0f0f0f0f, offsets = 0x88888888;
       const uint32_t low = static_cast<uint32_t>(load_four(levels + 8 * g)) & halves,
                      high = static_cast<uint32_t>(load_four(levels + 8 * g + 4)) & halves;
@@ -144,13 +143,12 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
       for (uint32_t r = 0; r < R; ++r) best[r] = Isa::iset(INT32_MIN);
       const int8_t* from = data + lane * 4;
 #pragma GCC unroll 1
-      for (uint32_t t = 0; t < quad_tokens; ++t) {  // unrolled it would be no faster, and large
+      for (uint32_t t = 0; t < quad_tokens; ++t) {  // unrolling would be large and no faster
         typename Isa::I acc[R];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) acc[r] = start[r];
         const typename Isa::I* its = q;
-        // Where q is large the compiler would load all of it before the loop, and put it on the
-        // stack once more.
+        // For a large q the compiler would load all of it before the loop, onto the stack.
         if constexpr (R * G * 2 > 48) __asm__ volatile("" : "+r"(its));
 #pragma GCC unroll 12
         for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
@@ -204,7 +202,7 @@ template <class Isa, uint32_t G>
 template <class Isa>
 void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
                   const int8_t* sketch, const int8_t* next, float* scores, std::size_t stride) {
-  switch (shape.sketch_dim() / 8) {  // one for each dim that pages have
+  switch (shape.sketch_dim() / 8) {  // one case per padded dim
     case 2:
       return score_sketch_of<Isa, 2>(shape, rows, q, q_scale, sketch, next, scores, stride);
     case 3:

@@ -1,11 +1,10 @@
-// The k largest of n scores: find a threshold that exactly k scores reach, or that the k-th largest
-// equals, then write the indices.
+// The k largest of n scores: finds a threshold that exactly k scores reach, or that equals the k-th
+// largest, then writes the indices.
 //
-// Thresholds are found by bisection over the floats in their order, counting the scores that reach
-// the middle: a count is one pass of compares. To have few scores to count, candidates are chosen
-// first: scores are folded into groups, each represented by its maximum; what k of these maxima
-// reach, at least k scores reach, and not many more when there are several groups for each of the
-// k.
+// Bisection over the floats in their order finds the threshold; each step counts the scores that
+// reach the middle, in one pass of compares. To have few scores to count, candidates are chosen
+// first. Scores are folded into groups, each represented by its maximum. At least k scores reach
+// what k of these maxima reach, and not many more when there are several groups for each of the k.
 #pragma once
 
 #include "attention_common.h"
@@ -13,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-// Numbers in the order of the floats: larger floats give larger ranks; -0 counts as 0.
+// Integers in the order of the floats: larger floats have larger ranks; -0 counts as 0.
 inline uint32_t rank_of(float x) {
   x += 0.0f;
   uint32_t bits;
@@ -55,13 +54,12 @@ void for_each_at_least(const float* x, uint32_t n, float threshold, F&& f) {
 
 struct Threshold {
   float value;
-  uint32_t reached;  // how many reach it
-  uint32_t above;    // how many exceed it, when reached is more than was allowed
+  uint32_t reached;  // number of scores that reach it
+  uint32_t above;    // number of scores that exceed it, when `reached` is above the limit
 };
 
-// The largest threshold that the bisection meets which at least k of x reach, and at most `allowed`
-// where ties let it be so; otherwise it is the k-th largest itself. lowest: what at least k are
-// known to reach.
+// The largest threshold of the bisection that at least k of x reach, and at most `allowed` if ties
+// permit; otherwise the k-th largest score. lowest: a threshold that at least k reach.
 template <class Isa>
 Threshold find_threshold(const float* x, uint32_t n, uint32_t k, uint32_t allowed, float lowest) {
   uint32_t low = rank_of(lowest), high = rank_of(__builtin_inff()) + 1;
@@ -80,12 +78,12 @@ Threshold find_threshold(const float* x, uint32_t n, uint32_t k, uint32_t allowe
   return {float_of(low), reached, above};
 }
 
-// Writes the candidates' scores and indices, at most n / 2 of each, into scratch. Returns how many;
-// 0 when there are more.
+// Writes the candidates' scores and indices, at most n / 2 of each, to scratch. Returns their
+// number; 0 when there are more.
 template <class Isa>
 uint32_t choose_candidates(const float* scores, uint32_t n, uint32_t k, float* values,
                            uint32_t* indices) {
-  constexpr uint32_t fold = 8;  // vectors a group
+  constexpr uint32_t fold = 8;  // vectors per group
   const uint32_t groups = n / (fold * Isa::lanes) * Isa::lanes;
   if (groups < 2 * k) return 0;
   for (uint32_t g = 0; g < groups; g += Isa::lanes) {
@@ -121,7 +119,7 @@ uint32_t top_k(const float* scores, uint32_t n, uint32_t k, uint32_t* out, std::
   const float* x = mapped ? values : scores;
   if (!mapped) candidates = n;
   const Threshold threshold = find_threshold<Isa>(x, candidates, k, k, minus_infinity);
-  // ties: wanted of those equal to the threshold, when too many reach it
+  // ties: how many scores equal to the threshold are taken, when too many reach it.
   uint32_t found = 0, ties = k - threshold.above;
   for_each_at_least<Isa>(x, candidates, threshold.value, [&](uint32_t i) {
     if (threshold.reached > k && x[i] == threshold.value) {

@@ -1,14 +1,14 @@
-// Attention of new tokens, by the names in launch.cc: sinks and window; the chosen pages, which are
-// read where they lie in host memory, or where they were gathered from there or handed over; the
-// merged output. What each computes is what the CPU does for `bounded` (attention/attention.cc),
-// with scores of pages from the same integers.
+// Attention of new tokens; the names are those in launch.cc: sinks and window; the selected pages,
+// read in host memory, or gathered from there, or staged by the CPU; the merged output. Each
+// computes what the CPU does for `bounded` (attention/attention.cc), with scores of pages from the
+// same integers.
 #include "attention_near.h"
 #include "rounding.h"
 
 namespace kvasir::cuda {
 namespace {
 
-// The largest |x| of a block of begin_threads; all get it.
+// The largest |x| of a block of begin_threads, returned to all threads.
 __device__ float block_largest(float x, float* parts) {
   x = warp_max(fabsf(x));
   __syncthreads();
@@ -21,16 +21,16 @@ __device__ float block_largest(float x, float* parts) {
 
 extern "C" {
 
-// A block a query row: scaled, rounded, and in the sketch's coordinates; then a block a key and
-// value, which go to the window.
+// A block per query row: scaled, rounded, and in the sketch's coordinates. Then a block per key and
+// value, which it writes to the window.
 __global__ void __launch_bounds__(begin_threads)
     attention_begin(DeviceKv kv, DeviceAttention a, const float* q, const float* k,
                     const float* v) {
   const uint32_t rows = kv.kv_heads * a.n * kv.group, thread = threadIdx.x;
   let_next_begin();
-  // Some threads share a coordinate's sum. Their numbers of the basis, which no kernel writes, come
-  // before what they are multiplied with is there.
-  constexpr uint32_t max_each = 26;  // of heads of 128 in 48 coordinates
+  // Some threads share the sum of a coordinate. They load their part of the basis, which no kernel
+  // writes, before its factors exist.
+  constexpr uint32_t max_each = 26;  // for heads of 128 in 48 coordinates
   const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n,
                  share = thread / n;
   float basis[max_each] = {};
@@ -95,16 +95,16 @@ __global__ void __launch_bounds__(begin_threads)
 namespace {
 
 // ---- chosen pages
-// -------------------------------------------------------------------------------------------------
 
 constexpr unsigned attend_warps = attend_threads / warp;
 
-// A warp's part of the attention of `rows` query rows: o is of four neighbouring dimensions a lane.
+// A warp's part of the attention of `rows` query rows: a lane has four neighbouring dimensions of
+// o.
 template <uint32_t dim, uint32_t rows>
 struct Part {
   static constexpr uint32_t lanes_across = dim / 4;  // lanes that share a token's values
   static constexpr uint32_t tokens_at_once = warp / lanes_across;
-  float o[rows][4], m[rows], l[rows], own[rows];  // own: what of l stands for itself
+  float o[rows][4], m[rows], l[rows], own[rows];  // own: the part of l that stands for itself
 
   __device__ Part() {
     for (uint32_t r = 0; r < rows; ++r) {
@@ -113,8 +113,8 @@ struct Part {
     }
   }
 
-  // Of tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over
-  // all lanes: writes the values' weights to weights[row][token].
+  // For tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over
+  // all lanes: writes the weights of the values to weights[row][token].
   template <uint32_t lanes>
   __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4],
                         const float (&v_scale)[4], float bias, uint32_t present,
@@ -153,7 +153,7 @@ struct Part {
   }
 };
 
-// Merges the warps' parts into the state of the block's rows.
+// Merges the parts of the warps into the state of the block's rows.
 template <uint32_t dim, uint32_t rows>
 __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part,
                             uint32_t head, uint32_t token, uint32_t first_row, float (*part_o)[dim],
@@ -190,7 +190,8 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
 }
 
 // A lane's part of the products of some quads' keys with the rows. `lanes` neighbouring lanes have
-// a quad each, the others further dimensions of them; words: of a row, four dimensions each.
+// a quad each, the other lanes further dimensions of the same quads; words: of a row, four
+// dimensions each.
 template <uint32_t lanes, uint32_t pieces, uint32_t rows, uint32_t words>
 __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][words],
                          int32_t (&s)[rows][4]) {
@@ -208,12 +209,12 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
   }
 }
 
-// Where a quad's keys, values and scales of both lie.
+// The addresses of a quad's keys and values, and of the scales of both.
 struct Quad {
   const uint8_t *keys = nullptr, *values = nullptr, *scales = nullptr, *value_scales = nullptr;
 
   __device__ Quad() {}
-  // As DeviceHotQuads has it.
+  // In the layout of DeviceHotQuads.
   __device__ Quad(const uint8_t* together, uint32_t dim)
       : keys(together), values(keys + 4 * dim), scales(keys + 8 * dim), value_scales(scales + 8) {}
   // In its page.
@@ -231,7 +232,7 @@ struct Quad {
   }
 };
 
-// By a warp, as DeviceHotQuads has it; words: of 16 bytes, of its keys.
+// Copies a quad by a warp into the layout of DeviceHotQuads; words: of 16 bytes, of its keys.
 __device__ void copy_quad(const Quad& its, uint32_t words, uint32_t lane, uint8_t* place) {
   auto* const to = reinterpret_cast<uint4*>(place);
   if (lane < words)
@@ -246,7 +247,7 @@ __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, ui
   return hot.quads + (std::size_t{head} * hot.room + place) * hot.quad_bytes;
 }
 
-// A warp has as many quads at a time as a page has.
+// A warp works on as many quads at a time as a page has.
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   after_previous();
@@ -259,26 +260,26 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
   const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks,
                  first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token),
+  const std::size_t at = std::size_t{head} * a.blocks + query_group_at(a.n, a.blocks, token),
                     row = (std::size_t{head} * a.n + token) * kv.group + first_row;
-  // quads at a time; words of four dimensions
+  // Quads at a time; words of four dimensions.
   constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;
-  const uint32_t* list = a.lists ? a.lists + at * a.most : nullptr;
-  const float* biases = a.biases ? a.biases + at * a.most : nullptr;
-  const uint8_t* present = a.present ? a.present + at * a.most : nullptr;
+  const uint32_t* list = a.lists ? a.lists + at * a.max_quads : nullptr;
+  const float* biases = a.biases ? a.biases + at * a.max_quads : nullptr;
+  const uint8_t* present = a.present ? a.present + at * a.max_quads : nullptr;
   const uint32_t count = a.list_counts[2 * at], first = list ? 0 : a.list_counts[2 * at + 1];
-  // What is known of a quad of the list; of one behind the list's end what was known of another.
+  // The entry of a quad of the list; behind the end of the list a copy of another entry.
   struct Entry {
     uint32_t quad, found, present;
     float bias;
   };
   const auto entry_of = [&](uint32_t i) {
-    const bool inside = i < a.most;
+    const bool inside = i < a.max_quads;
     return Entry{list && inside ? list[i] : i,
-                 a.hot.room && inside ? a.hot.found[std::size_t{head} * a.most + i] : 0,
+                 a.hot.room && inside ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0,
                  present && inside ? present[i] : 15u, biases && inside ? biases[i] : 0.0f};
   };
-  // This lane's quad of those that the warp has at a time, which others have too.
+  // This lane's quad of the warp's quads; other lanes have it too.
   uint32_t i = (blockIdx.x * attend_warps + w) * lanes + lane % lanes;
   Entry next = entry_of(i);
   float q_scale[rows];
@@ -297,13 +298,13 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     const Entry entry = next;
     next = entry_of(i + chosen_parts * attend_warps * lanes);
     const uint32_t found = there ? entry.found : 0;
-    uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_is_there) - 1) : nullptr;
+    uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_present) - 1) : nullptr;
     Quad its;
-    if (found & hot_is_there) its = Quad(place, dim);
+    if (found & hot_present) its = Quad(place, dim);
     else if (there)
-      its = a.gathered ? Quad(a.gathered + (at * a.most + i) * quad_bytes_of(dim), dim)
+      its = a.gathered ? Quad(a.gathered + (at * a.max_quads + i) * quad_bytes_of(dim), dim)
                        : Quad(kv, head, first + entry.quad, dim);
-    uint8_t* const to = first_row == 0 && !(found & hot_is_there) ? place : nullptr;
+    uint8_t* const to = first_row == 0 && !(found & hot_present) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j)
@@ -321,7 +322,8 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
           pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
       v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
     }
-    // Both kinds are neighbours: a lane reads one of them, so that they are asked for at once.
+    // Scales of keys and values are neighbours: a lane reads one of the two, so both are loaded at
+    // once.
     const uint2 its_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
                                          lane / lanes % 2 ? its.value_scales : its.scales))
                                    : uint2();
@@ -372,32 +374,34 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 
 extern "C" {
 
-// A block a query row. totals, mass: [n][kv_heads * group] ln of the sum of e^score, and the share
-// of it that was read and stands for itself. out.q: where a head is a multiple of 32.
+// A block per query row. lse, mass: [n][kv_heads * group] ln of the sum of e^score, and the part of
+// it that was attended and stands for itself. out.q: where head_dim is a multiple of 32.
 __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivations out,
-                                 DeviceCheck check, float* totals, float* mass) {
+                                 DeviceCheck check, float* lse, float* mass) {
   let_next_begin();
   after_previous();
   const uint32_t head = blockIdx.x / kv.group, row = blockIdx.x % kv.group, token = blockIdx.y,
                  heads = kv.kv_heads * kv.group;
-  static_assert(attention_parts < warp);  // what the CPU attended is one more
-  const auto has = [&](uint32_t i) { return i < a.parts || (i == attention_parts && a.beside); };
+  static_assert(attention_parts < warp);  // the CPU's partial is one more
+  const auto has = [&](uint32_t i) {
+    return i < a.parts || (i == attention_parts && a.cpu_states);
+  };
   const auto part = [&](uint32_t i) {
-    return i == attention_parts && a.beside
-               ? a.beside +
+    return i == attention_parts && a.cpu_states
+               ? a.cpu_states +
                      ((std::size_t{head} * a.n + token) * kv.group + row) * (kv.dim + state_sums)
                : a.states + state_at(kv, a, head, token, has(i) ? i : 0, row);
   };
-  const uint32_t lane = threadIdx.x % warp;  // of a part
+  const uint32_t lane = threadIdx.x % warp;  // a part each
   const bool there = has(lane);
   const float *state = part(lane) + kv.dim, m = there ? state[0] : -INFINITY,
               l = there ? state[1] : 0, own = there ? state[2] : 0;
-  float o[attention_parts + 1];  // all are on their way at a time
+  float o[attention_parts + 1];  // all loads are in flight at once
 #pragma unroll
   for (uint32_t i = 0; i <= attention_parts; ++i) o[i] = part(i)[threadIdx.x];
   const float most = warp_max(m), weight = relative(m, most), sum = warp_sum(weight * l),
               read = warp_sum(weight * own);
-  const bool inside = threadIdx.x < kv.head_dim;  // of kv.dim threads
+  const bool inside = threadIdx.x < kv.head_dim;  // there are kv.dim threads
   const std::size_t at = std::size_t{token} * heads * kv.head_dim +
                          std::size_t{blockIdx.x} * kv.head_dim + threadIdx.x;
   float x[1] = {};
@@ -412,23 +416,23 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   report(!(fabsf(x[0]) < check.limit), check);
   if (out.q) round_inputs(x, at, inside, out);
   if (threadIdx.x > 0) return;
-  totals[token * heads + blockIdx.x] = most + __logf(sum);
+  lse[token * heads + blockIdx.x] = most + __logf(sum);
   mass[token * heads + blockIdx.x] = read / sum;
 }
 
-// A warp a quad: from its page to where several tokens read it.
+// A warp per quad: copies it from its page to where several tokens read it.
 __global__ void __launch_bounds__(gather_threads) attention_gather(DeviceKv kv, DeviceAttention a) {
   after_previous();
   const std::size_t at = blockIdx.y;
   const uint32_t lane = threadIdx.x % warp, words = kv.dim / 4, count = a.list_counts[2 * at];
   for (uint32_t i = (blockIdx.x * gather_threads + threadIdx.x) / warp; i < count;
        i += gridDim.x * gather_threads / warp) {
-    copy_quad(Quad(kv, blockIdx.y / a.blocks, a.lists[at * a.most + i], kv.dim), words, lane,
-              a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim));
+    copy_quad(Quad(kv, blockIdx.y / a.blocks, a.lists[at * a.max_quads + i], kv.dim), words, lane,
+              a.gathered + (at * a.max_quads + i) * quad_bytes_of(kv.dim));
   }
 }
 
-// A warp a quad of a KV head and layer.
+// A warp per quad of a KV head and layer.
 __global__ void __launch_bounds__(gather_threads)
     attention_gather_group(DeviceKv kv, DeviceGroup g) {
   after_previous();

@@ -1,4 +1,4 @@
-// What the kernels of attention share.
+// Common code of the attention kernels.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ __device__ inline float warp_max(float x, unsigned below = warp) {
   return x;
 }
 
-// By all threads of a block, of what no kernel writes or none but for its end.
+// Prefetches by all threads of a block; for data that no kernel writes, or only its end.
 __device__ inline void prefetch_all(const void* from, std::size_t bytes) {
   constexpr std::size_t line = 128;
   for (std::size_t at = threadIdx.x * line; at < bytes; at += blockDim.x * line)

@@ -1,4 +1,4 @@
-// Attention of sinks and window, a kernel's of its own or some blocks' of another.
+// Attention of sinks and window, for a kernel of its own or for some blocks of another.
 #pragma once
 
 #include <type_traits>
@@ -7,9 +7,9 @@
 
 namespace kvasir::cuda {
 
-constexpr uint32_t near_together = 4;  // tokens that a warp has on their way
+constexpr uint32_t near_together = 4;  // tokens of a warp in flight
 
-// Sinks and window of one query row, `at_row` of all heads', by a block. A lane has `each`
+// Attends sinks and window for one query row, `at_row` of all heads, by a block. A lane has `each`
 // neighbouring dimensions.
 template <uint32_t each, uint32_t near_warps>
 __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttention& a,

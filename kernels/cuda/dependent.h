@@ -1,6 +1,6 @@
-// The beginning of a kernel that may be started before the one before it in its stream has ended
-// (programmatic dependent launch): from compute capability 9.0 on that hides what a launch takes,
-// and the first reads of weights, which no kernel writes.
+// Programmatic dependent launch: a kernel may start before the previous one in its stream has
+// ended. From compute capability 9.0 on that hides the launch time and the first reads of weights,
+// which no kernel writes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace kvasir::cuda {
 
-// Comes before anything that the kernel before may have written, or may still read, is touched.
+// Call before any access to memory that the previous kernel may have written or may still read.
 __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -17,9 +17,9 @@ __device__ inline void after_previous() {
 #endif
 }
 
-// In a kernel of little work, before after_previous(): where there is room the next one may begin
-// even before the one before this one has ended, and bring its weights near meanwhile. It waits for
-// this one's end, thus for both.
+// Call in a kernel of little work, before after_previous(). Where there is room, the next kernel
+// may start before the previous one has ended, and prefetch its weights. It waits for the end of
+// this one, and so for both.
 __device__ inline void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -32,7 +32,7 @@ __device__ inline void prefetch([[maybe_unused]] const void* weights) {
 #endif
 }
 
-// By one thread, all of it: multiples of 16.
+// Prefetches by one thread; addresses and sizes are multiples of 16.
 __device__ inline void prefetch_range([[maybe_unused]] const void* weights,
                                       [[maybe_unused]] uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

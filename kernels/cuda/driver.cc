@@ -5,7 +5,7 @@
 #include <iterator>
 #include <new>
 
-// The kernels of the .cu files, for all architectures: embed.S
+// The kernels of the .cu files, for all architectures: embed.S.
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
     kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
     kvasir_cuda_knn[], kvasir_cuda_matmul_few[];
@@ -21,7 +21,7 @@ struct Loaded {
   int error = 0;
 };
 
-// What the driver has loaded stays: unloading it is not supported.
+// Never unloaded: the driver does not support it.
 Loaded load() {
   Loaded out;
   out.error = no_driver;
@@ -139,7 +139,7 @@ int describe(DeviceContext* c, DeviceInfo* out) {
   out->bytes = all;
   out->free_bytes = unused;
   out->block_bytes = uint64_t{32} << 20;
-  out->shared_at_once = uint64_t{256} << 20;  // an H200's driver pins 8 GB in 0.29 to 0.42 s
+  out->registration_bytes = uint64_t{256} << 20;  // an H200's driver pins 8 GB in 0.29 to 0.42 s
   return error;
 }
 
@@ -180,7 +180,8 @@ int map_host(DeviceContext* c, const void* memory, uint64_t* out) {
   return error;
 }
 
-// Read-only memory, such as a file's mapping, is registered as such where the device can.
+// Read-only memory, such as a file mapping, is registered as read-only where the device supports
+// it.
 int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
   const Current current(c);
   if (current.error()) return current.error();
@@ -196,7 +197,7 @@ int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64
   return error;
 }
 
-int unshare_host(DeviceContext* c, const void* memory) {
+int unregister_host(DeviceContext* c, const void* memory) {
   const Current current(c);
   return current.error() ? current.error()
                          : driver().cuMemHostUnregister(const_cast<void*>(memory));
@@ -296,7 +297,7 @@ DeviceKernels make_table() {
   k.allocate_host = allocate_host;
   k.release_host = release_host;
   k.register_host = register_host;
-  k.unshare_host = unshare_host;
+  k.unregister_host = unregister_host;
   k.map_host = map_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;

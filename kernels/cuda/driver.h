@@ -1,9 +1,8 @@
-// NVIDIA's driver, which is looked for when the first GPU is asked for: nothing of CUDA's is linked
-// with or loaded before. And what the files of this folder share: a device's context with the
-// kernels in it, and streams.
+// NVIDIA's driver, loaded when the first GPU is opened: the library does not link with CUDA. And
+// common types of this folder: the context of a device with its kernels, and streams.
 //
-// The host of this library may use the same GPUs: the context is the process's primary one, as
-// CUDA's runtime has it, and a thread has its own current context back when a call returns.
+// The host of this library may use the same GPUs. So the context is the primary one of the process,
+// as in CUDA's runtime, and a thread gets its own current context back when a call returns.
 #pragma once
 
 #include <cuda.h>
@@ -30,17 +29,17 @@ namespace kvasir::cuda {
   F(cuEventDestroy) F(cuEventRecord) F(cuStreamWaitEvent)
 // clang-format on
 
-// Under the names by which the driver exports them: the header's macros add versions.
+// By the names that the driver exports: the header's macros add versions.
 struct Driver {
 #define KVASIR_DECLARE(f) decltype(&::f) f = nullptr;
   KVASIR_DRIVER_FUNCTIONS(KVASIR_DECLARE)
 #undef KVASIR_DECLARE
 };
 
-// Loaded by count(), which everything else comes after.
+// Loaded by count(), which is called first.
 const Driver& driver();
 
-constexpr int no_driver = -1, old_driver = -2;  // errors besides the driver's own
+constexpr int no_driver = -1, old_driver = -2;  // errors besides those of the driver
 
 }  // namespace kvasir::cuda
 
@@ -51,21 +50,21 @@ struct DeviceContext {
   CUcontext context = nullptr;
   int major = 0;  // compute capability
   uint32_t multiprocessors = 0;
-  // shared memory of a multiprocessor, and what a block may have of it
+  // Bytes of shared memory of a multiprocessor, and the most that a block may use.
   uint32_t shared_bytes = 0, block_shared_bytes = 0;
   CUmodule modules[7] = {};
-  std::map<std::string, CUfunction, std::less<>> kernels;  // by name, all of them
+  std::map<std::string, CUfunction, std::less<>> kernels;  // all kernels, by name
 };
 
 struct DeviceStream {
   DeviceContext* context;
   CUstream stream;
-  CUevent reached;  // what other streams wait for: after()
+  CUevent reached;  // event that other streams wait for: after()
 };
 
 namespace cuda {
 
-// The context is the thread's current one meanwhile.
+// Makes the context the current one of the thread, until the end of the scope.
 class Current {
  public:
   explicit Current(const DeviceContext* c) : error_(driver().cuCtxPushCurrent(c->context)) {}
@@ -81,7 +80,7 @@ class Current {
   const int error_;
 };
 
-int find_kernels(DeviceContext* context);  // once its modules are loaded; throws std::bad_alloc
+int find_kernels(DeviceContext* context);  // after its modules are loaded; throws std::bad_alloc
 void fill_operations(DeviceKernels* table);
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// What makes the inputs of products, and RoPE, by their names in launch.cc. A thread has four
-// neighbouring numbers, so that eight have a block of 32 inputs.
+// Operations that compute the inputs of products, and RoPE; the names are those in launch.cc. A
+// thread has four neighbouring numbers, so eight threads have a block of 32 inputs.
 #include <cmath>
 
 #include "layout.h"
@@ -14,7 +14,7 @@ struct Four {
   float of[elementwise_each];
 };
 
-// Those from `at` on of n numbers, 0 beyond.
+// Loads four of n numbers from `at` on, 0 beyond.
 __device__ inline Four load(const float* x, std::size_t at, std::size_t n) {
   if (at + elementwise_each <= n && reinterpret_cast<std::size_t>(x + at) % 16 == 0) {
     const float4 v = *reinterpret_cast<const float4*>(x + at);
@@ -43,7 +43,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// Sum over a block; all threads get it.
+// The sum over a block, returned to all threads.
 __device__ float block_sum(float x) {
   __shared__ float parts[32];
   x = warp_sum(x);
@@ -52,8 +52,8 @@ __device__ float block_sum(float x) {
   return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
 }
 
-// The norm of a block's row. A thread keeps its first four numbers: what is behind those of all
-// threads is read twice. A thread writes only what it alone reads, so that out.f32 may be x.
+// The norm of a block's row. A thread keeps its first four numbers; the numbers behind those of all
+// threads are read twice. A thread writes only what it alone reads, so that out.f32 may be x.
 // add: to what out.f32 has.
 template <bool add>
 __device__ inline void norm_row(const float* x, const float* weight, float epsilon,
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(threads)
   if (out.q) round_inputs(v.of, at, at < n, out);
 }
 
-// A warp a head of a token.
+// A warp per head of a token.
 __global__ void __launch_bounds__(threads) rotate(DeviceHeads h, DeviceCheck check) {
   after_previous();
   const uint32_t row = blockIdx.x * (threads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32,

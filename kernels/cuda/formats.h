@@ -1,7 +1,6 @@
 // The quantised weight formats of GGUF files on the device: how a unit of 32 weights is laid out
-// (layout.h) and taken apart again.
-// Every weight is  w = scale * u + offset  with u of 8 bits and one scale and offset for each 16
-//                  weights.
+// (layout.h) and decoded.
+// Every weight is  w = scale * u + offset  with u of 8 bits; a scale and an offset per 16 weights.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -19,7 +18,7 @@ __device__ inline float half_at(Bytes p) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(p[0] | p[1] << 8)));
 }
 
-// Scale and offset of Q4_K's and Q5_K's run s of 32 weights: six bits each, in twelve bytes.
+// Scale and offset of run s (of 32 weights) of Q4_K and Q5_K: six bits each, in twelve bytes.
 __device__ inline uint8_t scale_k4(Bytes p, int s) {
   return s < 4 ? p[s] & 63 : (p[s + 4] & 15) | (p[s - 4] >> 6) << 4;
 }
@@ -29,8 +28,8 @@ __device__ inline uint8_t offset_k4(Bytes p, int s) {
 __device__ inline int nibble(Bytes p, int i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
 __device__ inline int bit(Bytes p, int i) { return p[i / 8] >> (i % 8) & 1; }
 
-// A format's constants; its quant i of a block as the file has it, with zero and sign left as they
-// are; and its scales.
+// The constants of a format, its quant i of a block in the file (with zero and sign unchanged), and
+// its scales.
 template <TensorType>
 struct Format;
 
@@ -41,10 +40,10 @@ struct Blocks {
   static constexpr int scale_bytes = layout_of(type).scale_bytes,
                        super_bytes = layout_of(type).super_bytes;
   static constexpr bool has_offset = offset_ || zero_ != 0;
-  static constexpr bool two_scales = false;  // of 16 weights each
+  static constexpr bool two_scales = false;  // one per 16 weights
 };
 
-// Blocks of 32 with a half-precision scale, and perhaps an offset, in front.
+// Blocks of 32 with a half-precision scale first, and an offset in some formats.
 template <TensorType type, int block_bytes_, int zero_, bool offset_>
 struct Blocks32 : Blocks<type, block_bytes_, 32, zero_, offset_> {
   __device__ static void put_scales(Bytes p, int, uint8_t* to) {
@@ -107,7 +106,7 @@ struct Format<TensorType::q2_k> : Blocks<TensorType::q2_k, 84, 256, 0, true> {
   }
 };
 
-// Q3_K and Q6_K: a signed scale for each 16 weights, no offset but the zero.
+// Q3_K and Q6_K: a signed scale per 16 weights, no offset except the zero.
 template <int zero_>
 __device__ inline void scales_signed(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
   const float super = __half2float(reinterpret_cast<const __half*>(planes.supers)[unit / 8]);
@@ -155,7 +154,7 @@ struct Format<TensorType::q6_k> : Blocks<TensorType::q6_k, 210, 256, 32, false> 
   }
 };
 
-// Q4_K and Q5_K: scale and offset of six bits for each 32 weights.
+// Q4_K and Q5_K: scale and offset of six bits per 32 weights.
 template <TensorType type, int block_bytes_>
 struct BlocksK4 : Blocks<type, block_bytes_, 256, 0, true> {
   __device__ static void put_scales(Bytes p, int s, uint8_t* to) {
@@ -185,7 +184,7 @@ struct Format<TensorType::q5_k> : BlocksK4<TensorType::q5_k, 176> {
   }
 };
 
-// Four nibbles, a byte each, to IQ4_NL's values.
+// Converts four nibbles, a byte each, to IQ4_NL's values.
 __device__ inline uint32_t look_up(uint32_t nibbles) {
   // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
   constexpr uint32_t values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
@@ -196,7 +195,7 @@ __device__ inline uint32_t look_up(uint32_t nibbles) {
   return __byte_perm(low, high, 0x3210 | (at & 0x8888) >> 1);
 }
 
-// The 32 quants of a unit, four a word, in order.
+// The 32 quants of a unit in order, four per word.
 template <TensorType type>
 __device__ inline void load_quants(const Planes& planes, std::size_t unit, uint32_t (&u)[8]) {
   using F = Format<type>;
@@ -229,7 +228,7 @@ __device__ inline void load_quants(const Planes& planes, std::size_t unit, uint3
   }
 }
 
-// Unit `unit` of the file's blocks to the planes.
+// Copies unit `unit` of the file's blocks to the planes.
 template <TensorType type>
 __device__ inline void lay_out_unit(Bytes file, std::size_t from, const Planes& to,
                                     std::size_t unit) {

@@ -1,5 +1,5 @@
-// Products of bytes on tensor cores: of 16 rows, 8 inputs and 32 or 16 products. Values from 0 to
-// 15, as the sketch has, are signed bytes too.
+// Products of bytes on tensor cores: 16 rows, 8 inputs and 32 or 16 terms. Values from 0 to 15,
+// those of sketches, are valid signed bytes.
 #pragma once
 
 #include <cstdint>

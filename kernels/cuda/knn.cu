@@ -1,12 +1,11 @@
-// The keys nearest to queries by inner product, exactly: what an index of keys is made from.
+// The keys nearest to queries by inner product, exactly, for building an index of keys.
 //
-// All scores are never in memory, only the best of each eight keys that follow one another: the k
-// best groups by it hold the k best keys, since each of these groups has one at least as good as
-// the best of any other group; and where scores are equal groups go, as keys do, by the lowest
-// number. A first kernel multiplies everything and leaves an eighth of it, a second one, a block a
-// query, chooses groups, scores their keys once more and chooses of these. What is compared are
-// whole numbers that rise with the score and fall with the item: no two are the same, so that
-// exactly k reach one of them.
+// The scores are never stored, only the best of each eight neighbouring keys (a group). The k best
+// groups contain the k best keys: each of these groups has a key at least as good as the best of
+// any other group, and among equal scores groups are ordered, like keys, by the lowest number. A
+// first kernel multiplies everything and stores an eighth of it. A second one, with a block per
+// query, chooses groups, scores their keys again and chooses among these. It compares integers that
+// rise with the score and fall with the item: no two are equal, so exactly k reach one of them.
 #include "attention_common.h"
 #include "integer_products.h"
 #include "tiles.h"
@@ -14,14 +13,14 @@
 namespace kvasir::cuda {
 namespace {
 
-// of an item or a group: its score's rank, then all ones less its number
+// Of an item or a group: the rank of its score, then the complement of its number.
 using Key = unsigned long long;
 
 __device__ inline float scaled(float product, float key_scale, float query_scale) {
   return __fmul_rn(product, __fmul_rn(key_scale, query_scale));
 }
 
-// Larger floats have larger ranks; -0 has that of 0, what is no number the least one; none is 0.
+// Larger floats have larger ranks; -0 has the rank of 0, NaN the least; no rank is 0.
 __device__ inline uint32_t rank_of(float x) {
   const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(x, -INFINITY), 0.0f));
   return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
@@ -32,22 +31,21 @@ __device__ inline Key key_of(float score, uint32_t number) {
 __device__ inline uint32_t number_of(Key key) { return ~static_cast<uint32_t>(key); }
 
 // ---- the best of groups
-// -------------------------------------------------------------------------------------------------
 
-constexpr uint32_t row_tiles = nearest_rows / (nearest_threads / warp) / 16;  // of a warp
+constexpr uint32_t row_tiles = nearest_rows / (nearest_threads / warp) / 16;  // per warp
 constexpr uint32_t halves = 2, key_tiles = nearest_items / 8 / halves;
-// of products: the bits of 1.5 * 2^23, so that with one added they are those of a float that is
-// larger by it
+// Start of integer sums: the bits of 1.5 * 2^23. With a sum d added they are the bits of the float
+// that is larger by d.
 constexpr int start = 0x4b400000;
 static_assert(row_tiles == 2 && key_tiles == 4);
 
-// Where a row of a tile of keys lies in shared memory. A matrix's columns go to a warp's lanes by
-// twos: with this order a lane gets two whole groups, one from each half of the tile.
+// The place of a row of a tile of keys in shared memory. Pairs of a matrix's columns go to the
+// lanes of a warp: in this order a lane gets two whole groups, one from each half of the tile.
 __device__ inline uint32_t place_of(uint32_t item) {
   return item / 8 % 2 * 32 + item % 8 / 2 * 8 + item / 16 * 2 + item % 2;
 }
 
-// Rows of bytes in pieces of 16: the same piece of eight rows lies in all banks.
+// Rows of bytes in pieces of 16: the same piece of eight rows occupies all banks.
 template <uint32_t dim>
 __device__ inline uint32_t piece_of(uint32_t row, uint32_t at) {
   return row * dim + ((at ^ (dim == 128 ? row & 7 : row >> 1 & 3)) << 4);
@@ -59,14 +57,14 @@ __device__ inline void copy_tile(uint32_t to, const DeviceNearest& n, uint32_t t
 #pragma unroll
   for (uint32_t i = 0; i < nearest_items * pieces / nearest_threads; ++i) {
     const uint32_t at = i * nearest_threads + threadIdx.x, item = at / pieces, piece = at % pieces;
-    // behind the last one it is read again
+    // The last item is repeated behind the end.
     const std::size_t from = min(tile * nearest_items + item, n.items - 1);
     copy_async(to + piece_of<dim>(place_of(item), piece), n.keys + from * dim + piece * 16);
   }
 }
 
-// Block (rows of queries, part of the items): a warp has 32 rows, in registers all along, and goes
-// over the part's tiles.
+// Block (rows of queries, part of the items): a warp keeps 32 rows in registers and goes over the
+// tiles of the part.
 template <uint32_t dim>
 __device__ void best_of_groups(const DeviceNearest& n) {
   constexpr uint32_t steps = dim / 32;
@@ -113,7 +111,7 @@ __device__ void best_of_groups(const DeviceNearest& n) {
     }
     const float next_scale = tile + 1 < end ? scale_of(tile + 1) : 0;
     float first_half[row_tiles][2];
-#pragma unroll 1  // the registers of one half at a time
+#pragma unroll 1  // keeps the registers of one half at a time
     for (uint32_t h = 0; h < halves; ++h) {
       int d[row_tiles][key_tiles][4];
 #pragma unroll
@@ -156,15 +154,14 @@ __device__ void best_of_groups(const DeviceNearest& n) {
 }
 
 // ---- the choice
-// -------------------------------------------------------------------------------------------------
 
 constexpr uint32_t threads = nearest_choose_threads, warps = threads / warp;
-// of the chosen groups; groups that are looked at again
+// Items of the chosen groups; groups that are listed.
 constexpr uint32_t max_items = max_nearest * nearest_group, listed = max_items;
 constexpr uint32_t lanes_a_key = 4, keys_a_warp = warp / lanes_a_key;
 static_assert(max_nearest == threads && keys_a_warp == nearest_group);
 
-// What the threads of a block share.
+// Shared by the threads of a block.
 struct Chosen {
   Key keys[max_items];  // of groups; then of their items
   uint32_t groups[max_nearest];
@@ -172,8 +169,8 @@ struct Chosen {
   uint32_t sums[2][warps], turn_of_most[warps], listed, chosen, found;
 };
 
-// The sum of x over the block, to all. Calls alternate between two arrays of sums, so that one wait
-// is enough.
+// The sum of x over the block, returned to all threads. Calls alternate between two arrays of sums,
+// so one wait suffices.
 __device__ inline uint32_t block_sum(uint32_t x, uint32_t* turn, Chosen* c) {
   uint32_t* sums = c->sums[*turn ^= 1];
   x = __reduce_add_sync(all_lanes, x);
@@ -185,8 +182,8 @@ __device__ inline uint32_t block_sum(uint32_t x, uint32_t* turn, Chosen* c) {
   return sum;
 }
 
-// A number that k to `allowed` keys reach: low is one that at least k do, high one that none does.
-// count(x): of all the block's keys that reach x.
+// A number that k to `allowed` keys reach. At least k keys reach low, none reaches high. count(x):
+// the number of the block's keys that reach x.
 template <class Number, class Count>
 __device__ inline Number reached_by(Number low, Number high, uint32_t k, uint32_t allowed,
                                     Count&& count) {
@@ -200,8 +197,8 @@ __device__ inline Number reached_by(Number low, Number high, uint32_t k, uint32_
   return low;
 }
 
-// The k best of more groups than that, into c->groups in any order. *least, *most: the ranks that
-// the last and the best of them are not below, not above.
+// Writes the k best of more groups to c->groups in any order. *least, *most: bounds of the ranks of
+// the last and the best of them.
 __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_t k, uint32_t* turn,
                                      uint32_t* least, uint32_t* most, Chosen* c) {
   const uint32_t thread = threadIdx.x;
@@ -213,7 +210,7 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
   uint32_t highest = 0;
 #pragma unroll
   for (uint32_t i = 0; i < warps; ++i) highest = max(highest, c->turn_of_most[i]);
-  // What k threads' best reach at least k groups do, and not many more.
+  // At least k groups reach what the best groups of k threads reach, and not many more.
   const auto threads_with = [&](uint32_t rank) {
     return static_cast<uint32_t>(__syncthreads_count(its >= rank));
   };
@@ -223,7 +220,7 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
       if (const uint32_t to = atomicAdd(&c->listed, 1u); to < listed) c->keys[to] = key_of(x, i);
   __syncthreads();
   const uint32_t there = c->listed;
-  const bool fits = there <= listed;  // else many are alike: they are read again and again
+  const bool fits = there <= listed;  // otherwise many are equal, and they are read repeatedly
   const uint32_t n = fits ? there : groups;
   const auto key_at = [&](uint32_t i) { return fits ? c->keys[i] : key_of(best[i], i); };
   const Key reached = reached_by(Key{low} << 32, Key{highest + 1} << 32, k, k, [&](Key key) {
@@ -238,11 +235,11 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
   __syncthreads();
 }
 
-// The keys of all items of the chosen groups, a warp a group, four lanes an item; 0 of those that
-// are behind the last one.
+// The keys of all items of the chosen groups, a warp per group, four lanes per item; 0 for items
+// behind the last one.
 __device__ inline void score_groups(const DeviceNearest& n, uint32_t row, uint32_t groups,
                                     Chosen* c) {
-  constexpr uint32_t max_loads = 2;  // of 16 bytes: 128 dimensions by four lanes
+  constexpr uint32_t max_loads = 2;  // of 16 bytes: 128 dimensions in four lanes
   const uint32_t loads = n.dim / (lanes_a_key * 16);
   const uint32_t lane = threadIdx.x % warp, part = lane % lanes_a_key;
   uint4 q[max_loads] = {};
@@ -277,7 +274,7 @@ __device__ inline void score_groups(const DeviceNearest& n, uint32_t row, uint32
   }
 }
 
-// c->best descending: a bitonic sort (Batcher, 1968), a key a thread.
+// Sorts c->best descending by a bitonic sort (Batcher, 1968), a key per thread.
 __device__ inline void sort_best(Chosen* c) {
   for (uint32_t size = 2; size <= max_nearest; size *= 2)
     for (uint32_t step = size / 2; step > 0; step /= 2) {

@@ -1,4 +1,4 @@
-// The operations: which kernel runs, over how many blocks.
+// The operations: which kernel runs, on how many blocks.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -56,10 +56,10 @@ unsigned blocks_for(std::size_t n, unsigned each) {
   return static_cast<unsigned>((n + each - 1) / each);
 }
 
-// The arguments have exactly the types of the kernel's parameters. From compute capability 9.0 on
-// the kernel may begin before the one before has ended: dependent.h
+// Launches a kernel; the arguments have exactly the types of its parameters. From compute
+// capability 9.0 on it may start before the previous one has ended: dependent.h.
 struct Grid {
-  // shared: bytes of a block's shared memory besides what the kernel has itself
+  // shared: dynamic shared memory per block, bytes.
   unsigned x, y = 1, z = 1, shared = 0;
 };
 template <class... Args>
@@ -120,9 +120,8 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
                                     reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-// A block has 64 rows where that makes as many blocks as a device runs at a time, for its inputs
-// are read once for all of them; else fewer, so that there are enough blocks to keep the memory
-// busy.
+// Rows of a block: 64 where that gives as many blocks as the device runs at a time, because the
+// inputs are read once per block; else fewer, so that enough blocks keep the memory busy.
 unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_t count) {
   const auto blocks = [&](unsigned rows) {
     unsigned sum = 0;
@@ -132,11 +131,11 @@ unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_
   return blocks(64) >= 2 * c.multiprocessors ? 64 : 2 * blocks(32) >= c.multiprocessors ? 32 : 16;
 }
 
-// Steps of the ring that a block copies to: as many as leave room for as many blocks as there are
-// for a multiprocessor, up to two.
+// Steps of the ring that a block copies to: as many as leave room for the blocks of a
+// multiprocessor, up to two.
 unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs,
                    unsigned blocks) {
-  constexpr unsigned own = 1024;  // of shared memory, that a block takes besides
+  constexpr unsigned own = 1024;  // bytes of shared memory that a block uses besides
   const unsigned step = few_step_bytes(type, rows, inputs), half = c.shared_bytes / 2 - own;
   const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs)
                             ? half
@@ -145,7 +144,7 @@ unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsig
   return steps >= max_few_steps ? max_few_steps : std::clamp(steps, 2u, 4u);
 }
 
-// `count` matrices of one type, by one launch.
+// Multiplies `count` matrices of one type in one launch.
 int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
              const DeviceActivations& x, bool add) {
   const TensorType type = given->w.type;
@@ -186,8 +185,8 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
   return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
 }
 
-// Many inputs keep a device busy by a matrix alone, and read it from the cache more often while no
-// other one is read.
+// With many inputs one matrix keeps a device busy, and its cache is more effective while no other
+// matrix is read.
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
   const std::size_t most = x.n <= tile_inputs ? max_products : 1;
@@ -235,7 +234,6 @@ int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
 }
 
 // ---- attention
-// -------------------------------------------------------------------------------------------------
 
 struct AttentionName {
   char text[32];
@@ -246,7 +244,7 @@ struct AttentionName {
 
 constexpr unsigned min_score_parts = 32, all_score_parts = scan_blocks * 120,
                    all_share_parts = share_blocks * 128;
-// blocks of a head and layer: enough for the bus, and others' work has room beside them
+// Blocks per head and layer: enough for the bus, with room for concurrent work.
 constexpr unsigned group_parts = 4;
 
 int begin_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a, const float* q,
@@ -260,12 +258,14 @@ int attend_sinks_and_window(DeviceStream* s, const DeviceKv& kv, const DeviceAtt
                 near_threads, kv, a);
 }
 
-// Blocks that attend sinks and window of a KV head, a row each, beside those that score its quads.
+// Blocks of a KV head that attend sinks and window, a row each, in the launch that scores its
+// quads.
 unsigned near_rows(const DeviceKv& kv, const DeviceAttention& a) { return a.n == 1 ? kv.group : 0; }
 
-// Blocks that score a KV head's quads: as many as a large device runs at a time, of all heads.
+// Blocks that score the quads of a KV head: as many as a large device runs at a time, for all
+// heads.
 unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
-  const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages an extent, 16 quads a tile
+  const unsigned tiles = a.extents * kv.page_tokens / 4;  // 16 pages per extent, 16 quads per tile
   const unsigned all =
       std::min(all_score_parts,
                scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
@@ -295,15 +295,15 @@ int choose(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
 
 int gather_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
   return launch(s, "attention_gather",
-                Grid{blocks_for(a.most, gather_threads / 32), kv.kv_heads * a.blocks},
+                Grid{blocks_for(a.max_quads, gather_threads / 32), kv.kv_heads * a.blocks},
                 gather_threads, kv, a);
 }
 
 int gather_group(DeviceStream* s, const DeviceKv& kv, const DeviceGroup& g) {
-  return launch(
-      s, "attention_gather_group",
-      Grid{std::min(blocks_for(g.most, gather_threads / 32), group_parts), kv.kv_heads, g.layers},
-      gather_threads, kv, g);
+  return launch(s, "attention_gather_group",
+                Grid{std::min(blocks_for(g.max_quads, gather_threads / 32), group_parts),
+                     kv.kv_heads, g.layers},
+                gather_threads, kv, g);
 }
 
 int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -313,54 +313,52 @@ int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
-                     const DeviceActivations& out, const DeviceCheck& check, float* totals,
+                     const DeviceActivations& out, const DeviceCheck& check, float* lse,
                      float* mass) {
   DeviceActivations its = out;
-  if (kv.head_dim % 32 != 0) its.q = nullptr;  // 32 inputs are of more than a head
+  if (kv.head_dim % 32 != 0) its.q = nullptr;  // blocks of 32 inputs would span heads
   const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a,
-                           its, check, totals, mass);
+                           its, check, lse, mass);
   return error || its.q == out.q ? error : quantize(s, out, check);
 }
 
 // ---- reading
-// -------------------------------------------------------------------------------------------------
 
-struct ReadingName {
+struct PrefillName {
   char text[32];
-  explicit ReadingName(uint32_t dim) { std::snprintf(text, sizeof text, "reading_attend_%u", dim); }
+  explicit PrefillName(uint32_t dim) { std::snprintf(text, sizeof text, "prefill_attend_%u", dim); }
 };
 
-int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k,
+int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
   constexpr unsigned largest_threads = 1024;
-  int error = launch(s, "reading_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
+  int error = launch(s, "prefill_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
   const unsigned tokens = r.pages * r.page_tokens + r.window + r.n,
-                 rows = blocks_for(tokens, reading_keys) * reading_keys;
+                 rows = blocks_for(tokens, prefill_keys) * prefill_keys;
   if (!error)
-    error = launch(s, "reading_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
-                   reading_layout_threads, r, k, v);
+    error = launch(s, "prefill_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
+                   prefill_layout_threads, r, k, v);
   if (error) return error;
-  return launch(s, "reading_queries",
-                Grid{blocks_for(r.q_room, reading_layout_threads / 32), r.kv_heads},
-                reading_layout_threads, r, q);
+  return launch(s, "prefill_queries",
+                Grid{blocks_for(r.q_room, prefill_layout_threads / 32), r.kv_heads},
+                prefill_layout_threads, r, q);
 }
 
-int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
-  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, reading_rows);
-  return launch(s, ReadingName(r.dim).text,
-                Grid{blocks, r.kv_heads, 1, reading_shared_bytes(r.dim)}, reading_threads, r, out,
-                totals);
+int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
+  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, prefill_rows);
+  return launch(s, PrefillName(r.dim).text,
+                Grid{blocks, r.kv_heads, 1, prefill_shared_bytes(r.dim)}, prefill_threads, r, out,
+                lse);
 }
 
 // ---- nearest keys
-// -------------------------------------------------------------------------------------------------
 
 struct NearestName {
   char text[32];
   explicit NearestName(uint32_t dim) { std::snprintf(text, sizeof text, "nearest_groups_%u", dim); }
 };
 
-// of parts of the items: twice what a large device runs at a time
+// Blocks over parts of the items: twice what a large device runs at a time.
 constexpr unsigned nearest_blocks = 528;
 
 int find_nearest(DeviceStream* s, const DeviceNearest& n) {
@@ -405,20 +403,20 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }
   CUmodule reading = context->modules[4];
-  for (const char* name : {"reading_largest", "reading_lay_out", "reading_queries"})
+  for (const char* name : {"prefill_largest", "prefill_lay_out", "prefill_queries"})
     if (const int error = find(name, reading)) return error;
   for (const uint32_t dim : attended_dims)
-    if (const int error = find(ReadingName(dim).text, reading)) return error;
+    if (const int error = find(PrefillName(dim).text, reading)) return error;
   for (const uint32_t dim : attended_dims)
     if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
   if (const int error = find("nearest_choose", context->modules[5])) return error;
-  const auto allow = [&](const char* name, uint32_t bytes) -> int {  // of shared memory
+  const auto allow = [&](const char* name, uint32_t bytes) -> int {  // dynamic shared memory
     return driver().cuFuncSetAttribute(context->kernels.find(name)->second,
                                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                        static_cast<int>(bytes));
   };
   for (const uint32_t dim : attended_dims)
-    if (const int error = allow(ReadingName(dim).text, reading_shared_bytes(dim))) return error;
+    if (const int error = allow(PrefillName(dim).text, prefill_shared_bytes(dim))) return error;
   for (const TensorType type : types) {
     if (has_wide(type))
       if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
@@ -446,8 +444,8 @@ void fill_operations(DeviceKernels* k) {
   k->gather_group = gather_group;
   k->attend_chosen = attend_chosen;
   k->finish_attention = finish_attention;
-  k->prepare_reading = prepare_reading;
-  k->attend_reading = attend_reading;
+  k->prepare_prefill = prepare_prefill;
+  k->attend_prefill = attend_prefill;
   k->find_nearest = find_nearest;
 }
 

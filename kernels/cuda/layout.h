@@ -1,14 +1,15 @@
-// How quantised weights lie in a device's memory: what the CPU and the device have to know alike.
+// The layout of quantised weights in device memory, for host code and kernels.
 //
-// A file's blocks mix quants and scales in sizes that no vector load fits. When a matrix is loaded
-// it is laid out anew, the same bits in planes, each from a multiple of 256 bytes on, a unit of 32
-// weights after the other:
-//   low     2, 4 or 8 bits a weight. 8: in order. 4: byte j has weight j in its low half and weight
-//           16 + j in its high one. 2: as the high bits' two
-//   high    1 or 2 bits a weight, above the low ones. 1: bit 8 b + k of a 32-bit word, 2: bits 8 b
-//           + 2 (k % 4) of word k / 4, for weight 4 k + b; so that a shift and a mask give the bits
-//           of weights 4 k to 4 k + 3 in the four bytes that a dot product wants
-//   scales  a unit's own scale (and offset): half precision, or the small integers of the K formats
+// The blocks of a file mix quants and scales in sizes that no vector load fits. When a matrix is
+// loaded, the same bits are arranged in planes. Each plane begins at a multiple of 256 bytes and
+// has the units of 32 weights one after the other:
+//   low     2, 4 or 8 bits per weight. 8: in order. 4: byte j has weight j in its low half and
+//           weight 16 + j in its high half. 2: like the high plane's two
+//   high    1 or 2 bits per weight, above the low ones, for weight 4 k + b. 1: bit 8 b + k of a
+//           32-bit word; 2: bits 8 b + 2 (k % 4) of word k / 4. So a shift and a mask put the bits
+//           of weights 4 k to 4 k + 3 into the four bytes of a dot product
+//   scales  the unit's own scale (and offset): half precision, or the small integers of the K
+//           formats
 //   supers  for the K formats, half-precision scale (and offset) of eight units
 #pragma once
 
@@ -21,17 +22,15 @@
 
 namespace kvasir::cuda {
 
-// The types that many inputs are multiplied with by a kernel of their own, which is large and
-// copies weights as they lie in memory. On an H200 it does 239 in place of 143 T operations/s of
-// Q8_0 with 512 inputs.
+// The types with a kernel of their own for many inputs, which is large and copies weights as they
+// are in memory. On an H200 it does 239 in place of 143 T operations/s for Q8_0 with 512 inputs.
 constexpr bool has_wide(TensorType type) { return type == TensorType::q8_0; }
 
 struct Planes {
   uint8_t *low, *high, *scales, *supers;
 };
 
-// Of a unit, but for super_bytes, which are of eight; all zero for the types that are not
-// quantised.
+// Sizes of a unit; super_bytes: of eight units. All zero for types that are not quantised.
 struct Layout {
   uint32_t low_bits, high_bits, scale_bytes, super_bytes;
 };
@@ -67,7 +66,7 @@ constexpr Layout layout_of(TensorType type) {
 
 constexpr std::size_t plane_bytes(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Where the planes of so many units begin; all their bytes are added to *bytes, which may be null.
+// The beginnings of the planes of `units` units; adds their bytes to *bytes, which may be null.
 inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::size_t* bytes) {
   const Layout l = layout_of(type);
   const std::size_t sizes[] = {units * l.low_bits * 4, units * l.high_bits * 4,
@@ -82,59 +81,58 @@ inline Planes planes_at(TensorType type, std::size_t units, void* memory, std::s
   return {planes[0], planes[1], planes[2], planes[3]};
 }
 
-// Matrices of one type that are multiplied with one input by one launch. A block has rows of one of
-// them.
+// Matrices of one type that one launch multiplies with one input. A block has rows of one of them.
 struct Product {
-  Planes w;              // of floats: low
-  uint32_t rows, begin;  // begin: its first block, UINT32_MAX where there is none
+  Planes w;              // float weights: in low
+  uint32_t rows, begin;  // begin: its first block; UINT32_MAX: no product
   const float* bias;
   float* y;  // [inputs][rows]
 };
 constexpr uint32_t max_products = 3;
 struct Products {
   Product of[max_products];
-  bool add;  // to what y has
+  bool add;  // adds to y
 };
 
-// The launches of kernels, which both sides have to have alike.
-// rows of a block, one input
+// Launch parameters, for host code and kernels.
+// Rows of a block, one input.
 constexpr uint32_t row_warps = 4;
-// of a block, more inputs
+// Of a block, more inputs.
 constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;
-// of many inputs, for some types
+// Of a block, many inputs, for types with has_wide().
 constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, min_wide_inputs = 192;
-// of 2 to 64; a ring of steps of units
+// Of a block, 2 to 64 inputs, with a ring of steps of units.
 constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_few_steps = 6;
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
-// neighbouring numbers of a thread
+// Neighbouring numbers per thread.
 constexpr uint32_t elementwise_each = 4;
-// of attention
+// Attention.
 constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4,
                    choose_threads = 256, attend_threads = 256, gather_threads = 256;
-// share_quads: of a block at a time, of one KV head
+// share_quads: quads of one KV head that a block has at a time.
 constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_threads * share_each,
                    share_blocks = 3;
-// two tiles of four units and their scales
+// Two tiles of four units and their scales.
 constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);
-// of reading; a warp has a quarter of a block's rows
-constexpr uint32_t reading_layout_threads = 256, reading_threads = 128;
-// queries, keys and values of two tiles
-constexpr uint32_t reading_shared_bytes(uint32_t dim) {
-  return (reading_rows + 4 * reading_keys) * dim * 2;
+// Prefill; a warp has a quarter of a block's rows.
+constexpr uint32_t prefill_layout_threads = 256, prefill_threads = 128;
+// Queries, and keys and values of two tiles.
+constexpr uint32_t prefill_shared_bytes(uint32_t dim) {
+  return (prefill_rows + 4 * prefill_keys) * dim * 2;
 }
-// of the search for nearest keys
+// The search for nearest keys.
 constexpr uint32_t nearest_threads = 256, nearest_choose_threads = 512;
-// query rows that read a page together: more make the code large, and most models have no more a KV
-// head
+// Query rows that read a page in one pass. More make the code large, and most models have no more
+// per KV head.
 constexpr uint32_t attended_rows = 4;
 
-// Shared memory of a step of units with few inputs: of each row its planes, then of each input
-// quants, scales and sums. few.cu says what the room between rows is for.
-// whether an offset is multiplied with them
+// Shared memory of a step of units with few inputs: the planes of each row, then quants, scales and
+// sums of each input. matmul_few.cu explains the gaps between rows.
+// Whether an offset is multiplied with the sums.
 constexpr bool has_sums(TensorType type) {
   return type != TensorType::q8_0 && type != TensorType::iq4_nl;
 }
-// bytes: of a unit
+// bytes: of a unit.
 constexpr uint32_t few_pitch(uint32_t bytes) { return few_units * bytes + 16; }
 constexpr uint32_t few_scale_pitch(TensorType type) {
   const Layout l = layout_of(type);
@@ -146,12 +144,12 @@ constexpr uint32_t few_step_bytes(TensorType type, uint32_t rows, uint32_t input
                        few_scale_pitch(type) + (l.super_bytes ? 4 : 0);
   return rows * row + inputs * (few_pitch(32) + few_units * (has_sums(type) ? 8 : 4));
 }
-// Of a block's sums: four of each thread for each tile of 8 inputs that its warp has.
+// Bytes of a block's sums: four per thread for each tile of 8 inputs of its warp.
 constexpr uint32_t few_sum_bytes(uint32_t rows, uint32_t inputs) {
-  const uint32_t groups = few_threads / 2 / rows;  // of warps that share 16 rows
+  const uint32_t groups = few_threads / 2 / rows;  // warps that have the same 16 rows
   return few_threads * 16 * ((inputs / 8 + groups - 1) / groups);
 }
-// of the largest: what any device's block may have
+// The largest step fits a block of any device.
 static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);
 
 }  // namespace kvasir::cuda

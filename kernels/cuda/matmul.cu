@@ -1,7 +1,7 @@
-// Matrix products. One input: a warp a row, bound by the reading of the weights. Many: tiles of 64
-// rows and 64 inputs by the tensor cores' integer products; up to 64 of quantised weights: few.cu.
-// Sums of 32 products are exact integers, as the CPU's kernels have them; scales are applied in
-// float.
+// Matrix products. One input: a warp per row, bound by reading the weights. Many: tiles of 64 rows
+// and 64 inputs with the tensor cores' integer products. Up to 64 inputs of quantised weights:
+// matmul_few.cu. Sums of 32 products are exact integers, like those of the CPU's kernels; scales
+// are applied in float.
 #include <cuda_bf16.h>
 
 #include "dependent.h"
@@ -13,7 +13,6 @@ namespace kvasir::cuda {
 namespace {
 
 // ---- one input
-// -------------------------------------------------------------------------------------------------
 
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -28,7 +27,7 @@ __device__ inline int dot_words(const uint32_t* u, uint4 x) {
   return __dp4a(static_cast<int>(u[3]), static_cast<int>(x.w), sum);
 }
 
-// The product of a unit of weights and of inputs, but for the inputs' scale.
+// The product of a unit of weights and inputs, without the scale of the inputs.
 template <TensorType type>
 __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 low_inputs,
                                      uint4 high_inputs, short2 sum) {
@@ -50,12 +49,11 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
   return part;
 }
 
-// A warp has one row, and its loop is as the compiler has it: warps that are many hide the way to
-// memory better than a few with much under way. Two rows a warp, or four units at a time, take the
-// registers of the others: a tenth to a sixth slower with formats of 4 bits (H200), and so is a
-// loop whose loads are not all under way before one is waited for, for want of registers: look at
-// what the compiler makes of it.
-// of floats, which are asked for while the kernel before works
+// A warp has one row, and its loop is left to the compiler: many warps hide memory latency better
+// than few warps with many loads in flight. Two rows per warp, or four units at a time, use the
+// registers of other warps: a tenth to a sixth slower with formats of 4 bits (H200). So is a loop
+// that, for lack of registers, waits for one load before it has issued all: check the compiler's
+// output. Bytes of float weights that are prefetched while the previous kernel works.
 constexpr uint32_t early_bytes = 4096;
 
 template <TensorType type>
@@ -87,7 +85,7 @@ __device__ inline float to_float(T x) {
   else return static_cast<float>(x);
 }
 
-// vector: weights that one load brings; cols is a multiple of it.
+// vector: weights per load; cols is a multiple of it.
 template <class T, int vector>
 __device__ void multiply_float_row(const Products& products, uint32_t cols, const float* x) {
   struct alignas(sizeof(T) * vector) Weights {
@@ -118,10 +116,9 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
 }
 
 // ---- many inputs
-// -------------------------------------------------------------------------------------------------
 
 constexpr int tile_units = 4;
-// bytes of a row in shared memory: eight rows' words of a product lie in all banks
+// Bytes of a row in shared memory: the words of eight rows of a product occupy all banks.
 constexpr int tile_pitch = tile_units * 32 + 16;
 
 struct Tile {
@@ -217,10 +214,10 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
   }
 }
 
-// Many inputs, of weights with a scale for 32 and no offset: tiles of 128 by 128, of which a warp
-// has 64 rows and 32 inputs. Each output is found by the same operations as above: how many inputs
-// there are does not change it. Rows in shared memory are 128 bytes in pieces of 16; those of eight
-// rows that a matrix is loaded from lie in all banks.
+// Many inputs, for weights with a scale per 32 and no offset: tiles of 128 by 128, of which a warp
+// has 64 rows and 32 inputs. Each output is computed by the same operations as above, so it does
+// not depend on the number of inputs. Rows in shared memory are 128 bytes in pieces of 16; those of
+// eight rows that a matrix is loaded from occupy all banks.
 struct WideTile {
   alignas(128) uint8_t weights[wide_rows * tile_units * 32], inputs[wide_inputs * tile_units * 32];
   float of[tile_units][wide_rows], scale[tile_units][wide_inputs];
@@ -235,15 +232,15 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))));
 }
 
-// 16 bytes by the memory's own unit, or zeros.
+// Copies 16 bytes asynchronously, or zeros.
 __device__ inline void copy_later(uint8_t* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from), "r"(there ? 16 : 0));
 }
 
-// Two tiles: one is filled while the other is multiplied. What is read is as it lies in memory,
-// which is so of Q8_0.
+// Two tiles: one is filled while the other is multiplied. Copies weights as they are in memory,
+// which fits Q8_0.
 template <TensorType type>
 __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t n, const int8_t* q,
                               const float* scale) {
@@ -251,7 +248,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   static_assert(!F::two_scales && !F::has_offset && F::low == 8 &&
                 2 * sizeof(WideTile) == wide_shared_bytes);
   constexpr int row_tiles = 4, input_tiles = 4;
-  // an integer sum d that begins with it is, as a float, 12582912 + d
+  // An integer sum d that starts with it is, as a float, 12582912 + d.
   constexpr int as_float = 0x4b400000;
   extern __shared__ __align__(128) uint8_t wide_memory[];
   auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
@@ -261,8 +258,8 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
   const uint32_t warp_row = thread / 32 % 2 * 64, warp_input = thread / 64 * 32;
-  // What lies at `at` of the sums, 16 bytes at a time, begins to be copied; what is outside of the
-  // matrices becomes zeros.
+  // Starts the copy of the tile at `at` of the sums, 16 bytes at a time; zeros outside of the
+  // matrices.
   const auto copy = [&](WideTile& to, uint32_t at) {
 #pragma unroll
     for (uint32_t i = thread; i < wide_rows * tile_units * 2; i += wide_threads) {
@@ -309,7 +306,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
 #pragma unroll 1
   for (uint32_t at = 0, turn = 0; at < units; at += tile_units, turn ^= 1) {
     asm volatile("cp.async.wait_all;");
-    __syncthreads();  // what is here has come, and the other tile is no longer read
+    __syncthreads();  // this tile has arrived, and nobody reads the other one
     const WideTile& tile = tiles[turn];
     const bool more = at + tile_units < units;
     if (more) copy(tiles[turn ^ 1], at + tile_units), load_scales(at + tile_units);
@@ -334,7 +331,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
         scales[j] = *reinterpret_cast<const float2*>(&tile.scale[k][warp_input + j * 8 + 2 * t]);
 #pragma unroll
       for (int i = 0; i < row_tiles; ++i) {
-        // exact: a scale has 11 bits, so that its product with d is rounded once
+        // Exact: a scale has 11 bits, so its product with d is rounded once.
         const float off[2] = {of[i][0] * -12582912.0f, of[i][1] * -12582912.0f};
 #pragma unroll
         for (int j = 0; j < input_tiles; ++j) {
@@ -350,8 +347,8 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
     }
     if (more) put_scales(tiles[turn ^ 1]);
   }
-  // Through shared memory, half of the inputs at a time: rows side by side are written together, by
-  // little code.
+  // Through shared memory, half of the inputs at a time: neighbouring rows are written at once,
+  // with little code.
   auto* staged = reinterpret_cast<float*>(tiles->weights);
   static_assert(sizeof tiles->weights + sizeof tiles->inputs ==
                 wide_inputs / 2 * wide_rows * sizeof(float));
@@ -376,7 +373,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   }
 }
 
-// Floats: tiles of 64 by 64, each thread 8 rows and 4 inputs.
+// Floats: tiles of 64 by 64, 8 rows and 4 inputs per thread.
 template <class T>
 __device__ void multiply_float_tile(const Products& products, uint32_t cols, uint32_t n,
                                     const float* x) {
@@ -419,7 +416,7 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
 
 }  // namespace
 
-// The kernels by their names in launch.cc.
+// The kernels, with their names in launch.cc.
 extern "C" {
 
 #define KERNELS(name)                                                                           \

@@ -1,7 +1,7 @@
-// Matrix products of quantised weights with 2 to 64 inputs, as a question has: bound by the reading
-// of the weights, which copies to shared memory bring while others, that came before, are
-// multiplied. Each output is found by the same operations, in the same order, as matmul.cu's tiles
-// find it: how many inputs there are does not change it.
+// Matrix products of quantised weights with 2 to 64 inputs, the size of a question. They are bound
+// by reading the weights: asynchronous copies to shared memory bring weights while earlier ones are
+// multiplied. Each output is computed by the same operations in the same order as by the tiles of
+// matmul.cu, so it does not depend on the number of inputs.
 #include "dependent.h"
 #include "formats.h"
 #include "integer_products.h"
@@ -11,7 +11,7 @@
 namespace kvasir::cuda {
 namespace {
 
-// an integer sum d that begins with it is, as a float, as_float_value + d: exactly, as |d| < 2^22
+// An integer sum d that starts with it is, as a float, as_float_value + d; exactly, as |d| < 2^22.
 constexpr int as_float = 0x4b400000;
 constexpr float as_float_value = 12582912;
 constexpr uint32_t warps = few_threads / 32;
@@ -21,12 +21,12 @@ __device__ inline void copy_word_async(uint32_t to, const void* from, bool there
                "r"(there ? 4 : 0));
 }
 
-// But for the last `younger` groups of copies all have come.
+// Waits until all groups of copies except the last `younger` have arrived.
 template <int younger>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(younger) : "memory");
 }
-__device__ inline void wait_for_step(uint32_t steps) {  // of a ring of so many, the oldest
+__device__ inline void wait_for_step(uint32_t steps) {  // the oldest of a ring of `steps` steps
   static_assert(max_few_steps == 6);
   if (steps >= 6) wait_for_copies<4>();
   else if (steps >= 4) wait_for_copies<2>();
@@ -34,8 +34,8 @@ __device__ inline void wait_for_step(uint32_t steps) {  // of a ring of so many,
   else wait_for_copies<0>();
 }
 
-// Where the parts of a step's memory begin. Rows are far enough apart that what a warp reads of
-// eight of them at once lies in different banks.
+// The beginnings of the parts of a step's memory. The gaps between rows put the words that a warp
+// reads of eight rows at once into different banks.
 template <TensorType type>
 struct Step {
   using F = Format<type>;
@@ -43,7 +43,7 @@ struct Step {
   static constexpr uint32_t low_pitch = few_pitch(F::low * 4),
                             high_pitch = F::high ? few_pitch(F::high * 4) : 0,
                             scale_pitch = few_scale_pitch(type);
-  // inputs_there: a multiple of 8
+  // inputs_there: a multiple of 8.
   uint32_t high, scales, supers, inputs, input_scales, sums, inputs_there;
   __device__ Step(uint32_t rows, uint32_t n)
       : high(rows * low_pitch), scales(high + rows * high_pitch),
@@ -52,13 +52,13 @@ struct Step {
         inputs_there(n) {}
 };
 
-// What the block multiplies: units of row r from first + r * units on.
+// The block's part: units of row r from first + r * units on.
 struct Part {
   std::size_t first;
   uint32_t rows, units, n;
 };
 
-// Units [at, at + few_units) of a plane with `bytes` a unit, `size` bytes at a time.
+// Copies units [at, at + few_units) of a plane with `bytes` per unit, `size` bytes at a time.
 template <uint32_t bytes, uint32_t size>
 __device__ inline void copy_plane(uint32_t to, uint32_t pitch, const uint8_t* plane,
                                   const Part& part, uint32_t at) {
@@ -79,7 +79,7 @@ template <TensorType type>
 __device__ inline void copy_weights(uint32_t to, const Step<type>& step, const Planes& w,
                                     const Part& part, uint32_t at) {
   using F = Format<type>;
-  constexpr bool super = Step<type>::super;  // then units are a multiple of 8
+  constexpr bool super = Step<type>::super;  // then the units are a multiple of 8
   copy_plane<F::low * 4, 16>(to, Step<type>::low_pitch, w.low, part, at);
   if constexpr (F::high != 0)
     copy_plane<F::high * 4, super ? 16 : 4>(to + step.high, Step<type>::high_pitch, w.high, part,
@@ -129,7 +129,7 @@ __device__ inline void copy_inputs(uint32_t to, const Step<type>& step, const in
   }
 }
 
-// Words t and 4 + t of a unit's quants, of rows r and r + 8, as a product of 16 rows has them.
+// Words t and 4 + t of a unit's quants, of rows r and r + 8, in the order of a product of 16 rows.
 template <TensorType type>
 __device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const uint8_t* high,
                                     uint32_t t) {
@@ -157,8 +157,8 @@ __device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const 
   }
 }
 
-// Adds the products of a unit: of[i]: scale and offset of row r + i * 8, of each half; b: of 8
-// inputs, of which this thread's sums are of two.
+// Adds the products of a unit. of[i]: scale and offset of row r + i * 8, per half; b: 8 inputs, of
+// which this thread has the sums of two.
 template <TensorType type>
 __device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4], const float2 (&of)[2][2],
                                 const uint32_t (&b)[2], float2 scales, [[maybe_unused]] int2 sums) {
@@ -174,11 +174,12 @@ __device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4], const
     for (int c = 0; c < 4; ++c) {  // row c / 2 * 8, input c % 2
       const float2 its = of[c / 2][half];
       if (half == 0)
-        // exact but for one rounding: a scale has less than 20 bits
+        // Exact except for one rounding: a scale has less than 20 bits.
         part[c] = __fmaf_rn(its.x, __int_as_float(d[c]), its.x * -as_float_value);
       else part[c] = __fmaf_rn(its.x, __int_as_float(d[c]) - as_float_value, part[c]);
       if constexpr (F::has_offset) {
-        const int ones = F::two_scales ? half ? 0x0100 : 0x0001 : 0x0101;  // of a unit's two sums
+        // of the two sums of a unit
+        const int ones = F::two_scales ? half ? 0x0100 : 0x0001 : 0x0101;
         const float sum =
             __int_as_float(__dp2a_lo(c % 2 ? sums.y : sums.x, ones, as_float)) - as_float_value;
         part[c] = __fmaf_rn(its.y, sum, part[c]);
@@ -189,7 +190,7 @@ __device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4], const
   for (int c = 0; c < 4; ++c) total[c] = __fmaf_rn(part[c], c % 2 ? scales.y : scales.x, total[c]);
 }
 
-// A warp has 16 of the block's rows, and each groups-th tile of 8 inputs.
+// A warp has 16 of the block's rows, and every groups-th tile of 8 inputs.
 template <TensorType type>
 struct Share {
   uint32_t row, group, groups, tiles;
@@ -199,14 +200,14 @@ struct Share {
         tiles(inputs / 8) {}
 };
 
-// Units [at, at + few_units) at `memory`, or those that there are. Sums are kept in shared memory:
-// to unroll the loop over tiles, for registers, makes the code large.
+// Units [at, at + few_units) at `memory`, or as many as exist. Sums are in shared memory: unrolling
+// the loop over tiles, for registers, would make the code large.
 template <TensorType type>
 __device__ inline void multiply_step(float4* totals, const uint8_t* memory, const Step<type>& step,
                                      const Share<type>& share, const Part& part, uint32_t at) {
   using F = Format<type>;
   using S = Step<type>;
-  // units, whose loads and products do not wait for each other
+  // Units whose loads and products do not depend on each other.
   constexpr uint32_t together = F::two_scales ? 2 : 4;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, r = share.row + g;
 #pragma unroll 1
@@ -235,7 +236,7 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
 #pragma unroll
       for (uint32_t u = 0; u < together; ++u) F::scales(scales, u, of[u][i]);
     }
-    if (!S::super && at + k + together > part.units) {  // beyond the row nothing was copied
+    if (!S::super && at + k + together > part.units) {  // nothing was copied beyond the row
 #pragma unroll
       for (uint32_t u = 0; u < together; ++u)
         if (at + k + u >= part.units) of[u][0][0] = of[u][1][0] = {};
@@ -284,24 +285,24 @@ __device__ void multiply_few(const Products& products, uint32_t units, uint32_t 
   const uint32_t inputs = (n + 7) / 8 * 8, bytes = few_step_bytes(type, rows_of_block, inputs);
   const Step<type> step(rows_of_block, inputs);
   const Share<type> share(rows_of_block, inputs);
-  // of a row, asked for while the kernel before works
+  // Bytes of a row that are prefetched while the previous kernel works.
   const uint32_t early = min((steps - 1) * few_units, units) * (F::low * 4);
 #pragma unroll 1
   for (uint32_t r = threadIdx.x / 8; r < part.rows; r += few_threads / 8)
     for (uint32_t i = threadIdx.x % 8 * 128; i < early; i += 8 * 128)
       prefetch(w.low + (part.first + std::size_t{r} * units) * (F::low * 4) + i);
   after_previous();
-  // of this thread alone
+  // Private to this thread.
   float4* const totals = reinterpret_cast<float4*>(memory + steps * bytes) + threadIdx.x;
   for (uint32_t tile = share.group, j = 0; tile < share.tiles; tile += share.groups, ++j)
     totals[j * few_threads] = {};
-  uint32_t to = 0, from = 0;  // of the ring
+  uint32_t to = 0, from = 0;  // indices in the ring
 #pragma unroll 1
   for (uint32_t copied = 0, at = 0; at < units; copied += few_units) {
     const bool filled = copied >= (steps - 1) * few_units;
     if (filled) {
       wait_for_step(steps);
-      // what was copied first has come, and nobody reads what was there before any more
+      // The oldest copies have arrived, and nobody reads the former content any more.
       __syncthreads();
     }
     if (copied < units) {
@@ -331,7 +332,7 @@ __device__ void multiply_few(const Products& products, uint32_t units, uint32_t 
 
 }  // namespace
 
-// The kernels by their names in launch.cc.
+// The kernels, with their names in launch.cc.
 extern "C" {
 
 #define KERNEL(name)                                                                              \

@@ -1,4 +1,4 @@
-// In place of the backend, in builds without it.
+// The backend's table in builds without it.
 #include "backend/device.h"
 
 namespace kvasir {

@@ -1,12 +1,12 @@
-// Attention of a text that is read: every token of a step over all tokens before it and itself, by
-// the tensor cores.
+// Exact prefill attention: every token of a step over all tokens before it and itself, on the
+// tensor cores.
 //
-// A layer's keys and values are laid out first as rows of half precision in the order of the text:
-// the sinks, the sealed pages, the window and the step's own. Each KV head's are divided by the
-// largest magnitude that there may be, and each query by its own, so that no number leaves the
-// range of half precision; what they were divided by comes back with the scores and with the
-// output. Then blocks of 128 query rows (tokens times heads of the group) go once over the keys
-// they see, 64 at a time, after Dao, "FlashAttention-2" (2023).
+// First the keys and values of a layer are laid out as rows of half precision in the order of the
+// text: the sinks, the sealed pages, the window and the tokens of the step. Those of each KV head
+// are divided by an upper bound of their magnitude, and each query by its own, so that no number
+// leaves the range of half precision. Scores and output are multiplied by these again. Then blocks
+// of 128 query rows (tokens times heads of the group) go once over the keys that they see, 64 at a
+// time, after Dao, "FlashAttention-2" (2023).
 #include <cuda_fp16.h>
 
 #include "attention_common.h"
@@ -15,7 +15,7 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr uint32_t layout_threads = reading_layout_threads, warps = layout_threads / warp;
+constexpr uint32_t layout_threads = prefill_layout_threads, warps = layout_threads / warp;
 
 __device__ inline float block_max(float x) {
   __shared__ float parts[warp];
@@ -25,7 +25,7 @@ __device__ inline float block_max(float x) {
   return warp_max(threadIdx.x % warp < blockDim.x / warp ? parts[threadIdx.x % warp] : 0.0f);
 }
 
-// Two floats as halves, the first in the low half.
+// Packs two floats as halves, the first in the low half.
 __device__ inline uint32_t halves(float a, float b) {
   const __half2 both = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&both);
@@ -34,15 +34,14 @@ __device__ inline uint32_t halves(float a, float b) {
 __device__ inline float inverse(float x) { return x > 1e-30f ? 1.0f / x : 0.0f; }
 
 // ---- queries, keys and values in half precision
-// -----------------------------------------------------------------------------
 
-// A row of the step's k or v, or of the window or the sinks; which: 0 keys, 1 values.
+// A row of the step's k or v, of the window or of the sinks; which: 0 keys, 1 values.
 struct Rows {
-  const float *row, *centre;  // centre: to be taken off, or null
-  uint32_t there;             // numbers in it, the others are 0
+  const float *row, *centre;  // centre: to be subtracted, or null
+  uint32_t there;             // numbers in the row; the others are 0
 };
 
-__device__ inline Rows rows_of(const DeviceReading& r, const float* step, uint32_t head,
+__device__ inline Rows rows_of(const DevicePrefill& r, const float* step, uint32_t head,
                                uint32_t which, uint32_t token) {
   const uint32_t sealed = r.pages * r.page_tokens;
   if (token < sealed)
@@ -64,7 +63,7 @@ extern "C" {
 
 // Block (head, which): the largest magnitude of the head's keys or values.
 __global__ void __launch_bounds__(1024)
-    reading_largest(DeviceReading r, const float* k, const float* v) {
+    prefill_largest(DevicePrefill r, const float* k, const float* v) {
   after_previous();
   const uint32_t head = blockIdx.x, which = blockIdx.y, tokens = r.window + r.n,
                  sealed = r.pages * r.page_tokens;
@@ -90,10 +89,10 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) r.largest[head * 2 + which] = most;
 }
 
-// Block (page or, behind them, as many rows as a page has, head): their keys and values. There are
-// rows of zeros up to a multiple of reading_keys.
+// Block (page or, after the pages, as many rows as a page has; head): lays out their keys and
+// values, with rows of zeros up to a multiple of prefill_keys.
 __global__ void __launch_bounds__(layout_threads)
-    reading_lay_out(DeviceReading r, const float* k, const float* v) {
+    prefill_lay_out(DevicePrefill r, const float* k, const float* v) {
   after_previous();
   const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim,
                  groups = dim / 4;
@@ -122,7 +121,7 @@ __global__ void __launch_bounds__(layout_threads)
   const auto* scales =
       reinterpret_cast<const uint16_t*>(r.scales_at[page / extent_pages] + r.scales_offset) +
       (std::size_t{head} * extent_pages + page % extent_pages) * 2 * tokens;
-  const auto* quads = reinterpret_cast<const uint4*>(data);  // of four tokens, four dimensions each
+  const auto* quads = reinterpret_cast<const uint4*>(data);  // four tokens, four dimensions each
   for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
     const uint4 of = quads[i];
     const uint32_t t = i / groups * 4, words[4] = {of.x, of.y, of.z, of.w};
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(layout_threads)
                      halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s));
     }
   }
-  // four dimensions of four tokens
+  // Four dimensions of four tokens.
   const auto* fours = reinterpret_cast<const uint4*>(data + page_size / 8);
   for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
     const uint4 of = fours[i];
@@ -147,8 +146,8 @@ __global__ void __launch_bounds__(layout_threads)
   }
 }
 
-// A warp a row of queries, also those of zeros behind the last one.
-__global__ void __launch_bounds__(layout_threads) reading_queries(DeviceReading r, const float* q) {
+// A warp per row of queries, rows of zeros at the end included.
+__global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill r, const float* q) {
   after_previous();
   const uint32_t row = blockIdx.x * warps + threadIdx.x / warp, head = blockIdx.y,
                  lane = threadIdx.x % warp, token = row / r.group;
@@ -171,10 +170,9 @@ __global__ void __launch_bounds__(layout_threads) reading_queries(DeviceReading 
 namespace {
 
 // ---- attention
-// -------------------------------------------------------------------------------------------------
 
-constexpr int row_tiles = reading_rows / 4 / 16;  // of a warp: 16 rows each
-constexpr int key_tiles = reading_keys / 8;
+constexpr int row_tiles = prefill_rows / 4 / 16;  // per warp, of 16 rows each
+constexpr int key_tiles = prefill_keys / 8;
 
 __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -195,7 +193,7 @@ __device__ inline float power_of_two(float x) {
 }
 
 // Rows of `dim` halves in shared memory, in pieces of 16 bytes: those of eight rows that a matrix
-// is loaded from lie in all banks.
+// is loaded from occupy all banks.
 template <int dim>
 __device__ inline uint32_t piece(uint32_t base, uint32_t row, uint32_t at) {
   return base + row * (dim * 2) + ((at ^ (row & 7)) << 4);
@@ -205,34 +203,34 @@ template <int dim, int rows>
 __device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
   constexpr uint32_t pieces = dim / 8;
 #pragma unroll
-  for (uint32_t i = 0; i < rows * pieces / reading_threads; ++i) {
-    const uint32_t at = i * reading_threads + threadIdx.x;
+  for (uint32_t i = 0; i < rows * pieces / prefill_threads; ++i) {
+    const uint32_t at = i * prefill_threads + threadIdx.x;
     copy_async(piece<dim>(to, at / pieces, at % pieces), from + at * 8);
   }
 }
 
-// Block (rows of queries from the last ones on, head). A warp has 32 rows: O += P V of 64 keys
-// after P = e^(Q K^T - the largest).
+// Block (rows of queries, the last ones first; head). A warp has 32 rows: O += P V over 64 keys
+// with P = e^(Q K^T - the largest).
 template <int dim>
-__device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
+__device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   extern __shared__ uint4 shared[];
-  constexpr uint32_t tile_bytes = reading_keys * dim * 2;
-  const uint32_t queries = shared_address(shared), first_tile = queries + reading_rows * dim * 2;
+  constexpr uint32_t tile_bytes = prefill_keys * dim * 2;
+  const uint32_t queries = shared_address(shared), first_tile = queries + prefill_rows * dim * 2;
   const uint32_t lane = threadIdx.x % warp, g = lane / 4, t = lane % 4;
-  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * reading_rows,
+  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * prefill_rows,
                  warp_row = threadIdx.x / warp * (row_tiles * 16);
   after_previous();
   const uint32_t before = r.pages * r.page_tokens + r.window;
-  const uint32_t last_token = min((first_row + reading_rows - 1) / r.group, r.n - 1);
-  // key 0 to the last row's own
-  const uint32_t tiles = (before + last_token + reading_keys) / reading_keys;
-  // tiles that all rows see
-  const uint32_t unmasked = (before + first_row / r.group + 1) / reading_keys;
+  const uint32_t last_token = min((first_row + prefill_rows - 1) / r.group, r.n - 1);
+  // From key 0 to the last row's own.
+  const uint32_t tiles = (before + last_token + prefill_keys) / prefill_keys;
+  // Tiles that all rows see in full.
+  const uint32_t unmasked = (before + first_row / r.group + 1) / prefill_keys;
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
-  copy_rows<dim, reading_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
-  copy_rows<dim, reading_keys>(first_tile, keys);
-  copy_rows<dim, reading_keys>(first_tile + tile_bytes, values);
+  copy_rows<dim, prefill_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
+  copy_rows<dim, prefill_keys>(first_tile, keys);
+  copy_rows<dim, prefill_keys>(first_tile + tile_bytes, values);
   copies_given();
 
   float o[row_tiles][dim / 8][4] = {}, most[row_tiles][2], sum[row_tiles][2] = {},
@@ -242,7 +240,7 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       most[m][i] = -INFINITY;
-      // Of e to powers of two; not 0, which times minus infinity is no number.
+      // Changes the base from e to 2; not 0, because 0 times minus infinity is NaN.
       factor[m][i] = fmaxf(
           r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
               1.44269504f,
@@ -256,9 +254,9 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
                    its_values = its_keys + tile_bytes;
     if (tile + 1 < tiles) {
       const uint32_t next = first_tile + (tile + 1) % 2 * 2 * tile_bytes;
-      const std::size_t from = std::size_t{tile + 1} * reading_keys * dim;
-      copy_rows<dim, reading_keys>(next, keys + from);
-      copy_rows<dim, reading_keys>(next + tile_bytes, values + from);
+      const std::size_t from = std::size_t{tile + 1} * prefill_keys * dim;
+      copy_rows<dim, prefill_keys>(next, keys + from);
+      copy_rows<dim, prefill_keys>(next + tile_bytes, values + from);
       copies_given();
     }
 
@@ -291,7 +289,7 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
           for (int i = 0; i < 4; ++i) {
             const uint32_t seen =
                 before + (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group;
-            if (tile * reading_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
+            if (tile * prefill_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
           }
     }
 
@@ -310,7 +308,7 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
         grew |= largest > most[m][i];
         largest = fmaxf(largest, most[m][i]);
-        // the first tile has a key that every row sees
+        // The first tile has a key that every row sees.
         keep[m][i] = power_of_two((most[m][i] - largest) * factor[m][i]);
         most[m][i] = largest;
         const float offset = largest * factor[m][i];
@@ -360,7 +358,7 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
       if (token >= r.n) continue;
       const std::size_t at =
           std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
-      if (t == 0) totals[at] = most[m][i] * factor[m][i] * 0.693147181f + logf(all);
+      if (t == 0) lse[at] = most[m][i] * factor[m][i] * 0.693147181f + logf(all);
 #pragma unroll
       for (int d = 0; d < dim / 8; ++d)
 #pragma unroll
@@ -374,13 +372,13 @@ __device__ void attend_text(const DeviceReading& r, float* out, float* totals) {
 
 extern "C" {
 
-__global__ void __launch_bounds__(reading_threads, 3)
-    reading_attend_64(DeviceReading r, float* out, float* totals) {
-  attend_text<64>(r, out, totals);
+__global__ void __launch_bounds__(prefill_threads, 3)
+    prefill_attend_64(DevicePrefill r, float* out, float* lse) {
+  attend_text<64>(r, out, lse);
 }
-__global__ void __launch_bounds__(reading_threads, 2)
-    reading_attend_128(DeviceReading r, float* out, float* totals) {
-  attend_text<128>(r, out, totals);
+__global__ void __launch_bounds__(prefill_threads, 2)
+    prefill_attend_128(DevicePrefill r, float* out, float* lse) {
+  attend_text<128>(r, out, lse);
 }
 
 }  // extern "C"

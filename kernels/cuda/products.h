@@ -1,5 +1,5 @@
-// What the kernels of matrix products share: which product a block has rows of, and where its
-// outputs go.
+// Common code of the matrix product kernels: the product that a block has rows of, and the place of
+// its outputs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,10 +11,10 @@
 
 namespace kvasir::cuda {
 
-// As a kernel's argument that is read where it is, by number too.
+// A kernel argument that is read in place, also by index.
 #define Given const __grid_constant__ Products
 
-// The one that the block has rows of; first_row: the block's.
+// The product of the block; first_row: of the block.
 __device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block,
                                                   uint32_t* first_row) {
   static_assert(max_products == 3);

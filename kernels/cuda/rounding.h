@@ -1,4 +1,4 @@
-// Numbers that are the inputs of products: whether they are numbers, and rounded.
+// Checks and rounds the inputs of products.
 #pragma once
 
 #include "backend/device_inputs.h"
@@ -6,13 +6,14 @@
 
 namespace kvasir::cuda {
 
-// By all lanes of a warp.
+// Called by all lanes of a warp.
 __device__ inline void report(bool bad, const DeviceCheck& check) {
   if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicMin(check.first, check.mark);
 }
 
-// Numbers [at, at + each) of out's, in the arithmetic of Kernels::quantize. By all lanes of a warp,
-// whose numbers follow one another from a multiple of 32 on; inside: whether there are these.
+// Rounds numbers [at, at + each) of out's with the arithmetic of Kernels::quantize. Called by all
+// lanes of a warp, whose numbers are contiguous from a multiple of 32 on; inside: whether this lane
+// has any.
 template <int each>
 __device__ inline void round_inputs(const float (&v)[each], std::size_t at, bool inside,
                                     const DeviceActivations& out) {
@@ -25,7 +26,7 @@ __device__ inline void round_inputs(const float (&v)[each], std::size_t at, bool
   int sum = 0;
   signed char value[each];
   for (int i = 0; i < each; ++i) {
-    // of a not-a-number: -127
+    // -127 for a NaN.
     const int rounded = __float2int_rn(fminf(fmaxf(v[i] * factor, -127.0f), 127.0f));
     value[i] = static_cast<signed char>(rounded);
     sum += rounded;

@@ -1,6 +1,6 @@
-// What new tokens attend, by the names in launch.cc: the sketch's estimates of every token's score,
-// from the same integers as the CPU's, and the choice of quads by them, as select/bounded.cc and
-// select/sampling.cc have it.
+// Selection for new tokens; the names are those in launch.cc: the sketch's estimates of every
+// token's score, from the same integers as on the CPU, and the choice of quads by them, as in
+// select/bounded.cc and select/sampling.cc.
 #include "attention_near.h"
 #include "integer_products.h"
 #include "threshold.h"
@@ -8,34 +8,35 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr float like_the_best = 2;     // select/bounded.cc
-constexpr float not_known = -1;        // of a threshold
-constexpr uint32_t max_finding = 256;  // blocks that find their lists' thresholds each for itself
+constexpr float like_the_best = 2;  // select/bounded.cc
+constexpr float not_known = -1;     // a threshold that no block has found yet
+// lists up to which each block finds the threshold for itself
+constexpr uint32_t max_finding = 256;
 
-constexpr uint32_t scan_rows = 4;  // of a group, that share a pass
+constexpr uint32_t scan_rows = 4;  // rows of a group per pass
 constexpr uint32_t tile_quads = 16;
-// what sums are relative to is so far above the score that was above it before: few are above that
-// again
+// A reference of exponentials is set so far above the score that exceeded it: few scores exceed it
+// again.
 constexpr float far_above = 4;
 constexpr float of_far_above = 0.0183156389f;  // e^-far_above
 
-// The larger of two numbers that sums of exponentials are relative to, and the sum of both,
-// relative to it.
+// Merges two sums of exponentials: the larger of their references, and the sum of both relative to
+// it.
 __device__ void add_scores(float& m, float& l, float other_m, float other_l) {
   const float most = fmaxf(m, other_m);
   l = l * relative(m, most) + other_l * relative(other_m, most);
   m = most;
 }
 
-// e^x, 0 where it is less than the least normal number.
+// e^x; 0 below the smallest normal number.
 __device__ float exponential(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
   return y;
 }
 
-// What is copied to shared memory while others of the same warp's copies are under way: 16 bytes,
-// as one of a group of copies, which are read once and leave the cache before others do.
+// Cache policy of an asynchronous copy to shared memory, 16 bytes, one of a group of copies: the
+// data is read once and leaves the cache before other data.
 __device__ unsigned long long read_once() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -53,12 +54,12 @@ __device__ void wait_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(under_way) : "memory");
 }
 
-// A warp a tile of 16 quads, whose tokens of the same place are the rows of a product with four
-// queries. Rows and coordinates are in such an order that a lane reads two neighbouring words of
-// the tile at a time: row i < 8 is quad 2 i, row 8 + i the one behind it. The four queries are the
-// columns twice, so that half of the lanes find the scores of the first of the two quads, the
-// others those of the second. A warp's next tiles are on their way to shared memory meanwhile, the
-// first ones before the queries are known: no kernel writes a sketch.
+// A warp per tile of 16 quads. The tokens at the same place of the quads are the rows of a product
+// with four queries. Rows and coordinates are ordered so that a lane reads two neighbouring words
+// of the tile at a time: row i < 8 is quad 2 i, row 8 + i the next one. The columns are the four
+// queries twice, so that half of the lanes find the scores of the first of the two quads, the
+// others those of the second. The next tiles of a warp are in flight to shared memory meanwhile;
+// the first ones are loaded before the queries are known, because no kernel writes a sketch.
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint32_t part,
                              uint32_t parts_of_head) {
@@ -68,7 +69,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
   const uint32_t at = blockIdx.y, head = at / a.blocks, lane = threadIdx.x % warp,
                  w = threadIdx.x / warp;
   const uint32_t pair = lane / 4, of_key = lane % 4, quad = 2 * pair + of_key / 2;
-  // of a head of 64 or 128
+  // Of a head of 64 or 128.
   constexpr uint32_t page_quads = page_size / 2 / (groups * 64 / 3) / 4,
                      tiles_of = extent_pages * page_quads / tile_quads;
   __shared__ float parts[warps][scan_rows][2];
@@ -103,13 +104,13 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
   };
   fetch_first();
   after_previous();
-  // of a lane, when scores are known: neighbouring ones
+  // Rows of a lane when scores are known: neighbouring ones.
   constexpr uint32_t its_rows = scan_rows / 2;
   constexpr auto minus_eights = static_cast<int32_t>(0xf8f8f8f8u);
   const uint32_t first = page_quads, end = pages * page_quads;  // page 0 holds the sinks
   const QueryGroup askers = query_group_of(a.n, a.blocks, at % a.blocks);
-  const uint32_t rows = askers.asking() * kv.group;
-  const std::size_t first_row = std::size_t{at} * a.asking_rows,
+  const uint32_t rows = askers.selecting() * kv.group;
+  const std::size_t first_row = std::size_t{at} * a.selecting_rows,
                     stride = std::size_t{a.extents} * tiles_of * tile_quads;
   float* const scores = a.scores + first_row * stride;
   for (uint32_t i = part * scan_threads + threadIdx.x; i < share_bins;
@@ -125,11 +126,11 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
   if (part == 0 && threadIdx.x == 2) a.thresholds[at] = not_known;
   for (uint32_t begin = 0; begin < rows; begin += scan_rows) {
     if (begin > 0) fetch_first();
-    const uint32_t mine = begin + of_key % 2 * its_rows;  // this lane's first row
+    const uint32_t mine = begin + of_key % 2 * its_rows;  // first row of this lane
     uint32_t q[2], q_rest = 0;
     int32_t start[its_rows] = {};
     float scale[its_rows], m[its_rows], l[its_rows] = {};
-    uint32_t to[its_rows];  // where its quad of tile 0 is among the list's scores
+    uint32_t to[its_rows];  // offset of its quad of tile 0 in the scores of the list
     const auto query_at = [&](uint32_t row) {
       return (std::size_t{head} * a.n + askers.token(row / kv.group)) * kv.group + row % kv.group;
     };
@@ -144,10 +145,10 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
     for (uint32_t r = 0; r < its_rows; ++r) {
       scale[r] = a.projected_scale[query_at(min(mine + r, rows - 1))];
       m[r] = -INFINITY;
-      // what has no row of its own repeats the last one's
+      // Missing rows repeat the last one.
       to[r] = min(mine + r, rows - 1) * static_cast<uint32_t>(stride) + quad;
 #pragma unroll
-      // the sketch's values are larger by 8
+      // The values of the sketch are stored + 8.
       for (uint32_t i = 0; i < groups * 2; ++i)
         start[r] = __dp4a(minus_eights, projected(mine + r)[i], start[r]);
     }
@@ -221,21 +222,20 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
 }
 
 // ---- the choice
-// -------------------------------------------------------------------------------------------------
 
-// Where a quad that was chosen is kept, as DeviceHotQuads::found has it. Its places are looked at
-// by other threads too: an entry is taken by the one who exchanges it for its own, and not again in
-// this step, so that each failure to is another's success.
+// The place at which a selected quad is cached, as in DeviceHotQuads::list_places. Other threads
+// use the same places. A thread takes an entry by exchanging it for its own, and no thread takes it
+// again in this step, so each failed exchange is the success of another thread.
 __device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& counts, uint32_t head,
                               uint32_t quad) {
   const uint32_t first = hot_place(quad, hot.room);
   unsigned long long* const entries = hot.entries + std::size_t{head} * hot.room + first;
   const unsigned long long mine = static_cast<unsigned long long>(counts.step) << 32 | quad;
   for (;;) {
-    unsigned long long its[hot_ways], before = 0;  // before: what the place has
+    unsigned long long its[hot_ways], before = 0;  // before: the former entry of the place
     uint32_t place = 0, last = UINT32_MAX;
 #pragma unroll
-    // all are on their way at a time
+    // All loads are in flight at once.
     for (uint32_t i = 0; i < hot_ways; ++i)
       its[i] = *reinterpret_cast<volatile unsigned long long*>(entries + i);
     bool there = false;
@@ -248,9 +248,9 @@ __device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& cou
       if (there || chosen < last) before = its[i], place = i, last = chosen;
     }
     if (there)
-      return atomicCAS(entries + place, before, mine) == before ? (first + place + 1) | hot_is_there
+      return atomicCAS(entries + place, before, mine) == before ? (first + place + 1) | hot_present
                                                                 : 0;
-    if (last == counts.step) return 0;  // all are of this step
+    if (last == counts.step) return 0;  // all places belong to this step
     if (atomicCAS(entries + place, before, mine) == before) return first + place + 1;
   }
 }
@@ -259,26 +259,26 @@ __device__ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& cou
 
 extern "C" {
 
-// Blocks of a list, each of some share_quads quads: the rows' shares, summed, in the place of the
-// first row's scores, and how many are of which size. Sums are of whole numbers, so that their
-// order does not matter.
+// Blocks of a list, share_quads quads each: the shares summed over the rows, in place of the scores
+// of the first row, and a histogram of them. Sums are integers, so their order does not matter.
 __global__ void __launch_bounds__(share_threads, share_blocks)
     attention_shares(DeviceKv kv, DeviceAttention a, uint32_t score_parts) {
-  constexpr uint32_t together = 4;  // rows whose scores are on their way at a time
-  // Some threads count for themselves: of a size of shares how many there are, in the upper bits,
-  // and the sum of the steps that they are above it. A word has room for so many shares.
+  constexpr uint32_t together = 4;  // rows whose scores are in flight at once
+  // Some threads have counters of their own: the number of shares of a bin in the upper bits, the
+  // sum of their steps above the bin's edge in the lower ones. A word has room for so many shares.
   constexpr uint32_t counting = 128, count_shift = 20, word_shares = 2048,
                      passes = word_shares / (counting * share_each);
   static_assert(word_shares * (bin_steps - 1) < 1u << count_shift &&
                 word_shares < 1u << (32 - count_shift) && share_bins % share_threads == 0);
-  __shared__ float max_of[max_asking_rows], part_of[max_asking_rows], share_of[max_asking_rows];
+  __shared__ float max_of[max_selecting_rows], part_of[max_selecting_rows],
+      share_of[max_selecting_rows];
   __shared__ uint32_t words[share_threads / counting][share_bins];
   const uint32_t head = blockIdx.y / a.blocks, thread = threadIdx.x, lane = thread % warp,
                  w = thread / warp;
   const uint32_t page_quads = kv.page_tokens / 4, first = page_quads;
   const QueryGroup askers = query_group_of(a.n, a.blocks, blockIdx.y % a.blocks);
-  const uint32_t rows = askers.asking() * kv.group;
-  const std::size_t at = blockIdx.y, first_row = at * a.asking_rows,
+  const uint32_t rows = askers.selecting() * kv.group;
+  const std::size_t at = blockIdx.y, first_row = at * a.selecting_rows,
                     stride = std::size_t{a.extents} * extent_pages * page_quads;
   for (uint32_t i = thread; i < share_threads / counting * share_bins; i += share_threads)
     words[0][i] = 0;
@@ -321,8 +321,8 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
     if (lane == 0) max_of[r] = most, part_of[r] = 1 / total, share_of[r] = sum / total;
   }
   __syncthreads();
-  // A share that is too small for one of many tokens makes a sample of it too heavy for all of
-  // them: select/bounded.cc, choose_together().
+  // A share that is too small for one of many tokens makes its sample too heavy for all of them:
+  // select/bounded.cc.
   float least = 0;
   for (uint32_t r = 0; a.n > 1 && r < rows; ++r) least += share_of[r];
   least *= 0.1f / static_cast<float>(end - first);
@@ -361,13 +361,13 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
     if (inside(part)) {
 #pragma unroll
       for (float& its : share) {
-        its = fmaxf(its >= bin_edge(0) ? its : 0, least);  // what is no number too
+        its = fmaxf(its >= bin_edge(0) ? its : 0, least);  // NaNs too
         const uint32_t bits = (__float_as_uint(its) + (1u << step_shift >> 1)) >> step_shift,
                        above = bits - first_bin * bin_steps;
         if (bits < first_bin * bin_steps) continue;
         atomicAdd(&words[thread / counting][min(above / bin_steps, share_bins - 1)],
                   1u << count_shift | (above < share_bins * bin_steps ? above % bin_steps : 0));
-        if (above >= share_bins * bin_steps)  // hardly ever, of many rows
+        if (above >= share_bins * bin_steps)  // rare, with many rows
           atomicAdd(a.share_sums + (at + 1) * share_bins - 1,
                     __float2ull_rn(__uint_as_float(bits << step_shift) * share_unit) -
                         bin_sum(share_bins - 1, 1, 0));
@@ -386,10 +386,10 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
   }
 }
 
-// Blocks of choose_quads of a list: the threshold, which each finds for itself or, of many blocks,
-// the first one of a list for all; what it takes of them, its place in the list, behind that of the
-// blocks before, and where it is kept. A block waits for what those find and count, which have
-// begun before it.
+// Blocks of choose_quads quads of a list: finds the threshold (each for itself or, with many
+// blocks, the first one of a list for all), the quads above it, their places in the list after
+// those of the previous blocks, and where they are cached. A block waits for the results of
+// previous blocks, which have started before it.
 __global__ void __launch_bounds__(choose_threads, 6)
     attention_choose(DeviceKv kv, DeviceAttention a) {
   constexpr uint32_t each = choose_quads / choose_threads, warps = choose_threads / warp;
@@ -405,10 +405,10 @@ __global__ void __launch_bounds__(choose_threads, 6)
   __shared__ Memory memory;
   __shared__ uint32_t parts[warps], before[warps];
   __shared__ float its_threshold;
-  __shared__ __align__(16) float shares[choose_quads];  // a thread's are its own
+  __shared__ __align__(16) float shares[choose_quads];  // a thread uses its own only
   const uint32_t head = blockIdx.y / a.blocks, thread = threadIdx.x,
                  page_quads = kv.page_tokens / 4, first = page_quads;
-  // sample_seed()
+  // See sample_seed().
   const uint32_t begin = blockIdx.x * choose_quads, own = begin + thread * each,
                  seed = (kv.layer << 16 | head) * 0x85ebca6bu;
   const std::size_t at = blockIdx.y, stride = std::size_t{a.extents} * extent_pages * page_quads;
@@ -417,14 +417,14 @@ __global__ void __launch_bounds__(choose_threads, 6)
     prefetch(a.hot.entries + std::size_t{head} * a.hot.room + line);
   after_previous();
   const DeviceCounts step = *kv.counts;
-  const uint32_t end = step.pages * page_quads, most = kv.budget->most;
+  const uint32_t end = step.pages * page_quads, most = kv.budget->max_quads;
   if (end <= first || begin >= end || most == 0) return;
   float* const own_shares = shares + thread * each;
   for (uint32_t i = 0; i < each && own + i < stride; i += 4)
-    copy_16(own_shares + i, a.scores + at * a.asking_rows * stride + own + i, read_once());
+    copy_16(own_shares + i, a.scores + at * a.selecting_rows * stride + own + i, read_once());
   end_group();
   const auto asking =
-      static_cast<float>(query_group_of(a.n, a.blocks, blockIdx.y % a.blocks).asking());
+      static_cast<float>(query_group_of(a.n, a.blocks, blockIdx.y % a.blocks).selecting());
   const bool each_finds = gridDim.x * gridDim.y <= max_finding;
   float t = not_known;
   if (each_finds || blockIdx.x == 0)
@@ -466,25 +466,25 @@ __global__ void __launch_bounds__(choose_threads, 6)
     others += its - 1;
   }
   before_this<choose_threads>(others, before, &first_place);
-  // more than there is room for is all but impossible
+  // More than the room is next to impossible.
   if (begin + choose_quads >= end && thread == 0)
-    a.list_counts[2 * at] = min(first_place + all, a.most);
+    a.list_counts[2 * at] = min(first_place + all, a.max_quads);
   uint32_t again = 0;
-  for (uint32_t i = thread; i < all && first_place + i < a.most; i += choose_threads) {
+  for (uint32_t i = thread; i < all && first_place + i < a.max_quads; i += choose_threads) {
     const uint32_t to = first_place + i, quad = begin + places[i];
-    a.lists[at * a.most + to] = quad;
-    a.biases[at * a.most + to] = taken[i] < t ? __logf(t / taken[i]) : 0.0f;
+    a.lists[at * a.max_quads + to] = quad;
+    a.biases[at * a.max_quads + to] = taken[i] < t ? __logf(t / taken[i]) : 0.0f;
     if (!a.hot.room) continue;
     const uint32_t found = keep_quad(a.hot, step, head, quad);
-    a.hot.found[std::size_t{head} * a.most + to] = found;
+    a.hot.list_places[std::size_t{head} * a.max_quads + to] = found;
     again += found >> 31;
   }
   again = __reduce_add_sync(all_lanes, again);
   if (thread % warp == 0 && again > 0) atomicAdd(a.list_counts + 2 * at + 1, again);
 }
 
-// near_rows: the first blocks of a KV head attend sinks and window, each of one of so many query
-// rows of one token; 0: attention_near does.
+// near_rows: the first blocks of a KV head attend sinks and window, one of near_rows query rows of
+// a token each; 0: attention_near does.
 #define KVASIR_OF_DIM(dim, groups)                                                   \
   __global__ void __launch_bounds__(scan_threads, scan_blocks)                       \
       attention_scan_##dim(DeviceKv kv, DeviceAttention a, uint32_t near_rows) {     \

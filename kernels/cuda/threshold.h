@@ -1,13 +1,12 @@
-// The threshold of a sample, by how many shares are of which size: select/sampling.h.
+// The threshold of a sample from a histogram of shares: select/sampling.h.
 #pragma once
 
 #include "attention_common.h"
 
 namespace kvasir::cuda {
 
-// Shares are counted as rounded to thirteen bits behind the first one: four say which of the sizes
-// between two powers of two it is, nine how much of it.
-// of a float's bits
+// Shares are counted after rounding to thirteen bits behind the first one: four are the number of
+// the bin between two powers of two, nine the step in the bin. Positions in the bits of a float.
 constexpr uint32_t bin_shift = 19, step_shift = 10, first_bin = (127 - 43) << 4;
 constexpr uint32_t bin_steps = 1u << (bin_shift - step_shift);
 
@@ -15,8 +14,8 @@ __device__ inline float bin_edge(uint32_t bin) {
   return __uint_as_float((first_bin + bin) << bin_shift);
 }
 
-// The sum of `count` shares of a size that are so many steps above its edge, all of them together,
-// in units of 1 / share_unit.
+// The sum of `count` shares of a bin that are `steps` steps above its edge in all, in units of
+// 1 / share_unit.
 __device__ inline unsigned long long bin_sum(uint32_t bin, uint32_t count, uint32_t steps) {
   static_assert(share_unit == 0x1p56f);
   return (static_cast<unsigned long long>(count) * ((16 + bin % 16) * bin_steps) + steps)
@@ -32,7 +31,7 @@ __device__ inline float random_of(uint32_t quad, uint32_t seed) {
   return (static_cast<float>(x >> 8) + 0.5f) * 0x1p-24f;
 }
 
-// Of some bins: how many shares, their sum, and the sum of their squares.
+// For some bins: the number of shares, their sum, and the sum of their squares.
 struct BinSums {
   uint32_t count;
   unsigned long long sum;  // in units of 1 / share_unit
@@ -57,8 +56,8 @@ __device__ inline BinSums shift_up(const BinSums& x, unsigned by) {
           __shfl_up_sync(all_lanes, x.squares, by)};
 }
 
-// The sum of x of a block's threads before this one, in their order; *all gets that of all. parts:
-// [warps], not used by the call before.
+// The sum of x over the threads of a block before this one, in their order; *all gets the sum over
+// all threads. parts: [warps], not used by the previous call.
 template <uint32_t threads, class T>
 __device__ T before_this(T x, T* parts, T* all) {
   constexpr uint32_t warps = threads / warp;
@@ -81,22 +80,23 @@ __device__ T before_this(T x, T* parts, T* all) {
 
 struct FindingMemory {
   BinSums parts[choose_threads / warp];
-  // bins of which the threshold is not below the edge: the first ones
+  // The first bins, whose edges are not above the threshold.
   uint32_t low;
-  // the sums of shares below a bin's edge, and of their squares
+  // The sums of shares below a bin's edge, and of their squares.
   float below[share_bins + 1], squares_below[share_bins + 1];
-  uint32_t above[share_bins + 1];  // how many are not below
+  uint32_t above[share_bins + 1];  // number of shares not below
 };
 
-// The threshold by how many shares are of which size. By all threads of a block of choose_threads,
-// to all. What select/sampling.cc finds by steps is found by the bin in which it lies; the shares
-// of that bin count as their mean, which makes it differ by a thousandth at most.
+// The threshold from a histogram of shares, returned to all threads of a block of choose_threads,
+// which all call it. select/sampling.cc finds it by iteration, this function by the bin that
+// contains it. The shares of that bin count as their mean, which changes the threshold by a
+// thousandth at most.
 __device__ inline float find_threshold(const DeviceBudget& budget, float variance, uint32_t n,
                                        const uint32_t* bin_counts,
                                        const unsigned long long* bin_sums, FindingMemory* m) {
   constexpr uint32_t each = share_bins / choose_threads;
   static_assert(share_bins % choose_threads == 0);
-  if (n <= budget.least) return 0;
+  if (n <= budget.min_quads) return 0;
   if (threadIdx.x == 0) m->low = 0;
   const auto as_share = [](unsigned long long sum) {
     return static_cast<float>(sum) * (1 / share_unit);
@@ -105,7 +105,7 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i;
-    // other blocks have counted too
+    // Other blocks have counted too.
     of[i].count = __ldcg(bin_counts + bin), of[i].sum = __ldcg(bin_sums + bin);
   }
 #pragma unroll
@@ -124,9 +124,9 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
     const float t = bin_edge(bin), its_below = as_share(before.sum),
                 expected = static_cast<float>(others) + its_below / t;
     below[bin] = its_below, squares_below[bin] = before.squares, above[bin] = others;
-    its_low +=
-        expected >= static_cast<float>(budget.least) &&
-        (t * its_below - before.squares <= variance || expected > static_cast<float>(budget.most));
+    its_low += expected >= static_cast<float>(budget.min_quads) &&
+               (t * its_below - before.squares <= variance ||
+                expected > static_cast<float>(budget.max_quads));
     before += of[i];
   }
   its_low = __reduce_add_sync(all_lanes, its_low);
@@ -144,10 +144,10 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
                  ? below[edge] / (static_cast<float>(wanted) - others)
                  : INFINITY;
     };
-    return below[edge] > 0
-               ? fminf(fmaxf((variance + squares_below[edge]) / below[edge], by_count(budget.most)),
-                       by_count(budget.least))
-               : INFINITY;
+    return below[edge] > 0 ? fminf(fmaxf((variance + squares_below[edge]) / below[edge],
+                                         by_count(budget.max_quads)),
+                                   by_count(budget.min_quads))
+                           : INFINITY;
   };
   const uint32_t its_bin = above[bins - 1] - above[bins];
   const float mean =

@@ -1,5 +1,5 @@
-// Tiles of rows in shared memory: copies to them that go on beside work, and matrices from them as
-// tensor cores want them.
+// Tiles of rows in shared memory: asynchronous copies to them, and loads of matrices for tensor
+// cores.
 #pragma once
 
 #include <cuda_runtime.h>

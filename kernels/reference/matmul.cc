@@ -1,5 +1,5 @@
-// Matrix products in scalar double precision, and what each weight format means, one weight at a
-// time.
+// Matrix products in scalar double precision, and the meaning of each weight format, one weight at
+// a time.
 #include <cmath>
 #include <cstring>
 #include <vector>

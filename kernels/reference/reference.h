@@ -1,5 +1,5 @@
-// The oracle of the kernel tests: the operations of backend/kernels.h in scalar double precision,
-// as plain as can be. Linked into tests and benchmarks only.
+// The oracle of the kernel tests: the operations of backend/kernels.h in plain scalar double
+// precision. Linked only into tests and benchmarks.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,6 @@
 namespace kvasir::reference {
 
 // ---- matmul.cc
-// -------------------------------------------------------------------------------------------------
 
 // out[c] = w[row][c], exactly as the format defines it.
 void dequantize_row(const WeightView& w, uint32_t row, double* out);
@@ -21,7 +20,6 @@ void dequantize_row(const WeightView& w, uint32_t row, double* out);
 void matmul(const WeightView& w, const Activations& x, double* y, std::size_t y_stride);
 
 // ---- elementwise.cc
-// -------------------------------------------------------------------------------------------------
 
 void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols,
               double* y);
@@ -30,7 +28,6 @@ void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, 
 void swiglu(const float* gate, const float* up, std::size_t n, double* y);
 
 // ---- attention.cc
-// -------------------------------------------------------------------------------------------------
 
 double from_bf16(uint16_t x);
 // One number of a page; scales: bf16 [2][page_tokens].
@@ -49,7 +46,6 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
                  const uint32_t* limit, double* o, double* m, double* l);
 
 // ---- store.cc
-// -------------------------------------------------------------------------------------------------
 
 // One number of an extent's summaries. channel < dim: the block's maximum; dim .. 2 * dim - 1: its
 // minimum.

@@ -1,5 +1,5 @@
-// The store's operations in scalar double precision. Layouts are spelled out again here, from
-// backend/page.h, on purpose.
+// The store's operations in scalar double precision. Deliberately repeats the layouts of
+// backend/page.h.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

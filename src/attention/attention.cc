@@ -13,7 +13,7 @@ namespace kvasir {
 Attention::Attention(const HeadShape& config, const PageShape& shape, const Kernels& kernels,
                      ThreadPool* pool)
     : config_(config), shape_(shape), kernels_(kernels), pool_(pool),
-      block_rows_(question_tokens(config.group()) * config.group()), workers_(pool->threads()),
+      block_rows_(query_group_tokens(config.group()) * config.group()), workers_(pool->threads()),
       page_lists_(config.kv_heads), comparison_(config.layers, config.kv_heads) {
   const std::size_t rows = block_rows_, dim = shape.dim;
   // a thread each, as a rule, takes what the system has to give and clear

@@ -18,7 +18,7 @@
 
 namespace kvasir {
 
-constexpr uint32_t selecting_stride = 2;  // of a block's tokens, every second one chooses for it
+constexpr uint32_t block_stride = 2;  // of a block's tokens, every second one chooses for it
 // whose scores are there together: 1.5 MB of quads' at 128K tokens
 constexpr uint32_t summed_rows = 12;
 
@@ -63,12 +63,12 @@ void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
 // For `count` tokens from `first` on, into the worker's selection.
 void Attention::choose_for_block(const AttentionRequest& req, const NearRows& block,
                                  uint64_t budget, Worker* w) const {
-  const auto tokens = static_cast<uint32_t>(ceil_div(block.count, selecting_stride));
+  const auto tokens = static_cast<uint32_t>(ceil_div(block.count, block_stride));
   // the last one is among them
-  const uint32_t from = block.first + (block.count - 1) % selecting_stride;
-  const QueryRows rows = gather(w, req.q, from, tokens, selecting_stride, block.head, true);
+  const uint32_t from = block.first + (block.count - 1) % block_stride;
+  const QueryRows rows = gather(w, req.q, from, tokens, block_stride, block.head, true);
   const AttentionState near = empty_state(w->state.data(), rows.rows, shape_.dim);
-  attend_sinks_and_window(req, {block.head, from, tokens, selecting_stride}, rows, 0, near, w);
+  attend_sinks_and_window(req, {block.head, from, tokens, block_stride}, rows, 0, near, w);
   SelectorQuery query{.kernels = kernels_,
                       .pages = req.store.pages(),
                       .sketch = req.store.sketch(),

@@ -37,7 +37,7 @@ AttentionState Attention::question_state(std::size_t i, uint32_t rows) {
 
 // By blocks of tokens, whatever the threads are.
 Status Attention::attend_query_batch(const AttentionRequest& req, float* out, float* lse) {
-  const uint32_t blocks = question_blocks(req.tokens - req.first, config_.group());
+  const uint32_t blocks = query_groups(req.tokens - req.first, config_.group());
   for (uint32_t b = 0; b < blocks && !req.cancel.fired(); ++b) {
     const QueryGroup askers = query_group_of(req.tokens - req.first, blocks, b);
     const Question batch{req, req.first + askers.first, askers.count};
@@ -51,9 +51,9 @@ Status Attention::attend_query_batch(const AttentionRequest& req, float* out, fl
 Status Attention::choose_for_batch(const Question& batch) {
   const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim,
                  count = batch.count;
-  const uint32_t task_tokens = selecting_stride * std::max(1u, task_rows / group),
+  const uint32_t task_tokens = query_group_stride * std::max(1u, task_rows / group),
                  tasks = static_cast<uint32_t>(ceil_div(count, task_tokens));
-  const uint32_t parity = (count - 1) % selecting_stride;  // of those that choose
+  const uint32_t parity = (count - 1) % query_group_stride;  // of those that choose
   partials_.resize(
       std::max(partials_.size(), heads * round_up(state_floats(block_rows_, dim), 16)));
   question_sums_.resize(std::max(question_sums_.size(), std::size_t{heads} * tasks));
@@ -86,21 +86,21 @@ Status Attention::choose_for_batch(const Question& batch) {
     attend_sinks_and_window(batch.req, {h, batch.first + begin, tokens, 1}, all, softcap_, state,
                             &w);
     const uint32_t asking =
-        (tokens - std::min(tokens, parity) + selecting_stride - 1) / selecting_stride;
+        (tokens - std::min(tokens, parity) + query_group_stride - 1) / query_group_stride;
     if (asking == 0) return question_sums_[task].clear();
     const QueryRows rows =
-        gather(&w, batch.req.q, batch.first + begin + parity, asking, selecting_stride, h, true);
+        gather(&w, batch.req.q, batch.first + begin + parity, asking, query_group_stride, h, true);
     w.read_m.resize(rows.rows), w.read_l.resize(rows.rows);
     if (softcap_ != 0) {  // the scores as they are
       const AttentionState near = empty_state(w.state.data(), rows.rows, dim);
       attend_sinks_and_window(batch.req,
-                              {h, batch.first + begin + parity, asking, selecting_stride}, rows, 0,
+                              {h, batch.first + begin + parity, asking, query_group_stride}, rows, 0,
                               near, &w);
       std::copy_n(near.m, rows.rows, w.read_m.data()),
           std::copy_n(near.l, rows.rows, w.read_l.data());
     } else {
       for (uint32_t r = 0; r < rows.rows; ++r) {
-        const uint32_t from = (parity + r / group * selecting_stride) * group + r % group;
+        const uint32_t from = (parity + r / group * query_group_stride) * group + r % group;
         w.read_m[r] = state.m[from], w.read_l[r] = state.l[from];
       }
     }
@@ -129,7 +129,7 @@ Status Attention::choose_for_batch(const Question& batch) {
                    kernels_.add(sums.data(), more.data(), more.size());
                  }
                QueryRows rows{};  // how many they were
-               rows.rows = (count - parity + selecting_stride - 1) / selecting_stride * group;
+               rows.rows = (count - parity + query_group_stride - 1) / query_group_stride * group;
                batch.req.selector->choose_by_sums(query_of(h, rows, nullptr, nullptr), sums,
                                                   &w.selector, &block_choices_[h]);
              });

@@ -19,7 +19,7 @@ constexpr std::string_view family = "cuda", all = "all";
 
 namespace {
 
-// The numbers that a name asks for; none: all.
+// The numbers in a device name; none: all.
 bool parse(std::string_view name, std::vector<int>* out) {
   if (name == "auto") return true;
   for (bool more = true; more;) {
@@ -45,20 +45,21 @@ bool parse(std::string_view name, std::vector<int>* out) {
   return true;
 }
 
-// Memory of the CPU's that devices read. A process shares it once: for all devices.
-struct Shared {
-  uint64_t begin, end, seen;
+// Host memory that devices read. A process registers it once for all devices.
+struct Region {
+  uint64_t begin, end;
+  uint64_t mapped;  // the owner's address of it
   uint32_t users;
-  std::shared_ptr<Device> by;  // who sees it at `seen`
+  std::shared_ptr<Device> owner;
 };
-struct Sharing {
+struct Registry {
   std::mutex mutex;
-  std::vector<Shared> memory;
+  std::vector<Region> regions;
 };
 // Never destroyed: a program may close its last session when it exits.
-Sharing& sharing() {
-  static Sharing& shared = *new Sharing;
-  return shared;
+Registry& registry() {
+  static Registry& only = *new Registry;
+  return only;
 }
 
 }  // namespace
@@ -116,9 +117,9 @@ Status Device::open(int index, uint64_t budget, uint32_t users, std::shared_ptr<
   std::shared_ptr<Device> device(new Device(kernels, budget));
   device->name_ = "cuda:" + std::to_string(index);
   if (const int error = kernels.open(index, &device->context_))
-    return device->status(error, "its kernels");
+    return device->status(error, "kernels");
   if (const int error = kernels.describe(device->context_, &device->info_))
-    return device->status(error, "what it is");
+    return device->status(error, "its description");
   const uint64_t unused = device->info_.free_bytes;
   if (budget == 0) device->budget_ = (unused - std::min(unused / 8, max_reserve)) / users;
   *out = std::move(device);
@@ -134,13 +135,12 @@ Status Device::status(int error, const char* what) const {
 }
 
 Status Device::allocate(std::size_t size, const char* what, void** out) {
-  const uint64_t taken = taken_by(size);
+  const uint64_t taken = allocated_size(size);
   uint64_t used = used_.load(std::memory_order_relaxed);
   do {
     if (taken > budget_ - used)
       return Status::error(Code::no_memory,
-                           "%s: %s would take %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64
-                           " are left",
+                           "%s: %s need %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64 " are left",
                            name_.c_str(), what, taken, budget_ - used, budget_);
   } while (!used_.compare_exchange_weak(used, used + taken, std::memory_order_relaxed));
   const int error = kernels_.allocate(context_, size, out);
@@ -148,16 +148,16 @@ Status Device::allocate(std::size_t size, const char* what, void** out) {
   return status(error, what);
 }
 
-void Device::keep_host(std::size_t staged) {
-  const auto keep = [&](std::size_t bytes, std::byte** to, std::size_t* its_bytes) {
+void Device::reserve_host(std::size_t staging_bytes) {
+  const auto reserve = [&](std::size_t bytes, std::byte** to, std::size_t* reserved) {
     void* memory = nullptr;
     if (*to || kernels_.allocate_host(context_, bytes, &memory)) return;
-    *to = static_cast<std::byte*>(memory), *its_bytes = bytes;
+    *to = static_cast<std::byte*>(memory), *reserved = bytes;
   };
   const std::scoped_lock lock(staging_mutex_, host_mutex_);
-  keep(staged, &staging_, &staging_bytes_);
+  reserve(staging_bytes, &staging_, &staging_bytes_);
   if (host_) return;
-  keep(staged / 2 / FreeSpace::alignment * FreeSpace::alignment, &host_, &host_bytes_);
+  reserve(staging_bytes / 2 / FreeSpace::alignment * FreeSpace::alignment, &host_, &host_bytes_);
   host_free_ = FreeSpace(host_bytes_);
 }
 
@@ -167,7 +167,7 @@ Status Device::allocate_host(std::size_t size, void** out) {
     const std::lock_guard lock(host_mutex_);
     if (std::size_t at = 0; host_free_.take(taken, &at)) return *out = host_ + at, Status();
   }
-  return status(kernels_.allocate_host(context_, size, out), "memory that it shares with the CPU");
+  return status(kernels_.allocate_host(context_, size, out), "pinned host memory");
 }
 
 void Device::release_host(void* memory, std::size_t size) {
@@ -177,21 +177,19 @@ void Device::release_host(void* memory, std::size_t size) {
   host_free_.give(at, round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment));
 }
 
-Status Device::stage(std::size_t least, const CancelLatch& cancel, Staging* out) {
-  constexpr std::chrono::milliseconds between(10);  // looks at what cancels
+Status Device::stage(std::size_t min_bytes, const CancelLatch& cancel, Staging* out) {
+  constexpr std::chrono::milliseconds poll_time(10);  // of cancellation
   std::unique_lock lock(staging_mutex_, std::defer_lock);
-  // ThreadSanitizer of GCC 12 does not know try_lock_for()
-  while (!lock.try_lock_until(std::chrono::system_clock::now() + between))
+  // ThreadSanitizer of GCC 12 does not intercept try_lock_for().
+  while (!lock.try_lock_until(std::chrono::system_clock::now() + poll_time))
     if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; nothing was changed");
-  if (least > staging_bytes_) {
+  if (min_bytes > staging_bytes_) {
     if (staging_) (void)kernels_.release_host(context_, staging_);
     staging_ = nullptr, staging_bytes_ = 0;
     void* memory = nullptr;
-    if (Status s = status(kernels_.allocate_host(context_, least, &memory),
-                          "memory that it shares with the CPU");
-        !s.ok())
-      return s;
-    staging_ = static_cast<std::byte*>(memory), staging_bytes_ = least;
+    RETURN_IF_ERROR(
+        status(kernels_.allocate_host(context_, min_bytes, &memory), "pinned host memory"));
+    staging_ = static_cast<std::byte*>(memory), staging_bytes_ = min_bytes;
   }
   *out = {std::move(lock), staging_, staging_bytes_};
   return {};
@@ -199,8 +197,8 @@ Status Device::stage(std::size_t least, const CancelLatch& cancel, Staging* out)
 
 PageRates Device::page_rates(uint32_t threads) const {
   const std::lock_guard lock(rates_mutex_);
-  for (const auto& [its_threads, rates] : rates_)
-    if (its_threads == threads) return rates;
+  for (const auto& [count, rates] : rates_)
+    if (count == threads) return rates;
   return {};
 }
 
@@ -210,7 +208,8 @@ void Device::set_page_rates(uint32_t threads, const PageRates& rates) {
   rates_.emplace_back(threads, rates);
 }
 
-Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen) {
+Status Device::register_host(uint64_t* begin, uint64_t* end, uint64_t* allowance,
+                             uint64_t* mapped) {
   constexpr uint64_t system_page = 4096;
   const uint64_t first = *begin / system_page * system_page,
                  last = (*end + system_page - 1) / system_page * system_page;
@@ -220,45 +219,45 @@ Status Device::share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64
                : Status::error(Code::unsupported, "%s cannot read host memory: %s", name_.c_str(),
                                kernels_.error_text(error));
   };
-  const std::lock_guard lock(sharing().mutex);
-  std::vector<Shared>& shared = sharing().memory;
-  auto at = std::find_if(shared.begin(), shared.end(),
-                         [&](const Shared& s) { return s.begin <= first && last <= s.end; });
-  if (at == shared.end()) {
-    if (*allowance == 0) return *seen = 0, Status();
-    shared.reserve(shared.size() + 1);
-    Shared fresh{first, last, 0, 0, shared_from_this()};
+  const std::lock_guard lock(registry().mutex);
+  std::vector<Region>& regions = registry().regions;
+  auto at = std::find_if(regions.begin(), regions.end(),
+                         [&](const Region& r) { return r.begin <= first && last <= r.end; });
+  if (at == regions.end()) {
+    if (*allowance == 0) return *mapped = 0, Status();
+    regions.reserve(regions.size() + 1);
+    Region fresh{first, last, 0, 0, shared_from_this()};
     if (const int error = kernels_.register_host(context_, reinterpret_cast<const void*>(first),
-                                                 last - first, &fresh.seen))
+                                                 last - first, &fresh.mapped))
       return failed(error);
-    at = shared.insert(shared.end(), std::move(fresh));
+    at = regions.insert(regions.end(), std::move(fresh));
     *allowance -= std::min(*allowance, last - first);
   }
-  uint64_t its = at->seen;
-  if (at->by.get() != this)
+  uint64_t address = at->mapped;
+  if (at->owner.get() != this)
     if (const int error =
-            kernels_.map_host(context_, reinterpret_cast<const void*>(at->begin), &its))
+            kernels_.map_host(context_, reinterpret_cast<const void*>(at->begin), &address))
       return failed(error);
   ++at->users;
-  *begin = at->begin, *end = at->end, *seen = its;
+  *begin = at->begin, *end = at->end, *mapped = address;
   return {};
 }
 
-void Device::unshare(uint64_t begin) {
-  std::shared_ptr<Device> by;  // closed, where nobody else has it, after the lock
-  const std::lock_guard lock(sharing().mutex);
-  std::vector<Shared>& shared = sharing().memory;
-  const auto at =
-      std::find_if(shared.begin(), shared.end(), [&](const Shared& s) { return s.begin == begin; });
+void Device::unregister_host(uint64_t begin) {
+  std::shared_ptr<Device> owner;  // released after the lock: closes a device without other owners
+  const std::lock_guard lock(registry().mutex);
+  std::vector<Region>& regions = registry().regions;
+  const auto at = std::find_if(regions.begin(), regions.end(),
+                               [&](const Region& r) { return r.begin == begin; });
   if (--at->users > 0) return;
-  by = std::move(at->by);
-  (void)by->kernels_.unshare_host(by->context_, reinterpret_cast<const void*>(begin));
-  shared.erase(at);
+  owner = std::move(at->owner);
+  (void)owner->kernels_.unregister_host(owner->context_, reinterpret_cast<const void*>(begin));
+  regions.erase(at);
 }
 
 void Device::release(void* memory, std::size_t size) {
   (void)kernels_.release(context_, memory);
-  used_.fetch_sub(taken_by(size), std::memory_order_relaxed);
+  used_.fetch_sub(allocated_size(size), std::memory_order_relaxed);
 }
 
 }  // namespace kvasir

@@ -1,11 +1,11 @@
-// The contract of a GPU: its memory, its streams of work and the dense operations of the forward
-// pass, as a table of plain functions that kernels/cuda fills; and what owns the memory. The table
-// of the CPU is backend/kernels.h: operations of one name do the same.
+// The contract of a GPU: its memory, its streams and the operations of the forward pass, as a table
+// of plain functions that kernels/cuda fills; and the class that owns the memory. The table of the
+// CPU is backend/kernels.h; operations of the same name compute the same.
 //
-// Pointers called device are addresses that only the device follows. Work that is given to a stream
-// is done in order, later: a function returns when it is under way, unless it says otherwise. All
-// return 0 or an error, which may be that of work given before; a device that has failed fails from
-// then on. Streams are used by one thread at a time.
+// "Device" pointers are addresses that only the device follows. A function that takes a stream
+// enqueues its work and returns; the stream does its work in order. Every function returns 0 or an
+// error, possibly of work enqueued before. A device that failed keeps failing. A stream is used by
+// one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -29,22 +29,20 @@
 
 namespace kvasir {
 
-struct DeviceContext;  // the device's own
+struct DeviceContext;  // of the backend
 struct DeviceStream;
 struct DeviceGraph;
 
 struct DeviceInfo {
   char name[64];
-  uint64_t bytes, free_bytes;  // of memory, and what nobody had taken when it was asked
+  uint64_t bytes, free_bytes;  // memory, and what was free when describe() was called
   uint32_t multiprocessors;
-  // bytes of host memory that register_host() takes a hundredth of a second for, or little more
-  uint64_t shared_at_once;
-  // of an array that grows by blocks, at most: large ones are few, small ones are had for nothing
+  uint64_t registration_bytes;  // host memory that register_host() takes about 10 ms for
+  // The largest block of an array that grows by blocks: few large blocks, no small ones that waste.
   uint64_t block_bytes;
 };
 
-// Weights in the device's memory, as kernels/cuda/layout.h has them; rows and cols as WeightView
-// has them.
+// Weights in device memory, in the layout of kernels/cuda/layout.h; rows and cols as in WeightView.
 struct DeviceMatrix {
   TensorType type = TensorType::f32;
   uint32_t rows = 0, cols = 0;
@@ -54,115 +52,110 @@ struct DeviceMatrix {
 // y[i * w.rows + r] = sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
 struct DeviceProduct {
   DeviceMatrix w;
-  const float* bias;  // device, as y
-  float* y;
+  const float* bias;  // device
+  float* y;           // device
 };
 
 struct DeviceKernels {
   // ---- devices and memory
-  // -----------------------------------------------------------------------------------------------
-  int (*count)(int* devices);  // comes first; an error where there is no driver
+  int (*count)(int* devices);  // called first; an error without a driver
   const char* (*error_text)(int error);
   bool (*is_out_of_memory)(int error);
   int (*capability)(int index, int* major, int* minor);
   int (*open)(int index, DeviceContext** out);  // loads the kernels
-  int (*close)(DeviceContext* device);          // after all that was taken of it
+  int (*close)(DeviceContext* device);          // after everything allocated from it is released
   int (*describe)(DeviceContext* device, DeviceInfo* out);
   int (*allocate)(DeviceContext* device, std::size_t size, void** out);
-  // work that was given before may still use it
+  // Enqueued work may still use the memory.
   int (*release)(DeviceContext* device, void* memory);
-  // of the CPU's, which the device reads and writes at its full rate
+  // Pinned host memory, which the device reads and writes at its full rate.
   int (*allocate_host)(DeviceContext* device, std::size_t size, void** out);
   int (*release_host)(DeviceContext* device, void* memory);
-  // Lets the device read memory that the CPU has, from whole pages of it, at *out. It must stay
-  // until unshare_host().
+  // Pins host memory, whole system pages, so that the device reads it at *out. The memory must stay
+  // until unregister_host().
   int (*register_host)(DeviceContext* device, const void* memory, std::size_t size, uint64_t* out);
-  int (*unshare_host)(DeviceContext* device, const void* memory);
-  // where this device reads what register_host() was called for by another one
+  int (*unregister_host)(DeviceContext* device, const void* memory);
+  // The address at which this device reads memory that another one registered.
   int (*map_host)(DeviceContext* device, const void* memory, uint64_t* out);
   int (*open_stream)(DeviceContext* device, DeviceStream** out);
   int (*close_stream)(DeviceStream* stream);  // waits for its work
-  int (*wait)(DeviceStream* stream);          // until all of it is done
-  // what is given to the stream from now on comes after what has been given to the other
+  int (*wait)(DeviceStream* stream);          // until all its work is done
+  // Orders later work of `stream` after the work that `other` has now.
   int (*after)(DeviceStream* stream, DeviceStream* other);
-  // Memory from allocate_host() must stay as it is until wait(); of other memory what is uploaded
-  // has been read when this returns.
+  // Memory of allocate_host() must not change until wait(); other memory may change when upload()
+  // returns.
   int (*upload)(DeviceStream* stream, void* to, const void* from, std::size_t size);
   int (*download)(DeviceStream* stream, void* to, const void* from, std::size_t size);
 
-  // Work that is given to a stream between the first two is not done but kept, to be done by one
-  // call as often as is wanted: with the same memory, also the CPU's. Where there is no memory to
-  // keep it, *out is null.
+  // Work enqueued between begin_graph() and end_graph() is recorded and not done. run_graph() does
+  // it, any number of times, with the same memory, host memory included. *out is null where memory
+  // for the graph is missing.
   int (*begin_graph)(DeviceStream* stream);
   int (*end_graph)(DeviceStream* stream, DeviceGraph** out);
   int (*run_graph)(DeviceStream* stream, const DeviceGraph* graph);
   int (*release_graph)(DeviceStream* stream, DeviceGraph* graph);
 
   // ---- weights
-  // -----------------------------------------------------------------------------------------------
   std::size_t (*matrix_bytes)(TensorType type, uint32_t rows, uint32_t cols);
-  // Lays out rows [row, row + n) of a matrix, whose data is at `to`, from blocks as they are in the
-  // file; `from` is device too.
+  // Lays out rows [row, row + n) of a matrix, whose data is at `to`, from the blocks of the file;
+  // `from` is device too.
   int (*lay_out)(DeviceStream* stream, const DeviceMatrix& to, const std::byte* from, uint32_t row,
                  uint32_t n);
 
-  // ---- what is between two attentions: products, and what makes inputs of them; all pointers
-  // device -------------------------------- Products as Kernels::matmul has them, of matrices that
-  // have one input; add: they are added to what y has.
+  // ---- products and their inputs; all pointers device
+  // Kernels::matmul for matrices with one input. add: adds to y.
   int (*matmul)(DeviceStream* stream, std::span<const DeviceProduct> products,
                 const DeviceActivations& x, bool add);
-  // from f32, which is checked; without q that is all
+  // From f32, which it checks; without q it only checks.
   int (*quantize)(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
-  // x is checked; out.f32 may be x.
+  // Checks x; out.f32 may be x.
   int (*rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon,
                   const DeviceCheck& check, const DeviceActivations& out);
-  // out.f32 += rms_norm(x). x is checked; out has f32 alone.
+  // out.f32 += rms_norm(x). Checks x; out has f32 alone.
   int (*add_rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon,
                       const DeviceCheck& check, const DeviceActivations& out);
-  // What it makes is checked; out.f32 may be gate.
+  // Checks its output; out.f32 may be gate.
   int (*swiglu)(DeviceStream* stream, const float* gate, const float* up, const DeviceCheck& check,
                 const DeviceActivations& out);
-  // q, k and v are checked afterwards
+  // Checks q, k and v after the rotation.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
 
-  // ---- attention of a layer's new tokens, in this order; see backend/device_attention.h; all
-  // pointers device -------------------- q: [n][kv_heads * group * head_dim], k and v: [n][kv_heads
-  // * head_dim], after RoPE. Keys and values go to the window.
+  // ---- attention of a layer's new tokens, called in this order; backend/device_attention.h; all
+  // pointers device
+  // q: [n][kv_heads * group * head_dim], k and v: [n][kv_heads * head_dim], after RoPE. Writes keys
+  // and values to the window.
   int (*begin_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a,
                          const float* q, const float* k, const float* v);
-  // where no sketch is scored
+  // For steps without score_sketch().
   int (*attend_sinks_and_window)(DeviceStream* stream, const DeviceKv& kv,
                                  const DeviceAttention& a);
-  // as Kernels::score_sketch; and attend_sinks_and_window() beside it
+  // Kernels::score_sketch; includes attend_sinks_and_window().
   int (*score_sketch)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  // as `bounded` does with shared heads; after score_sketch(), which clears
+  // Selects as `bounded` does with shared heads; after score_sketch(), which clears the counts.
   int (*choose)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  // where there is room for it: before several tokens read it
+  // Where `gathered` is not null: copies the quads before several tokens read them.
   int (*gather_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  // kv: of the first layer; between any of these
+  // kv: of the first layer; allowed between any of these.
   int (*gather_group)(DeviceStream* stream, const DeviceKv& kv, const DeviceGroup& g);
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
-  // out: as q, f32 in any case, and checked; totals: [n][heads] ln of the sum of e^score; mass:
-  // [n][heads] the share of it that was read and stands for itself.
+  // Writes out (like q; always f32), which it checks; lse: [n][heads] ln of the sum of e^score;
+  // mass: [n][heads] the part of that sum that was attended and stands for itself.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a,
-                          const DeviceActivations& out, const DeviceCheck& check, float* totals,
+                          const DeviceActivations& out, const DeviceCheck& check, float* lse,
                           float* mass);
 
-  // ---- attention of a text that is read, in this order; arguments and out as above
-  // -----------------------------------------------
-  int (*prepare_reading)(DeviceStream* stream, const DeviceReading& r, const float* q,
+  // ---- attention of exact prefill, called in this order; arguments and out as above
+  int (*prepare_prefill)(DeviceStream* stream, const DevicePrefill& r, const float* q,
                          const float* k, const float* v);
-  int (*attend_reading)(DeviceStream* stream, const DeviceReading& r, float* out, float* totals);
+  int (*attend_prefill)(DeviceStream* stream, const DevicePrefill& r, float* out, float* lse);
 
-  // ---- making an index of keys
-  // -----------------------------------------------------------------------------------------------
-  // The k items with the largest scores of each query, best first, ties to the lowest item; scores
-  // bit for bit as Kernels::score_tokens has them, of which none may be NaN. See
-  // backend/device_nearest.h.
+  // ---- building an index of keys; backend/device_nearest.h
+  // The k items with the largest scores of each query, best first, ties to the lowest item. Scores
+  // equal those of Kernels::score_tokens bit for bit; none may be NaN.
   int (*find_nearest)(DeviceStream* stream, const DeviceNearest& n);
 };
 
-// Null when this build has none.
+// Null when this build has no GPU backend.
 const DeviceKernels* cuda_kernels();
 
 // Waits for a stream when it ends.
@@ -172,16 +165,16 @@ struct StreamWait {
   ~StreamWait() { (void)ops.wait(stream); }
 };
 
-// A device and how much of its memory may be taken. Threads: all functions may run together.
+// A device and its memory budget. Threads: all functions may be called at once.
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // The numbers of those that a name means: "cuda" (the first), "cuda:N", several such with commas
-  // between them, "cuda:all" or "auto" (all that are new enough). Code::unsupported (this build has
-  // no such backend), Code::not_found (no driver, no such device or one that is too old),
-  // Code::bad_argument (the name), Code::device.
+  // Numbers of the devices that a name selects: "cuda" (the first), "cuda:N", several of these
+  // separated by commas, "cuda:all" or "auto" (all that are new enough). Code::unsupported (this
+  // build has no such backend), Code::not_found (no driver, no such device, or one that is too
+  // old), Code::bad_argument (the name), Code::device.
   static Status find(const std::string& name, std::vector<int>* out);
-  // One of those. budget: bytes, 0: what is free, but for a reserve; of that only the part of one
-  // of `users` that open the same one. Code::device, Code::no_memory.
+  // Opens one of those. budget: bytes; 0: the free memory less a reserve, divided by the `users`
+  // that open the same device. Code::device, Code::no_memory.
   static Status open(int index, uint64_t budget, uint32_t users, std::shared_ptr<Device>* out);
 
   ~Device();
@@ -192,48 +185,48 @@ class Device : public std::enable_shared_from_this<Device> {
   const DeviceInfo& info() const { return info_; }
   const DeviceKernels& kernels() const { return kernels_; }
   DeviceContext* context() const { return context_; }
-  uint64_t budget() const { return budget_; }
+  uint64_t budget() const { return budget_; }  // bytes
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t left() const { return budget_ - used(); }
 
-  // The Status of an error of the table. `what` it was for: "weights".
+  // Converts an error of the table. what: a noun for the message, "weights".
   Status status(int error, const char* what) const;
 
-  // Within the budget. Code::no_memory where there is none left, or where the device has no more;
-  // Code::device. `what` it is for: "weights".
+  // Allocates within the budget. Code::no_memory where the budget or the device is exhausted;
+  // Code::device. what: a noun for the message, "weights".
   Status allocate(std::size_t size, const char* what, void** out);
   void release(void* memory, std::size_t size);
 
-  // Memory of the CPU's, which the device reads and writes at its full rate. The system takes a
-  // third of a millisecond for each MiB of it, so some is kept from keep_host() on: `staged` bytes
-  // for what sessions bring to the device, one at a time, and as many as half of them for what they
-  // have longer. Without it, and where that is not enough, they take what they need from the
-  // system. release_host(): what allocate_host() has given, and its size.
-  void keep_host(std::size_t staged);
+  // Pinned host memory. The system pins a MiB in a third of a millisecond, so reserve_host() pins
+  // some in advance: `staging_bytes` for uploads of one session at a time, and half as much for
+  // longer uses. Without the reserve, and beyond it, allocate_host() asks the system.
+  // release_host() takes memory and size of an allocate_host().
+  void reserve_host(std::size_t staging_bytes);
   Status allocate_host(std::size_t size, void** out);
   void release_host(void* memory, std::size_t size);
-  // The caller's alone as long as the lock is held.
+  // Exclusive to the caller while the lock is held.
   struct Staging {
     std::unique_lock<std::timed_mutex> lock;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
   };
-  // At least so many bytes. Code::no_memory, Code::device, Code::cancelled.
-  Status stage(std::size_t least, const CancelLatch& cancel, Staging* out);
+  // Locks the staging buffer and grows it to min_bytes. Code::no_memory, Code::device,
+  // Code::cancelled.
+  Status stage(std::size_t min_bytes, const CancelLatch& cancel, Staging* out);
 
-  // Lets the device read [begin, end) of host memory, in whole pages of the system, until unshare()
-  // of what *begin was made: what others, also other devices, have shared that holds all of it is
-  // shared once. *begin, *end: of what is shared; *seen: where the device has it. The memory must
-  // stay. *allowance: bytes that may be shared anew, less what was; at 0 only what others have
-  // shared is, and of other memory *seen becomes 0. Code::unsupported.
-  Status share(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* seen);
-  void unshare(uint64_t begin);
-  // As they were measured, once for all sessions of so many threads.
+  // Registers [begin, end) of host memory, in whole system pages, until unregister_host(*begin).
+  // Memory inside a region that any device registered is reused. *begin, *end become the region's;
+  // *mapped: the address at which this device reads it. The memory must stay. *allowance: bytes
+  // that may still be registered, which new regions reduce; at 0 only existing regions are used,
+  // and for other memory *mapped becomes 0. Code::unsupported.
+  Status register_host(uint64_t* begin, uint64_t* end, uint64_t* allowance, uint64_t* mapped);
+  void unregister_host(uint64_t begin);
+  // Measured once for all sessions with as many threads.
   PageRates page_rates(uint32_t threads) const;
   void set_page_rates(uint32_t threads, const PageRates& rates);
 
-  // What an allocation takes: a device hands out large ones in whole blocks.
-  static uint64_t taken_by(std::size_t size) {
+  // Bytes that an allocation takes from the budget: the driver rounds large ones up to blocks.
+  static uint64_t allocated_size(std::size_t size) {
     constexpr uint64_t large = uint64_t{1} << 20, block = 2 * large;
     return size < large ? size : (size + block - 1) / block * block;
   }
@@ -246,8 +239,8 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string name_;
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
-  std::timed_mutex staging_mutex_;  // of the next two
-  std::mutex host_mutex_;           // and of the two after them
+  std::timed_mutex staging_mutex_;  // guards staging_ and staging_bytes_
+  std::mutex host_mutex_;           // guards host_, host_bytes_ and host_free_
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   std::byte* host_ = nullptr;
@@ -264,14 +257,14 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& o) noexcept { swap(o); }
   DeviceBuffer& operator=(DeviceBuffer&& o) noexcept { return swap(o), *this; }
-  [[gnu::noinline]] ~DeviceBuffer() {  // there are many of them together
+  [[gnu::noinline]] ~DeviceBuffer() {  // many members of one class: inlined, they are large
     if (data_) device_->release(data_, bytes_);
   }
-  // As Device::allocate(); it is empty where that fails.
+  // Device::allocate(); on failure the buffer is empty.
   Status allocate(const std::shared_ptr<Device>& device, std::size_t n, const char* what) {
     *this = DeviceBuffer();
     void* memory = nullptr;
-    if (Status s = device->allocate(n * sizeof(T), what, &memory); !s.ok()) return s;
+    RETURN_IF_ERROR(device->allocate(n * sizeof(T), what, &memory));
     data_ = static_cast<T*>(memory);
     device_ = device;
     bytes_ = n * sizeof(T);
@@ -279,7 +272,7 @@ class DeviceBuffer {
   }
   T* get() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  uint64_t taken() const { return Device::taken_by(bytes_); }  // of the device's budget
+  uint64_t taken() const { return Device::allocated_size(bytes_); }  // from the budget
 
  private:
   void swap(DeviceBuffer& o) noexcept {
@@ -292,15 +285,15 @@ class DeviceBuffer {
   std::shared_ptr<Device> device_;
 };
 
-// n elements of T in host memory, which the device reads and writes at its full rate.
+// n elements of T in pinned host memory.
 template <class T>
 class PinnedBuffer {
  public:
-  // Code::no_memory, Code::device; it is empty then.
+  // Code::no_memory, Code::device; then the buffer is empty.
   Status allocate(const std::shared_ptr<Device>& device, std::size_t n) {
     data_.reset();
     void* memory = nullptr;
-    if (Status s = device->allocate_host(n * sizeof(T), &memory); !s.ok()) return s;
+    RETURN_IF_ERROR(device->allocate_host(n * sizeof(T), &memory));
     data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device, n * sizeof(T)});
     return {};
   }

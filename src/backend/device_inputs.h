@@ -1,13 +1,13 @@
-// What operations on a GPU read and write between two attentions, beside matrices. Plain data: the
-// kernels take it by value.
+// Arguments of a GPU's operations between two attentions, besides matrices. Plain data: kernels
+// take it by value.
 #pragma once
 
 #include <cstdint>
 
 namespace kvasir {
 
-// As Activations; all device. What makes them fills the arrays that are there: f32 for weights of
-// floats, the others together for quantised ones, whose cols are a multiple of 32.
+// Activations in device memory. Operations fill the arrays that are not null: f32 for weights in
+// float, the other three for quantised weights, whose cols are a multiple of 32.
 struct DeviceActivations {
   uint32_t n = 0, cols = 0;
   float* f32 = nullptr;
@@ -16,20 +16,20 @@ struct DeviceActivations {
   int16_t* sums = nullptr;
 };
 
-// *first <- min(*first, mark) unless every |x| < limit, of the numbers that an operation names.
+// *first <- min(*first, mark) unless |x| < limit for every x that an operation checks.
 struct DeviceCheck {
   float limit;
   uint32_t mark;
   uint32_t* first;  // device
 };
 
-// q, k and v of n tokens as a projection leaves them, one behind the other, and what is done to q
-// and k: the norm of each head where the architecture has one, then RoPE as Kernels::rope.
+// q, k and v of n tokens, one after the other as a projection writes them, and the operation on q
+// and k: the norm of each head where the architecture has one, then Kernels::rope.
 struct DeviceHeads {
   uint32_t n, heads, kv_heads, head_dim;
-  // [n][heads][head_dim], [n][kv_heads][head_dim] twice; all pointers device
+  // [n][heads][head_dim], then [n][kv_heads][head_dim] twice; all pointers device
   float* qkv;
-  const float *q_norm, *k_norm;  // [head_dim]; null: none
+  const float *q_norm, *k_norm;  // [head_dim]; null: no norm
   float epsilon;
   uint32_t rotary_dim;
   bool neox;

@@ -1,5 +1,5 @@
-// What the search of a GPU for the keys nearest to queries reads and writes, of one KV head. Plain
-// data: the kernels take it by value.
+// Arguments of a GPU's search for the keys with the largest scores, for one KV head. Plain data:
+// kernels take it by value.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@ namespace kvasir {
 
 // All pointers device, the byte arrays at multiples of 16.
 struct DeviceNearest {
-  // queries, keys; dim: one of attended_dims; k: of each query, at most max_nearest
-  uint32_t rows, items, dim, k;
+  uint32_t rows, items;      // queries, keys
+  uint32_t dim;              // one of attended_dims
+  uint32_t k;                // keys per query, at most max_nearest
   const int8_t* queries;     // [rows][dim]
   const float* query_scale;  // [rows]
   const int8_t* keys;        // [items][dim]
   const float* key_scale;    // [items]
   uint32_t groups;           // nearest_groups(items)
-  // [rows][groups] of each eight keys that follow one another the largest score, on the way; at a
-  // multiple of 8 bytes
+  // [rows][groups] the largest score of each eight neighbouring keys; at a multiple of 8 bytes
   float* group_best;
-  // [rows][k] items, the nearest first; of fewer items than k the first so many
+  // [rows][k] items, the largest score first; with fewer items than k only the first `items`
   uint32_t* nearest;
 };
-// rows and items: of a block at a time
+// rows and items: of a thread block at a time
 constexpr uint32_t max_nearest = 512, nearest_group = 8, nearest_rows = 256, nearest_items = 64;
 
 constexpr uint32_t nearest_groups(uint32_t items) {

@@ -1,4 +1,4 @@
-// What went wrong first in any of the tasks of a parallel loop.
+// The first failure among the tasks of a parallel loop.
 #pragma once
 
 #include <mutex>

@@ -1,5 +1,5 @@
-// Which parts of a piece of memory are free: the first that is large enough is taken, neighbours
-// that are given back become one. Not for several threads.
+// The free parts of a piece of memory: first fit; neighbouring free parts are joined. Not thread
+// safe.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ class FreeSpace {
   explicit FreeSpace(std::size_t bytes) {
     if (bytes > 0) free_.emplace(0, bytes);
   }
-  // bytes > 0, in whole alignments. False: no part is large enough. Throws std::bad_alloc; then, as
-  // when it is false, nothing has changed.
+  // bytes: a positive multiple of `alignment`. False where no part is large enough. Throws
+  // std::bad_alloc. Neither changes anything.
   bool take(std::size_t bytes, std::size_t* at) {
     for (auto part = free_.begin(); part != free_.end(); ++part) {
       if (part->second < bytes) continue;
@@ -28,7 +28,7 @@ class FreeSpace {
     }
     return false;
   }
-  // What was taken. A part that there is no memory to note is lost.
+  // Returns a taken part. Where memory for its entry is missing, the part is lost.
   void give(std::size_t at, std::size_t bytes) noexcept {
     const auto after = free_.lower_bound(at);
     const bool joins = after != free_.end() && after->first == at + bytes;
@@ -40,10 +40,10 @@ class FreeSpace {
         return;
       }
     }
-    if (joins) {  // its note becomes the whole part's
-      auto note = free_.extract(after);
-      note.key() = at, note.mapped() = bytes;
-      free_.insert(std::move(note));
+    if (joins) {  // its entry is used again
+      auto entry = free_.extract(after);
+      entry.key() = at, entry.mapped() = bytes;
+      free_.insert(std::move(entry));
       return;
     }
     try {
@@ -56,7 +56,7 @@ class FreeSpace {
   }
 
  private:
-  std::map<std::size_t, std::size_t> free_;  // where, bytes
+  std::map<std::size_t, std::size_t> free_;  // offset: bytes
 };
 
 }  // namespace kvasir

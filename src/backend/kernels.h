@@ -1,15 +1,17 @@
-// The kernel contract: every operation that touches many numbers, as a table of plain functions.
+// The kernel contract: every operation on long arrays, as a table of plain functions.
 //
-// kernels/reference holds the same operations in scalar double precision (the tests' oracle, not
-// shipped); kernels/cpu fills the table for each instruction set; cpu_kernels() chooses once. Logic
-// above never asks which.
+// kernels/cpu fills the table for each instruction set; cpu_kernels() chooses one at the first
+// call. Code above never depends on which. kernels/reference has the same operations in scalar
+// double precision: the oracle of the tests, not shipped.
 //
-// Common rules: pointers to floats and bytes are 64-byte aligned at the beginning of an array
-// unless said otherwise; outputs never overlap inputs unless said otherwise; nothing is allocated;
-// every function may be called from several threads at once on different outputs. Results do not
-// depend on how work is cut over threads: a task's cut never changes a sum's order. Integer parts
-// (quantised products, page weights) are exact, so instruction sets differ only in the rounding of
-// floats.
+// Common rules, unless a function says otherwise:
+//   - Arrays of floats and bytes begin at multiples of 64 bytes.
+//   - Outputs do not overlap inputs. Nothing is allocated.
+//   - Several threads may call a function at once on different outputs.
+//   - Results do not depend on the division of work among threads: it never changes the order of a
+//     sum.
+//   - Integer parts (quantised products, page weights) are exact. Instruction sets differ only in
+//     the rounding of floats.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +22,7 @@
 
 namespace kvasir {
 
-// A matrix of weights as it lies in the file: row r gives output r. Any alignment.
+// A matrix of weights in the layout of the file: row r gives output r. Any alignment.
 struct WeightView {
   const std::byte* data = nullptr;
   TensorType type = TensorType::f32;
@@ -29,9 +31,9 @@ struct WeightView {
   std::size_t row_bytes = 0;
 };
 
-// n rows of inputs to a matrix product, in float and, for quantised weights, in int8 by blocks of
-// 32: x ~= q * scale[block]. `sums` are the sums of q over each 16 inputs, for weight types with an
-// offset or 16-wide scales.
+// n rows of inputs to a matrix product, in float and, for quantised weights, in int8 with a scale
+// per 32: x ~= q * scale[block]. `sums` has the sum of q over each 16 inputs, for weight types with
+// an offset or 16-wide scales.
 struct Activations {
   uint32_t n = 0, cols = 0;
   const float* f32 = nullptr;     // [n][cols]
@@ -40,8 +42,7 @@ struct Activations {
   const int16_t* sums = nullptr;  // [n][cols / 16]
 };
 
-// Queries of one KV head, quantised a row: f32 ~= q * scale. Already multiplied by the softmax
-// scale.
+// Queries of one KV head, quantised per row: f32 ~= q * scale. Multiplied by the softmax scale.
 struct QueryRows {
   uint32_t rows = 0, dim = 0;  // dim is padded: PageShape::dim
   const float* f32 = nullptr;  // [rows][dim]
@@ -51,7 +52,7 @@ struct QueryRows {
   const float* scale = nullptr;  // [rows]
 };
 
-// `rows` of them, from `row` on.
+// Rows [row, row + rows) of q.
 inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
   return {rows,
           q.dim,
@@ -61,23 +62,22 @@ inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
           q.scale + row};
 }
 
-// A partial attention of several query rows: unnormalised output, running maximum, sum of
-// exponentials.
-//   softmax part = o / l;  two parts merge by rescaling to the larger m.  Empty: m = -inf, l = 0, o
-//                          = 0.
+// Partials of attention of several query rows: unnormalised output, maximum score, sum of
+// exponentials relative to it. The softmax output is o / l. Two partials merge after scaling to the
+// larger m. An empty partial has m = -inf, l = 0, o = 0.
 struct AttentionState {
   float* o;  // [rows][dim]
   float* m;  // [rows]
   float* l;  // [rows]
 };
 
-// One key, where it is.
+// A key in place.
 struct KeyRef {
   const int8_t* data;
   float scale;
 };
 
-// Of shares below a threshold, their sum and that of their squares; how many are not below.
+// The sum of the shares below a threshold, the sum of their squares, and how many are not below.
 struct ShareSums {
   double below, squares;
   uint32_t at_least;
@@ -87,33 +87,31 @@ struct Kernels {
   const char* name;  // "avx512vnni", "avx2", "neon-dotprod", "scalar"
 
   // ---- matrix products
-  // -----------------------------------------------------------------------------------------------
   // Fills q, scale and sums of n rows (x: [n][cols], cols a multiple of 32) for rows [0, n).
   void (*quantize)(const float* x, uint32_t n, uint32_t cols, int8_t* q, float* scale,
                    int16_t* sums);
 
   // y[i * y_stride + r] = sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
-  // row_begin is a multiple of matmul_rows; row_end too, or w.rows. Quantised weights use
+  // row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised weights use
   // x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and float
-  // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned. Up to eight
-  // inputs take another way than more: the two round differently. Within each, an output depends on
-  // its row and input alone.
+  // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned. One to eight
+  // inputs, and more than eight, are computed by different code that rounds differently. Within
+  // each, an output depends on its row and its input alone.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
-  uint32_t matmul_rows;  // rows that are computed together; cut tasks at multiples of it
+  uint32_t matmul_rows;  // rows per pass; tasks begin at multiples of it
 
-  // out[c] = w[row][c], exactly dequantized: embedding rows. row < w.rows.
+  // out[c] = w[row][c], dequantised exactly: embedding rows. row < w.rows.
   void (*dequantize_row)(const WeightView& w, uint32_t row, float* out);
 
   // ---- elementwise
-  // -----------------------------------------------------------------------------------------------
   // y[i] = x[i] / sqrt(mean(x[i]^2) + epsilon) * weight, for n rows of cols. y may be x.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols,
                    float* y);
-  // Rotates n_heads vectors of head_dim (stride floats apart) in place, the first rotary_dim of
-  // each. cos, sin: [rotary_dim / 2]. neox: pairs (i, i + rotary_dim / 2) as qwen does; otherwise
-  // neighbours (2i, 2i + 1) as llama's GGUF files are laid out.
+  // Rotates the first rotary_dim elements of n_heads vectors in place, `stride` floats apart. cos,
+  // sin: [rotary_dim / 2]. neox: pairs (i, i + rotary_dim / 2), as in qwen; otherwise neighbours
+  // (2i, 2i + 1), as in llama's GGUF files.
   void (*rope)(float* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim,
                const float* cos, const float* sin, bool neox);
   // gate[i] = silu(gate[i]) * up[i]
@@ -122,50 +120,48 @@ struct Kernels {
   void (*add)(float* x, const float* y, std::size_t n);
 
   // ---- attention
-  // -----------------------------------------------------------------------------------------------
   // Fills q, split (may be null) and scale of QueryRows from f32. Infinities and NaNs count as
-  // zeros; a row of zeros gets scale 0.
+  // zeros. A row of zeros gets scale 0.
   void (*quantize_queries)(const float* f32, uint32_t rows, uint32_t dim, int8_t* q, int8_t* split,
                            float* scale);
 
-  // Adds the chosen tokens of n_pages pages to the states of all rows (each row sees them all).
-  // Scores are integer products of K and q, and the page's bias; weights exp(s - m) * v_scale are
-  // rounded to 14 bits of the largest among the tokens handled together and multiplied with V in
-  // integers. scratch: attend_scratch bytes. Handles pages in order; the order of sums is fixed by
-  // the list alone (not by the number of rows).
+  // Adds the selected tokens of n_pages pages to the states of all rows; every row attends all of
+  // them. Scores are integer products of K and q, plus the page's bias. Weights exp(s - m) *
+  // v_scale are rounded to 14 bits of the largest weight in a tile and multiplied with V in
+  // integers. scratch: attend_scratch bytes. Pages are taken in order; the list alone, not the
+  // number of rows, fixes the order of sums.
   void (*attend_pages)(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
                        AttentionState state, std::byte* scratch);
 
-  // The scores by which attend_pages weighs, bit for bit: scores[r * stride + p * page_tokens + t]
-  // = K[t] . q[r] * k_scale[t] * q_scale[r] + bias of page p's token t; -inf where the token takes
-  // no part. scratch: attend_scratch bytes.
+  // The scores of attend_pages, bit for bit: scores[r * stride + p * page_tokens + t] = K[t] . q[r]
+  // * k_scale[t] * q_scale[r] + bias, for token t of page p; -inf for a token that is not selected.
+  // scratch: attend_scratch bytes.
   void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
                        std::size_t stride, std::byte* scratch);
 
-  // The same of n keys one by one: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to
-  // 4 j + 3 are at data + j * stride. In a page they begin at PageShape::key_at, with stride
+  // The scores of n single keys: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to
+  // 4 j + 3 are at data + j * stride. A key of a page begins at PageShape::key_at and has stride
   // PageShape::key_stride.
   void (*score_keys)(const QueryRows& q, const KeyRef* keys, uint32_t n, uint32_t stride,
                      float* scores, std::size_t score_stride);
 
-  // attend_pages over full-precision tokens k, v: [n][dim], row r seeing tokens [0, limit[r])
-  // (limit null: all n).
+  // attend_pages over full-precision tokens k, v: [n][dim]. Row r attends tokens [0, limit[r]);
+  // limit null: all n.
   void (*attend_rows)(const QueryRows& q, const float* k, const float* v, uint32_t n,
                       const uint32_t* limit, AttentionState state, std::byte* scratch);
   std::size_t (*attend_scratch)(uint32_t rows, uint32_t dim);
 
-  // a <- merge of a and b, for rows of dim. Either may be empty.
+  // a <- merge of a and b. Either may be empty.
   void (*merge)(AttentionState a, AttentionState b, uint32_t rows, uint32_t dim);
   // out[r * out_stride + d] = o[r][d] / l[r] for d < head_dim; 0 where l is 0.
   void (*finish)(AttentionState a, uint32_t rows, uint32_t dim, uint32_t head_dim, float* out,
                  std::size_t out_stride);
 
   // ---- store
-  // -----------------------------------------------------------------------------------------------
   // Seals page `page` (0 .. 15) of an extent: quantises k, v: [page_tokens][dim] (padding zero, K
-  // already centred) and writes the page, its scales and bounds into the extent's arrays. A token
+  // already centred) and writes the page, its scales and its bounds to the extent's arrays. A token
   // of zeros gets scale 0. Infinities, NaNs and tokens of magnitude under 1e-30 count as zeros.
-  // Bounds are those of the int8 values, and sealing an unsealed page gives the same bytes.
+  // Bounds enclose the int8 values. Sealing an unsealed page gives the same bytes.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page,
                     int8_t* pages, uint16_t* scales, int8_t* bounds);
   // The reverse for one page: k, v: [page_tokens][dim].
@@ -174,52 +170,50 @@ struct Kernels {
 
   // Upper bounds of q . k over each block of one extent (Quest, arXiv 2406.10774, section 3.3, by
   // two dot products): scores[r * stride + b] = q_scale[r] * block_scale[b] * (split[r] .
-  // bounds[b]), b in [0, shape.extent_blocks()). next: the bounds that will be scored next, asked
-  // from memory meanwhile (extents lie slabs apart, where the CPU does not guess them); null: none.
+  // bounds[b]), b in [0, shape.extent_blocks()). next: the bounds of the next call, prefetched
+  // (extents are slabs apart, where the CPU does not prefetch them); null: none.
   void (*score_bounds)(const PageShape& shape, const QueryRows& q, const int8_t* bounds,
                        const int8_t* next, float* scores, std::size_t stride);
 
   // out[r * out_stride + c] = sum over k < n of a[r * row + k * step] * b[k * b_stride + c], in
-  // float, for r < rows and c < cols: what the bases of a sketch are found by. rows: a multiple of
-  // 8; cols too, and at least 16. Any alignment.
+  // float, for r < rows and c < cols; finds the bases of sketches. rows and cols: multiples of 8,
+  // cols at least 16. Any alignment.
   void (*multiply)(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b,
                    std::size_t b_stride, uint32_t cols, uint32_t n, float* out,
                    std::size_t out_stride);
-  // Writes page `page` (0 .. 15) of an extent's sketch from the page: key . basis for every token,
-  // in 4 bits. basis: [dim][sketch_dim].
+  // Writes the sketch of page `page` (0 .. 15) of an extent: key . basis of every token, in 4 bits.
+  // basis: [dim][sketch_dim].
   void (*seal_sketch)(const PageShape& shape, const float* basis, const int8_t* data,
                       const uint16_t* scales, uint32_t page, int8_t* sketch);
   // The largest estimate of q . k among the tokens of each quad of an extent, scores[r * stride +
-  // quad]. q: int8 [rows][sketch_dim], the queries in the sketch's coordinates, with a scale each.
-  // next: as for score_bounds.
+  // quad]. q: int8 [rows][sketch_dim], the queries in the sketch's coordinates, with a scale per
+  // row. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
                        const int8_t* sketch, const int8_t* next, float* scores, std::size_t stride);
-  // The shares of attention of n scores, exp(score) / (l * e^m + sum of all exp(scores)), beside
-  // others whose maximum is m and whose exponentials, relative to it, sum to l (none: m = -inf, l =
-  // 0); summed over rows into the first of scores, [rows][stride]. The others are lost. m, l:
-  // [rows]. Scores under the largest by 24 and more may get 0.
+  // Shares of attention of n scores: exp(score) / (l * e^m + sum of all exp(scores)), where m and l
+  // are the maximum and the sum of exponentials of other tokens (none: m = -inf, l = 0). Sums the
+  // shares over rows into the first row of scores: [rows][stride]; the other rows are overwritten.
+  // m, l: [rows]. A score 24 or more below the largest may get 0.
   void (*attention_shares)(float* scores, uint32_t rows, std::size_t stride, uint32_t n,
                            const float* m, const float* l);
 
-  // What a threshold of samples leaves (select/sampling.h). Shares that are no numbers are in none
-  // of the sums.
+  // Sums over the shares below a threshold (select/sampling.h). NaNs are in none of the sums.
   ShareSums (*sum_shares)(const float* shares, uint32_t n, float threshold);
-  // The i with shares[i] >= threshold * u, ascending, of n; returns how many. u in (0, 1) is the
-  // random number that belongs to seed and first + i: the 24 upper bits of MurmurHash3's finalizer
-  // over (first + i) * 0x9e3779b1 + seed, and a half, in units of 2^-24. out: room for n.
+  // Writes all i < n with shares[i] >= threshold * u, ascending, and returns how many. u in (0, 1)
+  // is the random number of seed and first + i: the 24 upper bits of MurmurHash3's finalizer over
+  // (first + i) * 0x9e3779b1 + seed, plus a half, in units of 2^-24. out: room for n.
   uint32_t (*sample)(const float* shares, uint32_t n, uint32_t first, uint32_t seed,
                      float threshold, uint32_t* out);
 
   // The k largest of scores[0 .. n), as ascending indices in out; ties go to the lowest index.
-  // Returns how many: min(k, n), or fewer when a score is NaN, which a damaged summary may cause.
-  // scratch: n * 4 bytes.
+  // Returns their number: min(k, n), or fewer when a score is NaN, which a damaged summary may
+  // cause. scratch: n * 4 bytes.
   uint32_t (*top_k)(const float* scores, uint32_t n, uint32_t k, uint32_t* out, std::byte* scratch);
 };
 
-// The best table for this processor, chosen once, the operating system's register support included.
-// Never null.
+// The best table that the CPU and the operating system support, chosen once.
 const Kernels& cpu_kernels();
-// By name, for tests and benchmarks; null when this build or this processor lacks it.
+// A table by name, for tests and benchmarks; null when this build or this CPU lacks it.
 const Kernels* cpu_kernels_by_name(const char* name);
 
 }  // namespace kvasir

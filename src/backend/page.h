@@ -1,30 +1,28 @@
-// The shape of a page of the KV store: the one description shared by kernels, store and file
-// format.
+// The layout of pages, extents and sketches, shared by kernels, store and file format.
 //
 // A page holds page_tokens tokens of one layer and one KV head in 4 KiB:
-//   K  int8 [page_tokens / 4][dim / 4][4 tokens][4]   four tokens together, of them four
-//      dimensions: a vector's products are sums over dimensions
-//   V  int8 [page_tokens / 4][dim][4 tokens]          four tokens together: one broadcast of four
-//      weights meets every dimension
-// with a bf16 scale a token for K and one for V, rounded up so that |value| <= 127:  k ~= K *
-//     k_scale, v ~= V * v_scale.
-// Four such tokens are a quad. Its keys are 4 * dim bytes on end, and so are its values, half a
-// page further: what is read of a page at least.
+//   K  int8 [page_tokens / 4][dim / 4][4 tokens][4]   four dimensions of four tokens at a time: a
+//                                                     dot product sums over dimensions
+//   V  int8 [page_tokens / 4][dim][4 tokens]          one broadcast of four weights serves every
+//                                                     dimension
+// K and V have a bf16 scale per token each, rounded up so that |value| <= 127: k ~= K * k_scale,
+// v ~= V * v_scale. Four such tokens are a quad, the least that is read of a page. Its keys are
+// 4 * dim contiguous bytes; so are its values, half a page later.
 //
-// An extent is 16 consecutive pages of one layer and head, with their scales and summaries; it is
-// what memory and files are allocated in. Its three arrays (sizes below):
+// An extent is 16 consecutive pages of one layer and KV head, with their scales and bounds: the
+// unit of allocation in memory and in files. Its three arrays (sizes below):
 //   pages   [16 pages][4096]
-//   scales  bf16 [16 pages][2][page_tokens]                 K's, then V's
-//   bounds  int8 [tiles][2 * dim / 4][16 blocks][4]         channels 0 .. dim-1: maximum of K
-//           (rounded up); dim .. 2dim-1: minimum (rounded down); then f32 [tiles][16 blocks]
-//           one scale a block; a block is block_tokens tokens
-// All parts of a page that is not sealed are zero.
+//   scales  bf16 [16 pages][2][page_tokens]          of K, then of V
+//   bounds  int8 [tiles][2 * dim / 4][16 blocks][4]  channels 0 .. dim-1: maximum of K, rounded up;
+//                                                    dim .. 2dim-1: minimum, rounded down
+//           f32  [tiles][16 blocks]                  a scale per block of block_tokens tokens
+// All parts of an unsealed page are zero.
 //
-// A sketch holds a few numbers of every key, in 4 bits, so that one scan estimates every token's
-// score (store/key_sketch.h):
-//   sketch  [tiles][4 tokens][sketch_dim / 8][16 quads][4]   value + 8: channel 8 i + j in the low
-//           half of byte j, 8 i + 4 + j in the high half; then bf16 [tiles][16 quads]: one scale a
-//           quad, four tokens
+// A sketch holds a few numbers of every key in 4 bits, so that one scan estimates the score of
+// every token (store/key_sketch.h):
+//   sketch  [tiles][4 tokens][sketch_dim / 8][16 quads][4]  value + 8: channel 8 i + j is the low
+//                                                           half of byte j, 8 i + 4 + j the high
+//           bf16 [tiles][16 quads]                          a scale per quad
 #pragma once
 
 #include <cstddef>
@@ -34,18 +32,18 @@ namespace kvasir {
 
 constexpr uint32_t page_bytes = 4096;
 constexpr uint32_t extent_pages = 16;
-// the fewest tokens that are chosen: what an integer dot product takes together
+// Tokens of a quad, the smallest unit of selection: the width of an integer dot product.
 constexpr uint32_t quad_tokens = 4;
-// blocks whose bounds, and quads whose sketches are interleaved: the int32 lanes of a 512-bit
-// register
+// Blocks whose bounds, and quads whose sketches, are interleaved: the int32 lanes of a 512-bit
+// register.
 constexpr uint32_t tile_blocks = 16;
 constexpr uint32_t max_head_dim = 256;
 
 struct PageShape {
-  uint32_t head_dim = 0;      // the model's, elements
+  uint32_t head_dim = 0;      // of the model, elements
   uint32_t dim = 0;           // head_dim padded with zeros: 32, 64, 128 or 256
   uint32_t page_tokens = 0;   // 2048 / dim: 64, 32, 16 or 8
-  uint32_t block_tokens = 0;  // tokens of one bound: 16, or a page where that is less
+  uint32_t block_tokens = 0;  // tokens per bound: 16, or a smaller page
 
   // head_dim in 1 .. max_head_dim.
   static constexpr PageShape of(uint32_t head_dim) {
@@ -57,18 +55,18 @@ struct PageShape {
     return s;
   }
 
-  // blocks a page: 4, 2, 1, 1
+  // blocks per page: 4, 2, 1, 1
   constexpr uint32_t page_blocks() const { return page_tokens / block_tokens; }
   constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
   constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
   constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
-  // quads a page: 16, 8, 4, 2
+  // quads per page: 16, 8, 4, 2
   constexpr uint32_t page_quads() const { return page_tokens / quad_tokens; }
   constexpr uint32_t extent_quads() const { return extent_pages * page_quads(); }
   constexpr uint32_t quad_tiles() const { return extent_quads() / tile_blocks; }
 
-  // Where a token's key begins in a page; its dimension d is at d / 4 * key_stride + d % 4 from
-  // there.
+  // The byte at which a token's key begins in a page. Dimension d is d / 4 * key_stride + d % 4
+  // bytes further.
   static constexpr uint32_t key_stride = quad_tokens * 4;
   constexpr std::size_t key_at(uint32_t token) const {
     return std::size_t{token / quad_tokens} * quad_tokens * dim + token % quad_tokens * 4;
@@ -83,7 +81,7 @@ struct PageShape {
     return std::size_t{extent_tiles()} * tile_blocks * (2 * dim + sizeof(float));
   }
 
-  // Numbers a key that a sketch keeps: three in eight, in whole bytes of two groups of four.
+  // Numbers of a sketch per key: three eighths of dim, in whole groups of eight.
   constexpr uint32_t sketch_dim() const { return (dim * 3 / 8 + 7) / 8 * 8; }
   constexpr std::size_t sketch_bytes() const {
     return std::size_t{extent_quads()} * (quad_tokens * sketch_dim() / 2 + sizeof(uint16_t));
@@ -103,12 +101,12 @@ struct ExtentView {
   const int8_t* bounds;
 };
 
-// One page to attend, or a part of it.
+// A page to attend, or a part of it.
 struct PageRef {
   const int8_t* data;      // the page's 4096 bytes, 64-byte aligned
   const uint16_t* scales;  // bf16 [2][page_tokens]
-  uint64_t tokens;         // bit t set: token t of the page takes part; never 0
-  float bias = 0;          // of every score: ln of how many like it these tokens stand for
+  uint64_t tokens;         // bit t: token t of the page is selected; never 0
+  float bias = 0;          // added to every score: ln of the number of tokens that each stands for
 };
 
 }  // namespace kvasir

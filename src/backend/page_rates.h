@@ -1,5 +1,5 @@
-// How fast pages in host memory are attended, by it and by a device: what decides who attends how
-// much of them.
+// The rates at which the CPU and a device attend pages in host memory. They decide which part of
+// the pages each of them attends.
 #pragma once
 
 #include <cmath>
@@ -7,15 +7,14 @@
 
 namespace kvasir {
 
-// Bytes of keys and values a second, as measured; 0: unknown.
+// Measured bytes of keys and values per second; 0: unknown.
 struct PageRates {
-  double processor = 0, device = 0;
+  double cpu = 0, device = 0;
 
-  bool known() const { return processor > 0 && device > 0; }
-  // Of what is attended, how many sixteenths the device reads, so that both are done at the same
-  // time.
+  bool known() const { return cpu > 0 && device > 0; }
+  // Sixteenths of the pages that the device attends, so that both finish at the same time.
   uint32_t sixteenths() const {
-    return known() ? static_cast<uint32_t>(std::lround(16 * device / (processor + device))) : 0;
+    return known() ? static_cast<uint32_t>(std::lround(16 * device / (cpu + device))) : 0;
   }
 };
 

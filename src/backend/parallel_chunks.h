@@ -1,4 +1,4 @@
-// Long arrays, copied, cleared or looked at by several threads.
+// Long arrays, copied, cleared or scanned by several threads.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace kvasir {
 
-// f(first, size) for the bytes of so many, at most `piece` at a time, by the pool's threads where
-// there are any. One thread alone copies a few GB a second, and fewer where the system clears each
-// page of memory that is touched first.
+// Calls f(first, size) for all of `bytes` bytes, at most `piece` at a time, on the threads of the
+// pool; null: on the caller. One thread alone copies a few GB/s, and fewer where the system clears
+// pages at their first use.
 template <class F>
 void parallel_chunks(std::size_t bytes, ThreadPool* pool, F&& f,
                      std::size_t piece = std::size_t{1} << 20) {
@@ -22,7 +22,7 @@ void parallel_chunks(std::size_t bytes, ThreadPool* pool, F&& f,
   });
 }
 
-// to <- from, n elements.
+// Copies n elements.
 template <class T>
 void parallel_copy(const T* from, std::size_t n, T* to, ThreadPool* pool) {
   parallel_chunks(n * sizeof(T), pool, [&](std::size_t at, std::size_t size) {

@@ -1,43 +1,51 @@
-// Which tokens of a question choose for which: neighbours share a list of quads, and every fourth
-// of them asks for it. For the CPU and devices alike.
+// Groups of neighbouring tokens of a question that share a list of quads. Every fourth token of a
+// group, and the last, selects. The CPU and devices use the same groups.
 #pragma once
 
 #include <cstdint>
 
 namespace kvasir {
 
-// query rows that share a pass over the pages: int32 scores of a tile stay in L1
-constexpr uint32_t question_rows = 128;
-constexpr uint32_t selecting_stride = 4;  // of tokens
+// Query rows that share a pass over the pages: the int32 scores of a tile stay in L1.
+constexpr uint32_t query_group_rows = 128;
+constexpr uint32_t query_group_stride = 4;  // tokens from one that selects to the next
 
-// Tokens of a block, whose heads are `group` to a KV head.
-constexpr uint32_t question_tokens(uint32_t group) {
-  return group < question_rows ? question_rows / group : 1;
+// Tokens of a query group; `group` query heads per KV head.
+constexpr uint32_t query_group_tokens(uint32_t group) {
+  return group < query_group_rows ? query_group_rows / group : 1;
 }
 
-// `count` neighbours, from `first` on, that share a list. Every fourth one asks, the last among
-// them.
+// `count` neighbouring tokens from `first` on, which share a list.
 struct QueryGroup {
   uint32_t first, count;
-  constexpr uint32_t asking() const { return (count + selecting_stride - 1) / selecting_stride; }
-  constexpr uint32_t first_selecting() const { return first + (count - 1) % selecting_stride; }
-  constexpr uint32_t token(uint32_t i) const { return first_selecting() + i * selecting_stride; }
+  // How many tokens select, and the i-th of them.
+  constexpr uint32_t selecting() const {
+    return (count + query_group_stride - 1) / query_group_stride;
+  }
+  constexpr uint32_t first_selecting_token() const {
+    return first + (count - 1) % query_group_stride;
+  }
+  constexpr uint32_t token(uint32_t i) const {
+    return first_selecting_token() + i * query_group_stride;
+  }
 };
 
-// n tokens in so many blocks of about the same size, how many ask in one of them at most; block b
-// of them, and a token's.
-constexpr uint32_t question_blocks(uint32_t n, uint32_t group) {
-  return (n + question_tokens(group) - 1) / question_tokens(group);
+// The number of query groups of n tokens, all of about the same size.
+constexpr uint32_t query_groups(uint32_t n, uint32_t group) {
+  return (n + query_group_tokens(group) - 1) / query_group_tokens(group);
 }
-constexpr uint32_t max_selecting(uint32_t n, uint32_t blocks) {
-  return ((n + blocks - 1) / blocks + selecting_stride - 1) / selecting_stride;
+// The most tokens of one of `blocks` groups that select.
+constexpr uint32_t max_selecting_tokens(uint32_t n, uint32_t blocks) {
+  return ((n + blocks - 1) / blocks + query_group_stride - 1) / query_group_stride;
 }
+// Group b of `blocks`.
 constexpr QueryGroup query_group_of(uint32_t n, uint32_t blocks, uint32_t b) {
   const auto begin = static_cast<uint32_t>(uint64_t{n} * b / blocks),
              end = static_cast<uint32_t>(uint64_t{n} * (b + 1) / blocks);
   return {begin, end - begin};
 }
-constexpr uint32_t question_block(uint32_t n, uint32_t blocks, uint32_t token) {
+// The number of the group that has `token`.
+constexpr uint32_t query_group_at(uint32_t n, uint32_t blocks, uint32_t token) {
   return static_cast<uint32_t>((uint64_t{token + 1} * blocks - 1) / n);
 }
 

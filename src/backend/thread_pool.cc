@@ -1,9 +1,8 @@
-// Tasks are handed out through one 64-bit ticket of a loop's place: the loop's number in the upper
-// half, how many tasks are left in the lower. A thread takes a task by compare-and-swap of the
-// whole ticket. The loop's description changes only while the ticket says that nothing is left, so
-// one that comes late, even from an earlier loop, cannot take a wrong task, and no loop waits for
-// threads that are waking up. Each caller has a place of its own while its loop runs; the workers
-// go through all places.
+// Threads take tasks through one 64-bit ticket per slot: the number of the loop in the upper half,
+// the tasks left in the lower. A thread takes a task by a compare-and-swap of the whole ticket. The
+// description of a loop changes only while its ticket says that no task is left. So a late thread,
+// even one from an earlier loop, cannot take a wrong task, and no loop waits for threads that wake
+// up. Each caller has a slot of its own while its loop runs; the workers go through all slots.
 #include "backend/thread_pool.h"
 
 #include <algorithm>
@@ -22,8 +21,8 @@
 namespace kvasir {
 namespace {
 
-// How long a thread looks for work before it sleeps: longer than the serial code between two loops
-// of a decode step, shorter than anybody notices on a battery.
+// How long a thread spins before it sleeps: longer than the serial code between two loops of a
+// decode step, too short to matter to a battery.
 constexpr std::chrono::microseconds spin_time{50};
 
 void pause() {
@@ -34,7 +33,7 @@ void pause() {
 #endif
 }
 
-// Waits until `ready()`; false when it did not come true within the time.
+// Spins until ready(); false when the time runs out.
 template <class Ready>
 bool spin_until(std::chrono::microseconds time, Ready ready) {
   if (ready()) return true;
@@ -50,7 +49,7 @@ bool spin_until(std::chrono::microseconds time, Ready ready) {
 }
 
 constexpr std::size_t cache_line = 64;
-// at once; their tickets and the count of loops are one cache line
+// Loops at once: their tickets and the count of loops fill one cache line.
 constexpr std::size_t max_loops = 7;
 constexpr uint64_t loop_of(uint64_t ticket) { return ticket >> 32; }
 constexpr uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
@@ -58,22 +57,22 @@ constexpr uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticke
 }  // namespace
 
 struct ThreadPool::State {
-  // Where a caller's loop is described. Written before its ticket is; a thread that reads another
-  // loop's fails to take a task.
-  struct alignas(cache_line) Place {
+  // The description of a caller's loop, written before the ticket. A thread that reads the
+  // description of another loop fails to take a task.
+  struct alignas(cache_line) Slot {
     std::atomic<bool> taken{false};  // by a caller
     std::atomic<Task> task{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<uint32_t> n_tasks{0};
 
-    alignas(cache_line) std::atomic<uint32_t> done{0};  // tasks of its loop
+    alignas(cache_line) std::atomic<uint32_t> done{0};  // tasks of the loop
     std::atomic<bool> caller_sleeps{false};
     std::condition_variable wake_caller;
   };
 
-  alignas(cache_line) std::atomic<uint32_t> begun{0};  // loops, of all places
+  alignas(cache_line) std::atomic<uint32_t> begun{0};  // loops, in all slots
   std::array<std::atomic<uint64_t>, max_loops> tickets{};
-  std::array<Place, max_loops> places;
+  std::array<Slot, max_loops> slots;
   alignas(cache_line) std::atomic<uint32_t> sleepers{0};
   std::atomic<bool> stop{false};
   std::mutex mutex;
@@ -93,25 +92,25 @@ struct ThreadPool::State {
   void announce();
 };
 
-// Takes and runs tasks of the loop of a place until none is left.
+// Takes and runs tasks of a slot's loop until none is left.
 void ThreadPool::State::work(std::size_t at, uint32_t worker) {
   std::atomic<uint64_t>& ticket = tickets[at];
-  Place& place = places[at];
+  Slot& slot = slots[at];
   uint64_t current = ticket.load(std::memory_order_acquire);
   while (left_of(current) != 0) {
-    const uint32_t count = place.n_tasks.load(std::memory_order_relaxed);
-    const Task f = place.task.load(std::memory_order_relaxed);
-    void* const argument = place.context.load(std::memory_order_relaxed);
+    const uint32_t count = slot.n_tasks.load(std::memory_order_relaxed);
+    const Task f = slot.task.load(std::memory_order_relaxed);
+    void* const argument = slot.context.load(std::memory_order_relaxed);
     if (!ticket.compare_exchange_weak(current, current - 1, std::memory_order_acq_rel,
                                       std::memory_order_acquire))
       continue;
     f(argument, count - left_of(current), worker);
-    // The caller sets caller_sleeps, then reads done; here the other way round: one of the two sees
-    // the other.
-    if (place.done.fetch_add(1, std::memory_order_seq_cst) + 1 == count &&
-        place.caller_sleeps.load(std::memory_order_seq_cst)) {
+    // The caller sets caller_sleeps, then reads done; here the order is the reverse. So at least
+    // one of the two sees the store of the other.
+    if (slot.done.fetch_add(1, std::memory_order_seq_cst) + 1 == count &&
+        slot.caller_sleeps.load(std::memory_order_seq_cst)) {
       { const std::lock_guard lock(mutex); }
-      place.wake_caller.notify_one();
+      slot.wake_caller.notify_one();
     }
     current = ticket.load(std::memory_order_acquire);
   }
@@ -137,8 +136,8 @@ void ThreadPool::State::worker_main(uint32_t worker) {
   }
 }
 
-// Shows all workers that a ticket is new and wakes those that sleep: they see it before they sleep,
-// or this sees them.
+// Announces a new ticket and wakes sleeping workers. A worker sees the ticket before it sleeps, or
+// this function sees the worker.
 void ThreadPool::State::announce() {
   begun.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_seq_cst) == 0) return;
@@ -153,16 +152,15 @@ Status ThreadPool::create(uint32_t threads, std::unique_ptr<ThreadPool>* out) {
     return Status::error(Code::bad_argument, "a thread pool needs at least one thread");
   auto pool = std::unique_ptr<ThreadPool>(new ThreadPool(std::make_unique<State>()));
   State& state = *pool->state_;
-  // Spinning only steals time from the working threads where there are more threads than
-  // processors.
-  if (threads <= os::processor_count()) state.spin = spin_time;
-  state.workers.reserve(threads - 1);  // they stay where they are
+  // With more threads than CPUs, spinning only takes time from the working threads.
+  if (threads <= os::cpu_count()) state.spin = spin_time;
+  state.workers.reserve(threads - 1);  // so that they do not move
   const os::SignalsHeld held;
   for (uint32_t number = 1; number < threads; ++number) {
     State::Worker& worker = state.workers.emplace_back(State::Worker{&state, number, {}});
     const auto run = [](void* context) {
-      const auto* its = static_cast<const State::Worker*>(context);
-      its->state->worker_main(its->number);
+      const auto* self = static_cast<const State::Worker*>(context);
+      self->state->worker_main(self->number);
     };
     if (Status s = os::Thread::start(run, &worker, &worker.thread); !s.ok())
       return Status::error(s.code(), "cannot start thread %u of %u: nothing was changed",
@@ -184,35 +182,35 @@ uint32_t ThreadPool::threads() const { return static_cast<uint32_t>(state_->work
 
 void ThreadPool::run_erased(uint32_t n_tasks, Task task, void* context) {
   State& s = *state_;
-  const auto is_free = [](State::Place& place) {
-    return !place.taken.exchange(true, std::memory_order_acquire);
+  const auto is_free = [](State::Slot& slot) {
+    return !slot.taken.exchange(true, std::memory_order_acquire);
   };
   const auto found = n_tasks <= 1 || s.workers.empty()
-                         ? s.places.end()
-                         : std::find_if(s.places.begin(), s.places.end(), is_free);
-  if (found == s.places.end()) {
+                         ? s.slots.end()
+                         : std::find_if(s.slots.begin(), s.slots.end(), is_free);
+  if (found == s.slots.end()) {
     for (uint32_t i = 0; i < n_tasks; ++i) task(context, i, 0);
     return;
   }
-  State::Place& place = *found;
-  const auto at = static_cast<std::size_t>(found - s.places.begin());
-  // The tasks of the last loop here are all done, so nobody counts or takes any now.
-  place.done.store(0, std::memory_order_relaxed);
-  place.task.store(task, std::memory_order_relaxed);
-  place.context.store(context, std::memory_order_relaxed);
-  place.n_tasks.store(n_tasks, std::memory_order_relaxed);
+  State::Slot& slot = *found;
+  const auto at = static_cast<std::size_t>(found - s.slots.begin());
+  // All tasks of the slot's last loop are done: no thread counts or takes any now.
+  slot.done.store(0, std::memory_order_relaxed);
+  slot.task.store(task, std::memory_order_relaxed);
+  slot.context.store(context, std::memory_order_relaxed);
+  slot.n_tasks.store(n_tasks, std::memory_order_relaxed);
   const uint64_t loop = loop_of(s.tickets[at].load(std::memory_order_relaxed)) + 1;
   s.tickets[at].store(loop << 32 | n_tasks, std::memory_order_seq_cst);
   s.announce();
   s.work(at, 0);
-  const auto is_done = [&] { return place.done.load(std::memory_order_seq_cst) == n_tasks; };
+  const auto is_done = [&] { return slot.done.load(std::memory_order_seq_cst) == n_tasks; };
   if (!spin_until(s.spin, is_done)) {
     std::unique_lock lock(s.mutex);
-    place.caller_sleeps.store(true, std::memory_order_seq_cst);
-    place.wake_caller.wait(lock, is_done);
-    place.caller_sleeps.store(false, std::memory_order_relaxed);
+    slot.caller_sleeps.store(true, std::memory_order_seq_cst);
+    slot.wake_caller.wait(lock, is_done);
+    slot.caller_sleeps.store(false, std::memory_order_relaxed);
   }
-  place.taken.store(false, std::memory_order_release);
+  slot.taken.store(false, std::memory_order_release);
 }
 
 }  // namespace kvasir

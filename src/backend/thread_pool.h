@@ -1,6 +1,6 @@
-// A fixed team of threads for the parallel loops of a session and its forks. Workers spin briefly
-// between loops, because a decode step has dozens of them microseconds apart, then sleep. The
-// destructor joins them all.
+// A fixed set of threads for the parallel loops of a session and its forks. Workers spin briefly
+// between loops, because a decode step has dozens of loops microseconds apart; then they sleep. The
+// destructor joins them.
 #pragma once
 
 #include <atomic>
@@ -15,18 +15,18 @@ namespace kvasir {
 
 class ThreadPool {
  public:
-  // threads >= 1, the caller's included: ThreadPool of 1 starts none. Code::no_memory or
-  // Code::limit when threads cannot start.
+  // threads >= 1, including the caller: a pool of 1 starts none. Code::no_memory or Code::limit
+  // when a thread cannot start.
   static Status create(uint32_t threads, std::unique_ptr<ThreadPool>* out);
   ~ThreadPool();
 
   uint32_t threads() const;
 
-  // Calls f(task, worker) for every task in [0, n_tasks), tasks in ascending order as workers get
-  // free; worker < threads() names the thread's scratch, of which each caller has its own. Returns
-  // when all are done. Several threads may call at once: the workers serve all of them, and a
-  // caller that has no turn runs its tasks itself. A task must not call. f may throw std::bad_alloc
-  // and nothing else: the other tasks still run, then this throws it.
+  // Calls f(task, worker) for every task in [0, n_tasks), in ascending order as workers become
+  // free. worker < threads() is the index of the thread's scratch memory, which belongs to the
+  // caller. Returns when all tasks are done. Several threads may call at once: the workers serve
+  // all of them, and a caller beyond the limit runs its tasks itself. A task must not call run(). f
+  // may throw std::bad_alloc and nothing else: the other tasks still run, then run() throws it.
   template <class F>
   void run(uint32_t n_tasks, F&& f) {
     struct Call {
@@ -55,7 +55,7 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-// As ThreadPool::run(); by the caller alone where there is no pool.
+// ThreadPool::run(); without a pool the caller runs all tasks.
 template <class F>
 void run_tasks(ThreadPool* pool, uint32_t n_tasks, F&& f) {
   if (pool) return pool->run(n_tasks, f);

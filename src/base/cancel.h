@@ -18,8 +18,8 @@ class Cancel {
   std::atomic<bool> fired_{false};
 };
 
-// One look at a token that stays true: work that was skipped because of it must not be mistaken for
-// done when the token is reset meanwhile.
+// The state of a token that stays fired: work skipped because of it must not count as done when the
+// token is reset meanwhile.
 class CancelLatch {
  public:
   explicit CancelLatch(const Cancel* cancel) : cancel_(cancel) {}
@@ -36,23 +36,23 @@ class CancelLatch {
 
 inline bool is_cancelled(const Cancel* cancel) noexcept { return cancel && cancel->fired(); }
 
-// For loops of many tiny steps: looks at the token once in a while.
+// For loops of many tiny steps: tests the token once per `between` steps.
 class CancelPoll {
  public:
   explicit CancelPoll(const Cancel* cancel) : cancel_(cancel) {}
-  // After `steps` more of them: whether to stop. Stays true.
+  // Call after `steps` more steps; true: stop. Stays true.
   bool stop(std::size_t steps = 1) noexcept {
     steps_ += steps;
     if (steps_ < between) return stopped_;
     steps_ = 0;
     return stopped_ = stopped_ || is_cancelled(cancel_);
   }
-  bool stopped() const noexcept { return stopped_; }  // what the last stop() said
+  bool stopped() const noexcept { return stopped_; }  // the last result of stop()
 
  private:
-  static constexpr std::size_t between = 1 << 10;  // of a few nanoseconds each: a few microseconds
+  static constexpr std::size_t between = 1 << 10;  // steps of a few nanoseconds: a few microseconds
   const Cancel* cancel_;
-  std::size_t steps_ = between;  // the first step looks
+  std::size_t steps_ = between;  // the first step tests
   bool stopped_ = false;
 };
 

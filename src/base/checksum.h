@@ -9,12 +9,12 @@ namespace kvasir {
 
 uint64_t checksum(const void* data, std::size_t size, uint64_t seed) noexcept;
 
-// The same of bytes that come in pieces of any size.
+// The checksum of bytes that arrive in pieces of any size.
 class RunningChecksum {
  public:
   explicit RunningChecksum(uint64_t seed) noexcept;
   void add(const void* data, std::size_t size) noexcept;
-  uint64_t value() const noexcept;  // of what has been added
+  uint64_t value() const noexcept;  // of the bytes added so far
 
  private:
   alignas(64) std::byte state_[576];

@@ -1,4 +1,4 @@
-// Numbers as the library's files hold them, in headers of which no byte need be aligned.
+// Little-endian integers of the library's files, at any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Whether numbers are ones to go on with.
+// Tests for values that are finite and not too large.
 #pragma once
 
 #include <bit>
@@ -8,9 +8,9 @@
 
 namespace kvasir {
 
-// Every magnitude is less than `limit` > 0; a NaN's is not. By bits, whose order is that of
-// magnitudes: differences of integers, of which none may be negative, are found many at a time by
-// any processor, a search for the first float that fails is not.
+// Whether every magnitude is less than `limit` > 0; false for a NaN. Compares bits, whose order is
+// that of magnitudes: differences of integers, none of which may be negative, vectorise on any CPU;
+// a search for the first bad float does not.
 inline bool all_below(std::span<const float> values, float limit) {
   const uint32_t largest = std::bit_cast<uint32_t>(limit) - 1;
   uint32_t over = 0;

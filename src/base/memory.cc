@@ -4,8 +4,7 @@
 
 #include <cstring>
 
-// Sanitizers watch the blocks of operator new; those of mimalloc would hide what is wrong with the
-// arrays in them.
+// Sanitizers check blocks of operator new; mimalloc's would hide errors in the arrays in them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KVASIR_WATCHED_BLOCKS 1
 #elif defined(__has_feature)

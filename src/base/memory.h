@@ -1,8 +1,7 @@
-// The allocator of everything large: arrays of floats, tokens, KV extents. Small objects use
-// operator new. The only file pair that knows mimalloc; a guest library never replaces the host's
-// malloc.
+// The allocator of large arrays: floats, tokens, KV extents. Small objects use operator new. Only
+// memory.cc includes mimalloc; a library must not replace the malloc of its host.
 //
-// An allocation that fails throws std::bad_alloc, which src/api turns into KV_NO_MEMORY.
+// A failed allocation throws std::bad_alloc, which src/api turns into KV_NO_MEMORY.
 #pragma once
 
 #include <atomic>
@@ -15,29 +14,30 @@
 
 namespace kvasir {
 
-// Memory of `size` bytes aligned to 64, uninitialised (or zeroed); null when there is none. size 0
+// Memory of `size` bytes aligned to 64, uninitialised (or zeroed); null where there is none. Size 0
 // gives a valid pointer.
 [[nodiscard]] void* allocate(std::size_t size) noexcept;
 [[nodiscard]] void* allocate_zeroed(std::size_t size) noexcept;
 void deallocate(void* p) noexcept;
-// The same in whole pages of the system, so that a device can be given them, and of nothing else.
+// allocate() in whole system pages, not shared with other allocations, so that a device can
+// register them.
 [[nodiscard]] void* allocate_pages(std::size_t size) noexcept;
 [[nodiscard]] void* allocate_zeroed_pages(std::size_t size) noexcept;
 void deallocate_pages(void* p) noexcept;
 
-// Tests set this to fail chosen allocations: called with the size, returns true to fail. Null
-// normally.
+// Tests set this to fail chosen allocations: it gets the size and returns true to fail. Normally
+// null.
 using AllocationFault = bool (*)(std::size_t size);
 extern std::atomic<AllocationFault> allocation_fault;
 
 template <class T>
 struct Allocator {
   using value_type = T;
-  // libc++ otherwise wants to assign one by one
+  // libc++ would otherwise assign element by element.
   using propagate_on_container_move_assignment = std::true_type;
   Allocator() = default;
   template <class U>
-  Allocator(const Allocator<U>&) noexcept {}  // NOLINT: the standard wants it implicit
+  Allocator(const Allocator<U>&) noexcept {}  // NOLINT: the standard requires it implicit
   T* allocate(std::size_t n) {
     if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
     void* p = kvasir::allocate(n * sizeof(T));
@@ -52,8 +52,8 @@ struct Allocator {
 template <class T>
 using Array = std::vector<T, Allocator<T>>;
 
-// Room for so many more, at a cost that does not depend on how many there are: reserve() takes
-// exactly what it is asked for, and moves all of them each time.
+// Makes room for more elements at an amortised cost: reserve() allocates exactly the requested
+// size, and so moves all elements each time.
 template <class T>
 void make_room_for(Array<T>* array, std::size_t more) {
   const std::size_t wanted = array->size() + more,
@@ -75,11 +75,11 @@ Buffer<T> make_buffer(std::size_t n) {
   return Buffer<T>(Allocator<T>().allocate(n));
 }
 
-// Whether nobody else has it, who may write to it then; of nothing true. Copies that other threads
-// have let go of they no longer read.
+// Whether p is the only reference, so that its owner may write; false for null. Synchronises with
+// the other threads that have released copies.
 template <class T>
 bool is_sole(const std::shared_ptr<T>& p) {
-  // use_count() alone does not wait for what they read; a count that goes up and down does
+  // use_count() alone does not synchronise with their reads; a change of the count does.
   return p.use_count() < 2 && (std::shared_ptr<T>(p), true);
 }
 

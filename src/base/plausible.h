@@ -1,6 +1,5 @@
-// Bounds on what a file claims. A size, length or count that a file gives is a claim until it has
-// been compared with the most that is plausible for what is known already: nothing is allocated,
-// read or repeated by a claim alone.
+// Bounds of sizes, lengths and counts that a file claims. A claim is compared with the largest
+// plausible value for what is known before anything is allocated, read or repeated by it.
 //
 //   uint32_t n;
 //   if (!take_claim(load64(p), claim_product({tokens, heads}), &n)) return corrupt(...);
@@ -32,12 +31,12 @@ namespace kvasir {
   return fits ? product : std::numeric_limits<uint64_t>::max();
 }
 
-// *out = claimed where it is at most `most` and fits the type; otherwise false, and *out stays as
-// it was.
+// *out = claimed where it is at max `max` and fits the type; otherwise returns false and leaves
+// *out.
 template <class T>
-[[nodiscard]] constexpr bool take_claim(uint64_t claimed, uint64_t most, T* out) {
+[[nodiscard]] constexpr bool take_claim(uint64_t claimed, uint64_t max, T* out) {
   static_assert(std::is_unsigned_v<T>);
-  if (claimed > most || claimed > std::numeric_limits<T>::max()) return false;
+  if (claimed > max || claimed > std::numeric_limits<T>::max()) return false;
   *out = static_cast<T>(claimed);
   return true;
 }

@@ -1,5 +1,5 @@
-// How a long call tells its caller how far it is: at most ten calls a second, plus the first and
-// the last. All of it happens on the calling thread.
+// Progress reports of a long call: at most ten per second, plus the first and the last. Reports are
+// made on the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class Progress {
   Progress() = default;
   explicit Progress(Report report) : report_(std::move(report)) {}
 
-  // False when the callback asked to stop. `done == total` is always reported.
+  // False when the callback returned non-zero. `done == total` is always reported.
   [[nodiscard]] bool update(uint64_t done, uint64_t total);
 
  private:

@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// What one character becomes: itself, or its spelling.
+// The output for one character: itself, or its escape.
 struct Unit {
   std::size_t taken;  // bytes of the text
   std::size_t size;   // bytes in `bytes`
@@ -82,7 +82,7 @@ void quote(std::string_view text, char* out, std::size_t capacity) noexcept {
   const bool fits = all <= room;
   const std::size_t head = fits ? all : (room - gap.size()) / 2,
                     tail = fits ? 0 : room - gap.size() - head;
-  std::size_t before = 0, written = 0;  // bytes of all units so far, and of those that were written
+  std::size_t before = 0, written = 0;  // bytes of all units so far, and of those written
   bool skipped = false;
   for (std::string_view rest = text; !rest.empty();) {
     const Unit unit = next_unit(rest);

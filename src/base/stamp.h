@@ -1,5 +1,5 @@
-// Numbers that tell one content from another: who has made a copy knows by them whether it is still
-// what the original is.
+// Numbers that identify a content: the owner of a copy compares stamps to see whether the original
+// has changed.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace kvasir {
 
-// Never given before in this process; not 0.
+// Unique in this process; not 0.
 inline uint64_t new_stamp() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-// A path stands whole in the text that a message is cut from, so that the reason after it survives.
+// The longest path in a message before it is shortened, so that the reason after it survives.
 static constexpr std::size_t longest_path = 4096;
 
 Status Status::error(Code code, const char* format, ...) noexcept {

@@ -1,9 +1,9 @@
 // Errors travel through the library as values of this type.
 //
-// A Status is one pointer wide when it is good. A failed one carries a code, the operating system's
-// errno, a file offset and a one-line message that names its subject and says what stayed
-// unchanged. Building one never throws: if even the message cannot be allocated, the code survives.
-// std::bad_alloc is the one exception that crosses layers; src/api turns it into KV_NO_MEMORY.
+// A good Status is one null pointer. A failed one has a code, the errno of the operating system, a
+// file offset and a one-line message that names its subject and what is unchanged. Building one
+// never throws: if the message cannot be allocated, the code survives. std::bad_alloc is the only
+// exception that crosses layers; src/api turns it into KV_NO_MEMORY.
 #pragma once
 
 #include <cstdint>
@@ -40,15 +40,15 @@ class [[nodiscard]] Status {
   Status(Status&&) noexcept = default;
   Status& operator=(Status&&) noexcept = default;
 
-  // printf-style. The message is one line of printable UTF-8, whatever the arguments are
-  // (base/quoted.h). One of more than 383 bytes loses its middle.
+  // printf-style. The message is one line of printable UTF-8 for any arguments (base/quoted.h). A
+  // message of more than 383 bytes loses its middle.
   [[gnu::format(printf, 2, 3)]] static Status error(Code code, const char* format, ...) noexcept;
 
   // Adds the errno or the file offset (bytes) that the error belongs to.
   Status with_errno(int value) && noexcept;
   Status with_offset(uint64_t value) && noexcept;
 
-  // The same once more, for those who report what another met.
+  // A copy, for callers that report the failure of another call.
   Status copy() const noexcept;
 
   bool ok() const noexcept { return code_ == Code::ok; }

@@ -8,7 +8,7 @@ namespace kvasir {
 
 enum class Utf8 { valid, invalid, incomplete };
 
-// Looks at the first character of `text` (not empty). *length is its size when valid; when invalid,
+// Tests the first character of `text` (not empty). *length is its size when valid; when invalid,
 // the maximal prefix that begins no character (1 to 3 bytes); when incomplete, all of `text`, which
 // more bytes may complete.
 Utf8 utf8_step(std::string_view text, std::size_t* length);

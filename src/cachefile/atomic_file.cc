@@ -8,7 +8,7 @@ namespace kvasir {
 AtomicFile::~AtomicFile() {
   if (!temporary_) return;
   if (!os::removes_open_files || !reaper_) (void)file_.close();
-  (void)os::remove_file(file_.path());  // the error that led here has been reported already
+  (void)os::remove_file(file_.path());  // the error that led here has been reported
   if (reaper_ && file_.is_open()) reaper_->close(std::move(file_));
 }
 
@@ -25,7 +25,7 @@ Status AtomicFile::create(const std::string& path, std::shared_ptr<os::FileReape
   return s;
 }
 
-// The file is in place by now: also a failed allocation has to say so.
+// The file is in place already, so a failed allocation must say that too.
 static Status sync_folder(const std::string& path) {
   try {
     return os::sync_folder_of(path);
@@ -48,7 +48,7 @@ Status AtomicFile::finish(const BeforeRename& before_rename) {
   if (Status s = file_.close(); !s.ok()) return s;
   if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
   temporary_ = false;
-  file_.unlock();  // it is a document like the others, and who opens it locks it for himself
+  file_.unlock();  // from here on, whoever opens the document locks it
   Status s = sync_folder(path_);
   if (s.ok()) return s;
   return Status::error(s.code(), "%s is written, but a power cut may still undo it: %s",

@@ -1,7 +1,7 @@
-// A file that comes into being whole: written under another name in the same folder, synced,
-// renamed to its name, the folder synced. The path holds the old file or the new one, never
-// anything between. A new file is for its owner alone (mode 0600); one that replaces another has
-// its mode, owner and group (os::File::keep_access_of). One thread at a time.
+// A file that appears whole. It is written under another name in the same folder, synced and
+// renamed; then the folder is synced. The path holds the old file or the new one, never a mixture.
+// A new file is private to its owner (mode 0600); one that replaces another file takes its mode,
+// owner and group (os::File::keep_access_of). One thread at a time.
 #pragma once
 
 #include <functional>
@@ -22,26 +22,25 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // Whether a file can be begun there.
+  // Whether a file can be created there.
   static Status check(const std::string& path);
-  // Begins a file that will replace `path`, or the file that a symbolic link there leads to
-  // (os::find_target). Once.
-  // reaper: closes a file that is not finished; null: the destructor does.
+  // Creates the file that will replace `path`, or the target of a symbolic link there
+  // (os::find_target). Call once. reaper: closes an unfinished file; null: the destructor does.
   Status create(const std::string& path, std::shared_ptr<os::FileReaper> reaper = {});
   os::File& file() { return file_; }
   bool is_open() const { return temporary_; }
-  // Called when the file is whole and synced, with its size, before it gets its name: an error
-  // leaves the path as it was. It may choose another path in the same folder.
+  // Called before the rename, when the file is complete and synced, with its size. An error leaves
+  // the path as it was. The function may choose another path in the same folder.
   using BeforeRename = std::function<Status(uint64_t bytes, std::string* path)>;
-  // After success the file is durable. When only the folder's sync fails, the new file is in place
-  // and the error says so.
+  // After success the file is durable. If only the sync of the folder fails, the new file is in
+  // place and the error says so.
   Status finish(const BeforeRename& before_rename = {});
 
  private:
   std::shared_ptr<os::FileReaper> reaper_;
   std::string path_;
   os::File file_;
-  bool temporary_ = false;  // it exists under its own name
+  bool temporary_ = false;  // the file has a name of its own
 };
 
 }  // namespace kvasir

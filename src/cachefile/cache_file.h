@@ -1,16 +1,18 @@
-// A cache file: a 4 KiB header with the table of its sections, the sections, and a checksum for
-// every 4 KiB block of each. This file knows the container; what the sections hold is written in
-// format.h and docs/file-format.md.
+// A cache file: a 4 KiB header with the section table, the sections, and a checksum for every 4 KiB
+// block of each section. This file implements the container; format.h and docs/file-format.md
+// define the contents of the sections.
 //
-// Writing is atomic: a unique temporary file in the same folder, preallocated, written, synced,
-// renamed, folder synced. The path holds the old file or the new one, never anything between; on
-// failure or cancel the temporary file is removed. Reading: header, section table and checksum
-// tables are read and verified when the file is opened; blocks when they are first used (check), or
-// all at once (verify_all). The file stays open and mapped. Sections are used where the mapping has
-// them, but for summaries: every choice of pages reads these from end to end, so they are read into
-// private memory, and a file that is cut off or a disk that fails is an error there. While it is
-// open it is locked as shared, where the file system has locks: a library does not evict it.
-// Touching a mapped byte that is not there any more raises SIGBUS; read() does not.
+// Writing is atomic: a unique temporary file in the same folder is preallocated, written, synced
+// and renamed, and the folder is synced. The path holds the old file or the new one, never a
+// mixture. On failure or cancellation the temporary file is removed.
+//
+// Opening reads and verifies the header, the section table and the checksum tables. Blocks are
+// verified at their first use (check) or all at once (verify_all). The file stays open and mapped,
+// and sections are used in the mapping. The bounds are the exception: every selection reads them
+// from end to end, so they are copied to private memory, where a truncated file or a failing disk
+// is an error. An access to a mapped byte that is missing raises SIGBUS; read() reports an error.
+// While the file is open it has a shared lock, where the file system has locks, so that a library
+// does not evict it.
 #pragma once
 
 #include <array>
@@ -36,56 +38,57 @@
 
 namespace kvasir {
 
-// One thread at a time. After a failure only the destructor may follow.
+// One thread at a time. After a failure only the destructor may be called.
 class CacheWriter {
  public:
-  // Begins a file that will replace `path`. `identity` goes into the header.
+  // Creates the file that will replace `path`. `identity` goes into the header.
   static Status create(const std::string& path, const format::Identity& identity,
                        std::unique_ptr<CacheWriter>* out,
                        std::shared_ptr<os::FileReaper> reaper = {});
   CacheWriter(const CacheWriter&) = delete;
   CacheWriter& operator=(const CacheWriter&) = delete;
 
-  // Declares a section of exactly `bytes` bytes. All sections are declared before begin(), a kind
-  // only once (indexes: any number).
+  // Declares a section of exactly `bytes` bytes. All sections are declared before begin(), each
+  // kind once (indexes: any number).
   Status add_section(format::SectionKind kind, uint32_t version, uint64_t bytes);
-  // Reserves the space. Code::no_space when the disk is too full; nothing has been written then.
+  // Reserves the space. Code::no_space when the disk is too full; then nothing has been written.
   Status begin();
-  // Appends to the sections in the order in which they were declared, in pieces of any size.
+  // Appends to the sections in the order of their declaration, in pieces of any size.
   Status write(const void* data, std::size_t size);
   uint64_t bytes_total() const { return total_; }  // of all sections
   uint64_t bytes_written() const { return written_; }
-  // Syncs and renames. After success the file is durable. When only the folder's sync fails, the
+  // Syncs and renames. After success the file is durable. If only the sync of the folder fails, the
   // new file is in place and the error says so.
   Status finish(const AtomicFile::BeforeRename& before_rename = {});
 
  private:
   CacheWriter(const std::string& path, const format::Identity& identity);
-  void enter_section();  // skips sections that are complete, also empty ones
-  Status flush();        // the gathered bytes, to the file
+  void enter_section();  // skips complete sections, empty ones included
+  Status flush();        // writes the gathered bytes to the file
 
   std::string path_;
   AtomicFile file_;
   bool begun_ = false;
-  bool broken_ = false;  // a write failed: nothing may make a file of what is there
+  bool broken_ = false;  // a write failed: finish() must fail
   CacheHeader header_;
   uint64_t total_ = 0, written_ = 0;  // bytes of all sections
-  uint32_t section_ = 0;              // the one being written
-  uint64_t position_ = 0;             // bytes of it that have been gathered
-  Buffer<std::byte> gather_;          // up to gather_bytes of it, beginning at a block
+  uint32_t section_ = 0;              // index of the section being written
+  uint64_t position_ = 0;             // bytes of that section that have been gathered
+  Buffer<std::byte> gather_;          // up to gather_bytes of them, from the beginning of a block
   std::size_t gathered_ = 0;
-  Array<uint64_t> checksums_;  // of all blocks so far, the sections' tables one after the other
+  // of all blocks so far: the tables of the sections, one after the other
+  Array<uint64_t> checksums_;
 };
 
-// Immutable but for the memory of what has been checked: all functions may run together.
+// Immutable except for the record of verified blocks: all functions may be called at once.
 class CacheFile {
  public:
-  // Maps and validates. Tells apart: not_a_cache (wrong magic), version (needs a newer reader;
-  // stale), corrupt (with the offset). On failure *out is unchanged. The mapping lives as long as
-  // the CacheFile. pool: who reads the tables, which a long file has much of; the caller alone
-  // where null, here and below. cancel: looked at after each MiB, here and below; null: none. The
-  // tables take memory, 0.2% of the sections' sizes. Who loads a file compares these sizes with
-  // what it knows before it opens what it has peeked at.
+  // Maps and validates. Codes: not_a_cache (wrong magic), version (needs a newer reader, or stale),
+  // corrupt (with the offset). On failure *out is unchanged. The mapping lives as long as the
+  // CacheFile. pool: reads the tables, which are long in a long file; null: the caller reads them,
+  // here and below. cancel: tested after each MiB, here and below; null: none. The tables take
+  // memory of 0.2% of the sections' sizes. A caller that loads a file checks these sizes with
+  // CachePeek before it opens it.
   static Status open(const std::string& path, std::shared_ptr<const CacheFile>* out,
                      ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   static Status open(CachePeek peek, std::shared_ptr<const CacheFile>* out, ThreadPool* pool,
@@ -97,53 +100,50 @@ class CacheFile {
   uint64_t size() const { return header_.file_size; }
 
   using Section = CacheHeader::Entry;
-  // In file order; sections of kinds that this reader does not know are among them.
+  // In file order, sections of unknown kinds included.
   std::span<const Section> sections() const { return header_.entries(); }
   const Section* find(format::SectionKind kind) const;  // the first of its kind
 
-  // A section's bytes, not yet checked. Empty when there is no such section.
+  // The bytes of a section, not verified. Empty without such a section.
   std::span<const std::byte> bytes(format::SectionKind kind) const;
 
-  // Verifies the blocks that hold [offset, offset + size) of a section, unless they were before.
-  // False: damaged, cannot be read, or not within the section. Cheap (one load for up to 64 blocks)
-  // when they have been seen.
+  // Verifies the blocks that hold [offset, offset + size) of a section, each once. False: damaged,
+  // unreadable or outside the section. For verified blocks it costs one load per 64 blocks.
   bool check(const Section& section, uint64_t offset, uint64_t size) const;
-  // Why a check was false, naming file, section and offset: of all threads' checks the last one.
+  // Why a check() returned false, with file, section and offset: the last failure of any thread.
   Status failure() const;
-  // As check() over a whole section, with the failure.
+  // check() of a whole section, with its failure.
   Status check_section(const Section& section, ThreadPool* pool = nullptr,
                        const Cancel* cancel = nullptr) const;
-  // Reads whole blocks of a section from the file, past the mapping, and verifies what was read:
-  // block first + i into to[i], or `count` of them one after the other. On failure what was read is
-  // not to be used. Code::corrupt, Code::io.
+  // Reads whole blocks of a section from the file, not through the mapping, and verifies them:
+  // block first + i into to[i], or `count` blocks one after the other. On failure the output is not
+  // valid. Code::corrupt, Code::io.
   Status read(const Section& section, uint64_t first, std::span<std::byte* const> to) const;
   Status read(const Section& section, uint64_t first, uint64_t count, std::byte* to) const;
-  // The same of any bytes within the section: all blocks that hold them are verified. Throws
-  // std::bad_alloc.
+  // Reads any bytes of a section; verifies all blocks that hold them. Throws std::bad_alloc.
   Status copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const;
-  // The same by all threads, of what is used elsewhere than it lies: f(at, data, size) is given the
-  // bytes from offset + at on, pieces that a core's cache holds, and may not throw. After a failure
-  // it has not been given all.
+  // copy() on all threads, for bytes that go elsewhere: calls f(at, data, size) with the bytes from
+  // offset + at on, in pieces that fit a core's cache. f must not throw. After a failure some calls
+  // are missing.
   using Take = std::function<void(uint64_t at, const std::byte* data, std::size_t size)>;
   Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool,
               const Cancel* cancel, const Take& f) const;
-  // Reads every byte of the file again, those between the sections too. Code::cancelled when asked
-  // to stop.
+  // Reads every byte of the file again, the gaps between sections included. Code::cancelled.
   Status verify_all(Progress* progress, const Cancel* cancel) const;
 
   void advise(const Section& section, os::Mapping::Advice advice) const {
     advise(section, 0, section.bytes, advice);
   }
-  // a part of it
+  // A part of a section.
   void advise(const Section& section, uint64_t offset, uint64_t size,
               os::Mapping::Advice advice) const;
 
-  uint64_t private_bytes() const;  // of tables and of what has been read into private memory so far
+  uint64_t private_bytes() const;  // tables, and the private memory that has been filled
   uint64_t table_bytes() const { return blocks_ * sizeof(uint64_t); }
 
  private:
   CacheFile() = default;
-  const os::File& file() const;  // to read by
+  const os::File& file() const;  // for reads
   Status read_tables(ThreadPool* pool, const Cancel* cancel);
   Status stopped() const;
   void place_sections();
@@ -151,7 +151,7 @@ class CacheFile {
     return static_cast<std::size_t>(&section - sections().data());
   }
   bool is_private(const Section& section) const { return places_[index_of(section)].is_private; }
-  // block: of the section
+  // block: its number in the section
   bool block_is_intact(const Section& section, uint64_t block, const std::byte* data) const;
   bool verify_missing(const Section& section, uint64_t word, uint64_t missing) const;
   bool read_missing(const Section& section, uint64_t word, uint64_t missing) const;
@@ -160,26 +160,26 @@ class CacheFile {
 
   std::string path_;
   os::File file_;
-  std::vector<os::File> more_files_;  // the same, for other threads
+  std::vector<os::File> more_files_;  // more handles of the same file, for other threads
   os::Mapping mapping_;
   CacheHeader header_;
   struct Place {
-    // the section's first byte, in the mapping or in private memory
+    // The first byte of the section, in the mapping or in private memory.
     const std::byte* data = nullptr;
     bool is_private = false;
-    uint64_t table = 0;  // its checksums in tables_
+    uint64_t table = 0;  // index of its first checksum in tables_
   };
   std::array<Place, format::max_sections> places_;
   uint64_t blocks_ = 0;  // of all sections
-  // checksums of all blocks, the sections' tables one after the other
+  // Checksums of all blocks: the tables of the sections, one after the other.
   Buffer<uint64_t> tables_;
-  // room for the private sections; touched where they have been read
+  // Room for the private sections, filled as they are read.
   Buffer<std::byte> private_;
   mutable std::atomic<uint64_t> private_blocks_{0};
-  mutable std::mutex reading_;  // into private_
+  mutable std::mutex reading_;  // guards private_ while it is filled
   mutable std::mutex failing_;  // guards failure_
   mutable Status failure_;
-  // Bit b: block b of the file (counted from its beginning) was found intact. An extent's 16 pages
+  // Bit b: block b of the file, counted from its beginning, was verified. The 16 pages of an extent
   // share a word.
   mutable Array<std::atomic<uint64_t>> seen_;
 };

@@ -38,7 +38,7 @@ bool starts_with(Bytes bytes, std::initializer_list<uint8_t> prefix) {
   return bytes.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), bytes.begin());
 }
 
-// The file's first bytes, before anything in it is believed.
+// Checks the first bytes of the file.
 Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
   const std::size_t compared = std::min(begin.size(), magic.size());
   if (compared == 0)
@@ -69,8 +69,8 @@ Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
   return {};
 }
 
-// Versions are believed only after the header's checksum, so that a flipped bit is not taken for a
-// newer format.
+// Runs after the check of the header's checksum, so that a flipped bit is not taken for a newer
+// format.
 Status check_version(const uint8_t* h, const char* path) {
   if (load64(h + place_checksum) != checksum(h, place_checksum, header_seed)) {
     return corrupt(path, 0, "the header's checksum does not match");
@@ -139,8 +139,8 @@ bool is_reserved_zero(const uint8_t* begin, std::span<const Field> fields) {
   });
 }
 
-// A newer writer that this reader may still read is free to use what is reserved here; others must
-// have left zeros.
+// A newer writer that this reader may still read may use reserved bytes; other writers must leave
+// zeros.
 Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path) {
   for (const Field& f : header_fields)
     if (f.is == FieldIs::reserved && !all_zero({h + f.offset, f.bytes}))
@@ -180,7 +180,7 @@ Status check_kinds(const CacheHeader& header, const char* path) {
   return {};
 }
 
-// Everything must be where the layout puts it, and the file must end where the layout ends.
+// Every offset must be the computed one, and the file must end at the end of the layout.
 Status check_layout(const CacheHeader& header, uint64_t actual_size, const char* path) {
   CacheHeader expected = header;
   if (!expected.lay_out())

@@ -1,4 +1,4 @@
-// The first 4 KiB of a cache file as a value: what CacheWriter writes and CacheFile reads. No I/O.
+// The first 4 KiB of a cache file as a value. CacheWriter encodes it, CacheFile decodes it. No I/O.
 #pragma once
 
 #include <array>
@@ -10,13 +10,13 @@
 
 namespace kvasir {
 
-// Whether a file begins with a magic as transfers leave it that take it for text: the high bit of
-// its first byte cut off, this byte recoded from Latin-1 or replaced because it is not UTF-8, or
-// the line ends behind changed. `kind`: the magic's fourth byte.
+// Whether a file begins with a magic that a text-mode transfer damaged: the high bit of its first
+// byte is cleared, this byte is recoded from Latin-1 or replaced as invalid UTF-8, or the line ends
+// after it changed. kind: the fourth byte of the magic.
 bool looks_like_text_damage(std::span<const uint8_t> begin, uint8_t kind);
 
-// A file that is shorter or longer than its header says: Code::corrupt, with the offset where the
-// two part.
+// Code::corrupt for a file that is shorter or longer than its header says, with the offset at which
+// the sizes differ.
 Status check_file_size(const char* path, uint64_t is, uint64_t must);
 
 struct CacheHeader {
@@ -41,18 +41,17 @@ struct CacheHeader {
   std::span<Entry> entries() { return {sections.data(), section_count}; }
   std::span<const Entry> entries() const { return {sections.data(), section_count}; }
 
-  // Where the first checksum table begins, after the last section.
+  // Offset of the first checksum table, after the last section.
   uint64_t tables_offset() const;
 
-  // Sets every offset and the file's size from the sections' order and sizes. False when the file
-  // would pass 2^62 bytes.
+  // Computes every offset and the file size from the order and the sizes of the sections. False
+  // when the file would exceed 2^62 bytes.
   [[nodiscard]] bool lay_out();
 
   void encode(std::span<uint8_t, format::header_bytes> out) const;
 
-  // `begin`: the file's first min(file_size, header_bytes) bytes; `path` is for messages. On
-  // failure *out is unchanged. Code::not_a_cache, Code::version or Code::corrupt, as
-  // CacheFile::open says.
+  // begin: the first min(file_size, header_bytes) bytes of the file; path: for messages. On failure
+  // *out is unchanged. Code::not_a_cache, Code::version, Code::corrupt, as for CacheFile::open.
   static Status decode(std::span<const uint8_t> begin, uint64_t file_size, const char* path,
                        CacheHeader* out);
 };

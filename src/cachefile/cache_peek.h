@@ -1,5 +1,5 @@
-// What a cache file says of itself, read without mapping it: the header, and small sections on
-// request. For looking through many files.
+// The header of a cache file, read without mapping it, and small sections on request. For scans of
+// many files.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace kvasir {
 
 class CachePeek {
  public:
-  // Codes as CacheFile::open; checksum tables are looked at when a section is read.
+  // Codes as for CacheFile::open. A checksum table is verified when its section is read.
   static Status open(const std::string& path, CachePeek* out);
 
   using Section = CacheHeader::Entry;
@@ -28,22 +28,22 @@ class CachePeek {
   uint64_t size() const { return header_.file_size; }
   const Section* find(format::SectionKind kind) const;  // the first of its kind, or null
 
-  // The first `most` bytes of a section, or all of a shorter one, verified; empty when there is
-  // none. Memory is bounded by `most`, time by the section's checksum table. Code::corrupt,
-  // Code::io. Throws std::bad_alloc.
+  // The first max_bytes bytes of a section, or all of a shorter one, verified; empty without the
+  // section. max_bytes bounds the memory; the section's checksum table bounds the time.
+  // Code::corrupt, Code::io. Throws std::bad_alloc.
   Status read(format::SectionKind kind, uint64_t most, Array<std::byte>* out) const;
-  // Code::corrupt where there is no such section of exactly this size. Nothing is read.
+  // Code::corrupt without a section of exactly this size. Reads nothing.
   Status expect(format::SectionKind kind, uint64_t bytes) const;
   // The chain of the first tokens, as far as a text of `text` tokens can be compared with it, and
-  // of how many tokens all of it is: those that were read as a document is. Code::version where the
-  // file has none: an older library wrote it.
+  // the number of tokens of the whole document: those that were prefilled as a document.
+  // Code::version without a chain: an older library wrote the file.
   Status read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) const;
-  // The first `most` tokens, or all of fewer.
+  // The first max_tokens tokens, or all if there are fewer.
   Status read_tokens(uint64_t most, Array<int32_t>* out) const;
-  // Every byte of the file; see verify_cache().
+  // Verifies every byte of the file; see verify_cache().
   Status verify(Progress* progress, const Cancel* cancel) const;
 
-  // For who goes on with the open file.
+  // For a caller that continues with the open file.
   os::File take_file() && { return std::move(file_); }
 
  private:
@@ -51,9 +51,9 @@ class CachePeek {
   CacheHeader header_;
 };
 
-// Whether a file may be what a save, kv_pack or kv_unpack left that did not finish: they write the
-// magic number last, or first: the first bytes are its bytes or zeros. False where it cannot be
-// read.
+// Whether a file may be left over from an interrupted save, kv_pack or kv_unpack. These write the
+// magic number last, or first: its bytes are the file's first bytes, or zeros. False for an
+// unreadable file.
 bool may_be_unfinished(const os::File& file);
 
 }  // namespace kvasir

@@ -14,7 +14,7 @@ using namespace format;
 namespace {
 
 constexpr uint64_t step_blocks =
-    256;  // between two looks at the cancel token: 1 MiB, well under 1 ms
+    256;  // blocks between tests of the cancel token: 1 MiB, well under 1 ms
 constexpr uint64_t step_bytes = step_blocks * block_bytes;
 
 bool is_zero(const std::byte* p, uint64_t size) {
@@ -32,7 +32,7 @@ class Verifier {
     if (Status s = advance(0); !s.ok()) return s;
     for (const CacheHeader::Entry& section : header_.entries())
       if (Status s = check_table(file_, section, cancel_, 0, nullptr); !s.ok()) return s;
-    uint64_t end = header_bytes;  // of what has been verified
+    uint64_t end = header_bytes;  // end of the verified part
     for (const CacheHeader::Entry& section : header_.entries()) {
       if (Status s = check_zero(end, section.offset); !s.ok()) return s;
       if (Status s = check_blocks(section); !s.ok()) return s;
@@ -49,7 +49,7 @@ class Verifier {
     return Status::error(Code::cancelled, "the check of %s was stopped", file_.path().c_str());
   }
 
-  // With the part of the table that a step needs, read again: a table grows with its section.
+  // Reads the part of the table that a step needs again, because a table grows with its section.
   Status check_blocks(const CacheHeader::Entry& section) {
     std::array<uint64_t, step_blocks> table;
     for (uint64_t first = 0; first < section.blocks(); first += step_blocks) {
@@ -73,7 +73,7 @@ class Verifier {
     return {};
   }
 
-  // What lies between two sections is shorter than section_align.
+  // Gaps between sections are shorter than section_align.
   Status check_zero(uint64_t begin, uint64_t end) {
     const auto size = static_cast<std::size_t>(end - begin);
     if (Status s = file_.read(begin, buffer_.get(), size); !s.ok()) return s;
@@ -114,7 +114,8 @@ Status table_damaged(const os::File& file, const CacheHeader::Entry& section) {
 Status check_table(const os::File& file, const CacheHeader::Entry& section, const Cancel* cancel,
                    uint64_t first_blocks, uint64_t* out) {
   constexpr std::size_t piece_bytes = 65536;
-  const auto piece = make_buffer<std::byte>(piece_bytes);  // a caller's stack may be small
+  // not on the stack of the caller, which may be small
+  const auto piece = make_buffer<std::byte>(piece_bytes);
   const uint64_t kept = first_blocks * sizeof(uint64_t);
   RunningChecksum sum(section.table_offset);
   for (uint64_t at = 0; at < section.table_bytes(); at += piece_bytes) {

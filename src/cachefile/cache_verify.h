@@ -1,5 +1,5 @@
-// Checking a cache file by reading it: in memory that does not grow with the file, and with a look
-// at the cancel token after each MiB.
+// Verification of a cache file by reading it, in bounded memory. The cancel token is tested after
+// each MiB.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace kvasir {
 
-// Every byte of a file whose header has been read: tables, sections, and the zeros between
+// Verifies every byte of a file whose header has been read: tables, sections, and the zeros between
 // sections. Code::corrupt with the offset, Code::io, Code::cancelled. Throws std::bad_alloc.
 Status verify_cache(const os::File& file, const CacheHeader& header, Progress* progress,
                     const Cancel* cancel);
 
-// A section's checksum table alone. Its first `first_blocks` checksums, which it must have, go to
-// `out`: [first_blocks].
+// Verifies the checksum table of a section. Copies its first `first_blocks` checksums, which it
+// must have, to out: [first_blocks].
 Status check_table(const os::File& file, const CacheHeader::Entry& section, const Cancel* cancel,
                    uint64_t first_blocks, uint64_t* out);
 
-// The errors for a block, at `offset` of the file, and for a table that do not match.
+// The errors for a block at `offset` of the file, and for a table, whose checksums do not match.
 Status section_damaged(const os::File& file, const CacheHeader::Entry& section, uint64_t offset);
 Status table_damaged(const os::File& file, const CacheHeader::Entry& section);
 

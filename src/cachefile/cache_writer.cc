@@ -1,4 +1,4 @@
-// CacheWriter: gathers a section's bytes to large writes, and their blocks' checksums on the way.
+// CacheWriter: gathers the bytes of sections into large writes and computes the blocks' checksums.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,7 +13,7 @@ using namespace format;
 
 namespace {
 
-// A write's size: stays in a core's second-level cache between copying, checksum and write.
+// Bytes of a write: they stay in a core's second-level cache between copy, checksum and write.
 constexpr std::size_t gather_bytes = std::size_t{256} << 10;
 static_assert(gather_bytes % block_bytes == 0);
 

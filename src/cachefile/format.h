@@ -1,10 +1,9 @@
-// The cache file's format, in one place for reader and writer; docs/file-format.md says it byte by
-// byte.
+// The format of cache files, for reader and writer. docs/file-format.md defines it byte by byte.
 //
-// All integers are little endian. Nothing in the layout is free: sections follow each other in the
-// order of the section table, each at the next multiple of section_align, and the checksum tables
-// follow the last one. A reader computes where everything must be and refuses a file that says
-// otherwise, so overlaps and gaps cannot be expressed.
+// All integers are little endian. The layout has no freedom: sections follow each other in the
+// order of the section table, each at the next multiple of section_align; the checksum tables
+// follow the last section. A reader computes all offsets and refuses a file that says otherwise. So
+// overlaps and gaps cannot be expressed.
 #pragma once
 
 #include <array>
@@ -12,26 +11,25 @@
 
 namespace kvasir::format {
 
-// Shows what text-mode transfers do: a byte with its high bit set, "KVC", CR LF, the DOS end of
-// file, LF.
+// Reveals text-mode transfers: a byte with its high bit set, "KVC", CR LF, the DOS end of file, LF.
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
 constexpr uint32_t byte_order = 0x0A0B0C0D;
 
 constexpr uint32_t version = 3;         // written
-constexpr uint32_t minimum_reader = 3;  // the oldest reader that understands what is written
-// versions 1 and 2, whose keys lay in another order, were written before the first release
+constexpr uint32_t minimum_reader = 3;  // the oldest reader of the written version
+// Versions 1 and 2, with another order of keys, were written before the first release.
 constexpr uint32_t oldest_readable = 3;
 constexpr uint64_t header_bytes = 4096;
-// of checksums: a page of the store, so that checking one reads nothing else
+// Bytes per checksum: a page of the store, so that the check of a page reads nothing else.
 constexpr uint64_t block_bytes = 4096;
 constexpr uint64_t section_align = 65536;
 constexpr uint32_t max_sections = 32;
 
-// Seed of the header's checksum. A block's and a table's seed is its offset in the file.
+// Seed of the header's checksum. The seed of a block or a table is its offset in the file.
 constexpr uint64_t header_seed = 0x726973'61764B01;
 
-// Byte offsets in the header. Those up to place_file_size and place_checksum hold for every version
-// to come.
+// Byte offsets in the header. Those up to place_file_size, and place_checksum, hold for every
+// future version.
 constexpr uint64_t place_magic = 0;            // u8 [8]
 constexpr uint64_t place_version = 8;          // u32
 constexpr uint64_t place_minimum_reader = 12;  // u32

@@ -21,8 +21,8 @@ using namespace packed;
 
 namespace {
 
-// zstd finds new frequencies for every so many bytes, with which an extent's keys and its values
-// each get their own. Cancel is looked at as often: the slowest level takes 40 ms for them.
+// zstd computes frequencies per block of this size, so that the keys and the values of an extent
+// get their own. The cancel token is tested as often: the slowest level takes 40 ms per block.
 constexpr std::size_t piece_bytes = PageShape::pages_bytes() / 2;
 static_assert(chunk_bytes % PageShape::pages_bytes() == 0 &&
               format::section_align == PageShape::pages_bytes());
@@ -45,7 +45,7 @@ Status no_memory(const std::string& path) {
   return Status::error(Code::no_memory, "out of memory; %s is as it was", path.c_str());
 }
 
-// What is going on, and what it leaves alone.
+// The operation and the file that a failure leaves unchanged.
 struct Work {
   const std::string& from;
   const std::string& to;
@@ -66,7 +66,7 @@ struct Work {
   }
 };
 
-// Sets the extents of a chunk in the order of split_pages() or back; what is no page is copied.
+// Puts the extents of a chunk into the order of split_pages(), or back; copies what is no page.
 void reorder(const PackedHeader& header, uint64_t offset, uint64_t size, const uint8_t* from,
              uint8_t* to, void (*pages)(uint32_t page_tokens, const uint8_t* from, uint8_t* to)) {
   for (uint64_t at = 0; at < size; at += PageShape::pages_bytes()) {
@@ -85,7 +85,7 @@ class Packer {
 
   Status run() {
     if (Status s = open(); !s.ok()) return s;
-    uint64_t end = header_bytes;  // of what is written
+    uint64_t end = header_bytes;  // bytes written
     for (uint64_t at = 0; at < header_.document_bytes; at += chunk_bytes) {
       const auto size =
           static_cast<std::size_t>(std::min(chunk_bytes, header_.document_bytes - at));
@@ -112,18 +112,18 @@ class Packer {
     plain_ = make_buffer<uint8_t>(chunk_bytes);
     if (Status s = describe(); !s.ok()) return s;
     split_ = make_buffer<uint8_t>(chunk_bytes);
-    // Ending a block for each piece costs a few bytes more than the bound knows.
+    // Ending a block per piece costs a few bytes more than ZSTD_compressBound() allows for.
     room_ = ZSTD_compressBound(chunk_bytes) + 64 * (chunk_bytes / piece_bytes);
     packed_ = make_buffer<uint8_t>(chunk_header_bytes + room_);
     zstd_.reset(ZSTD_createCCtx());
     if (!zstd_) return no_memory(work_.to);
-    // every level is one of zstd's
+    // Every level in our range is valid.
     (void)ZSTD_CCtx_setParameter(zstd_.get(), ZSTD_c_compressionLevel,
                                  static_cast<int>(header_.level));
     return out_.create(work_.to);
   }
 
-  // By the header and the checksum tables alone: nothing is held that grows with the file.
+  // Reads only the header and the checksum tables: memory does not grow with the file.
   Status describe() {
     if (Status s = os::File::open_read(work_.from, &in_); !s.ok()) return s;
     if (in_.is_at(work_.to)) return same_file(work_.to);
@@ -174,7 +174,7 @@ class Packer {
       ZSTD_inBuffer from{split_.get() + at, part, 0};
       const std::size_t left = ZSTD_compressStream2(zstd_.get(), &to, &from,
                                                     at + part == size ? ZSTD_e_end : ZSTD_e_flush);
-      // its only failure, with parameters that are known to be good
+      // Its only failure with valid parameters.
       if (ZSTD_isError(left)) return no_memory(work_.to);
       if (left != 0 || from.pos != part)
         return Status::error(Code::internal, "zstd needed more room than it says");
@@ -183,8 +183,8 @@ class Packer {
     return {};
   }
 
-  // Zeros pack to less than a reader takes. A frame that zstd skips makes the chunk longer; returns
-  // its bytes. What is missing is at most what this chunk adds to the least.
+  // Pads a chunk whose zeros packed to less than a reader accepts: a frame that zstd skips. Returns
+  // the frame's bytes. At most what this chunk adds to the minimum is missing.
   std::size_t pad(uint64_t end, uint64_t least, std::size_t packed_size) {
     if (end >= least) return 0;
     const auto size = static_cast<std::size_t>(std::max<uint64_t>(least - end, skippable_head));
@@ -209,9 +209,9 @@ class Packer {
   PackedHeader header_;
   os::File in_;
   AtomicFile out_;
-  // a chunk as it is, reordered, compressed behind its header
+  // A chunk: plain, reordered, and compressed behind its header.
   Buffer<uint8_t> plain_, split_, packed_;
-  std::size_t room_ = 0;  // for its compressed bytes
+  std::size_t room_ = 0;  // for the compressed bytes
   std::unique_ptr<ZSTD_CCtx, FreeZstd> zstd_;
 };
 
@@ -243,7 +243,7 @@ class Unpacker {
       content = checksum(plain_.get(), size, content);
       if (at == 0)
         if (Status s = begin({plain_.get(), size}); !s.ok()) return s;
-      // Space is taken as chunks come, not reserved: a header's promise takes none.
+      // Space is allocated as chunks arrive, so a header that claims too much reserves nothing.
       if (Status s = out_.file().write(at, plain_.get(), size); !s.ok()) return s;
     }
     if (position != header_.packed_bytes)
@@ -267,7 +267,7 @@ class Unpacker {
     return {};
   }
 
-  // The document's first bytes, before there is a file: nothing that is not a cache is written.
+  // The document's first bytes, checked before the file exists: only a cache is written.
   Status begin(std::span<const uint8_t> bytes) {
     const std::string document = work_.from + " (its document)";
     CacheHeader header;
@@ -279,8 +279,8 @@ class Unpacker {
     return out_.create(work_.to);
   }
 
-  // One chunk to split_. Nothing of it is believed before its checksum, and zstd gets room for no
-  // more than the chunk has.
+  // Reads one chunk into split_. Its checksum is verified before use, and zstd gets no more room
+  // than the chunk has.
   Status read_chunk(std::size_t size, uint64_t* position) {
     const uint64_t begin = *position;
     std::array<uint8_t, chunk_header_bytes> head;

@@ -16,7 +16,7 @@ using namespace packed;
 namespace {
 
 constexpr uint64_t max_bytes = uint64_t{1} << 62;  // no sum below can wrap
-constexpr uint64_t min_frame = 9;                  // a zstd frame is no shorter
+constexpr uint64_t min_frame = 9;                  // the shortest zstd frame
 
 Status corrupt(const char* path, uint64_t offset, const char* what) {
   return Status::error(Code::corrupt, "%s is damaged: %s", path, what).with_offset(offset);
@@ -28,7 +28,7 @@ bool all_zero(const uint8_t* p, uint64_t size) {
   return std::all_of(p, p + size, [](uint8_t b) { return b == 0; });
 }
 
-// As CacheHeader does it: versions are believed only after the header's checksum.
+// As in CacheHeader, versions are checked after the header's checksum.
 Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const char* path) {
   const std::size_t compared = std::min(begin.size(), magic.size());
   if (compared == 0)
@@ -75,7 +75,7 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
   return {};
 }
 
-// Everything must fit together, and the file end where it says.
+// All sizes must agree, and the file must end where the header says.
 Status check_sizes(const PackedHeader& header, uint64_t file_bytes, const char* path) {
   if (header.document_bytes < format::header_bytes || header.document_bytes > max_bytes)
     return corrupt(path, place_document_bytes, "the document's size is impossible");

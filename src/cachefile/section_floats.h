@@ -1,5 +1,5 @@
-// Floats of a cache file's section on their way to where they are used, in one pass over memory:
-// read past the mapping, verified, looked at, put in place.
+// Copies floats of a section to their destination in one pass over memory: read from the file,
+// verified, tested, stored.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace kvasir {
 
-// From `offset` bytes on: `rows` rows of `row` floats, row i to place(i), by all threads.
-// Code::corrupt, Code::io; also where one of them is NaN or infinite: they were computed.
-// Code::cancelled: some rows are in place.
+// Copies `rows` rows of `row` floats from byte `offset` of the section on: row i to place(i), on
+// all threads. Code::corrupt, Code::io; Code::corrupt also for a NaN or an infinity, which no
+// writer stores. Code::cancelled: some rows are copied.
 Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset,
                    uint64_t rows, std::size_t row, ThreadPool* pool, const Cancel* cancel,
                    const std::function<float*(uint64_t)>& place);
 
-// What is said of such floats.
+// The error for such floats.
 Status not_finite(const CacheFile& file, const CacheFile::Section& section);
 
 }  // namespace kvasir

@@ -93,8 +93,8 @@ const char* wrong_sketch(uint32_t built, uint32_t covered, uint32_t sealed) {
                                                            : "is of another number of pages";
 }
 
-// A block is decided when all its tokens are sealed: those that are not are in the window, or of
-// the last block.
+// A block is decided when all its tokens are sealed. Undecided tokens are in the window or in the
+// last block.
 const char* wrong_representatives(uint64_t blocks, uint64_t undecided, uint64_t tokens,
                                   uint64_t window_count) {
   const bool fits = blocks * representatives_block_tokens + undecided == tokens &&

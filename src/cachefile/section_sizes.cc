@@ -14,16 +14,16 @@ using namespace format;
 
 namespace {
 
-// Of an index, for each item: links of all levels and where they begin, or its place in a cluster
-// and its share of the centroids, whose number is the square root of the items'.
+// Words per item of an index: the links of all levels and their offsets; or the item's place in a
+// cluster and its share of the centroids, whose number is the square root of the number of items.
 constexpr uint64_t hnsw_words = 48, ood_words = 96, ivf_words = 4;
 constexpr uint64_t index_words_a_head =
-    128 * 1024;  // what does not grow with the items: levels, a metric of [256][256]
-constexpr uint64_t observed_tokens = 32;          // whose queries are kept
-constexpr uint64_t chain_tokens = 256;            // of one hash
-constexpr uint64_t representatives_tokens = 128;  // of one block
+    128 * 1024;  // independent of the items: levels, a metric of [256][256]
+constexpr uint64_t observed_tokens = 32;          // tokens whose queries are kept
+constexpr uint64_t chain_tokens = 256;            // tokens per hash
+constexpr uint64_t representatives_tokens = 128;  // tokens per block
 
-// graphs: of a KV head.
+// graphs: per KV head.
 uint64_t max_index_bytes(uint64_t heads, uint64_t graphs, uint64_t tokens, uint64_t words_an_item) {
   return claim_product(
       {heads, graphs, claim_sum({tokens * words_an_item, index_words_a_head}), sizeof(uint32_t)});

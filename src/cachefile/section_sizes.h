@@ -1,5 +1,5 @@
-// How large a section can be, by the header's shape and tokens: before a reader allocates, maps or
-// reads anything by the size that the section table gives.
+// Upper bounds of section sizes from the header's shape and tokens. A reader applies them before it
+// allocates, maps or reads anything of a size that the section table claims.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,22 @@
 
 namespace kvasir {
 
-// Of the shape and the tokens that a header may claim.
+// Limits of the shape and the tokens that a header may claim.
 constexpr uint32_t max_cache_layers = 1 << 16, max_cache_heads = 1 << 16;
 constexpr uint64_t max_cache_tokens = uint64_t{1} << 32;
-// Query heads of a KV head, where the model is not known.
+// Query heads per KV head for an unknown model.
 constexpr uint32_t max_group = 256;
-// Of any section, whatever the header says: a small file does no harm.
+// Bound of any section, whatever the header says: a small file does no harm.
 constexpr uint64_t small_section = uint64_t{1} << 20;
 
-// The most bytes that a section of this kind takes in a cache of this shape and so many tokens;
-// small_section at least, and exactly that where the shape or the tokens are past the limits above.
-// group: query heads of a KV head.
+// The most bytes of a section of this kind in a cache of this shape and number of tokens. At least
+// small_section; exactly that where shape or tokens exceed the limits above. group: query heads per
+// KV head.
 uint64_t max_section_bytes(format::SectionKind kind, const format::Identity& identity,
                            uint32_t group = max_group);
 
-// Code::corrupt where a section is larger than that. All sections of kinds that this reader does
-// not know together are at most as large as `pages` may be.
+// Code::corrupt for a larger section. All sections of unknown kinds together may be as large as
+// `pages`.
 Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t group = max_group);
 
 }  // namespace kvasir

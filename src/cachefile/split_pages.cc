@@ -6,12 +6,12 @@ namespace kvasir {
 
 namespace {
 
-constexpr std::size_t half = page_bytes / 2;        // of a page: its keys, or its values
+constexpr std::size_t half = page_bytes / 2;        // bytes of a page's keys, and of its values
 constexpr std::size_t row = PageShape::key_stride;  // four dimensions of a quad's tokens
 constexpr uint8_t none[4] = {};
 
-// Those dimensions of the token before a quad's first one, of the row at `at` of a page's keys: the
-// last token of the quad before, which may be in the page before.
+// The same dimensions of the token before the quad's first one, for the row at `at` of a page's
+// keys: the last token of the previous quad, which may be in the previous page.
 const uint8_t* before(const uint8_t* keys, std::size_t page, std::size_t at,
                       std::size_t quad_bytes) {
   if (at >= quad_bytes) return keys + at - quad_bytes + row - 4;

@@ -1,7 +1,7 @@
-// An extent's pages in an order that a general compressor makes more of, and back. Keys and values
-// are set apart, because each have their own frequencies; of keys the difference to the token
-// before is kept, because what a head's keys have in common, most of a dimension's mean, then falls
-// away. Every byte pattern comes back as it was.
+// Reorders the pages of an extent so that a general compressor finds more, and back. Keys and
+// values are separated, because their byte frequencies differ. Keys are stored as the difference to
+// the previous token, which removes what the keys of a head share, mostly the mean of each
+// dimension. Every byte pattern survives.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Hashes of a sequence's tokens, block by block, each with the one before as its seed: two
-// sequences with the same hash of a block have, but for chance, all tokens up to its end in common.
-// The first seed is the key: what the reading depended on besides the tokens, so that sequences
-// that were read differently have nothing in common.
+// Hashes of a sequence's tokens, block by block; the seed of each is the hash of the block before.
+// Two sequences with the same hash of a block share, except by chance, all tokens up to its end.
+// The first seed is the key: it covers what the KV cache depends on besides the tokens, so that
+// sequences with different prefill share nothing.
 //
 // In a cache file (section chain): u64 key, u64 [ceil(tokens / block)].
 #pragma once
@@ -34,7 +34,7 @@ struct TokenChain {
     return chain;
   }
 
-  // Of the text `tokens`, with this chain, how many tokens at least it begins with in common with
+  // How many tokens the text `tokens`, with this chain, shares at least with the beginning of
   // another sequence of `count` tokens: whole blocks, or all of that sequence.
   uint64_t common(std::span<const int32_t> tokens, const TokenChain& other, uint64_t count) const {
     if (key != other.key) return 0;

@@ -1,5 +1,4 @@
-// Lookup and typed access to a parsed GGUF file. parse() is in parse.cc; what it has checked is
-// relied upon here.
+// Lookup and typed access to a parsed GGUF file. Relies on the checks of parse(), in parse.cc.
 #include "gguf/gguf.h"
 
 #include <algorithm>
@@ -54,7 +53,7 @@ std::optional<std::string_view> Gguf::get_string(std::string_view key) const {
   return as_text(value->bytes.data(), value->bytes.size());
 }
 
-// parse() walked these lengths: they stay within the value's bytes.
+// parse() has checked these lengths: they stay within the value's bytes.
 std::string_view GgufStrings::Iterator::operator*() const {
   return as_text(at_ + 8, load<uint64_t>(at_));
 }

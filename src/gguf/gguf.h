@@ -1,11 +1,11 @@
 // GGUF v2 and v3: bytes to metadata and a list of tensors. No I/O, no copies of weights, no
 // recursion.
 //
-// parse() accepts any bytes. Counts are capped by gguf_limits and by the bytes that remain before
-// anything is allocated; every tensor that is returned lies wholly within the file at a valid
-// alignment and shares no byte with another; names are unique; no dimension is zero; every value's
-// bytes are as long as its type and count say. A file without tensors (a bare vocabulary) is valid.
-// Strings and arrays are views into the caller's bytes, which must outlive the Gguf.
+// parse() accepts any bytes. Counts are limited by gguf_limits and by the remaining bytes before
+// anything is allocated. Every returned tensor is inside the file, is aligned and overlaps no
+// other. Names are unique, no dimension is zero, and every value is as long as its type and count
+// require. A file without tensors (a bare vocabulary) is valid. Strings and arrays are views of the
+// caller's bytes, which must outlive the Gguf.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ struct GgufValue {
   GgufType type;          // of the value; for an array: GgufType::array
   GgufType element_type;  // of an array's elements
   uint64_t count;         // of an array's elements; 1 otherwise
-  // the value's bytes in the file; for a string, without its length
+  // The value's bytes in the file; for a string, without its length.
   std::span<const std::byte> bytes;
 };
 
@@ -51,12 +51,12 @@ struct GgufTensor {
   std::string_view name;
   TensorType type;
   uint32_t n_dims;
-  uint64_t dims[4];  // dims[0] is the contiguous one; missing ones are 1
+  uint64_t dims[4];  // dims[0] is contiguous; missing ones are 1
   uint64_t offset;   // from the file's beginning, bytes
   uint64_t bytes;
 };
 
-// The strings of an array, in order, as they stand in the file. Nothing is copied.
+// The strings of an array, in order, in place. Nothing is copied.
 class GgufStrings {
  public:
   class Iterator {
@@ -89,15 +89,15 @@ class GgufStrings {
 
 class Gguf {
  public:
-  // On failure *out is unchanged. The message names the key or tensor; offset() is where it stands.
-  // Code::unsupported: not GGUF at all, another version, big-endian, a tensor type the library
-  // cannot compute with. Code::limit: more than gguf_limits allows. Code::corrupt: everything else.
+  // On failure *out is unchanged. The message names the key or tensor; offset() is its place.
+  // Code::unsupported: no GGUF file, another version, big-endian, a tensor type that the library
+  // cannot compute with. Code::limit: beyond gguf_limits. Code::corrupt: all other failures.
   static Status parse(std::span<const std::byte> file, Gguf* out);
 
   using Entry = std::pair<std::string_view, GgufValue>;
 
   uint32_t version() const { return version_; }
-  // where tensor data begins, bytes; the file's size if there is none
+  // Offset of the tensor data, bytes; the size of the file without tensors.
   uint64_t data_offset() const { return data_offset_; }
 
   const GgufValue* find(std::string_view key) const;
@@ -123,8 +123,8 @@ class Gguf {
   uint64_t data_offset_ = 0;
   std::vector<Entry> entries_;
   std::vector<GgufTensor> tensors_;
-  // Positions in entries_ and tensors_, sorted by name. Not hash tables: a file cannot choose names
-  // that make these slow.
+  // Indices into entries_ and tensors_, sorted by name. Not hash tables: no choice of names in a
+  // file makes these slow.
   std::vector<uint32_t> key_order_;
   std::vector<uint32_t> tensor_order_;
 };

@@ -1,6 +1,6 @@
-// The greatest sizes that a model's file may name. A count in a file costs its author nothing,
-// because a file of any size may be sparse. Every count is therefore compared with what is
-// plausible before anything is allocated or read by it.
+// The largest sizes that a model file may have. A count costs nothing to write, because a sparse
+// file may have any size. So every count is compared with a plausible limit before anything is
+// allocated or read by it.
 //
 // Each limit is at least twice the largest value in a published model, which its comment names.
 // docs: .github/SECURITY.md.
@@ -34,7 +34,7 @@ constexpr uint64_t layers = 1024;                     // 126
 constexpr uint64_t width = uint64_t{1} << 16;         // 16,384
 constexpr uint64_t feed_forward = uint64_t{1} << 18;  // 53,248
 constexpr uint64_t heads = 1024;                      // 128
-// Norms and biases of all layers, which are copied as floats; 4.2 million.
+// Norms and biases of all layers, which are copied as floats: 4.2 million.
 constexpr uint64_t copied_numbers = uint64_t{1} << 23;
 
 }  // namespace kvasir::gguf_limits

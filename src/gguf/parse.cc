@@ -6,8 +6,8 @@
 //   padding   to general.alignment (32 when not given)
 //   data      each tensor at a multiple of the alignment
 //
-// Numbers are little-endian and stand unaligned. v2 and v3 share this layout (v3 only added
-// big-endian files).
+// Numbers are little-endian and unaligned. v2 and v3 share this layout (v3 only added big-endian
+// files).
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -22,18 +22,18 @@
 namespace kvasir {
 namespace {
 
-using ull = unsigned long long;  // what %llu wants
+using ull = unsigned long long;  // the type of %llu
 
 constexpr uint64_t kMaxKeyBytes = 65535;      // the format's own limit
 constexpr uint64_t kMaxTensorNameBytes = 64;  // the format's own limit
-// a name of one byte, a value of one byte
+// A name of one byte, a value of one byte.
 constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;  // a name of one byte, one dimension
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMinAlignment = 8;
 constexpr uint64_t kMaxAlignment = 65536;
 
-// Positions of `items` sorted by name, equal names in file order.
+// Indices of `items` sorted by name, equal names in file order.
 template <class T>
 std::vector<uint32_t> order_by_name(const std::vector<T>& items) {
   std::vector<uint32_t> order(items.size());
@@ -78,8 +78,8 @@ Status refuse_tensor_type(std::string_view tensor, uint32_t type, uint64_t at) {
 
 }  // namespace
 
-// One pass over the file, filling a new Gguf. Every read goes through take(), which is where the
-// file's end is checked.
+// One pass over the file that fills a new Gguf. Every read goes through take(), which checks the
+// end of the file.
 class GgufParser {
  public:
   explicit GgufParser(std::span<const std::byte> file) : file_(file) {}
@@ -139,7 +139,7 @@ class GgufParser {
   uint64_t tensor_count_ = 0;
   uint64_t alignment_ = kDefaultAlignment;
   uint64_t key_bytes_ = 0;           // of the names read so far
-  std::vector<uint64_t> tensor_at_;  // where each tensor's entry stands, for messages
+  std::vector<uint64_t> tensor_at_;  // offset of each tensor's entry, for messages
   Gguf result_;
 };
 
@@ -181,8 +181,7 @@ Status GgufParser::read_header() {
   return {};
 }
 
-// What is read stands within the file. This bounds how much of the file is walked, and hashed for
-// the fingerprint.
+// Limits the part of the file that is read, and hashed for the fingerprint.
 Status GgufParser::check_metadata_size() const {
   if (at_ <= gguf_limits::metadata_bytes) return {};
   return Status::error(Code::limit, "the metadata take more than %llu bytes",
@@ -276,7 +275,7 @@ Status GgufParser::read_array(std::string_view key, GgufValue* out) {
   out->element_type = static_cast<GgufType>(element);
   if (out->element_type == GgufType::array) return refuse("an array of arrays is not allowed");
   const bool strings = out->element_type == GgufType::string;
-  // The least that an element takes: a string is at least its length.
+  // The minimum size of an element: a string has at least its length.
   const uint64_t size = strings ? 8 : scalar_bytes(out->element_type);
   if (size == 0) return refuse("an array of an unknown element type");
   if (out->count > remaining() / size) return refuse("the array is longer than the file");
@@ -321,7 +320,7 @@ Status GgufParser::read_alignment() {
 }
 
 Status GgufParser::read_tensors() {
-  // The header's count was checked against the whole file; the keys have taken their part since.
+  // The header's count was checked against the whole file; the keys have used part of it since.
   if (tensor_count_ > remaining() / kMinTensorBytes) {
     return Status::error(Code::corrupt,
                          "the header counts %llu tensors, more than the file can hold",
@@ -405,12 +404,12 @@ Status GgufParser::measure_tensor(uint64_t at, GgufTensor* tensor) const {
   return {};
 }
 
-// Turns offsets from the data into offsets from the file's beginning and checks that each tensor
-// lies in the file.
+// Turns offsets from the data into offsets from the beginning of the file, and checks that each
+// tensor is inside the file.
 Status GgufParser::place_tensors() {
   result_.data_offset_ = file_.size();
   if (result_.tensors_.empty()) return {};
-  // no overflow: at_ is at most the size of a span
+  // No overflow: at_ is at most the size of a span.
   const uint64_t data = round_up(at_, alignment_);
   result_.data_offset_ = data;
   for (std::size_t i = 0; i < result_.tensors_.size(); ++i) {

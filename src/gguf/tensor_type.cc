@@ -1,5 +1,5 @@
-// The table of GGML's tensor formats: every id that files in the wild use, and the block size of
-// those that the library computes with.
+// The table of GGML's tensor formats: every id in use, and the block sizes of those that the
+// library computes with.
 #include "gguf/tensor_type.h"
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// Indexed by the id in the file. block_elements is 0 where only the name is known.
+// Indexed by the id in the file. block_elements is 0 for types known by name only.
 constexpr TensorTypeInfo kTypes[] = {
     {"F32", 1, 4},         // 0
     {"F16", 1, 2},         // 1

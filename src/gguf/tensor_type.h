@@ -6,7 +6,7 @@
 
 namespace kvasir {
 
-// Values are GGML's type ids as they stand in files.
+// Values are GGML's type ids in files.
 enum class TensorType : uint32_t {
   f32 = 0,
   f16 = 1,
@@ -25,7 +25,7 @@ enum class TensorType : uint32_t {
 };
 
 struct TensorTypeInfo {
-  const char* name;         // "Q4_K"; a file's unknown type is named by gguf.cc where it is refused
+  const char* name;         // "Q4_K"; gguf.cc names unknown types of a file
   uint32_t block_elements;  // 1, 32 or 256
   uint32_t block_bytes;
 };
@@ -33,8 +33,8 @@ struct TensorTypeInfo {
 // Null for an id that the library cannot compute with.
 const TensorTypeInfo* tensor_type_info(TensorType type);
 
-// "IQ2_XS" and so on for ids the library knows but cannot compute with, for a message; "type 99" is
-// the caller's job when null.
+// "IQ2_XS" and so on for known ids that the library cannot compute with, for messages. Null for
+// others: the caller writes "type 99".
 const char* tensor_type_name(uint32_t id);
 
 }  // namespace kvasir

@@ -1,5 +1,4 @@
-// Values as they stand in a GGUF file: unaligned and little-endian. Shared by the parser and the
-// accessors.
+// Values of a GGUF file: unaligned and little-endian. Used by the parser and the accessors.
 #pragma once
 
 #include <bit>
@@ -52,7 +51,7 @@ T load(const std::byte* p) {
   return value;
 }
 
-// The integer at p, or nothing when it does not fit T or is none.
+// The integer at p; nothing when it does not fit T or is not an integer.
 template <class T>
 std::optional<T> load_integer(GgufType type, const std::byte* p) {
   const auto fit = [](auto value) -> std::optional<T> {

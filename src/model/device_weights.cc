@@ -14,7 +14,7 @@ namespace kvasir {
 // of a matrix that is on its way; a row that is longer goes alone
 constexpr std::size_t piece_bytes = std::size_t{32} << 20;
 
-// Of host memory that is kept for what goes to a device (Device::keep_host): as a share of the
+// Of host memory that is kept for what goes to a device (Device::reserve_host): as a share of the
 // weights, and from and up to so many bytes.
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
@@ -122,7 +122,7 @@ namespace {
 struct Sizes {
   Sizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels) {
     const auto floats = [](const Array<float>& x) {
-      return Device::taken_by(x.size() * sizeof(float));
+      return Device::allocated_size(x.size() * sizeof(float));
     };
     const auto add = [&](const Linear& linear, std::size_t* matrices, uint64_t* biases) {
       piece = std::max(piece, linear.w.row_bytes);
@@ -136,13 +136,13 @@ struct Sizes {
         layers.back() += floats(*norm);
       for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
         add(*linear, &matrices, &layers.back());
-      layers.back() += Device::taken_by(matrices);
+      layers.back() += Device::allocated_size(matrices);
     }
     std::size_t matrix = 0;
     output = floats(weights.output_norm);
     add(weights.output, &matrix, &output);
-    output += Device::taken_by(matrix);
-    beside = device_workspace_bytes(config, usual_step) + Device::taken_by(piece);
+    output += Device::allocated_size(matrix);
+    beside = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
   }
   uint64_t room(const Device& device) const {
     return device.left() - std::min(device.left(), beside);
@@ -209,7 +209,7 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
       return s;
     }
   }
-  bytes_ = device_->used() - Device::taken_by(piece);
+  bytes_ = device_->used() - Device::allocated_size(piece);
   return {};
 }
 
@@ -271,7 +271,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
       continue;
     }
     if (!s.ok()) return s;
-    part.device_->keep_host(
+    part.device_->reserve_host(
         std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged));
     next = part.end_layer();
     result.push_back(std::move(part));

@@ -75,7 +75,7 @@ constexpr uint32_t usual_step = 1024;
 
 // Device memory of an executor for steps of n tokens.
 inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {
-  return Device::taken_by(Workspace().place(widths_of(config), n, nullptr));
+  return Device::allocated_size(Workspace().place(widths_of(config), n, nullptr));
 }
 
 }  // namespace kvasir

@@ -62,7 +62,7 @@ Status FilterGroupCache::prepare(const PageStore& pages, const Plan& plan, uint6
     ++generation_;
     room_ = 0, quads_ = {};
     Status s;
-    if (device_->left() < Device::taken_by(bytes) + reserve)
+    if (device_->left() < Device::allocated_size(bytes) + reserve)
       s = Status::error(Code::no_memory, "%s", text_of(Fallback::no_room_for_group));
     if (s.ok()) s = quads_.allocate(device_, bytes, what);
     for (const auto& g : groups_) {
@@ -156,7 +156,7 @@ Status FilterGroupCache::place(const Selection& choice, const PageStore& pages, 
       its_quads[fresh] = quad, its_places[fresh++] = place - 1;
     }
     for (uint32_t h = 0; h < shape_.kv_heads; ++h)
-      group->found.get()[std::size_t{h} * room_ + count] = place | hot_is_there,
+      group->found.get()[std::size_t{h} * room_ + count] = place | hot_present,
                                                   group->present
                                                       .get()[std::size_t{h} * room_ + count] =
                                                       present;
@@ -187,7 +187,7 @@ void FilterGroupCache::fill(uint32_t layer, DeviceAttention* to) const {
     if (layer < g->begin || layer >= g->end) continue;
     to->lists = nullptr, to->biases = nullptr;
     to->present = g->present.get(), to->list_counts = g->counts.get();
-    to->most = room_;
+    to->max_quads = room_;
     to->hot = {room_, quad_bytes_of(shape_.page.dim),
                quads_.get() + bytes_before(*g) + (layer - g->begin) * layer_bytes(), nullptr,
                g->found.get()};

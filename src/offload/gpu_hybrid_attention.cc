@@ -107,7 +107,7 @@ std::string GpuHybridAttention::share() const {
   char text[256];
   std::snprintf(text, sizeof text,
                 "%u sixteenths of the pages: the CPU attends %s GB/s, the GPU reads %s GB/s",
-                sixteenths_, fixed_text(rates_.processor / 1e9, 1).c_str(),
+                sixteenths_, fixed_text(rates_.cpu / 1e9, 1).c_str(),
                 fixed_text(rates_.device / 1e9, 1).c_str());
   std::string out = rates_.known() ? text : text_of(Fallback::unknown_rate);
   if (packs_) out += "; the GPU reads in one go what a filter layer chose for the layers after it";
@@ -124,11 +124,11 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
     return s.code() == Code::no_memory ? Status() : std::move(s);
   DeviceAttention a = work();
   a.n = a.blocks = 1;
-  a.most = static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);
+  a.max_quads = static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);
   a.lists = nullptr, a.present = nullptr, a.biases = nullptr;
   a.gathered = reinterpret_cast<uint8_t*>(staged.data);
   for (uint32_t h = 0; h < shape_.kv_heads; ++h)
-    list_counts_.get()[2 * h] = a.most, list_counts_.get()[2 * h + 1] = 0;
+    list_counts_.get()[2 * h] = a.max_quads, list_counts_.get()[2 * h + 1] = 0;
   uint64_t best = UINT64_MAX;
   for (int i = 0; i < 4; ++i) {
     const uint64_t begin = os::now_ns();
@@ -138,7 +138,7 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
     best = std::min(best, os::now_ns() - begin);
   }
   const double bytes =
-      static_cast<double>(std::size_t{a.most} * shape_.kv_heads * quad_bytes_of(shape_.page.dim));
+      static_cast<double>(std::size_t{a.max_quads} * shape_.kv_heads * quad_bytes_of(shape_.page.dim));
   device_->set_page_rates(
       threads, {processor, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
   return {};
@@ -147,7 +147,7 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
 DeviceAttention GpuHybridAttention::work() const {
   DeviceAttention a{};
   a.n = a.blocks = n_;
-  a.most = most_;
+  a.max_quads = most_;
   a.q = q_.get(), a.q8 = q8_.get(), a.q_scale = q_scale_.get();
   a.lists = quads_.get(), a.biases = biases_.get(), a.present = present_.get(),
   a.list_counts = list_counts_.get();
@@ -191,7 +191,7 @@ int GpuHybridAttention::give_finish(DeviceStream* stream, uint32_t layer, bool p
                                     const DeviceActivations& out, const DeviceCheck& check) {
   DeviceAttention a = work();
   a.parts = packed || has_parts_ ? attention_parts : near_parts;
-  a.beside = packed ? nullptr : states_host_.get();
+  a.cpu_states = packed ? nullptr : states_host_.get();
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
   if (!packed)
     if (const int error = ops_.after(stream, beside_)) return error;

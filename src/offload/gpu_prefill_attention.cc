@@ -46,15 +46,15 @@ void GpuPrefillAttention::release() {
 // together.
 Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
   const PageShape& page = shape_.page;
-  const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, reading_keys));
+  const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, prefill_keys));
   const auto q_rows =
-      static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), reading_rows));
+      static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), prefill_rows));
   const uint32_t window = std::max(store.window_count(), 1u), extents = store.pages().extents();
   const std::size_t kv_heads = shape_.kv_heads, dim = page.dim, heads = heads_total();
   Status s;
   if (rows > room_) {
     room_ = 0, keys_ = {}, values_ = {};
-    const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, reading_keys));
+    const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
     if (s = keys_.allocate(device_, kv_heads * more * dim, what); s.ok())
       s = values_.allocate(device_, kv_heads * more * dim, what);
     if (s.ok()) room_ = more;
@@ -259,8 +259,8 @@ int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float*
   const PageShape& page = shape_.page;
   const std::size_t first = std::size_t{layer} * shape_.kv_heads;
   const auto q_rows =
-      static_cast<uint32_t>(round_up(std::size_t{n_} * heads_.group(), reading_rows));
-  const DeviceReading r{shape_.kv_heads,
+      static_cast<uint32_t>(round_up(std::size_t{n_} * heads_.group(), prefill_rows));
+  const DevicePrefill r{shape_.kv_heads,
                         heads_.group(),
                         page.head_dim,
                         page.dim,
@@ -283,8 +283,8 @@ int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float*
                         q_.get(),
                         q_scale_.get(),
                         largest_.get()};
-  const int error = ops_.prepare_reading(stream, r, q, k, v);
-  return error ? error : ops_.attend_reading(stream, r, out, totals);
+  const int error = ops_.prepare_prefill(stream, r, q, k, v);
+  return error ? error : ops_.attend_prefill(stream, r, out, totals);
 }
 
 }  // namespace kvasir

@@ -52,7 +52,7 @@ DeviceBudget GpuSelectiveAttention::budget_of(const Plan& plan, uint32_t layer) 
 // After a failure release() comes next.
 Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t most = 1;
-  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).most);
+  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).max_quads);
   // A sample has so many in the mean: with room for eight standard deviations more none is left
   // out.
   most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64,
@@ -71,8 +71,8 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   const PageShape& page = shape_.page;
   uint32_t blocks = 0, askers = 0;  // of any step of so many tokens
   for (uint32_t i = 1; i <= tokens; ++i) {
-    const uint32_t its = question_blocks(i, heads_.group());
-    blocks = std::max(blocks, its), askers = std::max(askers, its * max_selecting(i, its));
+    const uint32_t its = query_groups(i, heads_.group());
+    blocks = std::max(blocks, its), askers = std::max(askers, its * max_selecting_tokens(i, its));
   }
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
@@ -124,7 +124,7 @@ std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, cons
   uint32_t end = 0;
   for (uint32_t l = 0; l < layers_; ++l) {
     const uint64_t mean =
-        std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).most / 2);
+        std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).max_quads / 2);
     // two standard deviations more
     const uint64_t wanted =
         lists * (mean + 2 * static_cast<uint64_t>(std::sqrt(static_cast<double>(mean))));
@@ -151,9 +151,9 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
                  heads = shape_.kv_heads, found = layers_ * heads * most_;
   const auto bytes = [&] { return heads * ends.back() * quad_bytes_of(shape_.page.dim); };
   const auto fits = [&](uint32_t lists) {
-    const uint64_t all = Device::taken_by(bytes()) +
-                         Device::taken_by(heads * ends.back() * sizeof(uint64_t)) +
-                         Device::taken_by(found * sizeof(uint32_t));
+    const uint64_t all = Device::allocated_size(bytes()) +
+                         Device::allocated_size(heads * ends.back() * sizeof(uint64_t)) +
+                         Device::allocated_size(found * sizeof(uint32_t));
     return all * (lists > alone_lists ? 2 : 1) + fork <= left;
   };
   uint32_t lists = hot_lists;
@@ -215,7 +215,7 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
                     quad_bytes = quad_bytes_of(shape_.page.dim);
   return {n_,
           blocks(),
-          max_selecting(n_, blocks()) * heads_.group(),
+          max_selecting_tokens(n_, blocks()) * heads_.group(),
           extents_,
           most_,
           q_.get(),
@@ -259,7 +259,7 @@ int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, 
     error = ops_.download(stream, lists_host_.get() + layer * lists() * most_, a.lists,
                           lists() * most_ * sizeof(uint32_t));
   return error || a.hot.room == 0 ? error
-                                  : ops_.download(stream, found_host_.get(), a.hot.found,
+                                  : ops_.download(stream, found_host_.get(), a.hot.list_places,
                                                   lists() * most_ * sizeof(uint32_t));
 }
 

@@ -94,7 +94,7 @@ class GpuSelectiveAttention {
   uint32_t hot_room(uint32_t layer) const {
     return hot_ends_.empty() ? 0 : hot_ends_[layer] - hot_before(layer);
   }
-  uint32_t blocks() const { return question_blocks(n_, heads_.group()); }
+  uint32_t blocks() const { return query_groups(n_, heads_.group()); }
   std::size_t lists() const { return std::size_t{shape_.kv_heads} * blocks(); }  // of a layer
   DeviceAttention work(uint32_t layer) const;
 

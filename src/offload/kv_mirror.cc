@@ -39,7 +39,7 @@ uint32_t extents_of_block(std::size_t extent_bytes, uint64_t large) {
   const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
   uint32_t best = most;
   for (uint32_t n = most; n > most / 2; --n)
-    if (Device::taken_by(n * extent_bytes) * best < Device::taken_by(best * extent_bytes) * n)
+    if (Device::allocated_size(n * extent_bytes) * best < Device::allocated_size(best * extent_bytes) * n)
       best = n;
   return best;
 }
@@ -70,11 +70,11 @@ KvMirror::~KvMirror() { release(); }
 uint64_t KvMirror::bytes_of_fork() {
   const uint64_t its_buffers =
       std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
-  return 2 * Device::taken_by(block_extents_ * sketch_bytes()) + its_buffers;
+  return 2 * Device::allocated_size(block_extents_ * sketch_bytes()) + its_buffers;
 }
 
 void KvMirror::forget_regions() {
-  for (const Region& r : regions_) device_->unshare(r.begin);
+  for (const Region& r : regions_) device_->unregister_host(r.begin);
   regions_.clear();
   addressed_ = 0;
 }
@@ -95,7 +95,7 @@ void KvMirror::release() {
 void KvMirror::trim() {
   const std::size_t dropped = std::erase_if(regions_, [&](const Region& r) {
     const bool is_last = PageStore::is_last(r.keep);
-    if (is_last) device_->unshare(r.begin);
+    if (is_last) device_->unregister_host(r.begin);
     return is_last;
   });
   if (dropped > 0) addressed_ = 0;
@@ -378,7 +378,7 @@ Status KvMirror::share(std::span<const std::byte> memory, const std::shared_ptr<
                        uint64_t* allowance) {
   Region r{address_of(memory.data()), address_of(memory.data() + memory.size()), 0, true, keep};
   regions_.reserve(regions_.size() + 1);
-  if (Status s = device_->share(&r.begin, &r.end, allowance, &r.seen); !s.ok()) return s;
+  if (Status s = device_->register_host(&r.begin, &r.end, allowance, &r.seen); !s.ok()) return s;
   if (r.seen) regions_.push_back(std::move(r));
   return {};
 }
@@ -409,7 +409,7 @@ void KvMirror::note_changes(const PageStore& pages) {
 // shared is at once.
 Status KvMirror::share_pages(const KvStore& store, uint32_t devices, uint32_t* extents) {
   const PageStore& pages = store.pages();
-  const uint64_t all = pages.extents() * shape_.slab_bytes(), most = device_->info().shared_at_once;
+  const uint64_t all = pages.extents() * shape_.slab_bytes(), most = device_->info().registration_bytes;
   if (all > os::physical_memory() / 4 * 3)
     return cannot_share_ = Fallback::too_many_pages,
            Status::error(Code::unsupported, "%s", text_of(cannot_share_));
@@ -483,7 +483,7 @@ Status KvMirror::put_addresses(const KvStore& store, ThreadPool* pool, DeviceStr
   }
   if (first == 0)
     std::erase_if(regions_, [&](const Region& r) {
-      if (!r.used) device_->unshare(r.begin);
+      if (!r.used) device_->unregister_host(r.begin);
       return !r.used;
     });
   if (Status s = send(stream, pages_at_.get() + first, staged, count * sizeof(uint64_t)); !s.ok())

@@ -33,7 +33,7 @@ class KvMirror {
   ~KvMirror();
 
   // of a step: a question's. Longer texts are read together: gpu_prefill_attention.h
-  static constexpr uint32_t max_tokens = max_asking_tokens;
+  static constexpr uint32_t max_tokens = max_selective_tokens;
 
   // Why no GPU can have the window and attend by it; none: one can.
   static Fallback unfit(const KvStore& store, const HeadShape& heads);

@@ -72,7 +72,7 @@ Status StagedPages::fetch_part(const PageStore& pages, uint32_t layer, const Lis
       lists.found ? lists.found + std::size_t{part.list} * lists.most : nullptr;
   const auto for_wanted = [&](auto&& f) {
     for (uint32_t i = part.begin; i < part.end; ++i)
-      if (!found || !(found[i] & hot_is_there)) f(i, quads[i] / page_quads);
+      if (!found || !(found[i] & hot_present)) f(i, quads[i] / page_quads);
   };
   w->numbers.clear();
   for_wanted([&](uint32_t, uint32_t page) {

@@ -1,5 +1,5 @@
-// What a host has set for its own thread and what must not change the library's work:
-// floating-point environment and cancellation.
+// State of the host's thread that must not affect the library: the floating-point environment and
+// cancellation.
 #pragma once
 
 #include <cfenv>
@@ -7,24 +7,24 @@
 
 namespace kvasir::os {
 
-// The library's own floating-point environment on the calling thread: rounding to nearest,
-// subnormal numbers as they are, no exception traps. Results then depend on no host, and no
+// Sets the library's floating-point environment on the calling thread: rounding to nearest,
+// subnormal numbers kept, no exception traps. So results do not depend on the host, and no
 // operation raises SIGFPE.
 void use_own_float_environment();
 
-// While it lives, the calling thread works for the library: in the library's own floating-point
-// environment, and not to be cancelled. pthread_cancel then takes effect at the thread's next
-// cancellation point after it. Windows has no cancellation.
+// Scope of the library's work on the calling thread: the library's floating-point environment, and
+// no cancellation. pthread_cancel takes effect at the next cancellation point after it. Windows has
+// no cancellation.
 class CallingThread {
  public:
   CallingThread() { enter(); }
-  // Where the host has asynchronous cancellation and asked for it meanwhile, the thread ends here,
-  // by unwinding.
+  // If the host uses asynchronous cancellation and requested it meanwhile, the thread ends here, by
+  // unwinding.
   ~CallingThread() noexcept(false) { leave(); }
   CallingThread(const CallingThread&) = delete;
   CallingThread& operator=(const CallingThread&) = delete;
 
-  // Between the two the thread is the host's as before; what the host then changes is kept for it.
+  // Between the two the thread has the host's state; changes by the host are kept.
   void leave();
   void enter();
 

@@ -1,5 +1,4 @@
-// What the files of this folder share: one system call tried until a signal does not interrupt it,
-// and its failure as a Status.
+// Common code of this folder: system calls repeated after signals, and their failures as a Status.
 #pragma once
 
 #include <cerrno>
@@ -17,8 +16,7 @@ inline int consult(const char* operation, const std::string& path) {
   return hook ? hook(operation, path.c_str()) : 0;
 }
 
-// Makes a system call until a signal does not interrupt it. Returns its result, -1 with errno on
-// failure.
+// Repeats a system call while signals interrupt it. Returns its result, or -1 with errno.
 template <class Call>
 auto retried(const char* operation, const std::string& path, Call call) -> decltype(call()) {
   for (;;) {
@@ -36,7 +34,7 @@ auto retried(const char* operation, const std::string& path, Call call) -> declt
 inline Code code_of(int error) {
   switch (error) {
     case ENOSPC:
-#ifdef EDQUOT  // which Windows does not know
+#ifdef EDQUOT  // missing on Windows
     case EDQUOT:
 #endif
     case EFBIG:
@@ -56,7 +54,7 @@ inline Code code_of(int error) {
     case EISDIR:
     case ENAMETOOLONG:
     case ELOOP:
-#ifdef _WIN32  // a name with what no name may have
+#ifdef _WIN32  // a name with an invalid character
     case EILSEQ:
     case EINVAL:
 #endif
@@ -66,7 +64,7 @@ inline Code code_of(int error) {
   }
 }
 
-// An error in words, perhaps in the buffer.
+// The text of an error, possibly in the buffer.
 #ifdef _WIN32
 const char* error_text(int error, char* buffer, std::size_t size);
 #elif defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 32)  // strerror_r would translate
@@ -75,7 +73,7 @@ inline const char* error_text(int error, char*, std::size_t) {
   return text ? text : "an error that the system has no words for";
 }
 #else
-// strerror_r comes in two kinds, told apart by what it returns.
+// strerror_r has two versions with different return types.
 [[maybe_unused]] inline const char* chosen_text(const char* text, const char*) { return text; }
 [[maybe_unused]] inline const char* chosen_text(int, const char* buffer) { return buffer; }
 inline const char* error_text(int error, char* buffer, std::size_t size) {
@@ -83,7 +81,7 @@ inline const char* error_text(int error, char* buffer, std::size_t size) {
 }
 #endif
 
-// The end of a path that is too long for a message: the reason after it must survive.
+// The end of a path that is too long for a message, so that the reason after it survives.
 inline const char* shown(const std::string& path) {
   constexpr std::size_t most = 240;
   if (path.size() <= most) return path.c_str();
@@ -100,7 +98,7 @@ inline Status failed(const char* what, const std::string& path, int error) {
       .with_errno(error);
 }
 
-// Where a path's last name begins.
+// Offset of the last name in a path.
 inline std::size_t name_begin(const std::string& path) {
 #ifdef _WIN32
   const std::size_t separator = path.find_last_of("/\\:");
@@ -118,8 +116,8 @@ inline std::string folder_of(const std::string& path) {
 // "<target>.kvasir-<16 hexadecimal digits>.tmp", the name cut so that it still fits a folder entry.
 std::string temporary_name(const std::string& target, uint64_t random);
 
-// A system's refusal of what is no plain file: reading a folder, a pipe or a device would fail late
-// or wait for ever.
+// The error for anything but a plain file: reading a folder, a pipe or a device would fail late or
+// block.
 inline Status not_a_file(const std::string& path, bool folder) {
   const char* kind = folder ? "a folder" : "a pipe, a socket or a device";
   return Status::error(Code::bad_argument, "%s is %s, not a file", shown(path), kind)

@@ -14,7 +14,7 @@ constexpr uint64_t small_file = uint64_t{16} << 20;  // bytes: under a milliseco
 struct FileReaper::State {
   std::mutex mutex;
   std::vector<File> files;  // to close
-  bool running = false;     // the thread takes files until there are none
+  bool running = false;     // the thread takes files until none are left
   Thread thread;
 
   static void run(void* context) {
@@ -34,7 +34,7 @@ struct FileReaper::State {
 };
 
 FileReaper::FileReaper() : state_(std::make_unique<State>()) {}
-FileReaper::~FileReaper() = default;  // the thread is joined before the state goes
+FileReaper::~FileReaper() = default;  // the thread is joined before the state is destroyed
 
 void FileReaper::close(File file) noexcept {
   uint64_t size = 0;
@@ -46,7 +46,7 @@ void FileReaper::close(File file) noexcept {
     return;
   }
   if (state_->running) return;
-  state_->thread = Thread();  // joins the one before, which has ended or is about to
+  state_->thread = Thread();  // joins the previous one, which has ended or is about to
   state_->running = Thread::start(State::run, state_.get(), &state_->thread).ok();
   if (!state_->running) state_->files.clear();
 }

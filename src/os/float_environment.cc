@@ -1,5 +1,5 @@
-// The floating-point environment: the registers themselves where they are known, because <cfenv>
-// does not promise to reset how subnormal numbers are treated.
+// The floating-point environment: uses the registers where they are known, because <cfenv> need not
+// reset the treatment of subnormal numbers.
 #include "os/calling_thread.h"
 
 namespace kvasir::os {
@@ -8,7 +8,7 @@ namespace kvasir::os {
 
 void use_own_float_environment() {
   constexpr uint32_t mxcsr = 0x1f80;   // all exceptions masked, to nearest, neither FTZ nor DAZ
-  constexpr uint16_t control = 0x37f;  // the same, in the full precision of long double
+  constexpr uint16_t control = 0x37f;  // likewise, with the full precision of long double
   __asm__ volatile("ldmxcsr %0\n\tfnclex\n\tfldcw %1" : : "m"(mxcsr), "m"(control) : "memory");
 }
 
@@ -18,7 +18,7 @@ CallingThread::FloatEnvironment CallingThread::save_float_environment() {
   return host;
 }
 
-// The flags come back too: those that the library's work raised would trap in the host's next
+// Restores the flags too: flags raised by the library's work would trap in the host's next
 // operation.
 void CallingThread::restore_float_environment(const FloatEnvironment& host) {
   __asm__ volatile("fldenv %0\n\tldmxcsr %1" : : "m"(host.x87), "m"(host.mxcsr) : "memory");

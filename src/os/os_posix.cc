@@ -1,8 +1,8 @@
-// The seam to Linux and macOS: work in open files. posix_opening.cc opens and creates them,
-// posix_folders.cc works in folders.
+// The seam to Linux and macOS: operations on open files. posix_opening.cc opens and creates them,
+// posix_folders.cc has the operations on folders.
 //
-// A write beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends a host that does not handle it. A
-// library must not install handlers, so whatever may grow a file compares with the limit first.
+// A write beyond RLIMIT_FSIZE raises SIGXFSZ, which ends a host without a handler. A library must
+// not install handlers, so operations that grow a file check the limit first.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -35,11 +35,11 @@ std::atomic<Fault> fault{nullptr};
 
 namespace {
 
-// What one system call is asked to move at most: macOS refuses more than INT_MAX, Linux cuts at 2
-// GiB less a page.
+// The most bytes per system call: macOS refuses more than INT_MAX; Linux stops at 2 GiB less a
+// page.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
-// Whether a file may become `size` bytes long under this process's limit.
+// Whether a file may grow to `size` bytes under this process's limit.
 bool within_file_limit(uint64_t size) {
   if (size > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) return false;
   struct rlimit limit;
@@ -110,7 +110,7 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
       offset + left > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     return failed("read", path_, EOVERFLOW).with_offset(offset);
   }
-  std::size_t first = 0, skip = 0;  // the piece that is filled next, and how much of it is
+  std::size_t first = 0, skip = 0;  // the current piece, and the bytes of it that are filled
   while (left > 0) {
     while (skip == pieces[first].size) ++first, skip = 0;
     constexpr std::size_t most = 64;  // well under IOV_MAX
@@ -125,7 +125,7 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
       asked += size;
     }
     const int failure = consult("read", path_);
-    if (failure < 0) {  // a transfer in part
+    if (failure < 0) {  // a partial transfer
       count = 1;
       parts[0].iov_len -= parts[0].iov_len / 2;
     }
@@ -178,7 +178,7 @@ Status File::write(uint64_t offset, const void* data, std::size_t size) {
   return {};
 }
 
-// posix_fallocate is not used: where the file system cannot reserve, it writes every block by hand.
+// Not posix_fallocate: where the file system cannot reserve, it writes every block.
 static int reserve_blocks(int fd, uint64_t size) {
 #ifdef __APPLE__
   fstore_t want = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, static_cast<off_t>(size), 0};
@@ -189,7 +189,7 @@ static int reserve_blocks(int fd, uint64_t size) {
 #endif
 }
 
-// For file systems that cannot reserve: the size alone, if the space looks free now.
+// For file systems that cannot reserve: sets the size, if enough space is free now.
 static int extend_file(int fd, uint64_t size) {
   struct statvfs space;
   if (fstatvfs(fd, &space) == 0 && space.f_blocks != 0) {
@@ -222,7 +222,7 @@ Status File::preallocate(uint64_t size) {
 
 static int sync_descriptor(int fd) {
 #ifdef __APPLE__
-  // fsync on macOS stops at the drive's own cache.
+  // fsync on macOS stops at the cache of the drive.
   if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
   if (errno == EIO || errno == EINTR) return -1;
 #endif
@@ -240,8 +240,7 @@ Status File::close() {
   const int failure = consult("close", path_);
   int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
   if (failure > 0) error = failure;
-  // Interrupted, the descriptor is gone all the same; closing again could hit another thread's new
-  // file.
+  // After EINTR the descriptor is closed; closing it again could hit a new file of another thread.
   if (error == 0 || error == EINTR) return {};
   return failed("close", path_, error);
 }
@@ -327,8 +326,7 @@ Status sync_folder_of(const std::string& path) {
   } while (result != 0 && errno == EINTR);
   const int error = errno;
   ::close(fd);
-  // Some file systems cannot sync a folder and say so by these; their renames are as durable as
-  // they make them.
+  // Some file systems cannot sync a folder and return these errors.
   if (result != 0 && error != EINVAL && error != ENOTSUP && error != EOPNOTSUPP) {
     return failed("sync the folder", folder, error);
   }
@@ -350,9 +348,9 @@ void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t
 #endif
 }
 
-uint32_t processor_count() {
+uint32_t cpu_count() {
 #ifdef __linux__
-  // The kernel's mask may be wider than cpu_set_t: grow until it fits.
+  // The kernel's mask may be wider than cpu_set_t: grows until it fits.
   for (std::size_t processors = CPU_SETSIZE; processors <= (std::size_t{1} << 18);
        processors *= 2) {
     cpu_set_t* set = CPU_ALLOC(processors);
@@ -379,7 +377,7 @@ uint64_t physical_memory() {
 uint64_t hash_seed() {
   static const uint64_t seed = [] {
     uint64_t random;
-    // Where a sandbox forbids it, the time is still nothing that a file's author knows.
+    // Where a sandbox forbids it, the time is still unknown to the author of a file.
     return getentropy(&random, sizeof random) == 0 ? random : now_ns() * 0x9E3779B97F4A7C15u;
   }();
   return seed;

@@ -1,9 +1,8 @@
-// The seam to Windows, 10 or newer. Work in files is in this file, in folders in
-// windows_folders.cc, with the machine in windows_machine.cc.
+// The seam to Windows 10 or newer. Operations on files are in this file, on folders in
+// windows_folders.cc, on the machine in windows_machine.cc.
 //
-// The errors of the system are turned into errno, so that callers and their tests meet the same
-// codes and words on every system.
-#include "os/windows_calls.h"  // before the system's own parts, which take its types for there
+// System errors become errno, so that codes and texts are the same on every system.
+#include "os/windows_calls.h"  // before the system's other headers, which need its types
 
 #include <winioctl.h>
 
@@ -18,11 +17,11 @@ std::atomic<Fault> fault{nullptr};
 
 namespace {
 
-// What one system call is asked to move at most; it takes 32 bits.
+// The most bytes per system call, which takes 32 bits.
 constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
-// Locks of Windows keep others from reading and writing what is locked. Ours are advisory: of a
-// byte that no file has.
+// Windows locks keep others from reading and writing the locked bytes. Ours are advisory: they lock
+// a byte beyond any file.
 constexpr uint64_t locked_byte = uint64_t{1} << 62;
 
 constexpr DWORD share_nothing = 0;
@@ -38,7 +37,7 @@ OVERLAPPED at(uint64_t offset) {
   return place;
 }
 
-// EISDIR for a folder, which the system only says is denied.
+// EISDIR for a folder, for which the system reports denied access.
 intptr_t open_file(const std::string& path, DWORD access, DWORD how, DWORD flags = 0,
                    DWORD sharing = share_all) {
   const WidePath name(path);
@@ -56,7 +55,7 @@ intptr_t open_file(const std::string& path, DWORD access, DWORD how, DWORD flags
   return failing(error);
 }
 
-// Opens a plain file, or says why it is none.
+// Opens a plain file, or returns the reason why it is none.
 Status open_plain(const std::string& path, DWORD access, DWORD how, intptr_t* out) {
   const intptr_t descriptor = retried("open", path, [&] { return open_file(path, access, how); });
   if (descriptor < 0 && errno == EISDIR) return not_a_file(path, true);
@@ -75,8 +74,7 @@ bool is_being_removed(HANDLE handle) {
          info.DeletePending || info.NumberOfLinks == 0;
 }
 
-// Reads or writes until it is not interrupted, which only tests do here: they may also have it move
-// only a part.
+// Reads or writes until it is complete. Only tests interrupt it or shorten a transfer.
 template <class Call>
 int transferred(const char* operation, const std::string& path, std::size_t* part, Call call) {
   for (;;) {
@@ -134,7 +132,7 @@ Status File::create_temporary(const std::string& target, File* out) {
     return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   const WidePath wide_target(target);
   if (!wide_target.good()) return failed("name a temporary file for", target, errno);
-  // known before the work, not when the rename fails after it
+  // Checked before the work, not at the rename after it.
   const DWORD attributes = GetFileAttributesW(wide_target.c_str());
   if (attributes != INVALID_FILE_ATTRIBUTES &&
       (attributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE)) != 0)
@@ -156,13 +154,14 @@ Status File::create_temporary(const std::string& target, File* out) {
     bool locked = false;
     // some file systems have no locks
     const bool can_lock = file.lock(Lock::exclusive, &locked).ok();
-    // Who takes away what dead writers left may have come between; then the name is going.
+    // A cleanup of files left by ended processes may have come between; then the name is being
+    // removed.
     if (can_lock && (!locked || is_being_removed(handle_of(file.fd_)))) {
       CloseHandle(handle_of(std::exchange(file.fd_, -1)));
       errno = EEXIST;
       continue;
     }
-    HANDLE same = nullptr;  // a lock lasts until the last handle of the same opening is closed
+    HANDLE same = nullptr;  // the lock lasts until the last handle of the opening is closed
     if (DuplicateHandle(GetCurrentProcess(), handle_of(file.fd_), GetCurrentProcess(), &same, 0,
                         FALSE, DUPLICATE_SAME_ACCESS)) {
       file.lock_fd_ = reinterpret_cast<intptr_t>(same);
@@ -194,7 +193,7 @@ Status File::open_to_lock(const std::string& path, File* out) {
   if (is_link(path))
     return Status::error(Code::bad_argument, "%s is a symbolic link, not a file", shown(path))
         .with_errno(EINVAL);
-  return open_read(path, out);  // which is enough for a lock
+  return open_read(path, out);  // enough for a lock
 }
 
 Status File::keep_access_of(const std::string&, bool* changed) {
@@ -206,7 +205,7 @@ void File::unlock() {
   if (lock_fd_ >= 0) CloseHandle(handle_of(std::exchange(lock_fd_, -1)));
 }
 
-// As flock() has it: a File's lock of one kind is given up when it asks for the other.
+// Like flock(): taking a lock of another kind releases the File's lock.
 Status File::lock(Lock kind, bool* got) const {
   *got = false;
   const DWORD how =
@@ -224,8 +223,8 @@ Status File::lock(Lock kind, bool* got) const {
   return {};
 }
 
-// With a name that nobody can open, not even to remove it: the handle is not shared, and removes
-// the file when it is closed, with its process at the latest. A power cut leaves the file.
+// With a name that nobody can open or remove: the handle is not shared, and removes the file when
+// it is closed, at the latest with its process. After a power cut the file remains.
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
   if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0)
@@ -243,7 +242,7 @@ Status File::create_nameless(const std::string& folder, File* out) {
     if (file.fd_ < 0 && errno != EEXIST) break;
   }
   if (file.fd_ < 0) return failed("create a file in", where, errno);
-  // only a sparse file gives blocks back; where there are no sparse files it keeps them
+  // Only a sparse file releases blocks; without support for sparse files it keeps them.
   DWORD none = 0;
   (void)DeviceIoControl(handle_of(file.fd_), FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &none,
                         nullptr);
@@ -285,13 +284,13 @@ Status File::read(uint64_t offset, void* data, std::size_t size) const {
   return read(offset, {&piece, 1});
 }
 
-// The system has no call that fills several places, but for whole pages past its own cache.
+// The system can fill several places only with whole pages past its cache.
 Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
   uint64_t left = 0;
   for (const Piece& piece : pieces) left += piece.size;
   if (offset + left < offset || offset + left > max_offset)
     return failed("read", path_, EOVERFLOW).with_offset(offset);
-  std::size_t first = 0, skip = 0;  // the piece that is filled next, and how much of it is
+  std::size_t first = 0, skip = 0;  // the current piece, and the bytes of it that are filled
   while (left > 0) {
     while (skip == pieces[first].size) ++first, skip = 0;
     std::size_t part = std::min(pieces[first].size - skip, max_transfer);
@@ -349,14 +348,14 @@ static int reserve_blocks(HANDLE file, uint64_t size) {
   FILE_ALLOCATION_INFO blocks;
   blocks.AllocationSize.QuadPart = static_cast<LONGLONG>(size);
   if (!SetFileInformationByHandle(file, FileAllocationInfo, &blocks, sizeof blocks)) {
-    // Some systems say of what they do not know that the parameter is wrong.
+    // Some systems report an unknown call as a wrong parameter.
     return failing(GetLastError() == ERROR_INVALID_PARAMETER ? ERROR_NOT_SUPPORTED
                                                              : GetLastError());
   }
   return set_end(file, size);
 }
 
-// For file systems that cannot reserve: the size alone, if the space looks free now.
+// For file systems that cannot reserve: sets the size, if enough space is free now.
 static int extend_file(HANDLE file, const std::string& path, uint64_t more, uint64_t size) {
   const WidePath name(path);
   ULARGE_INTEGER free;
@@ -441,7 +440,7 @@ Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* o
   return {};
 }
 
-// Of views the system takes no advice about order.
+// The system takes no advice about the order of reads.
 void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
   if (offset >= size_) return;
   size = std::min(size, size_ - offset);
@@ -450,7 +449,7 @@ void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
     WIN32_MEMORY_RANGE_ENTRY range{begin, static_cast<std::size_t>(size)};
     (void)PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
   } else if (advice == Advice::dont_need) {
-    // pages that were not locked leave the process's memory by it
+    // Unlocking pages that are not locked removes them from the working set.
     (void)VirtualUnlock(begin, static_cast<std::size_t>(size));
   }
 }

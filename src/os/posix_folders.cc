@@ -1,4 +1,4 @@
-// What is asked of folders, and of a file as its folder has it.
+// Operations on folders, and on files by name.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@ namespace kvasir::os {
 
 namespace {
 
-// The member of a stat is named otherwise on macOS.
+// The field has another name on macOS.
 #ifdef __APPLE__
 #define KVASIR_TIME(which) st_##which##timespec
 #else
@@ -52,7 +52,7 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
     struct stat info;
     if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISREG(info.st_mode))
-      continue;  // gone meanwhile, or no file
+      continue;  // gone meanwhile, or not a file
     found.push_back(
         {entry->d_name, static_cast<uint64_t>(info.st_size), nanoseconds(info.KVASIR_TIME(m))});
   }
@@ -63,11 +63,11 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
 Status make_folder(const std::string& folder) {
   const int result = retried("make_folder", folder, [&] { return mkdir(folder.c_str(), 0700); });
   struct stat info;
-  // the folder above may be one that this process cannot read
+  // The parent folder may be unreadable for this process.
   if (result == 0) (void)sync_folder_of(folder);
   if (result == 0) return {};
   const int error = errno;
-  // A file system that is read-only may say that first.
+  // A read-only file system may report EROFS instead.
   if ((error == EEXIST || error == EROFS) && stat(folder.c_str(), &info) == 0 &&
       S_ISDIR(info.st_mode))
     return {};

@@ -1,6 +1,6 @@
-// Opens and creates files, and says who may use them.
+// Opens and creates files, with their access rights.
 //
-// What is created may hold a document, so that only its owner may use it: mode 0600.
+// A new file may hold a document, so it has mode 0600.
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -27,8 +27,8 @@ Status require_regular(const std::string& path, const struct stat& info) {
   return S_ISREG(info.st_mode) ? Status() : not_a_file(path, S_ISDIR(info.st_mode));
 }
 
-// A descriptor for writing must not take the place of a closed standard stream: the host would
-// print into the file.
+// A writable descriptor must not get the number of a closed standard stream: the host would print
+// into the file.
 int clear_of_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -38,8 +38,8 @@ int clear_of_standard_streams(int fd) {
   return higher;
 }
 
-// A descriptor of a plain file, -1 with *why otherwise. O_NONBLOCK: opening a pipe must not wait
-// for its writer. Plain files do not care.
+// A descriptor of a plain file, or -1 with *why. O_NONBLOCK: opening a pipe must not wait for its
+// writer; plain files ignore it.
 int open_plain(const std::string& path, int flags, Status* why) {
   const int fd = retried("open", path, [&] {
     return ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, private_file);
@@ -63,7 +63,7 @@ int open_plain(const std::string& path, int flags, Status* why) {
 #ifdef __linux__
 constexpr char access_list[] = "system.posix_acl_access";
 
-// Gives a file the access list of another, or none where that has none. False when it cannot.
+// Copies the access list of another file, or removes it. False on failure.
 bool copy_access_list(const char* from, int to) {
   char list[4096];
   const ssize_t size = getxattr(from, access_list, list, sizeof list);
@@ -79,13 +79,13 @@ struct Free {
   void operator()(char* text) const { std::free(text); }
 };
 
-// What a file system says that has no files without names.
+// Errors of file systems without nameless files.
 bool lacks_nameless_files(int error) {
   return error == EOPNOTSUPP || error == ENOTSUP || error == EISDIR || error == EINVAL ||
          error == ENOSYS;
 }
 
-// A file whose name is gone again. It had one in a folder that only its owner may enter.
+// A file that is created in a private folder and unlinked at once.
 int create_in_private_folder(const std::string& where) {
   std::string folder;
   int made = -1;
@@ -106,7 +106,7 @@ int create_in_private_folder(const std::string& where) {
     error = errno;
     ::close(std::exchange(fd, -1));
   }
-  (void)rmdir(folder.c_str());  // which a network file system refuses while the file is open
+  (void)rmdir(folder.c_str());  // fails on a network file system while the file is open
   errno = error;
   return fd;
 }
@@ -137,7 +137,7 @@ Status File::open_to_lock(const std::string& path, File* out) {
   Status s;
   file.path_ = path;
   file.fd_ = clear_of_standard_streams(open_plain(path, O_RDWR | O_NOFOLLOW, &s));
-  // A file that may only be read can be locked on a local disk.
+  // A read-only file can be locked on a local disk.
   if (s.code() == Code::permission) file.fd_ = open_plain(path, O_RDONLY | O_NOFOLLOW, &s);
   if (s.ok() && file.fd_ < 0) s = failed("open", path, errno);
   if (s.ok()) *out = std::move(file);
@@ -159,8 +159,7 @@ Status File::create_temporary(const std::string& target, File* out) {
   if (target.empty() || target.back() == '/')
     return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   struct stat info;
-  if (stat(target.c_str(), &info) ==
-      0) {  // known before the work, not when the rename fails after it
+  if (stat(target.c_str(), &info) == 0) {  // checked before the work, not at the rename after it
     if (Status s = require_regular(target, info); !s.ok()) return s;
   }
   File file;
@@ -180,14 +179,14 @@ Status File::create_temporary(const std::string& target, File* out) {
     struct stat now;
     const bool can_lock =
         file.lock(Lock::exclusive, &locked).ok();  // some file systems have no locks
-    // Who takes away what dead writers left may have come between; then the name is gone.
+    // A cleanup of files left by ended processes may have come between; then the name is gone.
     if (can_lock && (!locked || fstat(file.fd_, &now) != 0 || now.st_nlink == 0)) {
       ::close(std::exchange(file.fd_, -1));
       errno = EEXIST;
       continue;
     }
     file.lock_fd_ = fcntl(file.fd_, F_DUPFD_CLOEXEC,
-                          STDERR_FILENO + 1);  // a lock lasts until its last descriptor is closed
+                          STDERR_FILENO + 1);  // the lock lasts until its last descriptor is closed
     if (can_lock && file.lock_fd_ < 0) {
       const int error = errno;
       (void)unlink(file.path_.c_str());
@@ -202,9 +201,9 @@ Status File::create_temporary(const std::string& target, File* out) {
 Status File::create_nameless(const std::string& folder, File* out) {
   const std::string where = folder.empty() ? "/var/tmp" : folder;
   File file;
-  file.path_ = where + "/kvasir-spill";  // for messages: there is no such file
+  file.path_ = where + "/kvasir-spill";  // for messages: no such file exists
 #ifdef O_TMPFILE
-  file.fd_ = retried("open", file.path_, [&] {  // O_EXCL: it cannot be given a name either
+  file.fd_ = retried("open", file.path_, [&] {  // O_EXCL: it cannot be linked to a name
     return ::open(where.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, private_file);
   });
 #else
@@ -227,15 +226,15 @@ Status File::keep_access_of(const std::string& path, bool* changed) {
       old.st_gid == own.st_gid || fchown(fd_, static_cast<uid_t>(-1), old.st_gid) == 0;
   mode_t mode = old.st_mode & 0777;
   if (!same_list || !same_group)
-    mode = (mode & 0707) | (mode & 07) << 3;  // the group may do what everybody may
+    mode = (mode & 0707) | (mode & 07) << 3;  // the group gets the rights of others
   *changed = old.st_uid != own.st_uid || old.st_gid != own.st_gid || mode != (own.st_mode & 0777);
   const int result =
       !*changed ? 0 : retried("set_access", path_, [&] { return fchmod(fd_, mode); });
-  // A file system without modes has the same for all its files.
+  // A file system without modes has the same mode for all files.
   if (result != 0 && errno != EPERM && errno != ENOTSUP && errno != EOPNOTSUPP && errno != ENOSYS)
     return failed("set the access of", path_, errno);
   if (old.st_uid != own.st_uid)
-    (void)fchown(fd_, old.st_uid, static_cast<gid_t>(-1));  // which only root may
+    (void)fchown(fd_, old.st_uid, static_cast<gid_t>(-1));  // only root may
   return {};
 }
 
@@ -260,8 +259,8 @@ Status find_target(const std::string& path, std::string* out) {
     *out = std::move(whole);
     return {};
   }
-  // In a folder that several users share, a link of another one could lead to any file of the
-  // caller's.
+  // In a folder shared by several users, a link of another user could lead to any file of the
+  // caller.
   const bool trusted =
       link.st_uid == geteuid() || link.st_uid == 0 ||
       (stat(folder_of(whole).c_str(), &folder) == 0 && link.st_uid == folder.st_uid);

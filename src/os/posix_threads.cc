@@ -95,7 +95,7 @@ void lower_this_thread() {
 #ifdef __APPLE__
   pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
 #else
-  // Of the thread alone, as Linux has it. SCHED_IDLE could keep whoever joins it waiting.
+  // Affects the thread alone on Linux. SCHED_IDLE could delay a thread that joins it.
   (void)setpriority(PRIO_PROCESS, 0, 19);
 #ifdef SYS_ioprio_set
   constexpr int of_thread = 1, best_effort = 2, lowest = 7;

@@ -1,13 +1,13 @@
-// A guest's threads do not run its host's signal handlers.
+// Keeps the library's threads from running the host's signal handlers.
 #pragma once
 
 #include <cstddef>
 
 namespace kvasir::os {
 
-// While it is there, the calling thread holds signals back; threads that it starts meanwhile do so
-// for good. What is sent to the process then goes to threads of the host, which may be waiting for
-// it. Faults and profiling concern the thread itself and are let through.
+// While it exists, the calling thread blocks signals, and threads that it starts block them
+// permanently. Signals to the process then go to threads of the host, which may wait for them.
+// Faults and profiling signals belong to the thread itself and are not blocked.
 class SignalsHeld {
  public:
   SignalsHeld();
@@ -16,7 +16,7 @@ class SignalsHeld {
   SignalsHeld& operator=(const SignalsHeld&) = delete;
 
  private:
-  alignas(std::max_align_t) unsigned char before_[128];  // the system's set of signals
+  alignas(std::max_align_t) unsigned char before_[128];  // sigset_t
 };
 
 }  // namespace kvasir::os

@@ -1,4 +1,4 @@
-// What temporary files are called, on every system.
+// Names of temporary files, on every system.
 #include <algorithm>
 #include <cstdio>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view beginning = ".kvasir-", ending = ".tmp";
 constexpr std::size_t digits = 16;
-// bytes of a folder's entry; Windows counts UTF-16 units, which are never more
+// Bytes of a folder entry; Windows counts UTF-16 units, of which there are never more.
 constexpr std::size_t max_name = 255;
 
 }  // namespace

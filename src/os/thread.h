@@ -9,9 +9,8 @@
 
 namespace kvasir::os {
 
-// Joined by the destructor. Its stack has a size of its own, whatever the host's limits say: the
-// deepest work takes a sixteenth of it; the rest is for what the system and the host's thread-local
-// variables take of it.
+// Joined by the destructor. Its stack size does not depend on the host's limits: the deepest work
+// takes a sixteenth of it; the rest is for the system and the host's thread-local variables.
 class Thread {
  public:
   static constexpr std::size_t stack_bytes = std::size_t{1} << 20;
@@ -28,7 +27,7 @@ class Thread {
   ~Thread();
 
  private:
-  uintptr_t handle_ = 0;  // the system's; 0: none
+  uintptr_t handle_ = 0;  // of the system; 0: none
 };
 
 }  // namespace kvasir::os

@@ -8,16 +8,16 @@ namespace kvasir::os {
 
 namespace {
 
-// What errno has no name for: the system's number above these. Messages then say the number.
+// Errors without an errno: the system's number above this base. Messages then have the number.
 constexpr int unnamed_errors = 100'000;
 
 constexpr std::size_t max_name = 255;  // UTF-16 units of one name
-// of a path without the prefix for long ones; folders may have 12 less than files' 260
+// Of a path without the long-path prefix; for folders the limit is 12 less than 260.
 constexpr std::size_t max_ordinary = 240;
-// bytes: of UTF-16 the system takes 32,767 units, which have at most three each
+// Bytes: the system takes 32,767 UTF-16 units, of at most three bytes each.
 constexpr std::size_t max_path = 32'700 * 3;
 
-// ERROR_DISK_QUOTA_EXCEEDED, which MinGW's headers lack
+// ERROR_DISK_QUOTA_EXCEEDED, missing in MinGW's headers.
 constexpr DWORD disk_quota_exceeded = 1295;
 
 struct Meaning {
@@ -77,7 +77,7 @@ const char* error_text(int error, char* buffer, std::size_t size) {
     std::snprintf(buffer, size, "Windows error %d", error - unnamed_errors);
     return buffer;
   }
-  switch (error) {  // where the C library's words say nothing, or not enough
+  switch (error) {  // where the text of the C library is missing or misleading
     case EBUSY:
       return "In use, here or by another program";
     case EOPNOTSUPP:
@@ -102,7 +102,8 @@ WidePath::WidePath(const std::string& path) {
     return;
   }
   Units given;
-  wchar_t* text = given.reserve(path.size() + 1);  // UTF-16 never has more units than UTF-8
+  // UTF-16 never has more units than UTF-8 has bytes
+  wchar_t* text = given.reserve(path.size() + 1);
   if (!text) {
     errno = ENOMEM;
     return;
@@ -124,7 +125,7 @@ WidePath::WidePath(const std::string& path) {
       return;
     }
   }
-  // Before a long one belongs a prefix, behind which the system takes it as it is: \\?\C:\...,
+  // A long path gets a prefix, after which the system does not interpret it: \\?\C:\...,
   // \\?\UNC\server\...
   constexpr std::size_t room = 8;
   const DWORD needed = GetFullPathNameW(text, 0, nullptr, nullptr);

@@ -1,5 +1,4 @@
-// What the Windows files of this folder share: paths as the system wants them, and its errors as
-// errno.
+// Common code of the Windows files: paths in UTF-16, and system errors as errno.
 #pragma once
 
 #ifndef WIN32_LEAN_AND_MEAN
@@ -19,14 +18,14 @@
 
 namespace kvasir::os {
 
-// A path in UTF-16, absolute and of any length. Ordinary ones are made without the heap: a
-// temporary file is removed also when memory is out.
+// A path in UTF-16, absolute and of any length. Ordinary paths need no heap, so that a temporary
+// file can be removed when memory is exhausted.
 class WidePath {
  public:
   explicit WidePath(const std::string& path);
   WidePath(const WidePath&) = delete;
   WidePath& operator=(const WidePath&) = delete;
-  bool good() const { return size_ > 0; }  // errno where there is no such path
+  bool good() const { return size_ > 0; }  // otherwise errno is set
   const wchar_t* c_str() const { return text_; }
   std::size_t size() const { return size_; }
   std::wstring folder() const;
@@ -35,7 +34,7 @@ class WidePath {
   struct Units {
     wchar_t inside[512];
     std::unique_ptr<wchar_t[]> outside;
-    wchar_t* reserve(std::size_t size) noexcept;  // or null
+    wchar_t* reserve(std::size_t size) noexcept;  // null on failure
   };
   Units full_;
   const wchar_t* text_ = L"";
@@ -44,17 +43,16 @@ class WidePath {
 
 std::string narrow(std::wstring_view text);
 
-// Whether a path is a symbolic link, wherever it leads.
+// Whether a path is a symbolic link.
 bool is_link(const std::string& path);
 
-// -1, and errno from a system's error.
+// Sets errno from a system error; returns -1.
 int failing(DWORD error);
 inline int failing() { return failing(GetLastError()); }
 
 bool random_bits(uint64_t* out);
 
-// Everybody may read, write, rename and remove what this process has open: what is held against
-// that are locks.
+// Other processes may read, write, rename and remove our open files; locks protect them.
 constexpr DWORD share_all = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
 
 // Closed at the end of its block.

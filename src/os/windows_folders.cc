@@ -1,4 +1,4 @@
-// What is asked of folders, and of names in them.
+// Operations on folders and names.
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -10,14 +10,14 @@ namespace kvasir::os {
 namespace {
 
 uint64_t since_1970(const FILETIME& time) {
-  // from 1601, which Windows counts from, in its units of 100 ns
+  // From 1601, the epoch of Windows, in units of 100 ns.
   constexpr uint64_t between = 116'444'736'000'000'000u;
   const uint64_t ticks = uint64_t{time.dwHighDateTime} << 32 | time.dwLowDateTime;
   return ticks < between ? 0 : (ticks - between) * 100;
 }
 
-// Old systems, and file systems such as FAT, know only the older way, which refuses while somebody
-// has the file.
+// Old systems, and file systems such as FAT, know only the older call, which fails while the file
+// is in use.
 bool is_unknown(DWORD error) {
   return error == ERROR_INVALID_PARAMETER || error == ERROR_INVALID_FUNCTION ||
          error == ERROR_NOT_SUPPORTED || error == ERROR_CALL_NOT_IMPLEMENTED;
@@ -37,8 +37,8 @@ bool is_file(const wchar_t* name) {
   return GetFileAttributesW(name) != INVALID_FILE_ATTRIBUTES && !is_folder(name);
 }
 
-// The system only says that access is denied: where the file could be changed but for that,
-// somebody has it open or mapped.
+// The system only reports denied access: if the file is otherwise writable, it is open or mapped
+// elsewhere.
 int refused(const WidePath& name, DWORD error) {
   const DWORD attributes = GetFileAttributesW(name.c_str());
   const bool may_write =
@@ -48,9 +48,8 @@ int refused(const WidePath& name, DWORD error) {
   return failing(error);
 }
 
-// Who has the file at the path open keeps it as it was, and new openings meet the new one; a mapped
-// one may still be refused. The handle writes through, and with it the change of names (there is no
-// call for a folder).
+// Existing handles keep the old file, and new ones open the new file; a mapped file may be refused.
+// The handle writes through, which includes the rename (there is no sync of a folder).
 int replace(const WidePath& from, const WidePath& to) {
   {
     const Handle file(open_to_change(from, FILE_FLAG_WRITE_THROUGH));
@@ -94,8 +93,7 @@ Status rename_replace(const std::string& from, const std::string& to) {
   return {};
 }
 
-// Renames are written through; where the system lets a folder be flushed, so is what else happened
-// in it.
+// Renames are written through; the folder is flushed too where the system permits.
 Status sync_folder_of(const std::string& path) {
   const WidePath name(path);
   if (!name.good()) return failed("open the folder of", path, errno);
@@ -137,7 +135,7 @@ Status absolute_path(const std::string& path, std::string* out) {
   return {};
 }
 
-// Making a link is a privilege, so that whoever made it may be trusted.
+// Creating a link is a privilege, so links are trusted.
 Status find_target(const std::string& path, std::string* out) {
   if (name_begin(path) == path.size())
     return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(path));
@@ -189,7 +187,7 @@ Status File::identity(FileIdentity* out) const {
   return {};
 }
 
-// The names of devices are theirs with any ending.
+// Device names are reserved with any extension.
 bool can_name_file(const std::string& name) {
   if (name.find_first_of("<>:\"|?*") != std::string::npos || name.back() == '.' ||
       name.back() == ' ' || !WidePath(name).good())
@@ -227,7 +225,7 @@ Status list_folder(const std::string& folder, std::vector<FolderEntry>* out) {
       continue;
     const bool link = (entry.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) != 0 &&
                       entry.dwReserved0 == IO_REPARSE_TAG_SYMLINK;
-    if (link) continue;  // of which the search tells nothing
+    if (link) continue;  // the search has no data of its target
     found.push_back({narrow(entry.cFileName),
                      uint64_t{entry.nFileSizeHigh} << 32 | entry.nFileSizeLow,
                      since_1970(entry.ftLastWriteTime)});
@@ -248,7 +246,8 @@ Status make_folder(const std::string& folder) {
   });
   if (result == 0) return {};
   const int error = errno;
-  if (is_folder(name.c_str())) return {};  // a drive's own is said to be denied
+  // for the root of a drive the system reports denied access
+  if (is_folder(name.c_str())) return {};
   errno = error;
   if (errno == EEXIST)
     return Status::error(Code::bad_argument, "%s is not a folder", shown(folder))

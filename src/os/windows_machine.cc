@@ -1,5 +1,5 @@
-// What is asked of the machine and of this process.
-#include "os/windows_calls.h"  // before the system's own parts, which take its types for there
+// The machine and the process.
+#include "os/windows_calls.h"  // before the system's other headers, which need its types
 
 #include <bcrypt.h>
 
@@ -20,12 +20,12 @@ bool random_bits(uint64_t* out) {
                          BCRYPT_USE_SYSTEM_PREFERRED_RNG) >= 0;
 }
 
-// Large pages are for accounts that an administrator allowed to lock memory.
+// Large pages need an account that may lock memory.
 void prefer_huge_pages(void*, std::size_t) {}
 
-uint32_t processor_count() {
+uint32_t cpu_count() {
   DWORD_PTR own = 0, all = 0;
-  // The masks are 0 for a process that runs in several groups of 64 processors.
+  // The masks are 0 for a process in several groups of 64 CPUs.
   if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != 0)
     return static_cast<uint32_t>(std::popcount(own));
   const DWORD count = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
@@ -62,7 +62,7 @@ uint64_t process_id() { return GetCurrentProcessId(); }
 void name_this_thread(const char* name) {
   wchar_t text[32] = {};
   MultiByteToWideChar(CP_UTF8, 0, name, -1, text, 31);
-  using Describe = HRESULT(WINAPI*)(HANDLE, PCWSTR);  // which KERNEL32 has from Windows 10 1703 on
+  using Describe = HRESULT(WINAPI*)(HANDLE, PCWSTR);  // in KERNEL32 from Windows 10 1703 on
   const HMODULE kernel = GetModuleHandleW(L"kernelbase.dll");
   const auto describe = kernel ? reinterpret_cast<Describe>(reinterpret_cast<void*>(
                                      GetProcAddress(kernel, "SetThreadDescription")))
@@ -70,8 +70,7 @@ void name_this_thread(const char* name) {
   if (describe) (void)describe(GetCurrentThread(), text);
 }
 
-// There are no signals that a thread could be chosen for: the system makes one of its own for
-// Ctrl-C.
+// Windows has no signals that go to a thread of choice: it starts one of its own for Ctrl-C.
 SignalsHeld::SignalsHeld() { (void)before_; }
 SignalsHeld::~SignalsHeld() = default;
 

@@ -7,8 +7,8 @@
 namespace kvasir {
 namespace {
 
-// Merges chosen blocks into one reference a page with their tokens' bits, without the sinks' and
-// those that are not sealed.
+// Merges selected blocks into one reference per page with the bits of their tokens, without sinks
+// and unsealed tokens.
 void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens,
                      std::span<const uint32_t> blocks, Array<PageRef>* refs,
                      Array<uint32_t>* numbers, Selection* out) {

@@ -1,4 +1,4 @@
-// What strategies share that choose blocks of tokens.
+// Helpers for strategies that choose blocks of tokens.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-// An empty choice of `lists` lists.
+// An empty selection with `lists` lists.
 inline void begin_selection(uint32_t lists, Selection* out) {
   out->lists.resize(lists);
   out->page_numbers.resize(lists);
@@ -19,8 +19,9 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->sampled = false;
 }
 
-// The heads' shares of attention beside sinks and window, when a block counts for e^score * tokens;
-// or their sum, into the first row. scores: [rows][stride], n of each row.
+// Converts scores to shares of attention, with sinks and window included, where a block counts for
+// e^score * tokens. Sums them into the first row when the rows share a list. scores:
+// [rows][stride], n per row.
 inline void to_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride,
                       uint32_t n) {
   const float log_tokens = std::log(tokens);
@@ -43,20 +44,20 @@ inline void add_shares(const SelectorQuery& query, float tokens, float* scores, 
   }
 }
 
-// Blocks of tokens that are chosen or not: block_tokens each, numbered from token 0; parts of a
-// page, or several pages.
+// Blocks that may be selected: block_tokens tokens each, numbered from token 0; parts of a page, or
+// several pages.
 struct BlockRange {
   uint32_t block_tokens;
-  uint32_t first, end;  // the blocks that may be chosen
-  uint32_t stride;      // of their scores
-  uint32_t row = 0;     // of the scores, that the first list goes by
+  uint32_t first, end;  // blocks that may be selected
+  uint32_t stride;      // of a row of scores
+  uint32_t row = 0;     // row of the scores for the first list
 };
 
-// The `count` best of the blocks by the list's row of the scores, [rows][stride] with block b's at
-// b, as that list's pages with their tokens' bits. Uses `chosen` and `bytes` of the scratch.
+// Selects the `count` best blocks by the list's row of the scores, [rows][stride] with block b at
+// b, as pages of that list with their tokens' bits. Uses `chosen` and `bytes` of the scratch.
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list,
                  uint32_t count, SelectorScratch* scratch, Selection* out);
-// As many as the budget has, for every list.
+// Selects as many blocks as the budget has, for every list.
 void choose_blocks(const SelectorQuery& query, const BlockRange& range, SelectorScratch* scratch,
                    Selection* out);
 

@@ -1,15 +1,15 @@
-// `bounded`: quads of tokens sampled by a sketch of their keys, so that what is not read is
-// estimated, not dropped. Kvasir's own, the default.
+// `bounded`: samples quads of tokens by a sketch of their keys. The attention of the others is
+// estimated, not dropped. Kvasir's own method, and the default.
 //
-//   score   a sketch of every key (store/key_sketch.h) estimates each token's q . k; a quad, four
-//           tokens, counts by its best one
+//   score   a sketch of every key (store/key_sketch.h) estimates q . k of each token; a quad, four
+//           tokens, counts by its best token
 //   choose  the heads of a group share a list: a quad counts with the sum of the shares of
-//           attention that it would have. Large shares are read for certain, of the others a sample
-//           that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and
-//           vAttention (arXiv 2510.05688) sample too, by hashes and evenly
-//   budget  layers get more of it the worse chosen tokens serve them, as measured while reading
-//           (select/plan.h) or, with a coverage, each query and layer reads the fewest quads that
-//           keep the expected error of its sample below 1 - coverage
+//           attention that it would have. Large shares are always read; of the others a sample is
+//           read that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and
+//           vAttention (arXiv 2510.05688) sample too, by hashes and uniformly
+//   budget  layers get more of it the larger their measured error is (select/plan.h). With a
+//           coverage, each query and layer reads the fewest quads that keep the expected error of
+//           its sample below 1 - coverage
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,7 +20,7 @@
 namespace kvasir {
 namespace {
 
-// a quad counts for as many tokens as its best one: between one match and an even quad
+// Tokens that a quad counts for, all like its best one: between a single match and an even quad.
 constexpr float like_the_best = 2;
 
 class BoundedSelector final : public Selector {
@@ -73,8 +73,8 @@ class BoundedSelector final : public Selector {
     begin_selection(1, out);
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    // A share that is too small for one of many rows makes a sample of it too heavy for all of
-    // them: none stands for more than ten times what one of samples drawn evenly would.
+    // A share that is too small for one of many rows makes its sample too heavy for all of them. So
+    // no sample stands for more than ten times what a uniform sample would.
     float* shares = scratch->scores.data() + range.first;
     const uint32_t n = range.end - range.first;
     const auto least = static_cast<float>(
@@ -91,7 +91,7 @@ class BoundedSelector final : public Selector {
             query.first_row};
   }
 
-  // By the rows of shares, of so many heads each.
+  // By the rows of shares, each the sum over `heads` heads.
   static void sample(const SelectorQuery& query, const BlockRange& range, uint32_t heads,
                      SelectorScratch* scratch, Selection* out) {
     const SampleSize size = sample_size(query.budget_tokens, query.coverage, heads);
@@ -111,7 +111,7 @@ class BoundedSelector final : public Selector {
     for (uint32_t r = 0; r < rows; ++r) {
       float* x = scratch->query.data() + std::size_t{r} * n;
       for (uint32_t c = 0; c < n; c += 8) {
-        // left to a compiler, d would be the vectors' dimension
+        // Left alone, a compiler would vectorise over d.
         typedef float Four __attribute__((vector_size(16)));
         Four low{}, high{};
         for (uint32_t d = 0; d < dim; ++d) {

@@ -1,12 +1,12 @@
 // `dipr`: every token whose score is within a range of the largest one (the dynamic inner product
-// range query of AlayaDB, arXiv 2504.10326), found by a scan of all int8 keys. How many that are
-// follows from the attention itself; the budget is a ceiling.
+// range query of AlayaDB, arXiv 2504.10326), found by a scan of all int8 keys. Their number follows
+// from the attention itself; the budget is a ceiling.
 //
-// The paper asks for q . k >= max q . k - beta, beta = -sqrt(d) ln alpha. Scores here have 1 /
-// sqrt(d) in the queries already, so that is score >= largest + ln alpha: every token that has at
-// least alpha of the largest token's attention. The largest is looked for in sinks and window too
-// (there: the window's maximum as a seed), which often hold it. Heads that share a list attend what
-// any of them asks for.
+// The paper requires q . k >= max q . k - beta with beta = -sqrt(d) ln alpha. Queries here include
+// 1 / sqrt(d), so that is score >= largest + ln alpha: every token with at least alpha of the
+// largest token's attention. The largest score may be in sinks and window, where it often is (in
+// the paper the window's maximum is a seed). Heads that share a list attend the tokens of all of
+// them.
 #include "select/dipr.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ static uint64_t count_at_least(const float* scores, uint32_t n, float least) {
 
 uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* scores,
                         uint32_t stride, uint32_t n, SelectorScratch* scratch) {
-  const auto least = [&](std::size_t r) {  // the least score that row r asks for
+  const auto least = [&](std::size_t r) {  // the least score in the range of row r
     const float* row = scores + r * stride;
     float largest = query.near_m[r];
     for (uint32_t t = 0; t < n; ++t) largest = row[t] > largest ? row[t] : largest;

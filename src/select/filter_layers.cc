@@ -3,13 +3,13 @@
 //
 //   attend  all layers up to the first filter layer, the filter layers and the layer after each
 //           attend everything (select/plan.h)
-//   score   in a filter layer a token counts with the largest share of attention that any query
-//           head of the layer gives it: of the newest query (`last`), or the sum over the newest 16
-//           queries, each alike (`uniform`) or half of the one after it (`exponential`)
-//   choose  the best tokens; every KV head of the layers up to the next filter layer reads them
+//   score   in a filter layer a token counts with its largest share of attention among the query
+//           heads of the layer: of the newest query (`last`), or summed over the newest 16 queries,
+//           with equal weights (`uniform`) or half the weight of the next one (`exponential`)
+//   choose  the best tokens; every KV head of the layers up to the next filter layer attends them
 //
-// Each query is scored on its own, whatever the number of threads and whatever else is in its step.
-// The largest share is found among logarithms, which have the same order, so `last` needs no
+// Each query is scored alone, so results do not depend on threads or on the other queries of a
+// step. The largest share is found among logarithms, which have the same order, so `last` needs no
 // exponential.
 #include "select/filter_layers.h"
 
@@ -51,9 +51,9 @@ void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uin
 
 namespace {
 
-// of a step, chosen for together: the scores of their windows are in memory
+// Tokens of a step per pass: the scores of their windows are in memory.
 constexpr uint32_t batch_tokens = 16;
-constexpr uint32_t task_pages = 64;  // of a query, that one task scores
+constexpr uint32_t task_pages = 64;  // pages of a query per task
 
 struct Choice {
   Array<PageRef> pages;
@@ -62,7 +62,7 @@ struct Choice {
 };
 
 struct FilterMemory final : StepMemory {
-  std::vector<Choice> choices;  // of the step's tokens, from the last filter layer
+  std::vector<Choice> choices;  // for the tokens of the step, by the last filter layer
   Array<float> scores;          // [window - 1 + batch][tokens] ln of shares
   Array<float> sums;            // [batch][tokens]
   Array<uint32_t> chosen;       // [batch][budget]
@@ -94,7 +94,7 @@ class FilterLayersSelector final : public Selector {
   }
 
  private:
-  // For the tokens first .. first + count - 1 of the step.
+  // Chooses for the tokens first .. first + count - 1 of the step.
   static void choose(const FilterStep& step, uint32_t first, uint32_t count, FilterMemory* m) {
     const uint32_t page_tokens = step.pages.shape().page.page_tokens,
                    head_dim = step.pages.shape().page.head_dim;
@@ -102,7 +102,7 @@ class FilterLayersSelector final : public Selector {
                    begin = step.first_page * page_tokens;
     const std::size_t n = std::size_t{pages} * page_tokens;  // tokens to choose from
     const uint32_t window = step.window == FilterWindow::last ? 1 : filter_window_tokens;
-    // the positions of queries are oldest .. newest - 1
+    // The positions of the queries are oldest .. newest - 1.
     const uint64_t newest = step.first_token + first + count;
     const bool has_recent = step.recent && step.recent->end() == step.first_token;
     const uint64_t known = has_recent ? step.recent->begin() : step.first_token;
@@ -123,11 +123,11 @@ class FilterLayersSelector final : public Selector {
       const std::size_t i = of_step ? position - step.first_token : 0;
       const float* q =
           of_step ? step.q + i * step.heads * head_dim : step.recent->query(step.layer, position);
-      const float* totals =
-          of_step ? step.totals + i * step.heads : step.recent->totals(step.layer, position);
+      const float* lse =
+          of_step ? step.lse + i * step.heads : step.recent->lse(step.layer, position);
       float* out = m->scores.data() + j * n + (from - begin);
-      best_shares(step.kernels, step.pages, step.layer, step.heads, q, totals, from, to, out);
-      // it was before them
+      best_shares(step.kernels, step.pages, step.layer, step.heads, q, lse, from, to, out);
+      // Tokens after the query have no share.
       for (uint64_t t = std::max(from, position + 1); t < to; ++t)
         out[t - from] = -std::numeric_limits<float>::infinity();
     });
@@ -137,7 +137,7 @@ class FilterLayersSelector final : public Selector {
     m->bytes.resize(std::max(m->bytes.size(), count * n * 4));
     step.pool->run(count, [&](uint32_t i, uint32_t) {
       if (step.cancel.fired()) return;
-      const uint32_t own = queries - count + i;  // among the scored queries
+      const uint32_t own = queries - count + i;  // its index among the scored queries
       const float* scores = m->scores.data() + own * n;
       if (window > 1) {
         float* sums = m->sums.data() + i * n;

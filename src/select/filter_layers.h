@@ -1,5 +1,5 @@
 // `filter-layers`: a few layers choose tokens for the layers after them (OmniKV, ICLR 2025, section
-// 4). What the choice is made of, for tests.
+// 4). The parts of the choice, for tests.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace kvasir {
 
-// queries that `exponential` and `uniform` look at: the authors' setting
+// Queries that `exponential` and `uniform` use: the authors' setting.
 constexpr uint32_t filter_window_tokens = 16;
 
 // The weight of the query `age` tokens before the newest one.
 float filter_weight(FilterWindow window, uint32_t age);
 
-// Pages of tokens by number, ascending, as references whose place is open. first: the number of
-// tokens[0 .. count) that is token 0 of the store.
+// Converts ascending token numbers to pages; the references have no address yet. first: the number
+// of token 0 of the store in `tokens`.
 void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uint32_t page_tokens,
                      Array<PageRef>* refs, Array<uint32_t>* numbers);
 

@@ -1,9 +1,9 @@
-// `flat`: the tokens whose exact scores are largest, found by a scan of all int8 keys (top-k
+// `flat`: the tokens with the largest exact scores, found by a scan of all int8 keys (top-k
 // attention, arXiv 2502.06766, with an exact search in place of the vector index; Memorizing
-// Transformers, arXiv 2203.08913, attends by such a search too).
+// Transformers, arXiv 2203.08913, also attends by such a search).
 //
-// The query heads of a group either choose a list each, by score, or share one: then a token counts
-// with the sum over heads of its exact share of attention.
+// The query heads of a group have a list each, by score, or share one. A token of a shared list
+// counts with the sum over heads of its exact share of attention.
 #include "select/blocks.h"
 #include "select/tokens.h"
 

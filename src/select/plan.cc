@@ -9,18 +9,19 @@
 
 namespace kvasir {
 
-// Below this, attending everything costs less than a quarter of a decode step of the smallest model
-// we know, and choosing saves nothing.
+// With fewer sealed tokens, full attention costs less than a quarter of a decode step of the
+// smallest model we know, and selection saves nothing.
 constexpr uint64_t short_context = 4096;  // sealed tokens
 // A standard error of 4% of a head's attention.
 const float default_coverage = 0.96f;
-const float default_alpha = 0.012f;  // beta = 50 where the head size is 128 (select/dipr.cc)
-constexpr uint32_t max_unit = 1024;  // tokens: two of them are the least budget
-// sealed tokens: before, sparse reading would leave out next to nothing
+const float default_alpha = 0.012f;  // beta = 50 for head_dim 128 (select/dipr.cc)
+constexpr uint32_t max_unit = 1024;  // tokens; the least budget is two units
+// Sealed tokens below which sparse prefill would leave out next to nothing.
 constexpr uint64_t sparse_context = 4096;
-constexpr uint64_t read_floor = 2048;  // tokens, at least
+constexpr uint64_t read_floor = 2048;  // the least, tokens
 constexpr uint64_t read_recent = 512;
-constexpr double min_share = 0.25, max_share = 4;  // of the mean budget, that a layer gets
+// bounds of a layer's budget, relative to the mean
+constexpr double min_share = 0.25, max_share = 4;
 
 const char* name_of(BudgetSchedule schedule) {
   constexpr const char* names[] = {"uniform", "linear", "pyramid"};
@@ -93,8 +94,8 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
   return check_filter_layers(options.filter_layers, layers);
 }
 
-// The budget in proportion to the layers' errors, a quarter to four times the mean each, the same
-// in all.
+// Divides the budget in proportion to the layers' errors, a quarter to four times the mean each;
+// the sum is unchanged.
 static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* plan) {
   if (errors.size() != plan->dense.size()) return;
   std::vector<double> share(errors.size());
@@ -115,8 +116,8 @@ static void spread_budget(std::span<const float> errors, uint64_t sealed, Plan* 
         sum > 0 ? std::min(sealed, static_cast<uint64_t>(std::ceil(total * share[l] / sum))) : 0;
 }
 
-// Evenly less from each layer that chooses to the next, from 2 - last of the mean to `last` of it.
-// What is rounded away in one layer goes to the next.
+// Decreases the budget linearly from 2 - last of the mean in the first layer that selects to `last`
+// of it in the last one. The rounding error of a layer goes to the next.
 static void schedule_budget(double last, uint64_t sealed, Plan* plan) {
   const auto layers = static_cast<uint32_t>(plan->dense.size()),
              choosing = layers - plan->dense_layers;
@@ -136,7 +137,7 @@ static void schedule_budget(double last, uint64_t sealed, Plan* plan) {
 
 uint32_t default_filter_count(uint32_t layers) { return std::clamp(layers / 8, 1u, 3u); }
 
-// The first one early, as its authors have it (2 of 32), the others evenly behind it.
+// The first one early, as in the paper (2 of 32), the others evenly after it.
 static std::vector<uint32_t> default_filter_layers(uint32_t layers) {
   const uint32_t count = default_filter_count(layers),
                  first = std::min(layers - 1, std::max(1u, layers / 16));

@@ -1,5 +1,5 @@
-// The planner: from what the caller asked and how long the context is to what each layer does, with
-// the reason in words.
+// The planner: from the options and the length of the context to the work of each layer, with the
+// reason in words.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace kvasir {
 
-// How a budget is spread over the layers that choose; the mean is the same.
+// How a budget is divided among the layers that select; the mean is the same.
 enum class BudgetSchedule : uint32_t {
   uniform = 0,
-  linear = 1,  // evenly less from layer to layer, from 3/2 of the mean to 1/2
-  // evenly less from layer to layer, to 1/20 of the mean in the last one (PyramidKV, arXiv
-  // 2406.02069, section 3.2)
+  linear = 1,  // decreases linearly from layer to layer, from 3/2 of the mean to 1/2
+  // Decreases linearly from layer to layer, to 1/20 of the mean in the last one (PyramidKV, arXiv
+  // 2406.02069, section 3.2).
   pyramid = 2,
 };
 const char* name_of(BudgetSchedule schedule);
@@ -27,52 +27,52 @@ struct SelectOptions {
   std::string strategy = "auto";
   uint64_t budget_tokens = 0;  // 0: by fraction
   double budget_fraction = 0;  // 0: the strategy's default
-  // how many attend everything; UINT32_MAX: the strategy's default
+  // Layers that attend everything; UINT32_MAX: the strategy's default.
   uint32_t dense_layers = UINT32_MAX;
   bool share_heads = true;
   float alpha = 0;  // 0: the default
-  // of `filter-layers`, ascending; empty: chosen by number alone
+  // Of `filter-layers`, ascending; empty: the default layers.
   std::vector<uint32_t> filter_layers;
   FilterWindow filter_window = FilterWindow::last;
-  uint32_t unit_tokens = 0;  // chosen together, where the strategy leaves it open; 0: its own
-  // 1 - the error that may be expected, where the strategy samples; 0: as the budget says
+  uint32_t unit_tokens = 0;  // selected as one, where the strategy has the option; 0: its default
+  // 1 - expected error, where the strategy samples; 0: by the budget.
   float coverage = 0;
-  bool certify = false;  // decode steps get a certificate of what they have read
-  // of an index: tokens that a search keeps, or clusters that it reads; 0: by the budget
+  bool certify = false;  // decode steps produce a certificate of the attention they read
+  // Of an index: tokens that a search keeps, or clusters that it reads; 0: by the budget.
   uint32_t search_breadth = 0;
   BudgetSchedule schedule = BudgetSchedule::uniform;
-  bool head_graphs = false;  // of `ood`'s graph: one for each query head, not for the group
+  bool head_graphs = false;  // `ood` builds a graph per query head, not per group
 };
 
 // Whether decode is also computed exactly and compared: attention/compare.h.
 enum class CompareLevel : uint32_t { none = 0, attention = 1, layers = 2 };
-// How documents are read.
+// Options of prefill.
 struct ReadOptions {
   std::string strategy = "full";
   double budget_fraction = 0;           // of the sealed tokens; 0: the default
-  uint64_t exact_tokens = 0;            // at the end of a text that are read exactly all the same
+  uint64_t exact_tokens = 0;            // at the end of a text, always prefilled exactly
   std::vector<uint32_t> filter_layers;  // as in SelectOptions
 };
 
 struct Plan {
   const StrategyInfo* strategy = nullptr;
-  std::vector<bool> dense;    // [layers] those that attend everything
-  uint32_t dense_layers = 0;  // how many that are
-  // a list, besides sinks and window; the layers' mean where they differ
+  std::vector<bool> dense;    // [layers] layers that attend everything
+  uint32_t dense_layers = 0;  // their number
+  // Per list, besides sinks and window; the mean of the layers where they differ.
   uint64_t budget_tokens = 0;
-  std::vector<uint64_t> layer_budgets;  // [layers], or empty: the same for all
+  std::vector<uint64_t> layer_budgets;  // [layers]; empty: the same for all
   bool share_heads = true;
   float range = std::numeric_limits<float>::infinity();  // SelectorQuery::range
-  // [layers] those that choose for the layers after them; empty where the strategy has none
+  // [layers] layers that select for those after them; empty for other strategies.
   std::vector<bool> filter;
   FilterWindow filter_window = FilterWindow::last;
   CompareLevel compare = CompareLevel::none;
-  uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0 where the strategy has its own
+  uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0: the strategy's default
   float coverage = 0;          // SelectorQuery::coverage
   bool certify = false;        // ReadCounts::certificate
-  bool together = false;       // the tokens of a step choose together (a question's)
-  bool by_blocks = false;      // neighbouring queries of a step choose together (sparse prefill),
-  uint64_t recent_tokens = 0;  // and read so many sealed tokens before the step whatever is chosen
+  bool together = false;       // the tokens of a step select as one (of a question)
+  bool by_blocks = false;      // neighbouring queries of a step select as one (sparse prefill)
+  uint64_t recent_tokens = 0;  // sealed tokens before the step that sparse prefill always attends
   uint32_t search_breadth = 0;
   BudgetSchedule schedule = BudgetSchedule::uniform;
   const char* why = "";  // constant text
@@ -84,27 +84,26 @@ struct Plan {
   bool is_filter(uint32_t layer) const { return !filter.empty() && filter[layer]; }
 };
 
-// For a model of so many layers whose store has a bound for each block of block_tokens.
+// Checks for a model with `layers` layers whose store has bounds per block of block_tokens.
 // Code::bad_argument names the option.
 Status check_select_options(const SelectOptions& options, uint32_t layers, uint32_t block_tokens);
 
 Status check_read_options(const ReadOptions& options);
-// The strategies that it takes, for people.
+// The strategies for prefill, for messages.
 std::string read_strategy_names();
 
-// How many filter layers `filter-layers` has where the caller names none: OmniKV's three, fewer in
-// a model of less than 24 layers.
+// The default number of filter layers: OmniKV's three, fewer in a model of less than 24 layers.
 uint32_t default_filter_count(uint32_t layers);
 
-// For `sealed` tokens behind the window. errors: [layers] how far each layer's attention was from
-// the exact one when the document was read (ForwardStep::errors), or empty. The dense layers are
-// those with the largest errors, or the first ones (as Quest has them) where nothing was measured;
-// of `filter-layers` those up to the first filter layer, the filter layers, and the layer after
-// each (OmniKV, ICLR 2025, section 4). Pure: the same input gives the same plan.
+// The plan for `sealed` tokens behind the window. errors: [layers] the distance of each layer's
+// attention from the exact one, measured in prefill (ForwardStep::errors), or empty. The dense
+// layers are those with the largest errors, or the first ones (as in Quest) without measurements.
+// Those of `filter-layers` are the layers up to the first filter layer, the filter layers, and the
+// layer after each (OmniKV, ICLR 2025, section 4). Pure: the same input gives the same plan.
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
                std::span<const float> errors);
 
-// The same for a step of a document's prefill. strategy null: exact.
+// The plan for a step of prefill. strategy null: exact.
 Plan make_read_plan(const ReadOptions& options, uint64_t sealed, uint32_t layers);
 
 // The coverage of `bounded` and the alpha of `dipr` where the caller sets none.

@@ -1,13 +1,13 @@
-// `quest`: the blocks whose upper bound of q . k is largest (Quest, arXiv 2406.10774, section 3.3,
+// `quest`: the blocks with the largest upper bounds of q . k (Quest, arXiv 2406.10774, section 3.3,
 // algorithm 1).
 //
-// A block is 16 tokens, the paper's page, or as many as the caller asks to be chosen together (the
-// paper's figure 9 has 16 to 64). Its bound is sum over channels of max(q * min, q * max), from
-// int8 minima and maxima rounded outwards. The query heads of a group either choose a list each, as
-// the paper does for multi-head attention, or share one: then a block counts with the sum over
-// heads of the share of attention that it would have if all its tokens reached the bound. A larger
-// block has the largest bound of its parts: never looser than the bound from the minima and maxima
-// over all its tokens, and from the same summaries.
+// A block is 16 tokens, the paper's page, or unit_tokens (the paper's figure 9 has 16 to 64). Its
+// bound is the sum over channels of max(q * min, q * max), from int8 minima and maxima rounded
+// outwards. The query heads of a group have a list each, as in the paper for multi-head attention,
+// or share one. A block of a shared list counts with the sum over heads of the share of attention
+// that it would have if all its tokens reached the bound. A larger block has the largest bound of
+// its parts: from the same summaries, and never looser than the bound from the minima and maxima
+// over all its tokens.
 #include <algorithm>
 
 #include "select/blocks.h"
@@ -63,7 +63,7 @@ class QuestSelector final : public Selector {
     const uint32_t block_tokens = query.pages.shape().page.block_tokens;
     return std::max(query.unit_tokens, block_tokens) / block_tokens;
   }
-  // What is chosen or not, from the page on that may be.
+  // The units that may be selected, from the page of first_page on.
   static BlockRange units_of(const SelectorQuery& query) {
     const PageShape& shape = query.pages.shape().page;
     const uint32_t parts = unit_blocks(query), blocks = query.pages.pages() * shape.page_blocks(),
@@ -71,7 +71,7 @@ class QuestSelector final : public Selector {
     return {parts * shape.block_tokens, first / parts, (blocks + parts - 1) / parts,
             query.pages.extents() * shape.extent_blocks(), query.first_row};
   }
-  // The query's rows of the scores, of units.
+  // The query's rows of scores, per unit.
   static float* merge_rows(const SelectorQuery& query, const BlockRange& range,
                            SelectorScratch* scratch) {
     const PageShape& shape = query.pages.shape().page;
@@ -83,7 +83,7 @@ class QuestSelector final : public Selector {
     return scores;
   }
 
-  // Scores of the small blocks first .. end - 1 to those of blocks of `parts` of them, in place.
+  // Reduces the scores of blocks first .. end - 1 to those of units of `parts` blocks, in place.
   static void merge_parts(uint32_t parts, uint32_t first, uint32_t end, float* scores) {
     for (uint32_t i = first; i < end; ++i)
       scores[i / parts] =

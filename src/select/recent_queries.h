@@ -1,9 +1,8 @@
-// The newest queries of every layer, as attention asked them, for strategies that choose by what
-// was asked lately. They belong to a sequence: shared with a fork until the one or the other goes
-// on, saved, taken back with its tokens.
+// The newest queries of every layer, for strategies that select by recent queries. They belong to a
+// sequence: shared with a fork until one of the two continues, saved, and rewound with its tokens.
 //
-// A step is prepare(), write(layer, ...) for every layer, commit(); until then nothing is visible.
-// Threads: const functions may run together.
+// A step is prepare(), write(layer, ...) for every layer, commit(); nothing is visible before
+// commit(). Threads: const functions may be called at once.
 #pragma once
 
 #include <algorithm>
@@ -20,49 +19,48 @@ namespace kvasir {
 
 class RecentQueries {
  public:
-  // tokens: the observation window of SnapKV, twice that of OmniKV
+  // Tokens: the observation window of SnapKV, twice that of OmniKV.
   static constexpr uint32_t capacity = 32;
-  // of a query that was not attended: it has a share in nothing
+  // The lse of a query that was not attended: its shares are 0.
   static constexpr float no_total = 1e30f;
 
   RecentQueries() = default;
   RecentQueries(uint32_t layers, uint32_t heads, uint32_t head_dim)
       : layers_(layers), heads_(heads), head_dim_(head_dim) {}
-  uint32_t count() const { return count_; }  // those of tokens end() - count() .. end() - 1
+  uint32_t count() const { return count_; }  // tokens end() - count() .. end() - 1
   uint64_t end() const { return end_; }
   uint64_t begin() const { return end_ - count_; }
-  // Of the token at this position: [heads][head_dim] after RoPE, not scaled.
+  // The query of the token at this position: [heads][head_dim] after RoPE, not scaled.
   const float* query(uint32_t layer, uint64_t position) const {
     return rows_.get() + at(layer, position);
   }
-  // [heads] ln of the sum of e^score over all that the query attended, scores scaled and keys
-  // centred: e^(score - total) is a share. Or no_total.
-  const float* totals(uint32_t layer, uint64_t position) const {
+  // [heads] ln of the sum of e^score over all tokens that the query attended, scores scaled and
+  // keys centred: e^(score - lse) is a share. Or no_total.
+  const float* lse(uint32_t layer, uint64_t position) const {
     return query(layer, position) + heads_ * head_dim_;
   }
 
-  // Room for a step of n tokens. Throws std::bad_alloc.
+  // Makes room for a step of n tokens. Throws std::bad_alloc.
   void prepare(uint32_t n) {
     if (n < capacity && !rows_) rows_ = make_rows(false);
     if (!pending_.rows || !is_sole(pending_.rows))
       pending_.rows = make_rows(n >= capacity || !is_sole(rows_));
   }
-  // The step's n tokens of one layer, of which the newest are kept: q [n][heads * head_dim], totals
-  // [n][heads].
-  void write(uint32_t layer, uint32_t n, const float* q, const float* totals, ThreadPool* pool) {
+  // Writes the newest of the step's n tokens of one layer: q [n][heads * head_dim], lse [n][heads].
+  void write(uint32_t layer, uint32_t n, const float* q, const float* lse, ThreadPool* pool) {
     const uint32_t kept = std::min(n, capacity);
     run_tasks(kept > 1 ? pool : nullptr, kept, [&](uint32_t task, uint32_t) {
       const uint32_t i = n - 1 - task;
       float* to = pending_row(layer, task);
       std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
-      std::copy_n(totals + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
+      std::copy_n(lse + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
   }
-  // The step's tokens were `first` to first + n - 1; what was known of `first` and later is
-  // replaced.
+  // Makes the step visible: its tokens are `first` to first + n - 1, and replace those from `first`
+  // on.
   void commit(uint64_t first, uint32_t n, ThreadPool* pool) {
     rewind(first);
-    if (end_ != first) count_ = 0;  // tokens in between were not seen
+    if (end_ != first) count_ = 0;  // tokens in between are unknown
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
     if (n < capacity && is_sole(rows_)) {
@@ -71,8 +69,8 @@ class RecentQueries {
           std::copy_n(pending_row(l, i), width(), rows_.get() + at(l, end_ - 1 - i));
       return;
     }
-    // They are as the step has written them; of older ones, which a copy of the sequence has too,
-    // those that stay are put behind them.
+    // The step has written them in their order. Older tokens that stay, which a copy of the
+    // sequence may share, are copied behind them.
     run_tasks(pool, n < count_ ? layers_ : 0, [&](uint32_t l, uint32_t) {
       for (uint32_t i = n; i < count_; ++i)
         std::copy_n(query(l, end_ - 1 - i), width(), pending_row(l, i));
@@ -80,8 +78,8 @@ class RecentQueries {
     rows_.swap(pending_.rows);
     newest_ = end_ - 1;
   }
-  // For a store that begins to centre its keys after these queries were written: totals become
-  // those of centred keys. centre: [layers][kv_heads][dim].
+  // Adapts lse to centred keys, for a store that begins to centre its keys after these queries were
+  // written. centre: [layers][kv_heads][dim].
   void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
     for (uint32_t l = 0; l < layers_; ++l)
@@ -94,8 +92,8 @@ class RecentQueries {
           rows_.get()[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
         }
   }
-  // Adds q q^T of all queries to one KV head to moment: [dim][dim], dim at least head_dim and as
-  // pages have it. Throws std::bad_alloc.
+  // Adds q q^T of all queries of one KV head to moment: [dim][dim], dim padded as in pages. Throws
+  // std::bad_alloc.
   void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads,
                   uint32_t dim, double* moment) const {
     if (count_ == 0) return;
@@ -107,15 +105,15 @@ class RecentQueries {
         std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
     kvasir::add_moment(kernels, rows.data(), count_ * group, dim, product.data(), moment);
   }
-  // Forgets the tokens from this position on.
+  // Drops the tokens from this position on.
   void rewind(uint64_t tokens) {
     if (tokens >= end_) return;
     count_ -= static_cast<uint32_t>(std::min<uint64_t>(count_, end_ - tokens));
     end_ = tokens;
   }
 
-  // Persistence: f32 [layers][count][heads * (head_dim + 1)], each token's queries, then its
-  // totals.
+  // Persistence: f32 [layers][count][heads * (head_dim + 1)], the queries of each token, then its
+  // lse.
   std::size_t token_floats() const { return std::size_t{layers_} * width(); }
   Array<float> floats() const {
     Array<float> out;
@@ -125,16 +123,15 @@ class RecentQueries {
         out.insert(out.end(), query(l, p), query(l, p) + width());
     return out;
   }
-  // For a sequence of `tokens` tokens, of which the newest `count` are known, at most capacity and
-  // at most `tokens`: room for what was saved, which the caller puts there row by row before
-  // anything else is done.
+  // Room for saved rows of a sequence of `tokens` tokens, of which the newest `count` are known, at
+  // most capacity and at most `tokens`. The caller fills them row by row before any other call.
   void restore(uint32_t count, uint64_t tokens) {
     rows_ = make_rows(true);
     end_ = tokens;
     count_ = count;
   }
   uint64_t saved_rows() const { return uint64_t{layers_} * count_; }
-  std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }  // floats of a row
+  std::size_t width() const { return std::size_t{heads_} * (head_dim_ + 1); }  // floats per row
   float* saved_row(uint64_t i) {
     return rows_.get() + at(static_cast<uint32_t>(i / count_), begin() + i % count_);
   }
@@ -155,21 +152,21 @@ class RecentQueries {
     return rows;
   }
 
-  // Of the object, not of what it knows: stays with it.
+  // Belongs to the object and is not copied.
   struct Pending {
     Pending() = default;
     Pending(const Pending&) {}
-    Pending& operator=(const Pending&) { return *this; }  // NOLINT: nothing is assigned
+    Pending& operator=(const Pending&) { return *this; }  // NOLINT: deliberately empty
     std::shared_ptr<float[]> rows;
   };
 
   uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
   uint32_t count_ = 0;
   uint64_t end_ = 0;
-  uint64_t newest_ = 0;  // a position whose queries come first
-  // [layers][capacity, newest first, from newest_ on in a circle][heads * (head_dim + 1)]
+  uint64_t newest_ = 0;  // position of the first row
+  // [layers][capacity, newest first, a ring that begins at newest_][heads * (head_dim + 1)]
   std::shared_ptr<float[]> rows_;
-  // [layers][capacity, newest first][heads * (head_dim + 1)] of the step that runs
+  // [layers][capacity, newest first][heads * (head_dim + 1)] of the current step.
   Pending pending_;
 };
 

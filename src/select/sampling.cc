@@ -9,8 +9,9 @@
 namespace kvasir {
 namespace {
 
-constexpr int max_steps = 24;             // of Newton's; a handful is the rule
-constexpr double near_enough = 1 + 1e-3;  // a threshold: its precision costs no bias
+constexpr int max_steps = 24;  // of Newton's method; a handful is usual
+// relative precision of a threshold; an inexact one adds no bias
+constexpr double near_enough = 1 + 1e-3;
 
 }  // namespace
 
@@ -29,18 +30,19 @@ SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads) {
 float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
                        const SampleSize& size) {
   if (n <= size.least) return 0;
-  constexpr double lowest = std::numeric_limits<float>::min();  // what has no share is not read
+  // quads without a share are not read
+  constexpr double lowest = std::numeric_limits<float>::min();
   const auto sums_at = [&](double t) {
     return kernels.sum_shares(shares, n, static_cast<float>(t));
   };
   const ShareSums all = sums_at(std::numeric_limits<float>::max());
   if (!(all.below > 0) || size.most == 0) return std::numeric_limits<float>::max();
-  // Convex in t and made of straight pieces: from the right, each tangent meets the variance nearer
-  // to where the sum does.
+  // The variance is convex and piecewise linear in t. From the right, each tangent meets the target
+  // closer to the solution.
   double t = (size.variance + all.squares) / all.below;
   ShareSums at = sums_at(t);
   const auto expected = [&] { return at.at_least + (t > 0 ? at.below / t : 0); };
-  // a lower one reads more
+  // A lower threshold reads more.
   for (int i = 0; i < max_steps && at.below > 0 && expected() <= size.most; ++i) {
     const double next = (size.variance + at.squares) / at.below;
     const bool last = next * near_enough >= t;
@@ -50,7 +52,7 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
   }
   const double found = expected();
   if (found >= size.least && found <= size.most) return static_cast<float>(std::max(t, lowest));
-  // The number is concave in 1 / t, and is wanted in the same way.
+  // The number of quads is concave in 1 / t; its target is found in the same way.
   const double count = found > size.most ? size.most : size.least;
   t = all.below / count;
   for (int i = 0; i < max_steps; ++i) {

@@ -9,7 +9,7 @@ namespace kvasir {
 constexpr StrategyInfo strategies[] = {
     {"full", UINT32_MAX, 1.0, 0, nullptr},
     {"window", 0, 0.0, 0, make_window_selector, StrategyInfo::reads_blocks},
-    // Two dense layers and 2048 of 32K and more tokens: Quest, arXiv 2406.10774, section 4.1. The
+    // Two dense layers, and 2048 tokens of 32K and more: Quest, arXiv 2406.10774, section 4.1. The
     // floor keeps short documents exact enough.
     {"quest", 2, 0.02, 512, make_quest_selector,
      StrategyInfo::takes_unit | StrategyInfo::reads_blocks | StrategyInfo::scans |
@@ -18,8 +18,8 @@ constexpr StrategyInfo strategies[] = {
      StrategyInfo::reads_blocks | StrategyInfo::reads_keys | StrategyInfo::compares_near},
     {"dipr", 0, 0.1, 1024, make_dipr_selector,
      StrategyInfo::takes_alpha | StrategyInfo::reads_keys | StrategyInfo::compares_near},
-    // By its coverage it reads 1.8% of 128K tokens of a book where questions are answered: between
-    // a quarter and four times this (make_plan()).
+    // With its coverage it reads 1.8% of 128K tokens of a book for questions, between a quarter of
+    // this budget and four times it (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
          StrategyInfo::takes_coverage | StrategyInfo::scans | StrategyInfo::reads_blocks |
@@ -33,8 +33,8 @@ constexpr StrategyInfo strategies[] = {
      IndexKind::ood},
     {"ivf", 0, 0.02, 512, make_ivf_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near,
      IndexKind::ivf},
-    // The share of tokens is that of its authors' example configuration. Its dense layers follow
-    // from its filter layers.
+    // The fraction of the authors' example configuration. Its dense layers follow from its filter
+    // layers.
     {"filter-layers", 0, 0.067, 512, make_filter_layers_selector,
      StrategyInfo::filters | StrategyInfo::reads_blocks},
     {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},
@@ -87,7 +87,7 @@ Scanned Selector::sum_shares(const SelectorQuery& query, SelectorScratch* scratc
 
 void Selector::choose_by_sums(const SelectorQuery& query, const Array<float>& sums,
                               SelectorScratch* scratch, Selection* out) const {
-  // Never made shorter: what an array grows by is cleared, and the next scan wants all of it again.
+  // never shrinks: growth clears, and the next scan needs all of it
   scratch->scores.resize(std::max(scratch->scores.size(), sums.size()));
   std::copy(sums.begin(), sums.end(), scratch->scores.begin());
   choose_together(query, scratch, out);

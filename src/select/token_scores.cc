@@ -20,7 +20,7 @@ const QueryRows& TokenQueries::set(const float* q, uint32_t group) {
 }
 
 void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer, uint32_t heads,
-                 const float* q, const float* totals, uint64_t begin, uint64_t end, float* best) {
+                 const float* q, const float* lse, uint64_t begin, uint64_t end, float* best) {
   const PageShape& shape = pages.shape().page;
   const uint32_t kv_heads = pages.shape().kv_heads, group = heads / kv_heads,
                  page_tokens = shape.page_tokens;
@@ -40,7 +40,7 @@ void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer,
       for (uint32_t r = 0; r < group; ++r)
         for (uint32_t t = 0; t < n; ++t)
           best[at - begin + t] =
-              std::max(best[at - begin + t], scores[r * stride + t] - totals[h * group + r]);
+              std::max(best[at - begin + t], scores[r * stride + t] - lse[h * group + r]);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Exact scores of the store's tokens from their int8 keys, for strategies that choose tokens.
+// Exact scores of the store's tokens from their int8 keys, for strategies that select tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace kvasir {
 
-// The queries of one token for one KV head, [group][head_dim] as attention has them, scaled and
-// quantised for the store.
+// The queries of one token for one KV head, [group][head_dim], scaled and quantised for the store.
 class TokenQueries {
  public:
   TokenQueries(const Kernels& kernels, const PageShape& shape) : kernels_(kernels), shape_(shape) {}
@@ -24,11 +23,10 @@ class TokenQueries {
   Array<int8_t> q8_;
 };
 
-// Into best[0 .. end - begin), of the tokens begin .. end - 1 of the store: the largest over all
-// query heads of score - totals[head], which is ln of the share of its attention that the head
-// gives to the token. q: [heads][head_dim] of one token, totals: [heads]. begin and end are
-// multiples of a page. The pages of the layer have been verified.
+// Writes best[0 .. end - begin) for the tokens begin .. end - 1 of the store: the largest score -
+// lse[head] over all query heads, ln of the head's share of attention. q: [heads][head_dim] of one
+// token, lse: [heads]. begin and end are multiples of a page. The pages of the layer are verified.
 void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer, uint32_t heads,
-                 const float* q, const float* totals, uint64_t begin, uint64_t end, float* best);
+                 const float* q, const float* lse, uint64_t begin, uint64_t end, float* best);
 
 }  // namespace kvasir

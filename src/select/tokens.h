@@ -1,12 +1,12 @@
-// What strategies share that choose single tokens by their exact scores.
+// Helpers for strategies that select single tokens by their exact scores.
 #pragma once
 
 #include "select/selector.h"
 
 namespace kvasir {
 
-// The exact score of every sealed token from first_page on, to scratch->scores: [rows][pages *
-// page_tokens], those of earlier pages left as they are.
+// Writes the exact score of every sealed token from first_page on to scratch->scores: [rows][pages
+// * page_tokens]; those of earlier pages are unchanged.
 Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch);
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// `window`: sinks and the newest tokens only (StreamingLLM, arXiv 2309.17453, section 3.2). Reads
+// `window`: sinks and the newest tokens only (StreamingLLM, arXiv 2309.17453, section 3.2). Selects
 // no page.
 #include "select/blocks.h"
 

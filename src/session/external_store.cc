@@ -101,7 +101,7 @@ Status ExternalStore::resolve(BareOptions* o) {
   if (o->threads > max_threads)
     return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
                          max_threads);
-  if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
+  if (o->threads == 0) o->threads = std::min(os::cpu_count(), max_threads);
   if (o->window == 0) o->window = 64;
   if (o->window > max_window)
     return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,

@@ -40,7 +40,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->threads > max_threads)
     return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
                          max_threads);
-  if (o->threads == 0) o->threads = std::min(os::processor_count(), max_threads);
+  if (o->threads == 0) o->threads = std::min(os::cpu_count(), max_threads);
   if (o->prefill_chunk > max_chunk)
     return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk,
                          max_chunk);

@@ -9,18 +9,18 @@
 namespace kvasir {
 namespace {
 
-// beside the diagonal, of the trace: the matrix is in float
+// Off-diagonal elements, relative to the trace, that count as zero: the matrix is in float.
 constexpr double negligible = 1e-9;
-constexpr uint32_t max_steps = 60;  // of a value: two or three are usual
+constexpr uint32_t max_steps = 60;  // per value: two or three are usual
 
-// Of rows `row` and row + 1.
+// A rotation of rows `row` and row + 1.
 struct Rotation {
   uint32_t row;
   float c, s;
 };
 
-// The sum of a[i] b[i] in as many parts as vectors have room for. These loops are one each, and not
-// where they are called: with what vectors leave over they are large.
+// The sum of a[i] b[i] in several parts for vectors. Not inlined: with its remainder the loop is
+// large.
 [[gnu::noinline]] float dot(const float* a, const float* b, uint32_t n) {
   constexpr uint32_t parts = 8;
   float sums[parts] = {};
@@ -49,13 +49,13 @@ struct Rotation {
   }
 }
 
-// a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T; v_k is left in row k, behind
-// the diagonal. T: diagonal, and beside it beside[i] at (i, i + 1).
+// a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T. Row k of a keeps v_k behind
+// the diagonal. T has the diagonal, and off-diagonal elements beside[i] at (i, i + 1).
 void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, float* beta) {
   std::vector<float> p(n);
   double trace = 0;
   for (uint32_t k = 0; k < n; ++k) trace += std::fabs(static_cast<double>(a[k * n + k]));
-  // of squares: a reflection of what is left by rounding has no direction
+  // Bound of squares: a reflection of a rounding error has no direction.
   const double nothing = negligible * trace * (negligible * trace);
   for (uint32_t k = 0; k < n; ++k) {
     diagonal[k] = static_cast<double>(a[k * n + k]);
@@ -85,8 +85,8 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
   }
 }
 
-// Implicit QL steps, which leave the eigenvalues in the diagonal and are T = G_0 G_1 ... D ...
-// G_1^T G_0^T.
+// Implicit QL steps. They leave the eigenvalues in the diagonal. T = G_0 G_1 ... D ... G_1^T G_0^T
+// for the returned rotations.
 std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside) {
   std::vector<Rotation> rotations;
   rotations.reserve(std::size_t{n} * n);
@@ -143,7 +143,7 @@ void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
     u[static_cast<std::size_t>(largest - diagonal.begin()) * m + j] = 1;
     (*values)[j] = std::exchange(*largest, -HUGE_VAL);
   }
-  // of the wanted vectors alone, from the last one back
+  // Applies them only to the requested vectors, the last rotation first.
   for (std::size_t at = rotations.size(); at-- > 0;) {
     const Rotation r = rotations[at];
     rotate(r.c, r.s, m, u + std::size_t{r.row} * m, u + (std::size_t{r.row} + 1) * m);

@@ -7,9 +7,9 @@
 namespace kvasir {
 
 // The m leading eigenvectors, largest eigenvalue first, of a symmetric matrix a [n][n] of finite
-// numbers, which is used up: by Householder's tridiagonal form and implicit QL steps (Golub and Van
-// Loan, Matrix Computations, sections 8.3.1 and 8.3.3). They are orthonormal whatever the
-// eigenvalues are. vectors: [n][m], as columns; values: [m]. Throws std::bad_alloc.
+// numbers, which is overwritten. Householder's tridiagonal form and implicit QL steps (Golub and
+// Van Loan, Matrix Computations, sections 8.3.1 and 8.3.3). The vectors are orthonormal for any
+// eigenvalues. vectors: [n][m], as columns; values: [m]. Throws std::bad_alloc.
 void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
                           std::vector<float>* vectors, std::vector<double>* values);
 

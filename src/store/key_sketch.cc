@@ -21,14 +21,14 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint32_t sampled_tokens = 4096;  // of a head, for the second moment of its keys;
-constexpr uint32_t summed_tokens = 256;    // of them in float, and these sums in double
+constexpr uint32_t sampled_tokens = 4096;  // tokens of a head for the second moment of its keys
+constexpr uint32_t summed_tokens = 256;    // tokens summed in float; these sums are added in double
 constexpr uint64_t section_page = 4096;
-constexpr double known_queries = 0.5;  // their share in the second moment of queries
-// Power of a coordinate's variance: of 1/4, 1/3, 3/8 and 1/2, which makes keys vary alike in all,
-// it left the least error.
+constexpr double known_queries = 0.5;  // their part of the second moment of queries
+// Exponent of a coordinate's variance. Of 1/4, 1/3, 3/8 and 1/2 (which makes keys vary alike in all
+// coordinates) it left the least error.
 constexpr double scaled_by = 1.0 / 3;
-// of a coordinate, of the largest one's: what is smaller is not made larger
+// Relative to the largest variance; coordinates below it are not enlarged.
 constexpr double min_variance = 1e-6;
 
 using Square = std::vector<double>;  // [n][n]
@@ -42,10 +42,10 @@ double dot(const double* a, const double* b, uint32_t n) {
 double trace_of(const Square& a, uint32_t n) {
   double trace = 0;
   for (uint32_t i = 0; i < n; ++i) trace += a[i * n + i];
-  return trace > 0 && trace < 1e300 ? trace : 0;  // by NaN or infinity it is none
+  return trace > 0 && trace < 1e300 ? trace : 0;  // also for NaN and infinity
 }
 
-// The lower L of L L^T = a, in its place, zeros above.
+// Replaces a by the lower L of L L^T = a, with zeros above.
 void factor(Square& a, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     double* row = a.data() + std::size_t{i} * n;
@@ -56,20 +56,19 @@ void factor(Square& a, uint32_t n) {
   }
 }
 
-// What the bases of a head are found by; a thread's.
+// Scratch memory for finding the bases of a head, per thread.
 struct Workspace {
   Workspace(uint32_t n, uint32_t m)
       : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()),
         product(keys.size()), moment(keys.size()), base(std::size_t{n} * m),
         directions(std::size_t{n} * m), below(m), variances(m) {}
-  Square keys, queries;                           // second moments, [n][n]; then L in the latter
+  Square keys, queries;                           // second moments, [n][n]; `queries` then holds L
   std::vector<float> scaled, l, product, moment;  // [n][n]
   std::vector<float> base, directions;            // [n][m]
   std::vector<double> below, variances;           // [m]
 };
 
-// A and B of one head, [n][m], from the second moments of its keys and its queries; see the top of
-// key_sketch.h.
+// A and B of one head, [n][m], from the second moments of its keys and queries; see key_sketch.h.
 void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis,
                 float* query_basis) {
   const double asked = trace_of(w->queries, n), there = trace_of(w->keys, n),
@@ -96,7 +95,7 @@ void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, fl
     for (uint32_t j = 0; j < m; ++j)
       key_basis[i * m + j] =
           static_cast<float>(static_cast<double>(w->base[i * m + j]) / scales[j]);
-  for (uint32_t i = n; i-- > 0;) {  // L^-T W, from the last row up, over W
+  for (uint32_t i = n; i-- > 0;) {  // L^-T W, from the last row up, in place of W
     std::fill(w->below.begin(), w->below.end(), 0.0);
     for (uint32_t k = i + 1; k < n; ++k) {
       const float* row = w->directions.data() + std::size_t{k} * m;
@@ -111,7 +110,7 @@ void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, fl
   }
 }
 
-// Zeroes what page p of an extent takes, of all heads; the layout is page.h's.
+// Zeroes page p of an extent for all heads; page.h has the layout.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
   const PageShape& page = shape.page;
   const std::size_t lines = std::size_t{quad_tokens} * page.sketch_dim() / 8,
@@ -157,7 +156,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
       static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
   struct Scratch {
     Workspace work;
-    Array<float> rows, values;  // [summed_tokens][dim]; of a page
+    Array<float> rows, values;  // [summed_tokens][dim]; then of a page
   };
   std::vector<std::unique_ptr<Scratch>> scratch(pool->threads());
   for (std::unique_ptr<Scratch>& s : scratch)
@@ -178,7 +177,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
         intact = false;
         return;
       }
-      // The sinks' keys are outliers that no selector is asked about.
+      // The keys of the sinks are outliers that are never selected.
       if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
       const PageRef ref = pages.page(layer, head, p);
       kernels.unseal_page(shape_.page, ref.data, ref.scales,
@@ -209,7 +208,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
 
 Status KeySketch::reserve(uint32_t pages) {
   if (!built() || pages <= pages_) return {};
-  const uint32_t last = pages_ / extent_pages;  // the extent that the next page goes to
+  const uint32_t last = pages_ / extent_pages;  // the extent of the next page
   extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
   if (last < extents_.size() && !(extents_[last].memory && is_sole(extents_[last].memory))) {
     Extent copy = new_extent();
@@ -307,13 +306,13 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
   std::memcpy(floats, counts, sizeof counts);
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   Array<int8_t> last;
-  // a step that came to nothing may have made room for more
+  // A failed step may have made room for more.
   for (std::size_t e = 0; e < ceil_div(pages_, extent_pages); ++e) {
     for (uint32_t at = 0; at < shape_.heads_total(); ++at)
       if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, static_cast<uint32_t>(e)))
         return damaged();
     const bool whole = (e + 1) * extent_pages <= pages_;
-    if (!whole) {  // after a step back it still holds what was taken back
+    if (!whole) {  // after a rewind it still has the rewound pages
       last.assign(extents_[e].data, extents_[e].data + extent_bytes());
       for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p)
         clear_page(shape_, p, last.data());

@@ -13,12 +13,11 @@
 
 namespace kvasir {
 
-constexpr uint32_t capacity_step = 64;  // rows: a decode grows the window seldom
-// that a window which is moved or loaded has room for beside a page: a question's and a short
-// answer's
+constexpr uint32_t capacity_step = 64;  // rows, so that decode seldom grows the window
+// Room beyond a page of a window that is moved or loaded: for a question and a short answer.
 constexpr uint32_t spare_rows = 96;
-// bytes a page of a head, in the table of those that are in memory: four, half as many more where
-// it grows
+// Bytes per page and head in the table of cached pages: four, and half as many again where it
+// grows.
 constexpr uint64_t table_entry = 6;
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
@@ -45,8 +44,8 @@ KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
   return {k, k + size};
 }
 
-// Rows that a window is given room for which needs so many now. A text's goes on, and is given what
-// it will need: each time it is moved takes as long as a token. In full precision it only grows.
+// Rows of room for a window that needs `rows` now. During prefill it gets the room of the largest
+// step, because each move takes as long as a token. In full precision it only grows.
 uint32_t KvStore::capacity_for(uint32_t rows) const {
   const uint64_t page = shape().page.page_tokens;
   uint64_t wanted = std::max(rows, window_count_);
@@ -57,7 +56,7 @@ uint32_t KvStore::capacity_for(uint32_t rows) const {
     wanted =
         std::max<uint64_t>(wanted, capacity_ > 0 ? uint64_t{capacity_} * 3 / 2
                                                  : rows + (window_count_ > 0 ? spare_rows : 0));
-  // min_bytes()
+  // See min_bytes().
   if (budget_.bytes)
     wanted = std::max<uint64_t>(
         rows,
@@ -65,17 +64,17 @@ uint32_t KvStore::capacity_for(uint32_t rows) const {
   return static_cast<uint32_t>(round_up(wanted, capacity_step));
 }
 
-// A large window is written by all threads, and all of it in time.
+// All threads write a large window, and all of it will be written.
 static std::shared_ptr<float[]> make_rows(std::size_t floats) {
   std::shared_ptr<float[]> rows = make_buffer<float>(floats);
   os::prefer_huge_pages(rows.get(), floats * sizeof(float));
   return rows;
 }
 
-// So many rows that may be written to behind those that are committed, and these too where the step
-// alters them. They are moved to the buffer's beginning, to a larger one, or to one that no copy of
-// the sequence has; the old one stays until the new one is complete. In full precision it may have
-// gigabytes: a cancel is seen between two planes of a copy.
+// Provides `rows` writable rows behind the committed ones; `alters`: the committed ones are
+// writable too. Moves them to the beginning of the buffer, to a larger one, or to one without
+// copies of the sequence. The old buffer stays until the new one is complete. In full precision it
+// may have gigabytes, so a cancellation is tested between two planes of a copy.
 Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel) {
   const bool sole = is_sole(window_);
   appends_.here = sole || (appends_.here && !alters);
@@ -121,7 +120,7 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   const uint64_t rows =
       2 * heads * (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) *
       page.dim * sizeof(float);
-  // that a step fills, the first one in part before it
+  // Slabs that a step fills; the first one may be partly full before it.
   const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
          indexes_.private_bytes() + sketch_.basis_bytes() +
@@ -145,8 +144,8 @@ Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Ca
   return keep_within_budget(tokens, 0, 0, cancel);
 }
 
-// What there is beside the least is for chosen pages of files, and a quarter of it for slabs that
-// are full: they are spilled a few together. While nothing is in a file all of it is for slabs.
+// The budget beyond the minimum is for selected pages of files, and a quarter of it for full slabs,
+// which are spilled a few at a time. While nothing is in a file, all of it is for slabs.
 Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step,
                                    const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
@@ -166,8 +165,8 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ ||
       limit / 2 > cache_limit_) {
-    cache_limit_ = limit - limit / 8;  // some room to shrink: a new limit forgets what was kept
-    // of its pages; their scales and the table of them take up to a fifteenth as much
+    cache_limit_ = limit - limit / 8;  // room to shrink: a new limit empties the cache
+    // The scales of cached pages, and their table, take up to a fifteenth as much.
     pages_.set_cache_limit(cache_limit_ - cache_limit_ / 16);
   }
   const bool fits =
@@ -193,8 +192,8 @@ Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
 Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
                              const Cancel* cancel) {
   if (Status s = keep_within_budget(tokens() + n, 0, n, cancel); !s.ok()) return s;
-  // A text's steps all have a window before them but the first, which makes the room for it: not
-  // for more than was read.
+  // All steps of a prefill but the first follow a window; the first makes the room for it, and not
+  // for more than the step has.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
   const uint32_t sealed = pages_after(window_count_ + n);
   const uint32_t kept =
@@ -232,7 +231,7 @@ Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernel
   try {
     s = sketch_.reserve(pages_.pages() + sealed);
   } catch (...) {
-    sketch_.clear();  // commit() may not find it without room
+    sketch_.clear();  // commit() must not fail without room
     throw;
   }
   if (!s.ok()) sketch_.clear();
@@ -289,12 +288,12 @@ void KvStore::pop() {
   window_stamp_ = new_stamp();
 }
 
-// The mean key of the window without the sinks, which are outliers; subtracted from every row that
-// the window holds.
+// The mean key of the window without the sinks, which are outliers. Subtracts it from every row of
+// the window.
 void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
   const uint32_t dim = shape().page.dim;
   const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
-  centre_.assign(shape().heads_total() * dim, 0.0f);  // room made in prepare()
+  centre_.assign(shape().heads_total() * dim, 0.0f);  // prepare() made the room
   pool->run(shape().heads_total(), [&](uint32_t at, uint32_t) {
     const uint32_t l = at / shape().kv_heads, h = at % shape().kv_heads;
     float* centre = centre_.data() + std::size_t{at} * dim;
@@ -314,7 +313,7 @@ void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
 void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t sealed = pages_after(window_count_ + n), heads = shape().kv_heads;
   if (sealed == 0 || centre_.empty()) return;
-  constexpr uint32_t together = 4;  // pages of a task
+  constexpr uint32_t together = 4;  // pages per task
   const auto tasks = static_cast<uint32_t>(ceil_div(sealed, together));
   const std::size_t page = std::size_t{shape().page.page_tokens} * shape().page.dim;
   pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
@@ -348,7 +347,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
       pages_.seal(kernels, l, h, first + p, window_row(l, h, 0, p * tokens),
                   window_row(l, h, 1, p * tokens));
   });
-  first_row_ += sealed * tokens;  // the rest stays where it is
+  first_row_ += sealed * tokens;  // the other rows stay in place
   window_count_ = count - sealed * tokens;
   pages_.commit(first + sealed);
   sketch_.append(pages_, kernels, pool);
@@ -371,7 +370,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
       return {};
     }
   }
-  // The window must hold window_tokens (or everything): reopen the pages that reach into it.
+  // The window must hold window_tokens, or everything: restores the pages that reach into it.
   const uint32_t page_tokens = shape().page.page_tokens, dim = shape().page.dim;
   const uint64_t begin = tokens > window_tokens_ ? (tokens - window_tokens_) / page_tokens : 0;
   const auto first = static_cast<uint32_t>(begin);
@@ -394,7 +393,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
         const PageRef page = pages_.page(l, h, p);
         float* k = shorter.window_row(l, h, 0, (p - first) * page_tokens);
         float* v = shorter.window_row(l, h, 1, (p - first) * page_tokens);
-        if (p == 0) {  // the sinks were kept in full
+        if (p == 0) {  // the sinks are in full precision
           std::copy_n(sinks(l, h).k, std::size_t{page_tokens} * dim, k);
           std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
         } else {
@@ -402,8 +401,8 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
         }
       }
       for (uint32_t which = 0; which < 2; ++which) {
-        // A file's scales are checked by nobody before: rows made from them would be saved, and
-        // refused when they are loaded.
+        // Nobody has checked a file's scales before. Rows made from bad ones would be saved, and
+        // refused when loaded.
         if (wrong_floats({shorter.window_row(l, h, which, 0), std::size_t{reopened} * dim}))
           return pages_.not_finite();
         std::copy_n(window_row(l, h, which, 0), std::size_t{kept} * dim,
@@ -415,7 +414,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   sketch_.truncate(first);
   representatives_.rewind(tokens);
   indexes_.truncate(sealed_tokens());
-  // they are made again when the first page is sealed; some of them may have been taken back
+  // Sealing the first page makes them again; some of their tokens may be rewound.
   if (first == 0) sinks_.reset();
   window_ = std::move(shorter.window_);
   capacity_ = shorter.capacity_;
@@ -442,7 +441,7 @@ void KvStore::cut(uint32_t pages) {
   window_stamp_ = new_stamp();
   if (pages > 0) return;
   sinks_stamp_ = new_stamp();
-  centre_.clear();  // the next text is another one: it gets its own
+  centre_.clear();  // the next text gets its own
   sinks_.reset();
 }
 

@@ -14,39 +14,38 @@ namespace {
 constexpr uint32_t no_slot = UINT32_MAX;
 constexpr uint64_t no_page = UINT64_MAX;
 
-// A part has at least this many heads, so that those that choose many pages find others that choose
-// few.
+// Heads of a part, at least: enough that some select many pages and others few.
 constexpr uint32_t part_heads = 16, max_parts = 16;
 
-// The cache's own limit is this share of the pages. With the summaries, which are in memory whole,
-// the document then takes less than 15% of its keys' and values' size. Measured over 130,000 tokens
-// of a book, a budget of 2048 tokens, the pages of a question's answer: with a share of 20 96% are
-// found (88% with 24, 97% with 16; 93% if each head had a share of its own), when all heads were
-// one part.
+// The default limit is one page in `share`. With the summaries, which are in memory as a whole, the
+// document then takes less than 15% of the size of its keys and values. Measured over 130,000
+// tokens of a book with a budget of 2048 tokens, with all heads in one part: pages of an answer
+// that were cached. 96% with 20, 88% with 24, 97% with 16; 93% when each head had slots of its own.
 constexpr uint64_t share = 22;
-// Where a step's pages do not fit 1.4 times, the next step finds few of them: larger budgets make
-// more room.
+// Slots for a step. With fewer than 1.4 times its pages the next step finds few of them cached, so
+// larger budgets make more room.
 constexpr uint64_t room_of_step(uint64_t pages) { return pages + pages * 2 / 5; }
 
 }  // namespace
 
-// A part's slots and the table of what is in them. One that is too small is left to those that hold
-// pages of it.
+// The slots of a part and their table. A room that became too small lives on for holds with its
+// pages.
 struct PageCache::Room {
   struct Slot {
-    uint64_t page = no_page;  // by its place in slot_of; none: empty, or being read
+    uint64_t page = no_page;  // index in slot_of; none: empty or being read
     uint32_t pins = 0;
-    bool used = false;  // found again since the hand passed
+    bool used = false;  // found since the clock hand passed
   };
 
-  const uint64_t pages;            // of a head, of which it can know
+  const uint64_t pages;            // of a head, at most
   const uint32_t capacity;         // slots
-  const uint32_t scales;           // of a page
-  std::mutex mutex;                // guards the rest but memory; never held while reading
-  Buffer<int8_t> memory;           // [capacity][page_bytes], touched where pages come
+  const uint32_t scales;           // per page
+  std::mutex mutex;                // guards the rest except memory; never held during a read
+  Buffer<int8_t> memory;           // [capacity][page_bytes], used as pages arrive
   Buffer<uint16_t> scales_memory;  // [capacity][scales]
-  Array<uint32_t> slot_of;  // [heads][pages] slot + 1, or 0; a list looks at one head's, some KiB
-  Array<Slot> slots;        // those that were ever taken
+  // [heads][pages] slot + 1, or 0; a list reads some KiB, those of one head
+  Array<uint32_t> slot_of;
+  Array<Slot> slots;  // that were ever in use
   uint32_t hand = 0;
 
   Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
@@ -67,7 +66,7 @@ struct PageCache::Room {
     if (scales) ref->scales = scales_of(slot);
   }
 
-  // The slot stays what it is while `held`, in which there is room, names it.
+  // Pins a slot: its content stays while `held`, which has room, names it.
   void pin(uint32_t slot, Array<uint32_t>* held) {
     ++slots[slot].pins;
     held->push_back(slot);
@@ -90,8 +89,8 @@ struct PageCache::Room {
     return no_slot;
   }
 
-  // Pins what is there of a head's pages, `head` counted within the part, and slots for what is
-  // missing as far as there are any and it is kept.
+  // Pins the cached pages of a head, `head` counted within the part, and slots for missing ones
+  // while slots are left and pages are to be kept.
   void look_up(uint32_t head, std::span<const uint32_t> numbers, bool keeps, PageRef* refs,
                Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
     const uint32_t* const its = slot_of.data() + head * pages;
@@ -114,7 +113,7 @@ struct PageCache::Room {
     }
   }
 
-  // From now on others find what was read. Where another thread was first, its page is used.
+  // Makes the pages that were read visible. Where another thread was first, uses its page.
   void publish(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
                Array<uint32_t>* held, const Array<PageHold::Missing>& missing) {
     const std::lock_guard lock(mutex);
@@ -154,7 +153,8 @@ void PageCache::set_limit(uint64_t bytes) {
   }
 }
 
-// By its heads, and all of them together in full: parts before it have those of the first ones.
+// Slots of a part by its number of heads; together the parts have all. Earlier parts have the heads
+// of lower numbers.
 uint64_t PageCache::slots_of(uint32_t part, uint64_t slots) const {
   const auto before = [&](uint64_t p) {
     return slots * (p * (heads_ / parts()) + std::min<uint64_t>(p, heads_ % parts())) / heads_;
@@ -162,8 +162,8 @@ uint64_t PageCache::slots_of(uint32_t part, uint64_t slots) const {
   return before(part + 1) - before(part);
 }
 
-// The room for a list of a head, made larger first where the last lists of its part's heads
-// together ask for it.
+// The room for a list of a head, replaced by a larger one when the last lists of the part's heads
+// need it.
 std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t list) {
   const uint32_t p = head % parts();
   Part& part = parts_[p];
@@ -175,14 +175,14 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
   uint64_t pages = source_->extents() * extent_pages, slots = limit / page_bytes;
   if (limit == by_itself) {
     slots = std::max(heads * pages / share, room_of_step(part.step));
-    // seldom: it begins empty
+    // Rare: the new room is empty.
     if (part.room && slots > part.room->capacity)
       slots = std::max<uint64_t>(slots, part.room->capacity + part.room->capacity / 4);
   } else {
     slots = slots_of(p, std::min(slots, heads_ * pages));
   }
   slots = std::min({slots, heads * pages, uint64_t{no_slot - 1}});
-  if (part.room && pages > part.room->pages) pages += pages / 2;  // a file that grows: seldom too
+  if (part.room && pages > part.room->pages) pages += pages / 2;  // the file grew: rare too
   if (!part.room || slots > part.room->capacity || pages > part.room->pages)
     part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots),
                                        static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
@@ -214,10 +214,9 @@ uint64_t PageCache::page_of(uint32_t head, uint32_t number) const {
   return (uint64_t{number} / extent_pages * heads_ + head) * extent_pages + number % extent_pages;
 }
 
-// Into the slots that were taken, or beside them. Adjacent pages lie one after the other in the
-// file. Announcing all of a list's pages to the system before the first is read
-// (POSIX_FADV_WILLNEED) was no faster: first answers over 130,000 tokens that no memory held, 174
-// ms with it, 149 without.
+// Reads into the slots, or into memory of the hold. Adjacent pages are contiguous in the file.
+// Announcing all pages of a list to the system before the first read (POSIX_FADV_WILLNEED) was not
+// faster: first answers over 130,000 uncached tokens took 174 ms with it and 149 ms without.
 Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
                                PageHold* hold) const {
   const Array<PageHold::Missing>& missing = hold->missing_;
@@ -248,8 +247,8 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
   return {};
 }
 
-// To where the references point. A block of the file has the scales of several pages: it is read
-// once for neighbours.
+// Reads the scales to where the references point. A block of the file has the scales of several
+// pages, so neighbours need one read.
 Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, const PageRef* refs,
                               const PageHold& hold) const {
   for (const PageHold::Missing& m : hold.missing_) {
@@ -291,7 +290,7 @@ PageCache::Counts PageCache::counts() const {
 }
 
 void PageHold::begin(std::shared_ptr<PageCache::Room> room, std::size_t pages) {
-  // those that were there or read and, where another thread was first, its own too
+  // Cached pages, pages read, and own pages where another thread was first.
   slots_.reserve(2 * pages);
   missing_.clear();
   missing_.reserve(pages);
@@ -305,7 +304,7 @@ void PageHold::release() {
   room_.reset();
 }
 
-// What was there goes first: never old and new together.
+// Frees the old memory first, so that the two never exist at once.
 void PageHold::make_room_beside(std::size_t pages, std::size_t scales) {
   if (pages <= room_beside_) return;
   room_beside_ = 0;

@@ -19,19 +19,18 @@ std::size_t StoreShape::extent_bytes() const {
   return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes();
 }
 
-// The arrays of extent e of every layer and head, one after the other: [layers][kv_heads][the
-// extent's array].
+// The arrays of extent e for every layer and head: [layers][kv_heads][the extent's array].
 struct PageStore::Slab {
   std::atomic<uint32_t> references{1};
-  std::atomic<uint32_t> kept{0};  // how many of these are a Lasting's
+  std::atomic<uint32_t> kept{0};  // references that a Lasting holds
   const int8_t* pages = nullptr;
   const uint16_t* scales = nullptr;
   const int8_t* bounds = nullptr;
-  void* memory = nullptr;                 // owned, when private
-  std::shared_ptr<const CacheFile> file;  // when mapped
-  std::shared_ptr<SpillFile> spill;       // when spilled, with
-  os::Mapping mapping;                    // its pages
-  uint32_t index = 0;                     // its extent in either file
+  void* memory = nullptr;                 // private: owned
+  std::shared_ptr<const CacheFile> file;  // mapped
+  std::shared_ptr<SpillFile> spill;       // spilled
+  os::Mapping mapping;                    // spilled: its pages
+  uint32_t index = 0;                     // number of the extent in either file
 
   ~Slab() {
     deallocate_pages(memory);
@@ -44,9 +43,9 @@ struct PageStore::Slab {
   }
 };
 
-// A counted reference. unique() acquires what the other owners did before they let go, so that
-// writing is safe. The stamp is here, not in the slab, because all of them are looked at for each
-// token: a slab changes only where there is one reference.
+// A counted reference. unique() acquires the writes that other owners made before they released it,
+// so that writing is safe. The stamp is here and not in the slab, because every token compares all
+// stamps; a slab changes only when it has one reference.
 class PageStore::SlabRef {
  public:
   explicit SlabRef(Slab* slab) : slab_(slab) {}
@@ -63,7 +62,7 @@ class PageStore::SlabRef {
   ~SlabRef() {
     if (slab_ && slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete slab_;
   }
-  // Of a slab that nobody else has yet. Afterwards its pages are in the file.
+  // For a slab without other references. Afterwards its pages are in the file.
   Status spill(const std::shared_ptr<SpillFile>& file, const int8_t* pages) {
     if (Status s = file->append(pages, &slab_->index); !s.ok()) return s;
     slab_->spill = file;
@@ -109,7 +108,7 @@ std::size_t array_bytes(const PageShape& page, SectionKind kind) {
   }
 }
 
-// Zeroes what page p takes of one head's array, whose layout is page.h's.
+// Zeroes page p in the array of one head; page.h has the layout.
 void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte* array) {
   const auto clear = [&](std::size_t at, std::size_t size) { std::memset(array + at, 0, size); };
   const std::size_t dim = shape.dim, word = sizeof(float);
@@ -206,7 +205,7 @@ Status PageStore::write(SectionKind kind,
       if (!s.ok()) return s;
       continue;
     }
-    // After a step back the pages that are not sealed still hold what was taken back.
+    // After a rewind, pages that are not sealed still have the rewound tokens.
     Array<std::byte> array(bytes);
     for (std::size_t head = 0; head < shape_.heads_total(); ++head) {
       std::memcpy(array.data(), static_cast<const std::byte*>(data) + head * bytes, bytes);
@@ -307,7 +306,7 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
     if (Status s = SpillFile::create(folder, pages_bytes(), reaper, &file); !s.ok()) return s;
-    // there is one where there is a file
+    // Exists whenever the file does.
     spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());
     spill_ = std::move(file);
   }
@@ -342,7 +341,7 @@ uint64_t PageStore::spilled_bytes() const {
 void PageStore::drop_resident_pages(uint32_t layer) const {
   const uint64_t size = PageShape::pages_bytes() * shape_.kv_heads, offset = layer * size;
   for (const SlabRef& slab : slabs_) {
-    if (slab.is_private()) return;  // those behind it are too
+    if (slab.is_private()) return;  // so are all later slabs
     drop_resident_pages(slab, offset, size);
   }
 }
@@ -409,8 +408,8 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   auto slab = std::make_unique<Slab>();
   slab->memory = kind == SlabKind::whole ? allocate_pages(size) : allocate_zeroed_pages(size);
   if (!slab->memory) throw std::bad_alloc();
-  // all of it is written; it is cleared twice as fast, and shared with a device, by whole huge
-  // pages
+  // All of it will be written. In huge pages it is cleared, and registered with a device, twice as
+  // fast.
   os::prefer_huge_pages(slab->memory, size);
   auto* at = static_cast<int8_t*>(slab->memory);
   if (pages) slab->pages = at;
@@ -421,7 +420,7 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   return SlabRef(slab.release());
 }
 
-// What is in a file is read past the mapping, of which it would be the only part that is touched.
+// Data of a file is read, not mapped: the mapping would be touched for nothing else.
 Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const {
   FirstFailure failure;
   for (SectionKind kind : sections) {
@@ -441,17 +440,17 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) con
 
 Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel) {
   if (pages <= pages_) return {};
-  const uint32_t last = pages_ / extent_pages;  // the slab that the next page goes to
+  const uint32_t last = pages_ / extent_pages;  // the slab of the next page
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab(SlabKind::whole);
     if (Status s = copy_slab(*slabs_[last], &copy, pool); !s.ok()) return s;
     slabs_[last] = std::move(copy);
   }
-  // what a truncation left
+  // Slabs left by truncate().
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
-  while (slabs_.size() < wanted) {  // what has been made when one cannot be is kept, and is clear
+  while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
     SlabRef slab = new_slab(SlabKind::whole);
@@ -477,7 +476,7 @@ void PageStore::commit(uint32_t pages) {
 
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e].stamp(); }
 
-// What a Lasting holds.
+// The `keep` of a Lasting.
 class PageStore::Kept {
  public:
   explicit Kept(const SlabRef& slab) : slab_(slab) { slab_.keep(1); }

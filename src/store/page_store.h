@@ -1,16 +1,16 @@
 // The sealed pages of one sequence: 4 KiB pages of int8 K and V with their summaries, for every
 // layer and KV head.
 //
-// Pages live in slabs: slab e holds extent e (16 pages) of every layer and head, so memory grows by
-// slabs, files append by slabs, and the address of a page is arithmetic. A slab is private memory,
-// a part of a mapped cache file, or spilled: its pages in a file without a name, the rest in
-// memory. They come in this order: mapped, spilled, private. Forks share slabs and copy the last
-// one when they write to it. Sealed pages never change while they are shared. Pages that are read
-// one and all are read where the slab has them, through a mapping where they are in a file; chosen
-// pages of a file through a cache of bounded size (page_cache.h).
+// Pages are stored in slabs. Slab e holds extent e (16 pages) of every layer and head, so memory
+// grows by slabs, files append slabs, and the address of a page is arithmetic. A slab is mapped (a
+// part of a mapped cache file), spilled (pages in a file without a name, the rest in memory) or
+// private memory, in this order. Forks share slabs and copy the last one before they write to it.
+// Sealed pages never change while they are shared. Code that reads all pages reads them in their
+// slab, through a mapping where they are in a file. Selected pages of a file are read through a
+// cache of bounded size (page_cache.h).
 //
-// Threads: const functions may run together; seal() for different (layer, head) may run together;
-// the rest is exclusive.
+// Threads: const functions may be called at once; seal() for different (layer, head) may overlap;
+// the others are exclusive.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ struct StoreShape {
   PageShape page;
 
   uint32_t heads_total() const { return layers * kv_heads; }
-  std::size_t extent_bytes() const;  // of all three arrays of one extent
+  std::size_t extent_bytes() const;  // of all three arrays of an extent
   std::size_t slab_bytes() const { return extent_bytes() * heads_total(); }
 };
 
@@ -54,14 +54,14 @@ class PageStore {
   PageStore& operator=(PageStore&&) noexcept;
   ~PageStore();
 
-  // Over a mapped file with `pages` sealed pages. The caller has validated the sections' sizes by
-  // file_bytes().
+  // A store in a mapped file with `pages` sealed pages. The caller has validated the sections'
+  // sizes with file_bytes().
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
                     PageStore* out);
-  // Bytes of a section of this many pages, 0 for kinds that are not the store's.
+  // Bytes of a section for so many pages; 0 for kinds of other parts.
   static uint64_t file_bytes(const StoreShape& shape, format::SectionKind kind, uint32_t pages);
-  // Hands one section's arrays to `write`, piece by piece; pages that are not sealed as zeros.
-  // Damaged source blocks (of a mapped file) are Code::corrupt.
+  // Passes the arrays of one section to `write`, piece by piece; unsealed pages as zeros. Damaged
+  // source blocks (of a mapped file) are Code::corrupt.
   Status write(format::SectionKind kind,
                const std::function<Status(const void* data, std::size_t size)>& write) const;
 
@@ -72,95 +72,94 @@ class PageStore {
   }
 
   ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;
-  // all its tokens, where the slab has them
+  // The page with all its tokens, in its slab.
   PageRef page(uint32_t layer, uint32_t head, uint32_t p) const;
-  // What a thread attends of one list.
+  // The pages of one list that a thread attends.
   struct Hold {
-    // keeps: whether what is read of a mapped file stays for later ones.
+    // keeps: pages read from a mapped file stay cached.
     explicit Hold(bool keeps = true) : mapped(keeps) {}
     PageHold mapped, spilled;
-    Array<uint32_t> numbers;  // of pages in the file that they were spilled to
+    Array<uint32_t> numbers;  // of spilled pages, in their file
     void release() { mapped.release(), spilled.release(); }
   };
-  // Points refs[i].data and .scales at page numbers[i] (ascending), verified; the other fields are
-  // left alone. Pages of a file are read into its cache and stay there until `hold` lets go of
-  // them. Code::corrupt or Code::io where they cannot be read; throws std::bad_alloc.
+  // Points refs[i].data and .scales at page numbers[i] (ascending), verified; leaves the other
+  // fields. Pages of a file are read into its cache and stay until `hold` is released.
+  // Code::corrupt or Code::io when they cannot be read; throws std::bad_alloc.
   Status fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers, PageRef* refs,
                Hold* hold) const;
-  // Many pages of a layer are fetched sooner where its scales are read first: one read has those of
-  // all heads, and of each page alone it would be a block. Those of pages in the mapped file,
-  // verified, of extents first .. end - 1: [mapped_extents()][kv_heads][16 pages][scales of a
-  // page], as PageHold::set_scales() has it with a stride of layer_scales(). Code::corrupt,
-  // Code::io; throws std::bad_alloc.
+  // Reads the scales of a layer's mapped pages, verified, of extents first .. end - 1:
+  // [mapped_extents()][kv_heads][16 pages][scales of a page], the layout of PageHold::set_scales()
+  // with stride layer_scales(). A fetch of many pages is faster after it: one read has the scales
+  // of all heads; each page alone would need a block. Code::corrupt, Code::io; throws
+  // std::bad_alloc.
   Status read_scales(uint32_t layer, uint32_t first, uint32_t end, uint16_t* to) const;
-  uint32_t mapped_extents() const;  // the first ones
-  // of an extent
+  uint32_t mapped_extents() const;  // they come first
+  // Scales per extent.
   std::size_t layer_scales() const {
     return shape_.kv_heads * shape_.page.scales_bytes() / sizeof(uint16_t);
   }
-  // Memory for chosen pages of the mapped file and of what was spilled, shared with forks: bytes,
+  // Memory for selected pages of the mapped file and of the spill file, shared with forks: bytes,
   // or PageCache::by_itself. Throws std::bad_alloc.
   void set_cache_limit(uint64_t bytes) const;
   PageCache::Counts cache_counts() const;  // zeros without a file
 
-  // Writes the pages of private slabs that are full to a file in the folder, oldest first, until
-  // such slabs have at most `keep` bytes. A failure leaves those that were written; every page is
-  // still there. Throws std::bad_alloc likewise.
+  // Writes the pages of full private slabs to a file in the folder, oldest first, until such slabs
+  // have at most `keep` bytes. A failure, or std::bad_alloc, keeps those that were written; no page
+  // is lost.
   Status spill(const std::string& folder, const std::shared_ptr<os::FileReaper>& reaper,
                uint64_t keep, const Cancel* cancel = nullptr);
-  uint64_t full_private_bytes() const;  // of the slabs that spill() looks at
+  uint64_t full_private_bytes() const;  // of the slabs that spill() may write
   uint64_t spilled_bytes() const;       // of pages that are in a file without a name
-  // Lets go of what has been read through mappings of a layer's pages, which the process need not
-  // have in memory. They must not be in use.
+  // Drops resident pages of the mapping of a layer, which must not be in use.
   void drop_resident_pages(uint32_t layer) const;
 
-  // Whether the bytes are as they were written. Private memory always is; a mapped file's blocks
-  // are checked at their first use.
+  // Whether the bytes are as written. Private memory always is; the blocks of a mapped file are
+  // verified at their first use.
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
-  // Changes with what an extent holds; equal in stores that share it.
+  // Changes with the content of an extent; equal in stores that share it.
   uint64_t stamp(uint32_t e) const;
-  // An extent's pages and scales of all layers and heads, where they stay what they are as long as
-  // `keep` is held: in a mapped file, or in a slab that is full. Of others keep is null.
+  // Pages and scales of an extent, all layers and heads, whose content is constant while `keep` is
+  // held: in a mapped file, or in a full slab. For others keep is null.
   struct Lasting {
     const int8_t* pages = nullptr;
     const uint16_t* scales = nullptr;
-    // that they lie in: of a file all of its pages, and all of its scales; of a slab one, the other
-    // is empty
+    // The memory that contains them. Of a file: all of its pages, and all of its scales. Of a slab:
+    // one range; the other is empty.
     std::span<const std::byte> memory[2];
     std::shared_ptr<const void> keep;
   };
   Lasting lasting(uint32_t e) const;
-  // No store has what a Lasting's keep holds. It may be wrong about what others let go of
-  // meanwhile: nothing but time may depend on it.
+  // Whether no store shares the memory of `keep` any more. Other threads may change that at any
+  // time, so only speed may depend on it.
   static bool is_last(const std::shared_ptr<const void>& keep);
   Status damaged() const;     // the error for a check that failed
-  Status not_finite() const;  // and for pages that give a NaN or an infinity behind sound checksums
+  Status not_finite() const;  // for pages with NaN or infinity under correct checksums
 
-  // Makes room for pages up to `pages` in all: new slabs, and an own copy of a shared last slab.
-  // Afterwards seal() and commit() cannot fail. Throws std::bad_alloc and leaves the store as it
-  // was (room made so far is kept). Code::corrupt when what would be copied from a mapped file is
-  // damaged: the copy would pass for intact. pool: who clears and copies slabs, the caller alone
-  // where null. Code::cancelled, between two slabs: room made so far is kept.
+  // Makes room for `pages` pages in all: new slabs, and an own copy of a shared last slab.
+  // Afterwards seal() and commit() cannot fail. Throws std::bad_alloc and leaves the store
+  // unchanged (room made so far is kept). Code::corrupt when a block to be copied from a mapped
+  // file is damaged: the copy would look intact. pool: clears and copies slabs; null: the caller
+  // does. Code::cancelled, between two slabs: room made so far is kept.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim].
   // Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k,
             const float* v);
   void commit(uint32_t pages);
-  void truncate(uint32_t pages);  // forgets pages at the end
+  void truncate(uint32_t pages);  // drops pages at the end
 
-  // memory that this store's slabs and its file's cache and summaries take, shared ones included
+  // Memory of the slabs, the caches and the summaries, shared ones included.
   uint64_t private_bytes() const;
-  uint64_t mapped_bytes() const;      // bytes of the mapped file that its pages and summaries take
-  uint64_t file_pages_bytes() const;  // of pages that are in a file, mapped or without a name
-  uint64_t table_bytes() const;       // memory for the mapped file's checksums, whatever its length
+  uint64_t mapped_bytes() const;      // of its pages and summaries in the mapped file
+  uint64_t file_pages_bytes() const;  // of pages in a file, mapped or spilled
+  uint64_t table_bytes() const;       // memory of the mapped file's checksums, for its whole length
 
  private:
   struct Slab;
   class SlabRef;
   class Kept;
-  enum class SlabKind { whole, summaries };  // what of it is in memory; whole: as it comes
+  enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
   Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;
@@ -171,12 +170,12 @@ class PageStore {
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;
-  // of the mapped slabs' file
+  // Of the file of the mapped slabs.
   const CacheFile::Section *mapped_pages_ = nullptr, *mapped_scales_ = nullptr;
-  // of chosen pages of the mapped slabs, which are the first ones; null without
+  // Selected pages of the mapped slabs, which come first; null without any.
   std::shared_ptr<PageCache> cache_;
-  std::shared_ptr<SpillFile> spill_;    // of all spilled slabs; null before
-  std::shared_ptr<PageCache> spilled_;  // of chosen pages in it
+  std::shared_ptr<SpillFile> spill_;    // of all spilled slabs; null before the first
+  std::shared_ptr<PageCache> spilled_;  // its selected pages
 };
 
 }  // namespace kvasir

@@ -17,7 +17,7 @@ using format::SectionKind;
 namespace {
 
 constexpr uint64_t head_bytes = format::representatives_head_bytes;
-constexpr double largest_score = 1e30;  // sums of as many as a window asks for stay finite
+constexpr double largest_score = 1e30;  // sums over a window of them stay finite
 
 uint16_t to_bf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
@@ -56,7 +56,7 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   if (!known_) return {};
   const uint32_t page_tokens = shape_.page.page_tokens, heads = shape_.heads_total(),
                  block_pages = block_tokens / page_tokens;
-  // a decode grows it seldom
+  // So that decode seldom grows it.
   undecided_.reserve(
       round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
@@ -108,7 +108,7 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
     }
   }
   for (uint32_t row = before - std::min(before, local_); row + 1 < before + n; ++row) {
-    // of the step's tokens, that score this one
+    // Tokens of the step that score this one.
     const uint32_t first = row + 1 > before ? row + 1 - before : 0;
     const uint32_t end = std::min(n, row + 1 + local_ - before);
     const double *from = sums + std::size_t{first} * dim, *to = sums + std::size_t{end} * dim;
@@ -124,9 +124,9 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
 void Representatives::keep_first(uint32_t kept, uint32_t n) {
   if (!known_) return;
   const uint32_t heads = shape_.heads_total();
-  // of added_: the step's first token is row local_
+  // Rows of added_: the first token of the step is row local_.
   for (uint32_t row = 0; row < local_ + kept; ++row) {
-    // of the step's tokens, that score this one
+    // Tokens of the step that score this one.
     const uint32_t first = row < local_ ? 0 : row + 1 - local_;
     const uint32_t all = std::min(n, row + 1) - first,
                    left = std::min(kept, row + 1) - std::min(kept, first);
@@ -140,7 +140,7 @@ void Representatives::commit(uint32_t n, const PageStore& pages, ThreadPool* poo
   if (!known_) return;
   const std::size_t heads = shape_.heads_total(), held = undecided_.size(),
                     known = std::min(held, std::size_t{local_} * heads);
-  undecided_.resize(held + n * heads);  // room made in prepare()
+  undecided_.resize(held + n * heads);  // prepare() made the room
   const float* added = added_.data() + (std::size_t{local_} * heads - known);
   for (std::size_t i = 0; i < known + n * heads; ++i) undecided_[held - known + i] += added[i];
   const std::size_t complete = uint64_t{pages.pages()} * shape_.page.page_tokens / block_tokens;
@@ -156,7 +156,7 @@ void Representatives::commit(uint32_t n, const PageStore& pages, ThreadPool* poo
                                                                 static_cast<std::ptrdiff_t>(heads));
 }
 
-// One head's part of the undecided block with this number.
+// Decides one head's part of an undecided block.
 void Representatives::decide(const PageStore& pages, uint32_t at, uint32_t block,
                              uint16_t* to) const {
   const PageShape& page = shape_.page;
@@ -164,7 +164,7 @@ void Representatives::decide(const PageStore& pages, uint32_t at, uint32_t block
   const float* scores = undecided_.data() + std::size_t{block} * block_tokens * heads + at;
   uint32_t chosen[per_block] = {};
   uint32_t count = 0;
-  // the sinks are attended anyway
+  // The sinks are always attended.
   for (uint32_t t = first == 0 ? page.page_tokens : 0; t < block_tokens; ++t) {
     uint32_t place = count;
     while (place > 0 &&

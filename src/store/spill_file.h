@@ -1,10 +1,10 @@
-// The sealed pages of sequences that a memory budget has no room for: whole extents, in a file
-// without a name, which is gone with the process.
+// Sealed pages that exceed the memory budget of their sequences: whole extents in a file without a
+// name, which disappears with the process.
 //
-// An extent is as a slab has it and as a cache file has it: [layers][kv_heads][16 pages][4096].
-// Extents are numbered as they come; one that is let go of gives its blocks back to the disk, and
-// its number is not used again. What is read is what was written: nobody else can open the file.
-// Threads: all functions may run together; the forks of a sequence share the file.
+// An extent has the layout of a slab and of a cache file: [layers][kv_heads][16 pages][4096].
+// Extents are numbered in order of arrival. A released extent returns its blocks to the disk, and
+// its number is not used again. The content needs no checksums: no other process can open the file.
+// Threads: all functions may be called at once; the forks of a sequence share the file.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ namespace kvasir {
 
 class SpillFile final : public PageSource {
  public:
-  // Code::no_space, Code::permission, ... name the folder.
-  // reaper: closes the file in the end; null: the destructor does.
+  // Code::no_space, Code::permission, ... name the folder. reaper: closes the file; null: the
+  // destructor does.
   static Status create(const std::string& folder, uint64_t extent_bytes,
                        std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out);
   ~SpillFile() override;
 
-  // Code::no_space, Code::io: as if it had not been tried.
+  // Code::no_space, Code::io: nothing has changed.
   Status append(const void* extent, uint32_t* index);
   void discard(uint32_t index);
   Status map(uint32_t index, os::Mapping* out) const {

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t section_page = 4096;
 constexpr std::size_t section_facts = format::index_head_bytes / sizeof(uint32_t);
 constexpr uint32_t max_levels = 32;
-constexpr uint32_t index_version = 3;  // of the words' meaning
+constexpr uint32_t index_version = 3;  // of the meaning of the words
 
 }  // namespace
 
@@ -58,8 +58,7 @@ TokenIndex::Words TokenIndex::encode(uint32_t entry, std::span<const Lists> leve
   return out;
 }
 
-// The parts of a head's words; false where they do not fit each other or name an item that is not
-// there.
+// The parts of a head's words. False when their sizes disagree or an item does not exist.
 bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   if (words.size() < 4 || words[0] == 0 || words[0] > max_levels || words[1] >= items() ||
       words[3] != 0)
@@ -98,7 +97,7 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   if (kind_ == IndexKind::ivf && floats != uint64_t{out->levels[0].lists()} * dim) return false;
   if (kind_ == IndexKind::ood && floats != 0 && floats != dim * dim) return false;
   out->floats = {reinterpret_cast<const float*>(rest.data()), rest.size()};
-  // so that distances stay numbers
+  // So that distances stay finite.
   const float most =
       kind_ == IndexKind::ood ? static_cast<float>(dim) : std::numeric_limits<float>::max();
   return std::all_of(out->floats.begin(), out->floats.end(),
@@ -143,7 +142,8 @@ Status TokenIndex::write(uint32_t valid,
   }
   if (Status s = write(head.data(), head.size()); !s.ok()) return s;
   for (std::size_t i = 0; i < heads_total(); ++i) {
-    if (file_ && !intact(i)) return file_->failure();  // damage must not be written as intact
+    // damage must not be written with valid checksums
+    if (file_ && !intact(i)) return file_->failure();
     const std::span<const uint32_t> words =
         file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
     if (Status s = write(words.data(), words.size_bytes()); !s.ok()) return s;
@@ -167,7 +167,7 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group,
   if (!file->check(*section, 0, sizeof facts)) return file->failure();
   const std::byte* at = file->bytes(section->kind).data();
   std::memcpy(facts, at, sizeof facts);
-  if (facts[0] != index_version) return {};  // it is made again
+  if (facts[0] != index_version) return {};  // it is built again
   const uint32_t page_tokens = shape.page.page_tokens;
   const IndexFacts its{facts[1], facts[2], facts[3], facts[4], facts[5]};
   if (const char* what = wrong_index(its, section->kind, page_tokens, sealed, group))
@@ -199,7 +199,7 @@ const char* TokenIndex::wrong(uint32_t valid, uint64_t sealed) const {
   return wrong_index(facts, section_of(kind_), shape_.page.page_tokens, sealed, extent_.graphs);
 }
 
-// Whether a head's words in the file are what was written.
+// Whether a head's words in the file are as written.
 bool TokenIndex::intact(std::size_t head) const {
   const CacheFile::Section& section = *file_->find(section_of(kind_));
   const auto* begin = file_->bytes(section.kind).data();
@@ -207,8 +207,8 @@ bool TokenIndex::intact(std::size_t head) const {
   return file_->check(section, static_cast<uint64_t>(at - begin), mapped_[head].size_bytes());
 }
 
-// Of a long text's index, which may have gigabytes, a head at a time. Forks share it: one of them
-// may have to wait for another.
+// One head at a time, because a long text's index may have gigabytes. Forks share it, so one of
+// them may wait for another.
 Status TokenIndex::check(const Cancel* cancel) {
   const auto stopped = [] {
     return Status::error(Code::cancelled, "cancelled; the index is as it was");

@@ -1,7 +1,8 @@
-// Byte-level BPE: text is cut into words, and each word's bytes merge by the file's list of merges.
+// Byte-level BPE: text is split into words, and the bytes of each word merge by the file's list of
+// merges.
 //
-// The vocabulary spells bytes as printable characters (the alphabet of GPT-2); that spelling exists
-// only in this file.
+// The vocabulary spells bytes as printable characters (the alphabet of GPT-2); only this file uses
+// that spelling.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -36,7 +37,7 @@ class ByteAlphabet {  // 10 KiB: on the heap
 
   const std::string& spell(unsigned char byte) const { return spelling_[byte]; }
 
-  // The bytes that `spelling` stands for. Characters outside the alphabet stand for themselves.
+  // The bytes of `spelling`. Characters outside the alphabet stand for themselves.
   std::string decode(std::string_view spelling) const {
     std::string out;
     std::size_t length;
@@ -158,7 +159,7 @@ StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alpha
     if (byte >= 0) pieces.add(std::string(1, static_cast<char>(byte)));
     else if (kind == TokenKind::normal || kind == TokenKind::unused || kind == TokenKind::byte)
       pieces.add(alphabet.decode(text));
-    else pieces.add(text);  // special tokens are spelled as they are
+    else pieces.add(text);  // special tokens are spelled literally
   }
   return pieces;
 }

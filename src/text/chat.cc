@@ -1,4 +1,4 @@
-// The table of formats and the marks by which they are known.
+// The table of formats and the marks that identify them.
 #include "text/chat.h"
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// Chat formats: where the document, the question and the answer stand in the text that a model was
-// trained on.
+// Chat formats: the places of document, question and answer in the text that a model was trained
+// on.
 //
-// A format is recognised from marks in the model's template (tokenizer.chat_template) or, without a
-// template, from the special tokens of its vocabulary; a template is never executed. `raw` puts
-// nothing around anything.
+// A format is recognised by marks in the model's template (tokenizer.chat_template) or, without a
+// template, by the special tokens of its vocabulary. A template is never executed. `raw` adds no
+// marks.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,18 @@ enum class ChatFormat : uint32_t {
   zephyr,
 };
 
-// The text around each part, special tokens spelled out. A conversation is
+// The text around each part, with special tokens spelled out. A conversation is
 //   document_open DOC document_close  question_open Q question_close  ANSWER answer_close
 //                                     question_open Q ...
-// and one without a document begins with `first_question_open` instead of document and
-// question_open. The begin-of-text token is not part of it (Tokenizer::add_bos). Encode marks with
-// parse_special and document and question without, in one call of Tokenizer::encode for what is
-// known together, so that tokens form across the seams as they did in training.
+// Without a document it begins with `first_question_open` in place of document and question_open.
+// The begin-of-text token is not included (Tokenizer::add_bos). Encode marks with parse_special and
+// document and question without, in one call of Tokenizer::encode for all known parts, so that
+// tokens form across their boundaries as in training.
 //
-// Formats without a system turn (Mistral, Gemma) put the document at the head of the first user
-// turn; Llama 2 has its system part there too. In these question_open is empty, because the first
-// question goes on with the turn of the document, and answer_close opens the turn of the next
-// question: append it when that question comes, not before.
+// Formats without a system turn (Mistral, Gemma) put the document at the beginning of the first
+// user turn; Llama 2 has its system part there too. In these question_open is empty, because the
+// first question continues the turn of the document, and answer_close opens the turn of the next
+// question: append it with that question, not before.
 //
 // Instructions stand at the start of the first turn:
 //   document_open INSTRUCTIONS instructions_close DOC document_close  question_open Q ...
@@ -64,7 +64,7 @@ struct ChatMarks {
 
 const char* chat_format_name(ChatFormat format);  // at most 15 characters
 std::optional<ChatFormat> chat_format_by_name(std::string_view name);
-// Looks at no more of a template than gguf_limits::chat_template_bytes.
+// Reads at most gguf_limits::chat_template_bytes of a template.
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer);
 const ChatMarks& chat_marks(ChatFormat format);
 

@@ -1,5 +1,4 @@
-// The table is a flat hash map; the row is a doubly linked list in arrays with a binary heap beside
-// it.
+// The table is a flat hash map; the row is a doubly linked list in arrays, with a binary heap.
 #include "text/merge.h"
 
 #include <algorithm>
@@ -18,7 +17,7 @@ uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | righ
 
 }  // namespace
 
-// Grows with the merges that are added: a number that a file says is nothing to reserve memory by.
+// Grows as merges are added: a count in a file is no reason to reserve memory.
 MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
   constexpr std::size_t capacity = 1024;
   slots_.assign(capacity, Slot{kFree, {}});
@@ -27,9 +26,9 @@ MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
 
 std::size_t MergeTable::place(uint64_t pair) const {
   const std::size_t mask = slots_.size() - 1;
-  // By an odd number of this process, so that nobody can choose pairs that collide; then Fibonacci
-  // hashing, which spreads what an unlucky number leaves close together: the golden ratio's
-  // multiplier, of whose product the highest bits are the mixed ones.
+  // Multiplies by an odd number of this process, so that nobody can choose pairs that collide. Then
+  // Fibonacci hashing separates values that an unlucky number leaves close: the highest bits of the
+  // product with the golden ratio's multiplier are well mixed.
   const uint64_t mixed = pair * multiplier_;
   std::size_t i = static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
   while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & mask;
@@ -100,9 +99,9 @@ void MergeRow::merge(const MergeTable& table, CancelPoll* cancel) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     heap_.pop_back();
     const auto left = static_cast<uint32_t>(best);
-    // An entry is outdated when its left symbol was swallowed or now makes another pair. One of the
-    // same rank at the same place is as good as the entry that was queued for it, which will in
-    // turn be found outdated.
+    // An entry is outdated when its left symbol was merged or now forms another pair. An entry of
+    // the same rank at the same place is as good as the one queued for it, which will be found
+    // outdated later.
     if (ranks_[left] != best >> 32) continue;
     const uint32_t right = next_[left];
     symbols_[left] = results_[left];

@@ -1,8 +1,8 @@
-// Merging of neighbouring symbols: the heart of byte-level BPE and of SentencePiece-style BPE.
+// Merges neighbouring symbols: the algorithm of byte-level BPE and of SentencePiece-style BPE.
 //
-// A word begins as a row of symbols (bytes or characters). As long as two neighbours have a merge,
-// the one of the lowest rank, and among equals the leftmost, becomes one symbol. A heap of
-// candidate pairs over a linked row makes that O(n log n) in the symbols.
+// A word begins as a row of symbols (bytes or characters). While two neighbours have a merge, the
+// pair of the lowest rank, and among equals the leftmost, becomes one symbol. A heap of candidate
+// pairs over a linked row makes that O(n log n) in the symbols.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace kvasir {
 
-// A token id, or a number from the vocabulary's size upward for a text that takes part in merges
+// A token id; or a number from the vocabulary's size upwards, for a text that takes part in merges
 // but is no token.
 using Symbol = uint32_t;
 constexpr Symbol kNoSymbol = UINT32_MAX;  // takes part in no merge
@@ -26,8 +26,8 @@ class MergeTable {
   };
 
   MergeTable();
-  // The first merge of a pair stands; later ones of the same pair are dropped. Neither may be
-  // kNoSymbol.
+  // The first merge of a pair counts; later ones of the same pair are dropped. Neither symbol may
+  // be kNoSymbol.
   void add(Symbol left, Symbol right, Merge merge);
   const Merge* find(Symbol left, Symbol right) const;  // null when the two do not merge
 
@@ -37,24 +37,24 @@ class MergeTable {
     Merge merge;
   };
   void grow();
-  std::size_t place(uint64_t pair) const;  // its slot, or the free slot where it belongs
+  std::size_t place(uint64_t pair) const;  // its slot, or the free slot for it
 
   Array<Slot> slots_;    // open addressing, a power of two, at most half full
-  unsigned shift_;       // leaves of a hash as many bits as number the slots
+  unsigned shift_;       // leaves as many bits of a hash as the slots need
   uint64_t multiplier_;  // odd
   std::size_t used_ = 0;
 };
 
-// The working row of one word; reused from word to word.
+// The row of one word; reused for the next.
 class MergeRow {
  public:
   void clear();
   // Appends a symbol that covers the word's bytes from `start` to the next symbol's start.
   void push(Symbol symbol, uint32_t start);
-  // What is in the row is meaningless after cancel->stop().
+  // After cancel->stop() the content is meaningless.
   void merge(const MergeTable& table, CancelPoll* cancel);
 
-  // After merge(), what is left: symbols in order, each with where it begins.
+  // After merge(): the remaining symbols in order, each with the offset at which it begins.
   std::size_t size() const { return symbols_.size(); }
   Symbol symbol(std::size_t i) const { return symbols_[i]; }
   uint32_t start(std::size_t i) const { return starts_[i]; }
@@ -67,10 +67,10 @@ class MergeRow {
   Array<Symbol> symbols_;
   Array<uint32_t> starts_;
   Array<uint32_t> next_, previous_;  // index of the neighbour; UINT32_MAX at the ends
-  // of the pair that begins here; UINT32_MAX when it has no merge
+  // Of the pair that begins here; UINT32_MAX without a merge.
   Array<uint32_t> ranks_;
   Array<Symbol> results_;  // of that merge
-  // rank in the high half, index of the left symbol in the low one; may be outdated
+  // Rank in the high half, index of the left symbol in the low half; may be outdated.
   Array<uint64_t> heap_;
 };
 

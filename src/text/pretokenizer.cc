@@ -1,5 +1,5 @@
-// The only file that knows PCRE2. Compiled expressions are immutable and shared by threads; what a
-// match needs is made by the call.
+// The only file that includes PCRE2. Compiled expressions are immutable and shared by threads; each
+// call makes its own match data.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/pretokenizer.h"
 
@@ -24,16 +24,15 @@ namespace {
 constexpr std::string_view kWhiteSpace =
     R"(\t-\r\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-// Steps of the matcher for a fragment: generous for the expressions in use, which need a few for a
-// byte, and far from quadratic.
+// Matcher steps per byte of a fragment: generous for the expressions in use, which need a few, and
+// far from quadratic.
 constexpr uint64_t kMatchEffort = 64;
-// bytes, of an expression's machine code: it would take them of the caller's stack
+// Bytes of stack for an expression's machine code, which would otherwise use the caller's stack.
 constexpr std::size_t kMachineStack = 32 << 10;
-// KiB, of the interpreter that runs where no machine code can be made
+// KiB of heap for the interpreter that runs where machine code is not available.
 constexpr uint32_t kHeapLimit = 20 * 1024;
 
-// What stands in for a byte that is not UTF-8 while the text is cut. One byte, so that positions
-// stay.
+// Replaces a byte that is not UTF-8 while the text is split. One byte, so that offsets stay.
 constexpr char kStandIn = '\x01';
 
 struct FreeContext {
@@ -58,7 +57,7 @@ Pcre<pcre2_general_context> make_context() {
                                             [](void* p, void*) { deallocate(p); }, nullptr));
 }
 
-// None where PCRE2 was built without machine code.
+// Null where PCRE2 was built without machine code.
 Pcre<pcre2_jit_stack> make_stack(pcre2_general_context* context) {
   uint32_t has_machine_code = 0;
   pcre2_config(PCRE2_CONFIG_JIT, &has_machine_code);
@@ -66,7 +65,7 @@ Pcre<pcre2_jit_stack> make_stack(pcre2_general_context* context) {
   return owned(pcre2_jit_stack_create(kMachineStack, kMachineStack, context));
 }
 
-// Replaces \s and \S by the characters they mean.
+// Replaces \s and \S by the characters that they mean.
 std::string expand(std::string_view expression) {
   std::string out;
   bool in_class = false;
@@ -87,7 +86,7 @@ std::string expand(std::string_view expression) {
   return out;
 }
 
-// A copy with every byte that is not UTF-8 replaced, empty when there is none.
+// A copy with every byte that is not UTF-8 replaced; empty when there is none.
 Array<char> replace_invalid(std::string_view text, CancelPoll* cancel) {
   Array<char> copy;
   std::size_t length;
@@ -106,7 +105,7 @@ struct Pretokenizer::Steps {
   const PretokenizerFamily* family;
   Pcre<pcre2_general_context> context;
   std::vector<Pcre<pcre2_code>> codes;
-  // of the last call that ended: the next one need not make its own
+  // The stack of the last call that ended, for reuse.
   mutable std::atomic<pcre2_jit_stack*> spare{nullptr};
 
   ~Steps() { Pcre<pcre2_jit_stack> freed(spare.load(std::memory_order_acquire)); }
@@ -148,7 +147,7 @@ class Cutter {
   }
 
  private:
-  // Positions are the text's, the matcher sees [begin, end) only.
+  // Offsets are those of the text; the matcher sees [begin, end) only.
   Status find(std::size_t step, std::size_t begin, std::size_t end, std::size_t from, bool* found,
               std::size_t* match_begin, std::size_t* match_end) {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(subject_.data() + begin);
@@ -212,7 +211,8 @@ Status Pretokenizer::create(std::string_view name, std::unique_ptr<const Pretoke
       return Status::error(Code::internal,
                            "the expression of \"%s\" does not compile (PCRE2 error %d at %zu)",
                            Quoted(name).text(), error, at);
-    // Where the system allows no machine code, PCRE2 interprets the expression: slower, the same
+    // Where the system forbids machine code, PCRE2 interprets the expression: slower, with the same
+    // result.
     // result.
     pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
     steps->codes.push_back(std::move(code));

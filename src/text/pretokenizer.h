@@ -1,8 +1,8 @@
-// Cuts text into the words that byte-level BPE merges within, by the regular expressions that each
-// model family was trained with.
+// Splits text into the words within which byte-level BPE merges, by the regular expressions of each
+// model family.
 //
-// Text may hold any bytes: for cutting, a byte that is not UTF-8 counts as a control character; the
-// words keep it as it is.
+// Text may hold any bytes. For splitting, a byte that is not UTF-8 counts as a control character;
+// words keep it unchanged.
 #pragma once
 
 #include <functional>
@@ -20,15 +20,14 @@ class Pretokenizer {
   static Status create(std::string_view name, std::unique_ptr<const Pretokenizer>* out);
   ~Pretokenizer();
 
-  // Calls `word` for consecutive pieces of `text` that together are all of it; stops at the first
-  // failure and returns it. Linear in the text: a cut that took the matcher more than a fixed
-  // effort a byte is refused (Code::limit). Before the first word the token is looked at
-  // (Code::cancelled); from then on that is for `word` to do.
+  // Calls `word` for consecutive pieces that together are all of `text`; stops at the first failure
+  // and returns it. Linear in the text: a split beyond a fixed effort per byte is refused
+  // (Code::limit). Tests the token before the first word (Code::cancelled); later `word` does.
   using Word = std::function<Status(std::string_view)>;
   Status split(std::string_view text, CancelPoll* cancel, const Word& word) const;
 
-  bool adds_bos() const;  // unless the metadata say otherwise
-  // a word that is a token becomes it, even if merges would lead elsewhere
+  bool adds_bos() const;  // unless the metadata differ
+  // A word that is a token becomes it, even if merges would give other tokens.
   bool takes_whole_words() const;
 
  private:

@@ -1,16 +1,15 @@
-// The expressions are those of the models' published tokenizers, except that what is common is
-// written once.
+// The expressions of the models' published tokenizers, with common parts written once.
 //
-// \s and \S mean the Unicode property White_Space here (pretokenizer.cc sees to that). None can
-// match nothing, and none makes the matcher look at more than a constant number of runs for each
-// match, which keeps cutting linear.
+// \s and \S mean the Unicode property White_Space (pretokenizer.cc). No expression matches the
+// empty string, and none makes the matcher look at more than a constant number of runs per match,
+// which keeps splitting linear.
 #include "text/pretokenizer_families.h"
 
 namespace kvasir {
 namespace {
 
-// Contractions, words with one space before, numbers, other marks, blanks but the last one before a
-// word.
+// Contractions, words with one space before, numbers, other marks, blanks except the last one
+// before a word.
 constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -64,7 +63,7 @@ constexpr const char* kBloom[] = {
     R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+)", nullptr};
 constexpr const char* kViking[] = {kBloom[0], R"(\p{N})", nullptr};
 
-// The published expression for trailing blanks is \s+$; the look-behind lets it try each run of
+// The published expression for trailing blanks is \s+$; the look-behind makes it try each run of
 // blanks once.
 constexpr const char* kDeepseekLlm[] = {
     R"([\r\n])",

@@ -1,5 +1,4 @@
-// Which regular expressions cut text for which value of tokenizer.ggml.pre. Facts about published
-// models.
+// The regular expressions for each value of tokenizer.ggml.pre. Facts about published models.
 #pragma once
 
 #include <string_view>
@@ -7,14 +6,14 @@
 namespace kvasir {
 
 struct PretokenizerFamily {
-  // Each expression cuts what the one before it left: its matches and the gaps between them become
-  // pieces. Null-terminated.
+  // Each expression splits the pieces of the previous one: its matches and the gaps between them
+  // become pieces. Null-terminated.
   const char* const* expressions;
   bool adds_bos = false;
   bool takes_whole_words = false;
 };
 
-// Null for a name that is not known.
+// Null for an unknown name.
 const PretokenizerFamily* find_pretokenizer_family(std::string_view name);
 
 }  // namespace kvasir

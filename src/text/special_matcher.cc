@@ -1,5 +1,5 @@
-// The children of a node stand next to each other in the order of their bytes, so a step is a
-// binary search among at most 256.
+// The children of a node are contiguous and sorted by their bytes, so a step is a binary search
+// among at most 256.
 #include "text/special_matcher.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ SpecialMatcher::SpecialMatcher(const Vocabulary& vocabulary) {
     return vocabulary.kind(token) == TokenKind::control ||
            vocabulary.kind(token) == TokenKind::unknown;
   };
-  Array<Token> tokens;  // of equal spellings the first comes first
+  Array<Token> tokens;  // of equal spellings the first token comes first
   for (uint32_t i = 0; i < vocabulary.size(); ++i) {
     const auto token = static_cast<Token>(i);
     const bool user_defined = vocabulary.kind(token) == TokenKind::user_defined;
@@ -29,7 +29,7 @@ SpecialMatcher::SpecialMatcher(const Vocabulary& vocabulary) {
     return order != 0 ? order < 0 : a < b;
   });
 
-  // Level by level: each byte of the spellings is looked at once.
+  // Level by level: reads each byte of the spellings once.
   Array<Range> level, next;
   level.push_back({0, static_cast<uint32_t>(tokens.size())});
   nodes_.push_back({});

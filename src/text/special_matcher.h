@@ -1,5 +1,5 @@
-// Finds the spellings of special tokens in text: leftmost first, and the longest of those that
-// begin at the same place.
+// Finds the spellings of special tokens in text: the leftmost first, and the longest of those at
+// the same place.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace kvasir {
 
-// A trie. The cost of a search is at most the text's size times the longest spelling, which
-// gguf_limits bounds (tens of bytes in real ones), and in ordinary text one table look-up a byte. A
-// step takes at most eight comparisons, whatever the spellings are.
+// A trie. A search costs at most the size of the text times the longest spelling, which gguf_limits
+// bounds (tens of bytes in practice), and in ordinary text one table look-up per byte. A step takes
+// at most eight comparisons for any spellings.
 class SpecialMatcher {
  public:
   struct Match {
@@ -21,8 +21,7 @@ class SpecialMatcher {
     Token token;
   };
 
-  // Knows user-defined tokens, which always count, and control and unknown tokens, which count when
-  // asked for.
+  // Matches user-defined tokens always, and control and unknown tokens on request.
   explicit SpecialMatcher(const Vocabulary& vocabulary);
 
   // The first match at or after `from`. False when there is none, or when cancelled.
@@ -31,7 +30,7 @@ class SpecialMatcher {
 
  private:
   struct Node {
-    uint32_t child = 0;     // the first
+    uint32_t child = 0;     // index of the first child
     uint16_t children = 0;  // up to 256
     unsigned char byte = 0;
     bool is_control = false;  // of the token

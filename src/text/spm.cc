@@ -1,9 +1,9 @@
 // SentencePiece-style BPE: spaces are spelled U+2581, characters merge into the token of the
-// highest score, and what is no token falls back to bytes.
+// highest score, and text without a token falls back to bytes.
 //
-// The file gives scores instead of merges. Every way to cut a token into two parts that can occur
-// is entered as a merge whose rank is the place of the token's score, so that words merge by the
-// same code as byte-level BPE.
+// The file has scores instead of merges. Every split of a token into two parts that can occur
+// becomes a merge whose rank is the rank of the token's score, so that words merge by the code of
+// byte-level BPE.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
 
-// The size of the character that `text` begins with; a byte that is not UTF-8 is one of its own.
+// The size of the first character of `text`; a byte that is not UTF-8 counts as one.
 std::size_t character_size(std::string_view text) {
   std::size_t length;
   return utf8_step(text, &length) == Utf8::valid ? length : 1;
@@ -53,7 +53,7 @@ class SpmTokenizer final : public Tokenizer {
 
   MergeModel model_;
   std::array<Symbol, 128> ascii_{};
-  // No token has a space after another character, so nothing merges across the beginning of a word.
+  // No token has a space after another character, so no merge crosses the beginning of a word.
   bool words_are_separate_ = true;
 };
 
@@ -65,7 +65,8 @@ Status SpmTokenizer::load_merges(const Gguf& gguf) {
   if (scores->size() != tokens.size())
     return Status::error(Code::corrupt, "tokenizer.ggml.scores has %zu entries for %u tokens",
                          scores->size(), tokens.size());
-  std::vector<float> order = *scores;  // distinct scores, best first: a score's place is its rank
+  // distinct scores, best first: the index of a score is its rank
+  std::vector<float> order = *scores;
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (std::isnan(order[i]))
       return Status::error(Code::corrupt, "tokenizer.ggml.scores of token %zu is not a number", i);
@@ -76,7 +77,7 @@ Status SpmTokenizer::load_merges(const Gguf& gguf) {
     const std::string_view text = tokens.text(static_cast<Token>(i));
     // special, or spelled like an earlier one
     if (tokens.find_plain(text) != static_cast<Token>(i)) continue;
-    // Bounds the work of entering a piece's cuts, which is quadratic in its length.
+    // Bounds the work of entering a piece's splits, which is quadratic in its length.
     if (text.size() > gguf_limits::special_bytes)
       return Status::error(Code::limit,
                            "tokenizer.ggml.tokens: token %u has %zu bytes: at most %" PRIu64
@@ -90,7 +91,7 @@ Status SpmTokenizer::load_merges(const Gguf& gguf) {
   const auto prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix");
   space_prefix_ = prefix.value_or(true);
   // Phi-3's special tokens swallow the blanks after them, which the file does not say; its
-  // vocabulary is known by its marks.
+  // vocabulary is recognised by its marks.
   strips_after_special_ =
       find("<|user|>") >= 0 && find("<|assistant|>") >= 0 && find("<|end|>") >= 0;
   return {};
@@ -101,7 +102,7 @@ void SpmTokenizer::add_cuts(std::string_view text, MergeTable::Merge merge) {
   const auto part = [&](std::string_view s) {
     return s.size() == character_size(s) ? symbols.find_or_add(s) : symbols.find(s);
   };
-  bool after_other = false;  // a character other than a space has been passed
+  bool after_other = false;  // a character other than a space was seen
   for (std::size_t at = 0; at < text.size(); at += character_size(text.substr(at))) {
     const bool space = begins_with_space(text.substr(at));
     if (space && after_other) words_are_separate_ = false;
@@ -118,7 +119,7 @@ void SpmTokenizer::load_bytes() {
     if (byte < 128) ascii_[byte] = model_.symbols().find(itself);
     model_.set_byte_token(static_cast<unsigned char>(byte), vocabulary().find_plain(itself));
   }
-  for (uint32_t i = vocabulary().size(); i-- > 0;) {  // of equal ones the first stands
+  for (uint32_t i = vocabulary().size(); i-- > 0;) {  // of equal ones the first counts
     const auto token = static_cast<Token>(i);
     const int byte = vocabulary().kind(token) == TokenKind::byte
                          ? Vocabulary::byte_of(vocabulary().text(token))
@@ -127,7 +128,8 @@ void SpmTokenizer::load_bytes() {
   }
 }
 
-// Up to the next space that follows another character; all of `text` where tokens may reach across.
+// The size up to the next space that follows another character; all of `text` where tokens may
+// cross words.
 std::size_t SpmTokenizer::word_size(std::string_view text, CancelPoll* cancel) const {
   if (!words_are_separate_) return text.size();
   bool after_other = false;
@@ -161,8 +163,8 @@ Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch
   return scratch->cache.encode(word, out, [&] { return encode_word(word, false, scratch, out); });
 }
 
-// Turns the lengths of a word's tokens in its spelling into those in the word: a space of it is
-// spelled by three bytes, and the space before a text by as many that are not in it.
+// Converts the lengths of a word's tokens in its spelling to lengths in the word. A space of the
+// word is spelled by three bytes, and the space before a text by three that are not in it.
 void unspell_lengths(std::string_view word, bool prefix, std::span<uint32_t> lengths) {
   // `spelled` bytes stand for word[0, at)
   std::size_t token_end = 0, spelled = prefix ? kSpace.size() : 0, at = 0;
@@ -220,7 +222,7 @@ StringList decode_pieces(const Vocabulary& vocabulary) {
         at += space ? kSpace.size() : 1;
       }
     } else {
-      piece = text;  // special tokens are spelled as they are
+      piece = text;  // special tokens are spelled literally
     }
     pieces.add(piece);
   }
@@ -230,7 +232,7 @@ StringList decode_pieces(const Vocabulary& vocabulary) {
 }  // namespace
 
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
-  // SentencePiece's own numbering, for files that do not say.
+  // SentencePiece's own numbering, for files without these keys.
   constexpr SpecialIds standard = {.bos = 1, .eos = 2, .unknown = 0};
   auto vocabulary = std::make_unique<Vocabulary>();
   if (Status status = Vocabulary::load(gguf, standard, true, vocabulary.get()); !status.ok())

@@ -1,4 +1,4 @@
-// What all tokenizers share: special tokens around plain text, pieces, roles.
+// Common parts of all tokenizers: special tokens around plain text, pieces, roles.
 #include "text/tokenizer.h"
 
 #include <algorithm>
@@ -16,11 +16,10 @@ bool is_hidden(TokenKind kind) { return kind == TokenKind::control || kind == To
 
 constexpr bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Positions in a text are 32 bits wide while it is encoded, and a space may be spelled by three
-// bytes.
+// Offsets are 32 bits wide during encoding, and a space may be spelled by three bytes.
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
-// bytes between two looks at the cancel token: a few ms
+// Bytes between tests of the cancel token: a few ms.
 constexpr std::size_t kCopiedTogether = std::size_t{1} << 24;
 
 struct ModelKind {
@@ -61,7 +60,7 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
                        Quoted(*model).text());
 }
 
-// One encode() call: cuts special tokens out of the text and passes on the plain runs between them.
+// One encode() call: finds special tokens and encodes the plain runs between them.
 class Tokenizer::Run {
  public:
   Run(const Tokenizer& tokenizer, std::string_view text, bool begins, const Cancel* cancel,
@@ -69,7 +68,7 @@ class Tokenizer::Run {
       : tokenizer_(tokenizer), text_(text), scratch_(text.size(), cancel), begins_(begins),
         out_(out) {}
 
-  // The text up to `end`. What follows the last special token waits for more.
+  // Adds the text up to `end`. Text after the last special token is kept for later.
   Status add(std::size_t end, bool parse_special) {
     SpecialMatcher::Match match{};
     while (tokenizer_.specials_->find(text_.substr(0, end), scanned_, parse_special,
@@ -88,7 +87,7 @@ class Tokenizer::Run {
     return {};
   }
 
-  // Encodes what waits before `end`.
+  // Encodes the kept text before `end`.
   Status flush(std::size_t end) {
     if (end <= plain_) return {};
     Status status =
@@ -102,7 +101,7 @@ class Tokenizer::Run {
   std::string_view text_;
   EncodeScratch scratch_;
   bool begins_;
-  // bytes of the text that are encoded, and that are searched for special tokens
+  // Bytes of the text that are encoded, and that were searched for special tokens.
   std::size_t plain_ = 0, scanned_ = 0;
   TokenSink* out_;
 };
@@ -172,8 +171,7 @@ bool Tokenizer::starts_text(Token token) const {
 }
 
 WordCache::WordCache(std::size_t text_size) {
-  // About a slot for every distinct word of a long text; small for a short one, which has to clear
-  // it too.
+  // About a slot per distinct word of a long text; few for a short text, which must clear them too.
   std::size_t capacity = 64;
   while (capacity < text_size / 16 && capacity < 16384) capacity *= 2;
   entries_.resize(capacity);

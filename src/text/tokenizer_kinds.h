@@ -1,4 +1,4 @@
-// The kinds of tokenizer behind Tokenizer::load, and what they share: merging a word and writing
+// The kinds of tokenizer behind Tokenizer::load, and their common parts: merging a word and writing
 // its tokens.
 #pragma once
 
@@ -20,11 +20,10 @@ namespace kvasir {
 Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 
-// Where encode() puts the tokens of a text, in order, each with the bytes of the text that it
-// stands for.
+// The output of encode(): the tokens of a text in order, each with its number of bytes in the text.
 class TokenSink {
  public:
-  // lengths: null, or an array that gets one entry a token.
+  // lengths: null, or an array that gets one entry per token.
   TokenSink(Array<Token>* tokens, Array<uint32_t>* lengths)
       : tokens_(tokens), lengths_(lengths), first_(tokens->size()),
         first_length_(lengths ? lengths->size() : 0) {}
@@ -33,13 +32,13 @@ class TokenSink {
     tokens_->push_back(token);
     if (lengths_) lengths_->push_back(static_cast<uint32_t>(bytes));
   }
-  std::size_t size() const { return tokens_->size() - first_; }  // tokens put so far
-  // Puts tokens [first, first + count) once more.
+  std::size_t size() const { return tokens_->size() - first_; }  // tokens written so far
+  // Writes tokens [first, first + count) again.
   void repeat(std::size_t first, std::size_t count) {
     repeat(tokens_, first_ + first, count);
     if (lengths_) repeat(lengths_, first_length_ + first, count);
   }
-  // The lengths of the tokens from `first` on, to be corrected; empty where nobody asked for them.
+  // The lengths of the tokens from `first` on, for correction; empty when not requested.
   std::span<uint32_t> lengths_from(std::size_t first) {
     return lengths_ ? std::span<uint32_t>(*lengths_).subspan(first_length_ + first)
                     : std::span<uint32_t>();
@@ -60,17 +59,17 @@ class TokenSink {
 
   Array<Token>* tokens_;
   Array<uint32_t>* lengths_;
-  std::size_t first_, first_length_;  // what stood there before
+  std::size_t first_, first_length_;  // sizes before the call
 };
 
-// Where each recent word of one encode() call has its tokens in the output, so that a word seen
-// before is copied, not merged.
+// The place of each recent word's tokens in the output of one encode() call, so that a repeated
+// word is copied, not merged.
 class WordCache {
  public:
   explicit WordCache(std::size_t text_size);
 
-  // Appends the tokens of `word`, which encode_word appends to *out when they are not known. `word`
-  // lies in the text being encoded.
+  // Appends the tokens of `word`, by encode_word if they are unknown. `word` is a part of the text
+  // being encoded.
   template <class Encode>
   Status encode(std::string_view word, TokenSink* out, Encode encode_word) {
     Entry& known = at(word);
@@ -90,12 +89,12 @@ class WordCache {
     std::size_t size = 0;              // bytes
     std::size_t first = 0, count = 0;  // tokens, in the output
   };
-  Entry& at(std::string_view word);  // where `word` is kept; what stands there may be another word
+  Entry& at(std::string_view word);  // the entry of `word`, which may hold another word
 
   Array<Entry> entries_;  // a power of two
 };
 
-// What one encode() call works with.
+// Scratch memory of one encode() call.
 struct EncodeScratch {
   EncodeScratch(std::size_t text_size, const Cancel* token) : cancel(token), cache(text_size) {}
   static Status cancelled() {
@@ -104,7 +103,7 @@ struct EncodeScratch {
 
   CancelPoll cancel;
   MergeRow row;
-  std::string spelled;  // the word as the vocabulary spells it
+  std::string spelled;  // the word in the vocabulary's spelling
   WordCache cache;
 };
 

@@ -11,11 +11,10 @@ namespace kvasir {
 
 class Utf8Stream {
  public:
-  // Adds bytes and appends to *out every complete character; an incomplete tail (at most 3 bytes)
-  // is kept. Bytes that can never become a character come out as U+FFFD, one for each maximal bad
-  // sequence.
+  // Adds bytes and appends every complete character to *out; keeps an incomplete tail (at most 3
+  // bytes). Bytes that cannot become a character become U+FFFD, one per maximal bad sequence.
   void push(std::string_view bytes, std::string* out);
-  // The end: an incomplete tail comes out as U+FFFD.
+  // Ends the text: an incomplete tail becomes U+FFFD.
   void finish(std::string* out);
   void reset() { pending_.clear(); }
 

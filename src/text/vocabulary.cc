@@ -1,4 +1,4 @@
-// Reading tokenizer.ggml.* : every length and id is checked here, so that nothing after it has to.
+// Reads tokenizer.ggml.*: checks every length and id here, so that later code relies on them.
 #include "text/vocabulary.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint32_t kFree = UINT32_MAX;
 
-// Tokens after which a model has finished its turn, as the families spell them; metadata often name
-// only one of several.
+// Tokens that end a model's turn, in the families' spellings; metadata often name only one of
+// several.
 constexpr std::string_view kTurnEnds[] = {
     "<|im_end|>",    "<|eot_id|>",
     "<|end|>",       "<end_of_turn>",
@@ -61,7 +61,7 @@ std::string_view StringList::operator[](std::size_t i) const {
   return {bytes_.data() + begin, static_cast<std::size_t>(ends_[i] - begin)};
 }
 
-// The strings of an index differ from each other, so a slot that moves only needs a free place.
+// The strings of an index differ, so a moved slot only needs a free place.
 void TextIndex::grow(std::size_t capacity) {
   Array<Slot> old(capacity);
   old.swap(slots_);
@@ -168,7 +168,7 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
         case 4:
           kinds_[i] = TokenKind::user_defined;
           break;
-        case 0:  // undefined: a padding of the table
+        case 0:  // undefined: padding of the table
         case 5:
           kinds_[i] = TokenKind::unused;
           break;
@@ -181,14 +181,14 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
       }
     }
   }
-  std::size_t spelled = 0;  // tokens with a text: empty ones take no bytes of a sparse file
+  std::size_t spelled = 0;  // tokens with a text: empty ones take no space in a sparse file
   for (std::size_t i = 0; i < n; ++i) spelled += texts_[i].empty() ? 0u : 1u;
   index_.reserve(spelled);
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
   }
-  // Files exist whose end-of-turn tokens are marked as ordinary text; they are control all the
-  // same.
+  // In some files end-of-turn tokens are marked as ordinary text; they are treated as control
+  // tokens.
   for (const std::string_view name : kTurnEnds) {
     const Token token = find(name);
     if (token >= 0 && kind(token) != TokenKind::unknown)
@@ -253,7 +253,7 @@ Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
 }
 
 void Vocabulary::find_turn_ends() {
-  // In the formats that end a turn by <|return|> or <|call|>, <|end|> only ends one message of it.
+  // In formats that end a turn with <|return|> or <|call|>, <|end|> only ends one of its messages.
   const bool channels = find("<|return|>") >= 0 && find("<|call|>") >= 0;
   for (const std::string_view name : kTurnEnds) {
     const Token token = find(name);

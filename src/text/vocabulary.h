@@ -1,5 +1,4 @@
-// The tokens of a model: their spellings, kinds and special roles, checked once when loaded. No
-// algorithm.
+// The tokens of a model: spellings, kinds and special roles, checked once at load. No algorithm.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +27,7 @@ class StringList {
   Array<uint64_t> ends_;
 };
 
-// Finds a string's number in a StringList; of equal strings the first that was added.
+// Finds the number of a string in a StringList; of equal strings the first.
 class TextIndex {
  public:
   void reserve(std::size_t strings);
@@ -38,7 +37,7 @@ class TextIndex {
  private:
   struct Slot {
     uint32_t number = UINT32_MAX;  // UINT32_MAX: free
-    uint32_t hash = 0;             // the low half; spares a look at most texts that differ
+    uint32_t hash = 0;             // the low half; spares most comparisons of different texts
   };
   void grow(std::size_t capacity);
   std::size_t place(const StringList& list, std::string_view text, uint32_t hash) const;
@@ -53,8 +52,8 @@ struct SpecialIds {
 
 class Vocabulary {
  public:
-  // `defaults` hold where the metadata are silent. Refuses lengths that do not match and ids that
-  // are no tokens.
+  // `defaults` apply where the metadata have no value. Refuses lengths that do not match and
+  // invalid ids.
   static Status load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out);
 
   uint32_t size() const { return static_cast<uint32_t>(kinds_.size()); }
@@ -63,7 +62,7 @@ class Vocabulary {
   bool contains(Token token) const { return token >= 0 && static_cast<uint32_t>(token) < size(); }
 
   Token find(std::string_view text) const;  // -1 when absent
-  // As find, but only tokens that ordinary text may become: never control, unknown or byte tokens.
+  // find(), but only tokens that ordinary text may become: never control, unknown or byte tokens.
   Token find_plain(std::string_view text) const;
 
   const SpecialIds& special() const { return special_; }
@@ -71,7 +70,7 @@ class Vocabulary {
   bool adds_eos() const { return adds_eos_; }
   bool ends_turn(Token token) const;
 
-  // The byte a token `<0x0A>` stands for; -1 for other spellings.
+  // The byte of a token `<0x0A>`; -1 for other spellings.
   static int byte_of(std::string_view spelling);
 
  private:
@@ -88,7 +87,7 @@ class Vocabulary {
   std::vector<Token> turn_ends_;  // sorted
 };
 
-// The texts that merging works on: the plain tokens, and more that are added as merges need them.
+// The texts of merges: the plain tokens, and others that merges need.
 class SymbolTable {
  public:
   explicit SymbolTable(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}

@@ -269,7 +269,7 @@ TEST_CASE("what a file gives back is free on the disk, and reads as zeros") {
 }
 
 TEST_CASE("processors are those that this process may use") {
-  CHECK(os::processor_count() <= static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_CONF)));
+  CHECK(os::cpu_count() <= static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_CONF)));
 #ifdef __linux__
   CHECK(in_child([] {
     cpu_set_t all, one;
@@ -278,7 +278,7 @@ TEST_CASE("processors are those that this process may use") {
     while (!CPU_ISSET(cpu, &all)) ++cpu;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
-    return sched_setaffinity(0, sizeof one, &one) == 0 && os::processor_count() == 1;
+    return sched_setaffinity(0, sizeof one, &one) == 0 && os::cpu_count() == 1;
   }));
 #endif
 }

@@ -29,7 +29,7 @@ QueryRows rows_of(const DeviceKv& kv, const DeviceAttention& a, uint32_t head, u
 template <class F>
 int for_each(DeviceStream* s, uint32_t of_head, const DeviceKv& kv, const DeviceAttention& a,
              F&& f) {
-  return give(s, [of_head, kv, a, f, context = s->context] {
+  return enqueue(s, [of_head, kv, a, f, context = s->context] {
     for (uint32_t head = 0; head < kv.kv_heads; ++head)
       for (uint32_t i = 0; i < of_head; ++i)
         if (const int error = f(context, kv, a, head, i)) return error;
@@ -49,7 +49,7 @@ int for_each_list(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
 template <class F>
 void for_each_asking(const DeviceKv& kv, const DeviceAttention& a, uint32_t block, F&& f) {
   const QueryGroup askers = query_group_of(a.n, a.blocks, block);
-  for (uint32_t i = 0; i < askers.asking() * kv.group; ++i)
+  for (uint32_t i = 0; i < askers.selecting() * kv.group; ++i)
     f(i, askers.token(i / kv.group), i % kv.group);
 }
 
@@ -149,7 +149,7 @@ int score_sketch(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wit
             const std::size_t row = (std::size_t{head} * a.n + token) * kv.group + r;
             cpu().score_sketch(shape, 1, a.projected + row * kv.sketch_dim, a.projected_scale + row,
                                sketch_of(kv, head, e), nullptr,
-                               a.scores + (at * a.asking_rows + i) * stride +
+                               a.scores + (at * a.selecting_rows + i) * stride +
                                    std::size_t{e} * shape.extent_quads(),
                                stride);
           });
@@ -167,7 +167,7 @@ uint32_t keep_quad(const DeviceHotQuads& hot, const DeviceCounts& counts, uint32
   for (uint32_t i = 0; i < hot_ways && !there; ++i) {
     const uint32_t chosen =
         is_kept(entries[i], counts) ? static_cast<uint32_t>(entries[i] >> 32) : 0;
-    if (chosen > 0 && static_cast<uint32_t>(entries[i]) == quad) place = i, there = hot_is_there;
+    if (chosen > 0 && static_cast<uint32_t>(entries[i]) == quad) place = i, there = hot_present;
     else if (chosen < last) place = i, last = chosen;
   }
   if (!there && last == counts.step) return 0;
@@ -185,7 +185,7 @@ int choose(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
         uint32_t* counts = a.list_counts + 2 * at;
         counts[0] = counts[1] = 0;
         if (end <= first) return 0;
-        float* shares = a.scores + at * a.asking_rows * stride;
+        float* shares = a.scores + at * a.selecting_rows * stride;
         const uint32_t n = end - first;
         std::vector<double> sums(n);
         // select/bounded.cc
@@ -199,27 +199,27 @@ int choose(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
           for (uint32_t i = 0; i < n; ++i) sums[i] += std::exp(scores[i] - most) / all;
         });
         const double least = a.n > 1 ? 0.1 * std::accumulate(sums.begin(), sums.end(), 0.0) / n : 0,
-                     askers = query_group_of(a.n, a.blocks, block).asking();
+                     askers = query_group_of(a.n, a.blocks, block).selecting();
         for (uint32_t i = 0; i < n; ++i)
           shares[first + i] = std::max(sums[i] >= 0x1p-43 ? static_cast<float>(sums[i]) : 0,
                                        static_cast<float>(least));
-        if (kv.budget->most == 0) return 0;
+        if (kv.budget->max_quads == 0) return 0;
         const float t =
             sample_threshold(cpu(), shares + first, n,
-                             {kv.budget->least, kv.budget->most,
+                             {kv.budget->min_quads, kv.budget->max_quads,
                               static_cast<double>(kv.budget->variance) * askers * askers});
         std::vector<uint32_t> chosen(n);
         chosen.resize(std::min(
             cpu().sample(shares + first, n, first, sample_seed(kv.layer, head), t, chosen.data()),
-            a.most));
+            a.max_quads));
         for (uint32_t i = 0; i < chosen.size(); ++i) {
           const uint32_t quad = chosen[i] + first;
-          a.lists[at * a.most + i] = quad;
-          a.biases[at * a.most + i] = shares[quad] < t ? std::log(t / shares[quad]) : 0;
+          a.lists[at * a.max_quads + i] = quad;
+          a.biases[at * a.max_quads + i] = shares[quad] < t ? std::log(t / shares[quad]) : 0;
           if (!a.hot.room) continue;
           const uint32_t found = keep_quad(a.hot, *kv.counts, head, quad);
-          a.hot.found[std::size_t{head} * a.most + i] = found;
-          counts[1] += found / hot_is_there;
+          a.hot.list_places[std::size_t{head} * a.max_quads + i] = found;
+          counts[1] += found / hot_present;
         }
         counts[0] = static_cast<uint32_t>(chosen.size());
         return 0;
@@ -270,8 +270,8 @@ int gather_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
          uint32_t block) {
         const std::size_t at = std::size_t{head} * a.blocks + block;
         for (uint32_t i = 0; i < a.list_counts[2 * at]; ++i)
-          if (const int error = find_quad(context, kv, head, a.lists[at * a.most + i], nullptr,
-                                          a.gathered + (at * a.most + i) * quad_bytes_of(kv.dim)))
+          if (const int error = find_quad(context, kv, head, a.lists[at * a.max_quads + i], nullptr,
+                                          a.gathered + (at * a.max_quads + i) * quad_bytes_of(kv.dim)))
             return error;
         return 0;
       });
@@ -279,7 +279,7 @@ int gather_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
 
 int gather_group(DeviceStream* s, const DeviceKv& of, const DeviceGroup& with) {
   if (const int error = check_group(with)) return error;
-  return give(s, [kv = of, g = with, context = s->context] {
+  return enqueue(s, [kv = of, g = with, context = s->context] {
     const std::size_t quad_bytes = quad_bytes_of(kv.dim);
     DeviceKv its = kv;
     for (uint32_t layer = 0; layer < g.layers; ++layer) {
@@ -303,27 +303,27 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
       s, of, with,
       [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head,
          uint32_t token) {
-        const std::size_t at = std::size_t{head} * a.blocks + question_block(a.n, a.blocks, token),
+        const std::size_t at = std::size_t{head} * a.blocks + query_group_at(a.n, a.blocks, token),
                           half = std::size_t{quad_tokens} * kv.dim,
                           quad_bytes = 2 * half + 4 * quad_tokens;
         const uint32_t count = a.list_counts[2 * at];
         const auto bias_of = [&](std::size_t i) {
-          return a.biases ? a.biases[at * a.most + i] : 0.0f;
+          return a.biases ? a.biases[at * a.max_quads + i] : 0.0f;
         };
         const auto is_present = [&](std::size_t i, std::size_t t) {
-          return !a.present || a.present[at * a.most + i] >> t & 1;
+          return !a.present || a.present[at * a.max_quads + i] >> t & 1;
         };
         std::vector<uint8_t> quads(count * quad_bytes);
         for (uint32_t i = 0; i < count; ++i) {
-          const uint32_t found = a.hot.room ? a.hot.found[std::size_t{head} * a.most + i] : 0;
+          const uint32_t found = a.hot.room ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0;
           uint8_t* place =
-              found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_is_there) - 1) *
+              found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_present) - 1) *
                                         a.hot.quad_bytes
                     : nullptr;
-          const uint8_t* hot = found & hot_is_there ? place : nullptr;
+          const uint8_t* hot = found & hot_present ? place : nullptr;
           const uint8_t* there =
-              hot || !a.gathered ? hot : a.gathered + (at * a.most + i) * quad_bytes;
-          const uint32_t quad = a.lists ? a.lists[at * a.most + i] : a.list_counts[2 * at + 1] + i;
+              hot || !a.gathered ? hot : a.gathered + (at * a.max_quads + i) * quad_bytes;
+          const uint32_t quad = a.lists ? a.lists[at * a.max_quads + i] : a.list_counts[2 * at + 1] + i;
           if (const int error =
                   find_quad(context, kv, head, quad, there, quads.data() + i * quad_bytes))
             return error;
@@ -368,7 +368,7 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with,
-                     const DeviceActivations& out, const DeviceCheck& check, float* totals,
+                     const DeviceActivations& out, const DeviceCheck& check, float* lse,
                      float* mass) {
   const int error = for_each_token(
       s, of, with,
@@ -379,8 +379,8 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
           std::vector<const float*> parts;
           for (uint32_t part = 0; part < a.parts; ++part)
             parts.push_back(state_at(kv, a, head, token, part, r));
-          if (a.beside)
-            parts.push_back(a.beside + ((std::size_t{head} * a.n + token) * kv.group + r) *
+          if (a.cpu_states)
+            parts.push_back(a.cpu_states + ((std::size_t{head} * a.n + token) * kv.group + r) *
                                            (kv.dim + state_sums));
           for (const float* state : parts) most = std::max(most, state[kv.dim]);
           std::vector<float> o(kv.dim);
@@ -391,7 +391,7 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
           }
           const std::size_t to = (std::size_t{token} * kv.kv_heads + head) * kv.group + r;
           for (uint32_t d = 0; d < kv.head_dim; ++d) out.f32[to * kv.head_dim + d] = o[d] / sum;
-          totals[to] = most + std::log(sum), mass[to] = own / sum;
+          lse[to] = most + std::log(sum), mass[to] = own / sum;
         }
         return 0;
       });

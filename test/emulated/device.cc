@@ -138,7 +138,7 @@ int describe(DeviceContext* c, DeviceInfo* out) {
   if (const int error = begin_call(c)) return error;
   const uint64_t unused = machine().free_bytes[c->index], taken = machine().bytes[c->index];
   *out = {"A device made of the CPU", unused + own_bytes,   unused - std::min(unused, taken), 2,
-          machine().shared_at_once,   machine().block_bytes};
+          machine().registration_bytes,   machine().block_bytes};
   return 0;
 }
 
@@ -207,7 +207,7 @@ int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64
   return *out = seen_by(c, begin), 0;
 }
 
-int unshare_host(DeviceContext* c, const void* memory) {
+int unregister_host(DeviceContext* c, const void* memory) {
   {
     const std::lock_guard lock(host_mutex);
     if (shared_memory.erase(number(memory)) == 0) return refused;
@@ -247,7 +247,7 @@ void count_waiting(DeviceContext* c, uint64_t more) {
   c->waiting += more;
 }
 
-// Work of any kind, as give() has it.
+// Work of any kind, as enqueue() has it.
 int put(DeviceStream* s, Work work) {
   if (const int error = begin_call(s->context)) return error;
   StreamState& state = *s->state;
@@ -323,7 +323,7 @@ DeviceKernels make_table() {
   k.allocate_host = allocate_host;
   k.release_host = release_host;
   k.register_host = register_host;
-  k.unshare_host = unshare_host;
+  k.unregister_host = unregister_host;
   k.map_host = map_host;
   k.open_stream = open_stream;
   k.close_stream = close_stream;
@@ -341,7 +341,7 @@ DeviceKernels make_table() {
 
 }  // namespace
 
-int give(DeviceStream* s, Work work) {
+int enqueue(DeviceStream* s, Work work) {
   s->state->computes = true;
   return put(s, std::move(work));
 }

@@ -91,13 +91,13 @@ TEST_CASE(
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
   std::string device, strategy = "bounded";
-  uint64_t shared_at_once = UINT64_MAX;
+  uint64_t registration_bytes = UINT64_MAX;
   SUBCASE("one") { device = "cuda"; }
   SUBCASE("two") { device = "cuda:0,cuda:1"; }
-  SUBCASE("one that shares some with each step") { device = "cuda", shared_at_once = 1 << 16; }
+  SUBCASE("one that shares some with each step") { device = "cuda", registration_bytes = 1 << 16; }
   SUBCASE("one that attends beside the CPU") { device = "cuda", strategy = "filter-layers"; }
   SUBCASE("two that do") { device = "cuda:0,cuda:1", strategy = "quest"; }
-  const emulated::Changed shares(emulated::machine().shared_at_once, shared_at_once);
+  const emulated::Changed shares(emulated::machine().registration_bytes, registration_bytes);
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
   const Outcome expected = use_device(device.c_str(), strategy, file, next);
   REQUIRE(expected.failed.empty());

@@ -69,7 +69,7 @@ TEST_CASE(
 }
 
 TEST_CASE("nothing is waited for that a device will never read") {
-  const emulated::Changed less(emulated::machine().shared_at_once, 1 << 16);
+  const emulated::Changed less(emulated::machine().registration_bytes, 1 << 16);
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   REQUIRE(session->prepare_devices(nullptr, {}).ok());
@@ -162,7 +162,7 @@ TEST_CASE(
                    usual = emulated::machine().held - held;
     const auto expected = ask(load(model, read_file(), bounded_options(200)).get(), asked);
     model.reset();
-    // the last two of opening a model: Device::keep_host()
+    // the last two of opening a model: Device::reserve_host()
     for (const uint64_t at : {calls - 1, calls}) {
       const uint64_t before = emulated::machine().held;
       emulated::machine().fails_with = emulated::out_of_memory;

@@ -10,7 +10,7 @@ namespace kvasir::emulated {
 
 int find_nearest(DeviceStream* s, const DeviceNearest& n) {
   if (const int error = check_find_nearest(n)) return error;
-  return give(s, [n] {
+  return enqueue(s, [n] {
     const Kernels& cpu = cpu_kernels();
     Array<KeyRef> keys;
     Array<float> scores(n.items);

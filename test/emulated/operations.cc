@@ -30,7 +30,7 @@ std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
 
 int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row,
             uint32_t n) {
-  return give(s, [=] {
+  return enqueue(s, [=] {
     const std::size_t size = row_bytes(to.type, to.cols);
     return std::memcpy(const_cast<std::byte*>(to.data) + row * size, from, n * size), 0;
   });
@@ -50,7 +50,7 @@ void put(const float* x, const DeviceActivations& out) {
 
 int quantize(DeviceStream* s, const DeviceActivations& x, const DeviceCheck& check) {
   if (const int error = check_rounded(x, "quantize")) return error;
-  return give(s, [=] {
+  return enqueue(s, [=] {
     note(x.f32, std::size_t{x.n} * x.cols, check);
     if (x.q) cpu().quantize(x.f32, x.n, x.cols, x.q, x.scale, x.sums);
     return 0;
@@ -62,7 +62,7 @@ namespace {
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
   if (const int error = check_matmul(products, x)) return error;
-  return give(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
+  return enqueue(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
     for (const auto& [w, bias, y] : given) {
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
       Aligned<float> made(std::size_t{x.n} * w.rows);
@@ -79,7 +79,7 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
              const DeviceCheck& check, const DeviceActivations& out) {
   if (const int error = check_rounded(out, "rms_norm")) return error;
-  return give(s, [=] {
+  return enqueue(s, [=] {
     Aligned<float> y(std::size_t{out.n} * out.cols);
     note(x, std::size_t{out.n} * out.cols, check);
     cpu().rms_norm(x, weight, epsilon, out.n, out.cols, y.get());
@@ -101,7 +101,7 @@ int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float eps
 int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
            const DeviceActivations& out) {
   if (const int error = check_rounded(out, "swiglu")) return error;
-  return give(s, [=] {
+  return enqueue(s, [=] {
     const std::size_t size = std::size_t{out.n} * out.cols;
     Aligned<float> y(size);
     std::copy_n(gate, size, y.get());
@@ -112,7 +112,7 @@ int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceChec
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
-  return give(s, [=] {
+  return enqueue(s, [=] {
     float* x = h.qkv;
     for (const auto& [heads, norm] :
          {std::pair(h.heads, h.q_norm), std::pair(h.kv_heads, h.k_norm)}) {
@@ -148,10 +148,10 @@ float largest_of(const float* x, std::size_t n) {
   return largest;
 }
 
-int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, const float* k,
+int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
   if (const int error = check_prepare_reading(r)) return error;
-  return give(s, [=, context = s->context] {
+  return enqueue(s, [=, context = s->context] {
     const PageShape shape = PageShape::of(r.head_dim);
     const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page,
                       all = sealed + (r.window + r.n) * dim;
@@ -207,9 +207,9 @@ int prepare_reading(DeviceStream* s, const DeviceReading& r, const float* q, con
   });
 }
 
-int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* totals) {
+int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
   if (const int error = check_attend_reading(r)) return error;
-  return give(s, [=] {
+  return enqueue(s, [=] {
     constexpr uint32_t together = 32;
     const std::size_t dim = r.dim;
     const uint32_t before = r.pages * r.page_tokens + r.window, all = before + r.n;
@@ -236,7 +236,7 @@ int attend_reading(DeviceStream* s, const DeviceReading& r, float* out, float* t
                                  (begin + i) % r.group;
           cpu().finish({state.o.get() + i * dim, state.m.get() + i, state.l.get() + i}, 1, r.dim,
                        r.head_dim, out + to * r.head_dim, r.head_dim);
-          totals[to] = state.m[i] + std::log(state.l[i]);
+          lse[to] = state.m[i] + std::log(state.l[i]);
         }
       }
     }
@@ -256,8 +256,8 @@ void fill_operations(DeviceKernels* k) {
   k->swiglu = swiglu;
   k->rotate = rotate;
   fill_attention(k);
-  k->prepare_reading = prepare_reading;
-  k->attend_reading = attend_reading;
+  k->prepare_prefill = prepare_prefill;
+  k->attend_prefill = attend_prefill;
   k->find_nearest = find_nearest;
 }
 

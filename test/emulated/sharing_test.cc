@@ -31,7 +31,7 @@ std::shared_ptr<const Model> model_on(const char* devices) {
 TEST_CASE(
     "a long text is shared with devices some with each step, of a file or of memory: until then "
     "the CPU hands them what they chose, and says why") {
-  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     CAPTURE(devices);
@@ -83,7 +83,7 @@ TEST_CASE(
 }
 
 TEST_CASE("what devices need is made ready ahead, which can be stopped, and serves forks") {
-  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     const auto model = model_on(devices);
@@ -123,7 +123,7 @@ TEST_CASE(
     "pieces are of several arrays where a device shares as much at once, the last one shorter") {
   std::vector<std::vector<int>> shared_by_step;
   for (const uint64_t most : {uint64_t{1} << 16, uint64_t{5} << 19, uint64_t{3} << 20}) {
-    const emulated::Changed less(emulated::machine().shared_at_once, most);
+    const emulated::Changed less(emulated::machine().registration_bytes, most);
     const int before = emulated::machine().shared;
     for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
       auto session = load(model_on(devices), read_file(), bounded_options(200));
@@ -144,7 +144,7 @@ TEST_CASE(
 }
 
 TEST_CASE("another text in the same session begins without a wait too") {
-  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   REQUIRE(session->prepare_devices(nullptr, {}).ok());
@@ -159,7 +159,7 @@ TEST_CASE("another text in the same session begins without a wait too") {
 }
 
 TEST_CASE("a text that is let go of before all of it is shared leaves nothing") {
-  const emulated::Changed less(emulated::machine().shared_at_once, little);
+  const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   continue_with(session.get(), 3);

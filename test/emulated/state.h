@@ -21,7 +21,7 @@ void fill_attention(DeviceKernels* table);  // of new tokens
 int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 // Gives an operation to a stream; an error of it is the device's from then on.
-int give(DeviceStream* stream, Work work);
+int enqueue(DeviceStream* stream, Work work);
 // Where the CPU has what a device sees at `seen`: memory that is its own, of allocate_host(), or
 // shared. Null where that is not so.
 const std::byte* followed(DeviceContext* context, uint64_t seen, std::size_t size);

@@ -4,114 +4,20 @@
 #include <algorithm>
 #include <string>
 
-#include "reference/reference.h"
-#include "support.h"
+#include "attention_inputs.h"
 
 using namespace kvasir;
 using test::Guarded;
+using test::Pages;
+using test::pages_tolerance;
+using test::Queries;
 using test::Random;
+using test::ReferenceState;
+using test::rows_tolerance;
+using test::State;
+using test::worst_row;
 
 namespace {
-
-// Integer weights of 14 bits: half a step of 1/16383 of the largest weight a token; over random
-// tokens the errors mostly cancel.
-constexpr double pages_tolerance = 2e-4;
-// Float sums of a few hundred terms and an exponential good to 2e-7.
-constexpr double rows_tolerance = 3e-6;
-
-struct Queries {
-  Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random, float size)
-      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim),
-        split(std::size_t{rows} * dim * 2), scale(rows) {
-    for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal() * size;
-    k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
-    view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
-  }
-  Guarded<float> f32;
-  Guarded<int8_t> q, split;
-  Guarded<float> scale;
-  QueryRows view;
-};
-
-struct State {
-  State(uint32_t rows_, uint32_t dim_)
-      : rows(rows_), dim(dim_), o(std::size_t{rows} * dim), m(rows), l(rows) {
-    clear();
-  }
-  void clear() {
-    for (std::size_t i = 0; i < o.size(); ++i) o[i] = 0;
-    for (uint32_t r = 0; r < rows; ++r) {
-      m[r] = -std::numeric_limits<float>::infinity();
-      l[r] = 0;
-    }
-  }
-  AttentionState view() { return {o.data(), m.data(), l.data()}; }
-  bool guards_intact() const { return o.guards_intact() && m.guards_intact() && l.guards_intact(); }
-  bool operator==(const State& b) const {
-    return std::memcmp(o.data(), b.o.data(), o.size() * 4) == 0 &&
-           std::memcmp(m.data(), b.m.data(), rows * 4) == 0 &&
-           std::memcmp(l.data(), b.l.data(), rows * 4) == 0;
-  }
-  uint32_t rows, dim;
-  Guarded<float> o, m, l;
-};
-
-struct ReferenceState {
-  ReferenceState(uint32_t rows, uint32_t dim) : o(std::size_t{rows} * dim), m(rows), l(rows) {}
-  std::vector<double> o, m, l;
-};
-
-// The largest relative error of a normalised row.
-double worst_row(const State& a, const ReferenceState& b) {
-  double worst = 0;
-  for (std::size_t r = 0; r < a.rows; ++r) {
-    std::vector<double> got(a.dim), want(a.dim);
-    for (std::size_t d = 0; d < a.dim; ++d) {
-      got[d] = a.l[r] > 0 ? double{a.o[r * a.dim + d]} / double{a.l[r]} : 0;
-      want[d] = b.l[r] > 0 ? b.o[r * a.dim + d] / b.l[r] : 0;
-    }
-    worst = std::max(worst, test::relative_error(got.data(), want.data(), a.dim));
-  }
-  return worst;
-}
-
-// Random sealed pages: [n][4096] with scales [n][2][page_tokens].
-struct Pages {
-  Pages(uint32_t dim_, uint32_t n, Random& random)
-      : dim(dim_), page_tokens(page_bytes / 2 / dim), data(std::size_t{n} * page_bytes),
-        scales(std::size_t{n} * 2 * page_tokens) {
-    const auto byte = [&] {
-      return static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
-    };
-    for (uint32_t p = 0; p < n; ++p) {
-      int8_t* page = data.data() + std::size_t{p} * page_bytes;
-      // the tests' numbers, and so how near they come to their tolerances, do not depend on the
-      // layout
-      for (uint32_t d = 0; d < dim; d += 4)
-        for (uint32_t t = 0; t < page_tokens; ++t)
-          for (uint32_t i = 0; i < 4; ++i)
-            page[PageShape::of(dim).key_at(t) + d * quad_tokens + i] = byte();
-      for (uint32_t i = page_bytes / 2; i < page_bytes; ++i) page[i] = byte();
-    }
-    for (std::size_t i = 0; i < scales.size(); ++i) {
-      const float scale = random.uniform(0.2f, 1.0f) / 64.0f;
-      uint32_t bits;
-      std::memcpy(&bits, &scale, sizeof bits);
-      scales[i] = static_cast<uint16_t>(bits >> 16);
-    }
-    for (uint32_t p = 0; p < n; ++p) {
-      refs.push_back({data.data() + std::size_t{p} * page_bytes,
-                      scales.data() + std::size_t{p} * 2 * page_tokens, all()});
-    }
-  }
-  uint64_t all() const {
-    return page_tokens == 64 ? ~uint64_t{0} : (uint64_t{1} << page_tokens) - 1;
-  }
-  uint32_t dim, page_tokens;
-  Guarded<int8_t> data;
-  Guarded<uint16_t> scales;
-  std::vector<PageRef> refs;
-};
 
 void attend(const Kernels& k, const QueryRows& q, const PageRef* pages, std::size_t n,
             State& state) {
@@ -138,7 +44,7 @@ QueryRows one_row(const QueryRows& q, uint32_t row) {
 
 TEST_CASE("attention over pages differs from the exact softmax by the weights' rounding only") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       for (uint32_t i = 0; i < 12; ++i) {
         Random random(dim * 100 + i);
         const uint32_t rows = 1 + random.below(i < 9 ? 9 : 40), n = 1 + random.below(40);
@@ -178,7 +84,7 @@ TEST_CASE(
     "single quads, each with its own bias and some of its tokens, chosen all over the pages, are "
     "attended as the softmax over just these") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       for (uint32_t i = 0; i < 8; ++i) {
         Random random(dim * 31 + i);
         const uint32_t rows = 1 + random.below(9), n = 200, page_tokens = page_bytes / 2 / dim;
@@ -213,7 +119,7 @@ TEST_CASE(
 
 TEST_CASE("scores of tokens are the reference's, and those by which pages are attended") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       for (uint32_t i = 0; i < 10; ++i) {
         Random random(dim * 10 + i);
         const uint32_t rows = 1 + random.below(9), n = 1 + random.below(40),
@@ -245,7 +151,8 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
               FAIL("token ", t, " is in where it is out, or the reverse");
             if (out) row[t] = 0, want[r * stride + t] = 0;
           }
-          CHECK(test::relative_error(row, want.data() + r * stride, count) < 3e-7);
+          CHECK(test::relative_error(row, want.data() + r * stride, count) <
+                test::token_score_tolerance);
         }
       }
     }
@@ -254,7 +161,7 @@ TEST_CASE("scores of tokens are the reference's, and those by which pages are at
 
 TEST_CASE("keys that are scored one by one get the scores that their pages' tokens get") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       Random random(dim + 1);
       const uint32_t rows = 5, n = 9, page_tokens = page_bytes / 2 / dim, count = n * page_tokens;
       Pages pages(dim, n, random);
@@ -302,7 +209,7 @@ TEST_CASE("keys that are scored one by one get the scores that their pages' toke
 
 TEST_CASE("a page whose bias is ln n counts as n such pages") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       Random random(dim + 3);
       Pages pages(dim, 6, random);
       Queries q(*k, 3, dim, random, 0.2f);
@@ -327,7 +234,7 @@ TEST_CASE("a page whose bias is ln n counts as n such pages") {
 
 TEST_CASE("a row's attention over pages does not depend on the rows beside it") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       Random random(dim);
       const uint32_t rows = 9, n = 21;
       Pages pages(dim, n, random);
@@ -348,7 +255,7 @@ TEST_CASE("a row's attention over pages does not depend on the rows beside it") 
 
 TEST_CASE("attention over full-precision tokens is the exact softmax, whatever the limits") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       for (uint32_t i = 0; i < 12; ++i) {
         Random random(dim * 77 + i);
         const uint32_t rows = 1 + random.below(i < 9 ? 9 : 70),
@@ -418,7 +325,7 @@ TEST_CASE("attention over nothing leaves a state as it was, bit for bit") {
 
 TEST_CASE("pages of zeros give the average of their values: zero") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       Random random(4);
       Pages pages(dim, 3, random);
       std::memset(pages.data.data(), 0, pages.data.size());
@@ -492,7 +399,7 @@ TEST_CASE(
 
 TEST_CASE("two parts merged are the whole, in either order; empty parts change no bit") {
   for (const Kernels* k : test::all_kernels()) {
-    for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+    for (uint32_t dim : test::padded_dims) {
       Random random(dim + 5);
       const uint32_t rows = 3, n = 16;
       Pages pages(dim, n, random);
@@ -541,7 +448,7 @@ TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw 
       for (std::size_t r = 0; r < rows; ++r) {
         for (std::size_t d = 0; d < head_dim; ++d) {
           const float want = r < 2 ? state.o[r * dim + d] / state.l[r] : 0;
-          CHECK(out[r * stride + d] == doctest::Approx(want).epsilon(1e-6));
+          CHECK(out[r * stride + d] == doctest::Approx(want).epsilon(test::finish_tolerance));
         }
         if (r + 1 < rows) {
           // not touched
@@ -555,7 +462,7 @@ TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw 
 TEST_CASE("instruction sets agree on attention over pages far closer than the weights' rounding") {
   // Scores and products are the same integers everywhere. A weight's rounding may differ by one
   // step of 1/16383 where the exponentials differ in their last bits, which is rare.
-  for (uint32_t dim : {32u, 64u, 128u, 256u}) {
+  for (uint32_t dim : test::padded_dims) {
     Random random(dim);
     const uint32_t rows = 7, n = 33;
     Pages pages(dim, n, random);

@@ -42,7 +42,7 @@ void check_sequence(const Shape& s, Random& random) {
   w.check_rounded();
   CHECK(w.first_bad.get()[0] == UINT32_MAX);
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(),
-        &totals = w.totals.get(), &mass = w.mass.get(), &window = d.window.get();
+        &lse = w.lse.get(), &mass = w.mass.get(), &window = d.window.get();
   const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
   const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
   const Guarded<float>& projected_scale = w.projected_scale.get();
@@ -65,7 +65,7 @@ void check_sequence(const Shape& s, Random& random) {
       wrong += v[(s.window + token) * dim + element] != t.v[from];
     }
     for (uint32_t block = 0; block < w.blocks; ++block) {
-      const std::size_t at = std::size_t{h} * w.blocks + block, first_row = at * w.asking_rows;
+      const std::size_t at = std::size_t{h} * w.blocks + block, first_row = at * w.selecting_rows;
       const QueryGroup askers = query_group_of(s.n, w.blocks, block);
       // The list: ascending, of quads that may be chosen.
       const uint32_t count = counts[2 * at], n_quads = quads > first ? quads - first : 0;
@@ -152,7 +152,7 @@ void check_sequence(const Shape& s, Random& random) {
       for (double share : expected) all_shares += share;
       for (double& share : expected)
         share = std::max(share, s.n > 1 ? 0.1 * all_shares / n_quads : 0);
-      const double variance = double{s.variance} * askers.asking() * askers.asking();
+      const double variance = double{s.variance} * askers.selecting() * askers.selecting();
       const float* its_shares = shares.data() + first_row * w.stride;
       for (std::size_t b = 0; b < expected.size(); ++b)
         wrong +=
@@ -256,7 +256,7 @@ void check_sequence(const Shape& s, Random& random) {
         worst_out = std::max(worst_out, std::sqrt(difference / norm));
         const std::size_t place = std::size_t{token} * s.kv_heads * s.group + head;
         worst_total =
-            std::max(worst_total, std::fabs(double{totals[place]} - (state.m + std::log(state.l))));
+            std::max(worst_total, std::fabs(double{lse[place]} - (state.m + std::log(state.l))));
         worst_mass = std::max(
             worst_mass,
             std::fabs(double{mass[place]} - certain.l / state.l * std::exp(certain.m - state.m)));
@@ -337,7 +337,7 @@ TEST_CASE(
         Memory<unsigned long long> entries(std::size_t{s.kv_heads} * room);
         const std::vector<unsigned long long> none(std::size_t{s.kv_heads} * room);
         entries.put(none.data());
-        Memory<uint32_t> places(std::size_t{s.kv_heads} * hot.a.most);
+        Memory<uint32_t> places(std::size_t{s.kv_heads} * hot.a.max_quads);
         hot.a.hot = {room, quad_bytes, hot_quads.data(), entries.data(), places.data()};
         uint32_t steps = 0;
         const auto step = [&](Work& w, uint32_t since = 0, uint32_t changed_from = UINT32_MAX,
@@ -365,7 +365,7 @@ TEST_CASE(
           const Guarded<uint32_t>& found = places.get();
           std::vector<uint32_t> out, its;
           for (uint32_t i = 0; i < list.size(); ++i)
-            if (const uint32_t place = found[head * hot.a.most + i] & ~hot_is_there)
+            if (const uint32_t place = found[head * hot.a.max_quads + i] & ~hot_present)
               out.push_back(list[i]), its.push_back(place);
           std::sort(its.begin(), its.end());
           CHECK(std::adjacent_find(its.begin(), its.end()) == its.end());

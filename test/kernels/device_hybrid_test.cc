@@ -85,7 +85,7 @@ void check_beside(const Shape& s, Random& random) {
     if (r % 5 == 1) std::fill_n(its - dim, dim, 0.0f), its[0] = -HUGE_VALF, its[1] = its[2] = 0;
   }
   w.a.projected = nullptr;
-  w.a.most = most;
+  w.a.max_quads = most;
   w.a.lists = lists.data(), w.a.biases = biases.data(), w.a.present = present.data(),
   w.a.list_counts = counts.data();
   w.a.near_sums = near_sums.data();
@@ -105,7 +105,7 @@ void check_beside(const Shape& s, Random& random) {
       const uint32_t from = first + (quads - first) / 3;
       DeviceAttention a = w.a;
       a.parts = how == How::near ? near_parts : attention_parts;
-      a.beside = with_processor ? beside.data() : nullptr;
+      a.cpu_states = with_processor ? beside.data() : nullptr;
       Shared<uint32_t> neighbours(2 * s.kv_heads);
       if (how == How::neighbours) {
         for (uint32_t h = 0; h < s.kv_heads; ++h)
@@ -115,8 +115,8 @@ void check_beside(const Shape& s, Random& random) {
       }
       if (how != How::near) OK(ops().attend_chosen(stream(), d.kv, a));
       OK(ops().finish_attention(stream(), d.kv, a, w.made, {1e30f, 5, w.first_bad.data()},
-                                w.totals.data(), w.mass.data()));
-      const Guarded<float>&out = w.out.get(), &totals = w.totals.get(), &mass = w.mass.get();
+                                w.lse.data(), w.mass.data()));
+      const Guarded<float>&out = w.out.get(), &lse = w.lse.get(), &mass = w.mass.get();
       w.check_rounded();
       for (uint32_t h = 0; h < s.kv_heads; ++h) {
         const float *k = window.data() + std::size_t{h} * 2 * (s.window + 1) * dim,
@@ -151,7 +151,7 @@ void check_beside(const Shape& s, Random& random) {
             State state{{its, its + dim}, double{its[dim]}, double{its[dim + 1]}};
             e.add(state, double{its[dim + 2]});
           }
-          e.check(out.data() + row * s.head_dim, totals[row], mass[row], s.head_dim);
+          e.check(out.data() + row * s.head_dim, lse[row], mass[row], s.head_dim);
         }
       }
     }
@@ -199,7 +199,7 @@ TEST_CASE(
       const uint32_t i = (*count.data())++;
       wanted.data()[i] = quad, places.data()[i] = order[i];
       for (uint32_t h = 0; h < kv_heads; ++h)
-        found.data()[h * room + i] = (order[i] + 1) | hot_is_there,
+        found.data()[h * room + i] = (order[i] + 1) | hot_present,
                                 present.data()[h * room + i] = static_cast<uint8_t>(1 + quad % 15);
     }
     for (uint32_t h = 0; h < kv_heads; ++h) counts.data()[2 * h] = *count.data();
@@ -238,7 +238,7 @@ TEST_CASE(
         std::copy_n(wanted.data(), room, lists.data() + h * room);
       for (const bool packed : {false, true}) {
         DeviceAttention a = w.a;
-        a.projected = nullptr, a.biases = nullptr, a.most = room;
+        a.projected = nullptr, a.biases = nullptr, a.max_quads = room;
         a.present = present.data(), a.list_counts = counts.data(),
         a.lists = packed ? nullptr : lists.data();
         if (packed)
@@ -248,7 +248,7 @@ TEST_CASE(
         OK(ops().attend_sinks_and_window(stream(), its, a));
         OK(ops().attend_chosen(stream(), its, a));
         OK(ops().finish_attention(stream(), its, a, w.made, {1e30f, 5, w.first_bad.data()},
-                                  w.totals.data(), w.mass.data()));
+                                  w.lse.data(), w.mass.data()));
         const Guarded<float>& out = w.out.get();
         outs.emplace_back(out.data(), out.data() + out.size());
       }

@@ -93,13 +93,13 @@ struct Text {
 };
 
 struct Attended {
-  std::vector<float> out, totals;
+  std::vector<float> out, lse;
 };
 
 Attended attend(const Text& t) {
   const Shape& s = t.s;
-  const uint32_t room = static_cast<uint32_t>(round_up(t.all, reading_keys)) + reading_keys,
-                 q_room = static_cast<uint32_t>(round_up(s.n * s.group, reading_rows));
+  const uint32_t room = static_cast<uint32_t>(round_up(t.all, prefill_keys)) + prefill_keys,
+                 q_room = static_cast<uint32_t>(round_up(s.n * s.group, prefill_rows));
   const std::size_t extent_bytes = s.kv_heads * PageShape::pages_bytes(),
                     extent_scales = s.kv_heads * t.page.scales_bytes();
   Memory<int8_t> pages(t.pages.data(), t.pages.size());
@@ -117,8 +117,8 @@ Attended attend(const Text& t) {
   Memory<uint16_t> keys(std::size_t{s.kv_heads} * room * t.page.dim), values(keys.get().size()),
       half_q(std::size_t{s.kv_heads} * q_room * t.page.dim);
   Memory<float> q_scale(std::size_t{s.kv_heads} * q_room), largest(std::size_t{s.kv_heads} * 2),
-      out(t.q.size()), totals(std::size_t{s.n} * s.kv_heads * s.group);
-  const DeviceReading r{s.kv_heads,
+      out(t.q.size()), lse(std::size_t{s.n} * s.kv_heads * s.group);
+  const DevicePrefill r{s.kv_heads,
                         s.group,
                         s.head_dim,
                         t.page.dim,
@@ -141,12 +141,12 @@ Attended attend(const Text& t) {
                         half_q.data(),
                         q_scale.data(),
                         largest.data()};
-  OK(ops().prepare_reading(stream(), r, q.data(), k.data(), v.data()));
-  OK(ops().attend_reading(stream(), r, out.data(), totals.data()));
-  const Guarded<float>&its_out = out.get(), &its_totals = totals.get();
+  OK(ops().prepare_prefill(stream(), r, q.data(), k.data(), v.data()));
+  OK(ops().attend_prefill(stream(), r, out.data(), lse.data()));
+  const Guarded<float>&out_values = out.get(), &out_lse = lse.get();
   keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get();  // guards
-  return {{its_out.data(), its_out.data() + its_out.size()},
-          {its_totals.data(), its_totals.data() + its_totals.size()}};
+  return {{out_values.data(), out_values.data() + out_values.size()},
+          {out_lse.data(), out_lse.data() + out_lse.size()}};
 }
 
 // What the CPU's kernels make of a row, of the pages behind the sinks and of what is in full
@@ -238,7 +238,7 @@ void check_text(const Shape& s, Random& random) {
       const double its_error = error(attended.out.data() + at * s.head_dim);
       worst = std::isnan(its_error) ? HUGE_VAL : std::max(worst, its_error);
       worst_total =
-          std::max(worst_total, std::fabs(double{attended.totals[at]} - (most + std::log(sum))));
+          std::max(worst_total, std::fabs(double{attended.lse[at]} - (most + std::log(sum))));
       if (token % 3 == 0)
         worst_of_processor =
             std::max(worst_of_processor, error(by_processor(t, h, q, seen).data()));

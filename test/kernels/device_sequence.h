@@ -154,25 +154,25 @@ struct OnDevice {
 struct Work {
   explicit Work(const Sequence& t)
       : rows(std::size_t{t.shape.kv_heads} * t.shape.n * t.shape.group),
-        blocks(question_blocks(t.shape.n, t.shape.group)),
-        asking_rows(max_selecting(t.shape.n, blocks) * t.shape.group),
+        blocks(query_groups(t.shape.n, t.shape.group)),
+        selecting_rows(max_selecting_tokens(t.shape.n, blocks) * t.shape.group),
         lists(std::size_t{t.shape.kv_heads} * blocks),
         stride(std::size_t{t.extents} * t.page.extent_quads()),
         most(static_cast<uint32_t>(std::min<std::size_t>(
             t.shape.most + 8 * static_cast<uint32_t>(std::sqrt(t.shape.most)) + 64, stride))),
         q(rows * t.page.dim), q8(rows * t.page.dim), q_scale(rows),
         projected(rows * t.page.sketch_dim()), projected_scale(rows),
-        scores(lists * asking_rows * stride), score_sums(lists * asking_rows * max_score_parts * 2),
+        scores(lists * selecting_rows * stride), score_sums(lists * selecting_rows * max_score_parts * 2),
         share_counts(lists * share_bins), share_sums(lists * share_bins), thresholds(lists),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)), chosen(lists * most),
         biases(lists * most), counts(lists * 2),
         states(rows * attention_parts * (t.page.dim + state_sums)),
         gathered(lists * most * quad_bytes_of(t.page.dim)), out(t.q.size()),
         out_q(out_cols(t) % 32 == 0 ? t.q.size() : 0), out_scale(out_q.size() / 32),
-        out_sums(out_q.size() / 16), first_bad(1), totals(rows),
+        out_sums(out_q.size() / 16), first_bad(1), lse(rows),
         mass(rows), a{t.shape.n,
                       blocks,
-                      asking_rows,
+                      selecting_rows,
                       t.extents,
                       most,
                       q.data(),
@@ -207,7 +207,7 @@ struct Work {
   }
   int finish(const DeviceKv& kv, float limit = 1e30f) {
     return ops().finish_attention(stream(), kv, a, made, {limit, 5, first_bad.data()},
-                                  totals.data(), mass.data());
+                                  lse.data(), mass.data());
   }
   // What was rounded is the output, as the CPU rounds it.
   void check_rounded() {
@@ -223,7 +223,7 @@ struct Work {
     CHECK(std::equal(sums.data(), sums.data() + sums.size(), out_sums.get().data()));
   }
   std::size_t rows;
-  uint32_t blocks, asking_rows;
+  uint32_t blocks, selecting_rows;
   std::size_t lists, stride;
   uint32_t most;
   Memory<float> q;
@@ -244,7 +244,7 @@ struct Work {
   Memory<float> out_scale;
   Memory<int16_t> out_sums;
   Memory<uint32_t> first_bad;
-  Memory<float> totals, mass;
+  Memory<float> lse, mass;
   DeviceAttention a;
   DeviceActivations made;
 };

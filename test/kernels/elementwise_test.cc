@@ -5,6 +5,7 @@
 
 #include "reference/reference.h"
 #include "support.h"
+#include "tolerances.h"
 
 using namespace kvasir;
 using test::Guarded;
@@ -19,9 +20,6 @@ void fill(Guarded<float>& a, Random& random, float scale = 1) {
 bool same_bits(const Guarded<float>& a, const Guarded<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
-
-// A handful of roundings of 6e-8 each.
-constexpr double tolerance = 3e-7;
 
 }  // namespace
 
@@ -39,7 +37,8 @@ TEST_CASE("rms_norm agrees with the reference, also in place") {
       reference::rms_norm(x.data(), weight.data(), 1e-5f, n, cols, expected.data());
       k->rms_norm(x.data(), weight.data(), 1e-5f, n, cols, y.data());
       CHECK(y.guards_intact());
-      CHECK(test::relative_error(y.data(), expected.data(), n * cols) < tolerance);
+      CHECK(test::relative_error(y.data(), expected.data(), n * cols) <
+            test::elementwise_tolerance);
       k->rms_norm(x.data(), weight.data(), 1e-5f, n, cols, x.data());
       CHECK(same_bits(x, y));
     }
@@ -75,7 +74,8 @@ TEST_CASE("rope rotates the pairs of its layout and nothing else") {
         reference::rope(expected.data(), heads, stride, rotary, cos.data(), sin.data(), neox);
         k->rope(x.data(), heads, stride, rotary, cos.data(), sin.data(), neox);
         CHECK(x.guards_intact());
-        CHECK(test::relative_error(x.data(), expected.data(), x.size()) < tolerance);
+        CHECK(test::relative_error(x.data(), expected.data(), x.size()) <
+              test::elementwise_tolerance);
         for (uint32_t h = 0; h < heads; ++h) {
           for (uint32_t i = rotary; i < stride; ++i)
             CHECK(x[h * stride + i] == before[h * stride + i]);
@@ -105,8 +105,7 @@ TEST_CASE(
       const double error = std::fabs(double{gate[i]} / expected[i] - 1);
       worst = error <= worst ? worst : error;
     }
-    // 2 units in the last place of the exponential, one each for sum, quotient, product
-    CHECK(worst < 4e-7);
+    CHECK(worst < test::swiglu_tolerance);
   }
 }
 

@@ -5,33 +5,17 @@
 #include <memory>
 #include <string>
 
-#include "reference/reference.h"
-#include "support.h"
-#include "weights.h"
+#include "matmul_inputs.h"
 
 using namespace kvasir;
 using test::Guarded;
+using test::Inputs;
 using test::Random;
 using test::Type;
 using test::types;
 using test::Weights;
 
 namespace {
-
-struct Inputs {
-  Inputs(const Kernels& k, uint32_t n, uint32_t cols, Random& random)
-      : x(std::size_t{n} * cols), q(x.size()), scale(x.size() / 32), sums(x.size() / 16) {
-    const float mean = random.uniform(-1, 1);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = mean + random.normal();
-    if (cols % 32 == 0) k.quantize(x.data(), n, cols, q.data(), scale.data(), sums.data());
-    view = {n, cols, x.data(), q.data(), scale.data(), sums.data()};
-  }
-  Guarded<float> x;
-  Guarded<int8_t> q;
-  Guarded<float> scale;
-  Guarded<int16_t> sums;
-  Activations view;
-};
 
 struct Scratch {
   Scratch(const Kernels& k, const WeightView& w) : bytes(k.matmul_scratch(w.type, w.cols)) {}
@@ -58,24 +42,6 @@ std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const
 // errors of sums show tenfold.
 constexpr double cancelling_tolerance = 5e-5;
 
-// Integer parts are exact; what is left are the roundings, 6e-8 each, of a float sum over cols / 32
-// blocks (or cols products of floats), in which a format's offset and product may cancel. Relative
-// to the sum of the magnitudes, which no luck makes small.
-constexpr double tolerance = 1e-6;
-
-// out[i * rows + r] = sum_c |w[r][c] x[i][c]|
-std::vector<double> magnitudes(const WeightView& w, const Activations& x) {
-  std::vector<double> out(std::size_t{x.n} * w.rows), weights(w.cols);
-  for (uint32_t r = 0; r < w.rows; ++r) {
-    reference::dequantize_row(w, r, weights.data());
-    for (std::size_t i = 0; i < x.n; ++i) {
-      for (uint32_t c = 0; c < w.cols; ++c)
-        out[i * w.rows + r] += std::fabs(weights[c] * double{x.f32[i * w.cols + c]});
-    }
-  }
-  return out;
-}
-
 void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols,
                    Random& random) {
   CAPTURE(std::string(k.name));
@@ -87,18 +53,8 @@ void check_product(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, u
   Inputs x(k, n, cols, random);
   constexpr std::size_t gap = 3;
   const auto y = run(k, w.view, x.view, k.matmul_rows * (1 + random.below(3)), gap);
-  std::vector<double> expected(n * (rows + gap));
-  reference::matmul(w.view, x.view, expected.data(), rows + gap);
-  const std::vector<double> magnitude = magnitudes(w.view, x.view);
+  CHECK(test::product_error(w.view, x.view, y->data(), rows + gap) < test::product_tolerance);
   for (std::size_t i = 0; i < n; ++i) {
-    double worst = 0;
-    for (std::size_t r = 0; r < rows; ++r) {
-      const std::size_t at = i * (rows + gap) + r;
-      const double error =
-          std::fabs(double{(*y)[at]} - expected[at]) / (magnitude[i * rows + r] + 1e-30);
-      worst = error <= worst ? worst : error;  // a not-a-number wins
-    }
-    CHECK(worst < tolerance);
     for (std::size_t g = 0; g < gap; ++g) CHECK(std::isnan((*y)[i * (rows + gap) + rows + g]));
   }
 }
@@ -206,20 +162,7 @@ TEST_CASE("quantised inputs are the nearest steps of the block's largest magnitu
     CHECK(q.guards_intact());
     CHECK(scale.guards_intact());
     CHECK(sums.guards_intact());
-    for (std::size_t b = 0; b < n * cols / 32; ++b) {
-      float amax = 0;
-      for (std::size_t i = 0; i < 32; ++i) amax = std::max(amax, std::fabs(x[b * 32 + i]));
-      const bool is_zero = amax < 1e-30f;
-      REQUIRE(scale[b] == (is_zero ? 0.0f : amax / 127.0f));
-      int total[2] = {};
-      for (std::size_t i = 0; i < 32; ++i) {
-        const float exact = is_zero ? 0.0f : x[b * 32 + i] * (127.0f / amax);
-        REQUIRE(int{q[b * 32 + i]} == static_cast<int>(std::nearbyint(exact)));
-        total[i / 16] += q[b * 32 + i];
-      }
-      REQUIRE(sums[2 * b] == total[0]);
-      REQUIRE(sums[2 * b + 1] == total[1]);
-    }
+    CHECK(test::quantize_differences(x.data(), x.size(), q.data(), scale.data(), sums.data()) == 0);
   }
 }
 

@@ -5,11 +5,15 @@
 #include <algorithm>
 #include <string>
 
-#include "reference/reference.h"
-#include "support.h"
+#include "store_inputs.h"
 
 using namespace kvasir;
+using test::Extent;
+using test::fill_extent;
+using test::fill_random;
 using test::Guarded;
+using test::head_dims;
+using test::Queries;
 using test::Random;
 
 namespace {
@@ -17,89 +21,22 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-// The arrays of one extent, zeroed as the store hands them out.
-struct Extent {
-  explicit Extent(uint32_t head_dim)
-      : shape(PageShape::of(head_dim)), pages(PageShape::pages_bytes()),
-        scales(shape.scales_bytes() / 2), bounds(shape.bounds_bytes()) {
-    std::memset(pages.data(), 0, pages.size());
-    std::memset(scales.data(), 0, scales.size() * 2);
-    std::memset(bounds.data(), 0, bounds.size());
-  }
-  void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values,
-            uint32_t page) {
-    k.seal_page(shape, keys.data(), values.data(), page, pages.data(), scales.data(),
-                bounds.data());
-    CHECK(pages.guards_intact());
-    CHECK(scales.guards_intact());
-    CHECK(bounds.guards_intact());
-  }
-  const int8_t* page(uint32_t p) const { return pages.data() + std::size_t{p} * page_bytes; }
-  const uint16_t* page_scales(uint32_t p) const {
-    return scales.data() + std::size_t{p} * 2 * shape.page_tokens;
-  }
-  double key(uint32_t p, uint32_t t, uint32_t d) const {
-    return reference::page_key(page(p), page_scales(p), shape.dim, t, d);
-  }
-  double value(uint32_t p, uint32_t t, uint32_t d) const {
-    return reference::page_value(page(p), page_scales(p), shape.dim, t, d);
-  }
-  bool operator==(const Extent& b) const {
-    return std::memcmp(pages.data(), b.pages.data(), pages.size()) == 0 &&
-           std::memcmp(scales.data(), b.scales.data(), scales.size() * 2) == 0 &&
-           std::memcmp(bounds.data(), b.bounds.data(), bounds.size()) == 0;
-  }
-
-  PageShape shape;
-  Guarded<int8_t> pages;
-  Guarded<uint16_t> scales;
-  Guarded<int8_t> bounds;
-};
-
-// [page_tokens][dim], each token of another size; channels from head_dim on are 0.
-void fill_random(const PageShape& shape, Random& random, Guarded<float>& x) {
-  for (std::size_t t = 0; t < shape.page_tokens; ++t) {
-    const float size = std::exp(random.uniform(-3, 3));
-    for (std::size_t d = 0; d < shape.dim; ++d)
-      x[t * shape.dim + d] = d < shape.head_dim ? random.normal() * size : 0;
-  }
+void seal(const Kernels& k, const Guarded<float>& keys, const Guarded<float>& values, uint32_t page,
+          Extent& extent) {
+  extent.seal(k, keys, values, page);
+  CHECK(extent.guards_intact());
 }
-
-// All 16 pages from one seed.
-void fill_extent(const Kernels& k, Random& random, Extent& extent) {
-  Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
-  for (uint32_t p = 0; p < extent_pages; ++p) {
-    fill_random(extent.shape, random, keys);
-    fill_random(extent.shape, random, values);
-    extent.seal(k, keys, values, p);
-  }
-}
-
-struct Queries {
-  Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random)
-      : f32(std::size_t{rows} * dim), q(std::size_t{rows} * dim),
-        split(std::size_t{rows} * dim * 2), scale(rows) {
-    for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal();
-    k.quantize_queries(f32.data(), rows, dim, q.data(), split.data(), scale.data());
-    view = {rows, dim, f32.data(), q.data(), split.data(), scale.data()};
-  }
-  Guarded<float> f32;
-  Guarded<int8_t> q, split;
-  Guarded<float> scale;
-  QueryRows view;
-};
-
-constexpr uint32_t head_dims[] = {1, 32, 48, 64, 80, 96, 128, 200, 256};
 
 }  // namespace
 
 TEST_CASE("a quantised query keeps within half a step and its split parts add up to it") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(5);
-    Queries q(*k, 7, 64, random);
+    Queries q(*k, 7, 64, random, 1);
     for (std::size_t i = 0; i < q.f32.size(); ++i) {
       const std::size_t r = i / 64, d = i % 64;
-      CHECK(std::fabs(q.f32[i] - static_cast<float>(q.q[i]) * q.scale[r]) <= 0.5001f * q.scale[r]);
+      CHECK(std::fabs(q.f32[i] - static_cast<float>(q.q[i]) * q.scale[r]) <=
+            static_cast<float>(test::query_tolerance) * q.scale[r]);
       CHECK(q.q[i] == q.split[r * 128 + d] + q.split[r * 128 + 64 + d]);
       CHECK(q.split[r * 128 + d] >= 0);
       CHECK(q.split[r * 128 + 64 + d] <= 0);
@@ -135,7 +72,7 @@ TEST_CASE("sealed tokens keep within half a step of what was given, padding stay
       Guarded<float> keys(page_bytes / 2), values(page_bytes / 2);
       fill_random(shape, random, keys);
       fill_random(shape, random, values);
-      extent.seal(*k, keys, values, 3);
+      seal(*k, keys, values, 3, extent);
       double worst = 0;
       int min_peak = 127;
       for (uint32_t t = 0; t < shape.page_tokens; ++t) {
@@ -178,7 +115,7 @@ TEST_CASE("sealing an unsealed page gives the same bytes") {
                  double{values[i]} == first.value(p, t, d);
         }
         CHECK(same);
-        second.seal(*k, keys, values, p);
+        seal(*k, keys, values, p, second);
       }
       CHECK(first == second);
     }
@@ -200,10 +137,10 @@ TEST_CASE("every scale that bf16 has survives sealing twice") {
       for (uint32_t d = 0; d < 256; ++d)
         keys[t * 256 + d] = values[t * 256 + d] = magnitude * (static_cast<float>(d) / 255 * 2 - 1);
     }
-    first.seal(k, keys, values, 0);
+    seal(k, keys, values, 0, first);
     k.unseal_page(first.shape, first.page(0), first.page_scales(0), back.data(),
                   back_values.data());
-    second.seal(k, back, back_values, 0);
+    seal(k, back, back_values, 0, second);
     same = same && first == second;
   }
   CHECK(same);
@@ -241,7 +178,7 @@ TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0"
     }
     keys[5] = 1.0f;  // beside the NaNs
     values[64] = 3e38f;
-    extent.seal(*k, keys, values, 0);
+    seal(*k, keys, values, 0, extent);
     for (uint32_t t = 0; t < 32; ++t) {
       for (uint32_t d = 0; d < 64; ++d) {
         if (t != 0 || d != 5) CHECK(extent.key(0, t, d) == 0);
@@ -303,7 +240,7 @@ TEST_CASE("a block's score bounds the score of each of its tokens") {
       const PageShape& shape = extent.shape;
       fill_extent(*k, random, extent);
       const uint32_t rows = 3, blocks = shape.extent_blocks();
-      Queries q(*k, rows, shape.dim, random);
+      Queries q(*k, rows, shape.dim, random, 1);
       Guarded<float> scores(std::size_t{rows} * blocks);
       k->score_bounds(shape, q.view, extent.bounds.data(), nullptr, scores.data(), blocks);
       bool bounds = true;
@@ -336,7 +273,7 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
       const PageShape& shape = extent.shape;
       fill_extent(*k, random, extent);
       for (uint32_t rows = 1; rows <= 9; ++rows) {
-        Queries q(*k, rows, shape.dim, random);
+        Queries q(*k, rows, shape.dim, random, 1);
         const uint32_t blocks = shape.extent_blocks(), stride = blocks + 3;
         Guarded<float> scores(std::size_t{rows - 1} * stride + blocks);
         k->score_bounds(shape, q.view, extent.bounds.data(),
@@ -348,7 +285,7 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
         CAPTURE(head_dim);
         for (std::size_t r = 0; r < rows; ++r)  // integer sums: only the scales are rounded
           CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, blocks) <
-                2e-7);
+                test::summary_score_tolerance);
       }
     }
   }
@@ -385,7 +322,7 @@ TEST_CASE("attention shares are the softmax beside others, summed over rows") {
       double difference = 0;  // of shares of one whole a row
       for (uint32_t j = 0; j < n; ++j)
         difference += std::abs(static_cast<double>(scores[j]) - want[j]);
-      CHECK(difference < 1e-5 * rows);
+      CHECK(difference < test::shares_tolerance * rows);
     }
     Guarded<float> none(37);
     for (uint32_t j = 0; j < 37; ++j) none[j] = -infinity;
@@ -419,7 +356,7 @@ TEST_CASE(
           worst = std::max(worst, std::fabs(double{out[i]} - want[i]));
         CAPTURE(k->name);
         CAPTURE(cols);
-        CHECK(worst <= 40 * 10 * 6e-8);  // n products of a few units, each rounded once or twice
+        CHECK(worst <= test::multiply_tolerance);
         CHECK(out.guards_intact());
       }
   }
@@ -445,25 +382,16 @@ TEST_CASE("a sketch holds the projected keys within half a step, and nothing bes
       CHECK(sketch.guards_intact());
       bool within = true, clean = true;
       for (uint32_t quad = 0; quad < shape.extent_quads(); ++quad) {
-        const uint32_t p = quad / shape.page_quads(),
-                       first = quad % shape.page_quads() * quad_tokens;
-        double largest = 0;
-        std::vector<double> want(std::size_t{quad_tokens} * n);
-        for (uint32_t t = 0; t < quad_tokens && p < sealed; ++t)
-          for (uint32_t c = 0; c < n; ++c) {
-            double x = 0;
-            for (uint32_t d = 0; d < shape.dim; ++d)
-              x += extent.key(p, first + t, d) * static_cast<double>(basis[d * n + c]);
-            want[t * n + c] = x;
-            largest = std::max(largest, std::fabs(x));
-          }
+        const uint32_t p = quad / shape.page_quads();
+        if (p < sealed) {
+          within = within &&
+                   test::sketch_error(extent, basis, sketch.data(), p, quad % shape.page_quads()) <=
+                       test::sketch_tolerance;
+          continue;
+        }
         for (uint32_t t = 0; t < quad_tokens; ++t)
-          for (uint32_t c = 0; c < n; ++c) {
-            const double value = reference::sketch_value(shape, sketch.data(), quad, t, c);
-            if (p < sealed)
-              within = within && std::fabs(value - want[t * n + c]) <= largest / 7 * 0.504;
-            else clean = clean && value == 0;
-          }
+          for (uint32_t c = 0; c < n; ++c)
+            clean = clean && reference::sketch_value(shape, sketch.data(), quad, t, c) == 0;
       }
       CAPTURE(k->name);
       CAPTURE(head_dim);
@@ -500,12 +428,7 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
       const PageShape shape = PageShape::of(head_dim);
       const uint32_t n = shape.sketch_dim(), quads = shape.extent_quads(), stride = quads + 5;
       Guarded<int8_t> sketch(shape.sketch_bytes());
-      for (std::size_t i = 0; i < sketch.size(); ++i)
-        sketch[i] = static_cast<int8_t>((1 + random.below(15)) | (1 + random.below(15)) << 4);
-      auto* scales = reinterpret_cast<uint16_t*>(sketch.data() + sketch.size() -
-                                                 std::size_t{quads} * sizeof(uint16_t));
-      // up to 2
-      for (uint32_t i = 0; i < quads; ++i) scales[i] = static_cast<uint16_t>(random.below(0x4000));
+      test::fill_sketch(shape, random, sketch);
       for (uint32_t rows = 1; rows <= 9; ++rows) {
         Guarded<int8_t> q(std::size_t{rows} * n);
         Guarded<float> q_scale(rows), scores(std::size_t{rows - 1} * stride + quads);
@@ -522,7 +445,7 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
         CHECK(scores.guards_intact());
         for (std::size_t r = 0; r < rows; ++r)
           CHECK(test::relative_error(scores.data() + r * stride, want.data() + r * stride, quads) <
-                2e-7);
+                test::summary_score_tolerance);
       }
     }
   }
@@ -546,26 +469,12 @@ TEST_CASE(
           CHECK(taken.guards_intact());
           REQUIRE(count <= n);
           const ShareSums sums = k->sum_shares(shares.data(), n, threshold);
-          double below = 0, squares = 0;
-          uint32_t at_least = 0, at = 0, wrong = 0;
-          for (uint32_t i = 0; i < n; ++i) {
-            const auto share = static_cast<double>(shares[i]),
-                       priority = share / reference::sample_random(77 + i, seed);
-            if (shares[i] < threshold) below += share, squares += share * share;
-            at_least += shares[i] >= threshold;
-            const bool is_taken = at < count && taken[at] == i;
-            at += is_taken;
-            if (std::isnan(share)
-                    ? is_taken
-                    : std::fabs(priority - static_cast<double>(threshold)) > 1e-6 * priority &&
-                          is_taken != (priority >= static_cast<double>(threshold)))
-              ++wrong;
-          }
-          CHECK(at == count);  // ascending
-          CHECK(wrong == 0);
-          CHECK(sums.at_least == at_least);
-          CHECK(sums.below == doctest::Approx(below).epsilon(1e-5));
-          CHECK(sums.squares == doctest::Approx(squares).epsilon(1e-5));
+          const ShareSums want = test::share_sums(shares.data(), n, threshold);
+          CHECK(test::wrong_samples(shares.data(), n, 77, seed, threshold, taken.data(), count) ==
+                0);
+          CHECK(sums.at_least == want.at_least);
+          CHECK(sums.below == doctest::Approx(want.below).epsilon(test::share_sums_tolerance));
+          CHECK(sums.squares == doctest::Approx(want.squares).epsilon(test::share_sums_tolerance));
         }
   }
   constexpr uint32_t n = 10007;

@@ -11,7 +11,7 @@ struct Case {
   PageStore store;
   RecentQueries recent;
   uint64_t position;             // of the step's first token
-  std::vector<float> q, totals;  // of all tokens: RecentQueries' first, then the step's
+  std::vector<float> q, lse;  // of all tokens: RecentQueries' first, then the step's
   uint32_t before, tokens;
 
   Case(uint32_t head_dim, uint32_t pages, uint32_t before_step, uint32_t step_tokens)
@@ -21,10 +21,10 @@ struct Case {
     const uint32_t n = before + tokens;
     position = uint64_t{pages} * store.shape().page.page_tokens + before;
     q = normals(std::size_t{n} * sample_heads * head_dim, 2, 0, 3);
-    totals = normals(std::size_t{n} * sample_heads, 3, 5, 1);
+    lse = normals(std::size_t{n} * sample_heads, 3, 5, 1);
     for (uint32_t t = 0; t < before; ++t) {  // as decode adds them, one by one
       recent.prepare(1);
-      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
+      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), lse_of(t), nullptr);
       recent.commit(position - before + t, 1, nullptr);
     }
   }
@@ -32,7 +32,7 @@ struct Case {
   const float* query(uint32_t t) const {
     return q.data() + std::size_t{t} * sample_heads * head_dim();
   }
-  const float* total(uint32_t t) const { return totals.data() + std::size_t{t} * sample_heads; }
+  const float* lse_of(uint32_t t) const { return lse.data() + std::size_t{t} * sample_heads; }
 
   std::vector<std::vector<uint32_t>> choose(FilterWindow window, uint64_t budget,
                                             uint32_t threads) const {
@@ -40,7 +40,7 @@ struct Case {
     const auto memory = selector->make_memory();
     const CancelLatch never(nullptr);
     selector->filter({cpu_kernels(), store, &pool(threads), never, 1, tokens, sample_heads,
-                      position, query(before), total(before), &recent, 1, budget, window},
+                      position, query(before), lse_of(before), &recent, 1, budget, window},
                      memory.get());
     std::vector<std::vector<uint32_t>> out;
     for (uint32_t t = 0; t < tokens; ++t) {
@@ -79,7 +79,7 @@ struct Case {
         best.resize(scores.size());
         for (std::size_t i = 0; i < scores.size(); ++i)
           best[i] =
-              std::max(best[i], std::exp(scores[i] - static_cast<double>(total(newest - age)[h])));
+              std::max(best[i], std::exp(scores[i] - static_cast<double>(lse_of(newest - age)[h])));
       }
       sums.resize(best.size());
       const double weight = window == FilterWindow::exponential ? std::pow(0.5, age) : 1;
@@ -121,7 +121,7 @@ TEST_CASE(
   c.recent.rewind(c.position - 3);  // those are of another text now
   c.recent.prepare(3);
   for (uint32_t l = 0; l < sample_layers; ++l)
-    c.recent.write(l, 3, c.query(0), c.total(0), nullptr);
+    c.recent.write(l, 3, c.query(0), c.lse_of(0), nullptr);
   c.recent.commit(c.position - 3, 3, nullptr);
   CHECK(c.choose(FilterWindow::uniform, 30, 2) != whole);
   CHECK(c.choose(FilterWindow::last, 30, 2) ==
@@ -132,7 +132,7 @@ TEST_CASE(
   for (uint32_t t = 0; t < c.before; ++t) {
     c.recent.prepare(1);
     for (uint32_t l = 0; l < sample_layers; ++l)
-      c.recent.write(l, 1, c.query(t), c.total(t), nullptr);
+      c.recent.write(l, 1, c.query(t), c.lse_of(t), nullptr);
     c.recent.commit(c.position - c.before + t, 1, nullptr);
   }
   const auto chosen = c.choose(FilterWindow::uniform, 100, 2);

@@ -9,7 +9,7 @@ namespace {
 struct Case {
   PageStore store;
   RecentQueries recent;
-  std::vector<float> q, totals;  // of the observed tokens
+  std::vector<float> q, lse;  // of the observed tokens
   uint32_t count;
 
   // `behind`: tokens between the pages and the newest observed query.
@@ -18,18 +18,18 @@ struct Case {
         count(observed) {
     if (pages) seal_pages(&store, pages, 1);
     q = normals(std::size_t{count} * sample_heads * head_dim, 2, 0, 3);
-    totals = normals(std::size_t{count} * sample_heads, 3, 5, 1);
+    lse = normals(std::size_t{count} * sample_heads, 3, 5, 1);
     const uint64_t first = uint64_t{pages} * store.shape().page.page_tokens + behind - count;
     for (uint32_t t = 0; t < count; ++t) {
       recent.prepare(1);
-      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), total(t), nullptr);
+      for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), lse_of(t), nullptr);
       recent.commit(first + t, 1, nullptr);
     }
   }
   const float* query(uint32_t t) const {
     return q.data() + std::size_t{t} * sample_heads * store.shape().page.head_dim;
   }
-  const float* total(uint32_t t) const { return totals.data() + std::size_t{t} * sample_heads; }
+  const float* lse_of(uint32_t t) const { return lse.data() + std::size_t{t} * sample_heads; }
 
   Selection choose(uint32_t layer, uint32_t head, uint64_t budget, bool share, uint32_t end_page,
                    uint32_t threads) const {
@@ -70,9 +70,9 @@ struct Case {
     for (uint64_t p = recent.begin(); p < recent.end(); ++p)
       for (uint32_t h = first_head; h < first_head + heads; ++h) {
         const auto scores = plain_scores(store, layer, h, recent.query(layer, p));
-        const auto total_score = static_cast<double>(recent.totals(layer, p)[h]);
+        const auto lse_score = static_cast<double>(recent.lse(layer, p)[h]);
         for (std::size_t t = page_tokens; t < votes.size() && t <= p; ++t)
-          votes[t] += std::exp(scores[t] - total_score);
+          votes[t] += std::exp(scores[t] - lse_score);
       }
     for (std::size_t t = page_tokens; t < votes.size(); ++t)
       for (std::size_t i = std::max<std::size_t>(page_tokens, t - 3);
@@ -145,11 +145,11 @@ TEST_CASE("a copy of recent queries has the original's until the one or the othe
   for (const uint32_t n : {3u, RecentQueries::capacity}) {
     RecentQueries other(c.recent);
     const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3),
-               totals = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
+               lse = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
     for (uint32_t step = 0; step < 2; ++step) {
       other.prepare(n);
       for (uint32_t l = 0; l < sample_layers; ++l)
-        other.write(l, n, q.data(), totals.data(), &pool(2));
+        other.write(l, n, q.data(), lse.data(), &pool(2));
       other.commit(other.end(), n, &pool(2));
       CHECK(std::equal(q.begin(), q.begin() + 128, other.query(1, other.end() - n)));
       CHECK(copy.floats() == before);

@@ -320,20 +320,20 @@ TEST_CASE(
   auto a = load(model, read_file(), bounded_options(200));
   const uint64_t sketch =
       a->store().pages().extents() * shape.heads_total() * shape.page.sketch_bytes();
-  const auto taken_by = [&](Session* session, int tokens) {
+  const auto allocated_size = [&](Session* session, int tokens) {
     const uint64_t before = weights.device()->used();
     const std::vector<Token> answer = continue_with(session, tokens);
     CHECK(attends(*session));
     return std::pair(weights.device()->used() - before, answer);
   };
-  const auto [of_first, answer] = taken_by(a.get(), 3);
+  const auto [of_first, answer] = allocated_size(a.get(), 3);
   // the same file, of which nothing is known
   auto other = load(model, read_file(), bounded_options(200));
   std::unique_ptr<Session> fork, beside;
   REQUIRE(other->fork(&fork).ok());
   REQUIRE(other->fork(&beside).ok());
-  const auto [of_other, again] = taken_by(other.get(), 3);
-  const auto [of_fork, of_forks] = taken_by(fork.get(), 3);
+  const auto [of_other, again] = allocated_size(other.get(), 3);
+  const auto [of_fork, of_forks] = allocated_size(fork.get(), 3);
   CHECK((again == answer && of_forks == answer));
   CHECK(of_other == of_first);
   CHECK(of_fork + sketch <= of_other);

@@ -207,6 +207,6 @@ TEST_CASE(
   CHECK(rates.known() == (layer_bytes > uint64_t{1} << 20));
   const auto other = load(model, read_file(), options_of("full"));
   REQUIRE(other->prepare_devices(nullptr, {}).ok());
-  CHECK(device.page_rates(2).processor == rates.processor);
+  CHECK(device.page_rates(2).cpu == rates.cpu);
   CHECK(device.page_rates(2).device == rates.device);
 }

@@ -246,7 +246,7 @@ TEST_CASE(
           }
           for (uint32_t t = 0; t < saved.window_count && saved.sealed_tokens() + t <= position; ++t)
             add(window + t * page.dim);
-          CHECK(static_cast<double>(queries.totals(l, position)[h]) ==
+          CHECK(static_cast<double>(queries.lse(l, position)[h]) ==
                 doctest::Approx(std::log(sum)).epsilon(0.003));
         }
       }

@@ -228,7 +228,7 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
                     row = std::size_t{kv_heads} * page.dim;
   DeviceBuffer<std::byte> memory;
   DeviceBuffer<uint64_t> at;
-  DeviceBuffer<float> q, k, out, totals, q_scale, largest, sinks;
+  DeviceBuffer<float> q, k, out, lse, q_scale, largest, sinks;
   DeviceBuffer<uint16_t> keys, values, half_q;
   const std::shared_ptr<Device>& device = bench->device;
   const auto take = [&](auto& buffer, std::size_t size) {
@@ -236,7 +236,7 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   };
   if (!take(memory, extents * (extent_bytes + scale_bytes)) || !take(at, 2 * extents) ||
       !take(q, n * width) || !take(k, n * row) || !take(out, n * width) ||
-      !take(totals, n * kv_heads * group) || !take(q_scale, kv_heads * q_room) ||
+      !take(lse, n * kv_heads * group) || !take(q_scale, kv_heads * q_room) ||
       !take(largest, kv_heads * 2) || !take(sinks, 4 * kv_heads * page_bytes) ||
       !take(keys, tokens * row) || !take(values, tokens * row) || !take(half_q, q_room * row)) {
     std::printf("attention: no memory\n");
@@ -265,7 +265,7 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   bench->check(ops.upload(bench->stream, sinks.get(), x.data(),
                           std::min(sinks.bytes(), x.size() * sizeof(float))));
   bench->check(ops.wait(bench->stream));
-  const DeviceReading r{kv_heads,
+  const DevicePrefill r{kv_heads,
                         group,
                         128,
                         page.dim,
@@ -289,10 +289,10 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
                         q_scale.get(),
                         largest.get()};
   const double prepared = bench->median_seconds([&](uint32_t) {
-    bench->check(ops.prepare_reading(bench->stream, r, q.get(), k.get(), k.get()));
+    bench->check(ops.prepare_prefill(bench->stream, r, q.get(), k.get(), k.get()));
   });
   const double attended = bench->median_seconds([&](uint32_t) {
-    bench->check(ops.attend_reading(bench->stream, r, out.get(), totals.get()));
+    bench->check(ops.attend_prefill(bench->stream, r, out.get(), lse.get()));
   });
   const double scores = static_cast<double>(n) * kv_heads * group * (tokens - 0.5 * (n - 1)),
                operations = 4e-12 * scores * page.dim / attended;

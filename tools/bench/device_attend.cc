@@ -243,7 +243,7 @@ class Layers {
   DeviceAttention work(uint32_t i) const {
     const std::size_t l = i % layers_, lists = l * kv_heads, hot = lists * hot_room_;
     DeviceAttention a{};
-    a.n = a.blocks = 1, a.asking_rows = group, a.extents = extents_room_, a.most = most_;
+    a.n = a.blocks = 1, a.selecting_rows = group, a.extents = extents_room_, a.max_quads = most_;
     a.q = q_.get(), a.q8 = q8_.get(), a.q_scale = q_scale_.get();
     a.projected = projected_.get(), a.projected_scale = projected_scale_.get();
     a.scores = scores_.get(), a.score_sums = score_sums_.get();
@@ -266,7 +266,7 @@ class Layers {
 
   DeviceAttention all_of_them() const {
     DeviceAttention a = work(0);
-    a.most = quads_;
+    a.max_quads = quads_;
     a.lists = all_lists_.get(), a.biases = all_biases_.get(), a.list_counts = all_counts_.get();
     a.hot = {};
     return a;

@@ -7,12 +7,12 @@ namespace kvasir {
 
 namespace {
 
-// of the best of groups: 1024 queries over 131,072 keys,
+// Bytes of group_best: 1024 queries over 131,072 keys.
 constexpr std::size_t batch_bytes = std::size_t{64} << 20;
-constexpr std::size_t max_batch = 2048;  // and of fewer keys so many
-constexpr float largest_scale = 1e20f;   // of a query, with which every score is a number
+constexpr std::size_t max_batch = 2048;  // queries, over fewer keys
+constexpr float largest_scale = 1e20f;   // of a query: every score stays finite
 
-// Null: a device can find them.
+// The reason why the CPU must search; null: a device can.
 const char* why_processor(const KeyView& keys, const QueryRows& queries, uint32_t k) {
   if (std::find(std::begin(attended_dims), std::end(attended_dims), queries.dim) ==
       std::end(attended_dims))
@@ -26,7 +26,8 @@ const char* why_processor(const KeyView& keys, const QueryRows& queries, uint32_
 }  // namespace
 
 DeviceSearch::~DeviceSearch() {
-  if (stream_) (void)device_->kernels().close_stream(stream_);  // waits for what uses the buffers
+  // waits for work that uses the buffers
+  if (stream_) (void)device_->kernels().close_stream(stream_);
 }
 
 bool DeviceSearch::failed() const {
@@ -53,7 +54,7 @@ bool DeviceSearch::find(const KeyView& keys, const QueryRows& queries, uint32_t 
   return ++found_, true;
 }
 
-// All heads of an index have as many keys and queries.
+// All heads of an index have the same numbers of keys and queries.
 Status DeviceSearch::prepare(uint32_t rows, uint32_t items, uint32_t dim, uint32_t k) {
   if (came_.get()) return {};
   const std::size_t groups = nearest_groups(items),

@@ -1,5 +1,5 @@
-// The nearest keys of the queries that an index is made from, found by a GPU: the same ones in the
-// same order as the CPU finds.
+// A GPU's search for the nearest keys of the queries of an index: the same keys in the same order
+// as on the CPU.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,11 @@ struct KeyView {
   const int8_t* rows;   // [items][dim]
   const float* scales;  // [items]
   uint32_t items;
-  bool as_stored;  // scales are those that pages have: none had to be put right
+  bool as_stored;  // the scales of the pages, unchanged: none had to be replaced
 };
 
-// One device's search, while an index is made. Threads: the heads that are made at the same time
-// have it one after the other, each for milliseconds, so that the device's memory is that of one
-// head.
+// The search of one device while an index is built. Threads: heads that are built at the same time
+// take turns of milliseconds, so that one head's arrays are in device memory.
 class DeviceSearch {
  public:
   explicit DeviceSearch(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -32,16 +31,16 @@ class DeviceSearch {
   DeviceSearch(const DeviceSearch&) = delete;
   DeviceSearch& operator=(const DeviceSearch&) = delete;
 
-  // The k nearest keys of each query, best first, to out: [rows][k], or all where there are fewer
-  // items. False: the CPU has to find them, which fallback() tells from then on; or it was
-  // cancelled; or the device has failed, which status() tells. Throws std::bad_alloc.
+  // Writes the k nearest keys of each query, best first, to out: [rows][k], or all items if there
+  // are fewer. False: the CPU must search, with the reason in fallback() from then on; or it was
+  // cancelled; or the device failed, with the error in status(). Throws std::bad_alloc.
   bool find(const KeyView& keys, const QueryRows& queries, uint32_t k, const CancelLatch& cancel,
             Array<uint32_t>* out);
 
   const std::string& name() const { return device_->name(); }
   bool failed() const;
   Status status() const;
-  // Once no thread calls find() any more.
+  // For use when no thread calls find() any more.
   const std::string& fallback() const { return fallback_; }  // the first reason
   uint32_t found() const { return found_; }                  // heads
 
@@ -57,7 +56,7 @@ class DeviceSearch {
   std::string fallback_;
   uint32_t found_ = 0;
   DeviceStream* stream_ = nullptr;
-  uint32_t batch_ = 0;  // queries of a call
+  uint32_t batch_ = 0;  // queries per call
   DeviceBuffer<int8_t> queries_, keys_;
   DeviceBuffer<float> query_scales_, key_scales_, group_best_;
   DeviceBuffer<uint32_t> nearest_;

@@ -1,17 +1,17 @@
-// `dipr-graph`: as `dipr` every token whose score is within a range of the largest one, but looked
-// for in the graph of `ood` (DIPRS, algorithm 1 of AlayaDB, arXiv 2504.10326): what a search goes
-// on from is not bounded by a number but by the range, so it ends where the range ends.
+// `dipr-graph`: like `dipr`, every token whose score is within a range of the largest one, searched
+// in the graph of `ood` (DIPRS, algorithm 1 of AlayaDB, arXiv 2504.10326). The range and not a
+// number bounds the tokens that a search expands, so it ends where the range ends.
 //
-// The search begins with the largest score of sinks and window as its largest one, as AlayaDB takes
-// the window's: a range that they set leaves little to look for. Tokens that were taken back, or of
-// a longer text, are passed over by way of their neighbours (select/graph/token_search.h).
+// The search starts with the largest score of sinks and window, as AlayaDB does with the window: a
+// range that they set leaves little to find. Tokens that were rewound, or belong to a longer text,
+// are skipped by way of their neighbours (select/graph/token_search.h).
 #include "select/dipr.h"
 #include "select/graph/token_search.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t capacity = 128;  // tokens that a search goes on from in any case: l0
+constexpr uint32_t capacity = 128;  // tokens that a search always expands: l0
 
 class DiprGraphSelector final : public Selector {
  public:

@@ -1,21 +1,21 @@
-// `hnsw`: the tokens with the largest scores, looked for in a graph of near keys (HNSW, arXiv
-// 1603.09320), one a KV head.
+// `hnsw`: the tokens with the largest scores, searched in a graph of near keys per KV head (HNSW,
+// arXiv 1603.09320).
 //
-// The graph is made by hnswlib, whose items are token numbers and whose distance is the negative
-// inner product of two keys of the store. Its links are then taken over and hnswlib is done with:
-// one search serves all graphs (select/graph/token_search.h).
+// hnswlib builds the graph. Its items are token numbers; its distance is the negative inner product
+// of two keys of the store. The links are then copied, and hnswlib is not used any more: one search
+// serves all graphs (select/graph/token_search.h).
 #include <istream>
 
-// hnswlib includes <iostream>, of which every inclusion runs code when the library is loaded, for
-// warnings that are never met here. What it names of it is declared instead.
+// hnswlib includes <iostream>, which runs code when the library is loaded, for warnings that do not
+// occur here. The names that it uses are declared instead.
 #ifdef __GLIBCXX__
 #define _GLIBCXX_IOSTREAM 1
 namespace std {
 extern ostream cout, cerr;
 }
 #endif
-// Its prefetches read a number past the end of a full list. Distances are ours, so its vector code
-// is of no use here.
+// Its prefetches read one number past the end of a full list. Its vector code is not needed,
+// because distances are ours.
 #define NO_MANUAL_VECTORIZATION
 #include <hnswlib/hnswlib.h>
 
@@ -30,8 +30,8 @@ namespace kvasir {
 
 namespace {
 
-constexpr std::size_t links_an_item = 16;  // twice as many on level 0: hnswlib's defaults,
-// and half its breadth, with which it finds as much in half the time
+constexpr std::size_t links_an_item = 16;  // twice as many on level 0: hnswlib's default
+// Half of hnswlib's default, which finds as much in half the time.
 constexpr std::size_t build_breadth = 100;
 constexpr std::size_t seed = 100;
 
@@ -69,7 +69,7 @@ TokenIndex::Words graph_of(const KeyRows& keys, const CancelLatch& cancel) {
 
 }  // namespace
 
-// hnswlib throws what it likes where memory is short; nothing else makes it throw here.
+// hnswlib throws various types when memory is short; nothing else makes it throw here.
 TokenIndex::Words build_hnsw(const IndexInput& input) {
   const KeyRows keys(input.pages, input.kernels, input.layer, input.kv_head, input.first_token,
                      input.cancel);

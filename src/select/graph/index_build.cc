@@ -8,12 +8,12 @@
 
 namespace kvasir {
 
-// at 32K tokens a head's graph takes as long as reading so many of them again
+// At 32K tokens a head's graph takes as long as prefill of so many tokens.
 constexpr uint32_t head_steps = 400;
 constexpr uint32_t query_tokens = 4096;  // measured in select/graph/ood.cc
-// of a key: a damaged one's distances stay numbers, by any metric that a file may have
+// Of a key: distances of damaged keys stay finite, for any metric that a file may have.
 constexpr float largest_scale = 1e9f;
-// an item takes as many or more: its links, and where they begin
+// At least so many words per item: its links and their offset.
 constexpr uint64_t ood_words = 26, hnsw_words = 9;
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head,

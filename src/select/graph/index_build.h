@@ -1,5 +1,5 @@
-// Making an index of the sealed keys: one task a layer and KV head, the same whatever the number of
-// threads.
+// Builds an index of the sealed keys: one task per layer and KV head, with the same result for any
+// number of threads.
 #pragma once
 
 #include <memory>
@@ -19,17 +19,16 @@
 
 namespace kvasir {
 
-// The keys of one head as rows, while its index is made: a page has them in strips, which pairs of
-// keys far from each other would be slow to gather from. Gone when the index is there.
+// The keys of one head as rows, while its index is built. Pages have them in strips, from which
+// pairs of distant keys are slow to gather.
 class KeyRows {
  public:
-  // Items: the tokens from first_token to the last sealed one. Throws std::bad_alloc. The pages
-  // have been verified. Meaningless when cancelled.
+  // Items: the tokens from first_token to the last sealed one. The pages are verified. Meaningless
+  // when cancelled. Throws std::bad_alloc.
   KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head,
           uint32_t first_token, const CancelLatch& cancel);
 
-  // The same rows with L^T key in the place of each key, L as query_metric() makes it; as they are
-  // where it is empty.
+  // Replaces each key by L^T key, with L of query_metric(); does nothing for an empty L.
   void measure_by(std::span<const float> metric, const CancelLatch& cancel);
 
   uint32_t items() const { return items_; }
@@ -52,19 +51,19 @@ class KeyRows {
   Array<float> scales_, squares_;
 };
 
-// Queries that an index is made for, as attention quantises them: of all layers and heads, for some
+// Queries for which an index is built, quantised as in attention: of all layers and heads, for some
 // tokens.
 class IndexQueries {
  public:
   IndexQueries() = default;
-  // Throws std::bad_alloc. 1 byte an element: 4096 a layer and token for 32 heads of 128.
+  // Throws std::bad_alloc. 1 byte per element: 4096 bytes per layer and token for 32 heads of 128.
   IndexQueries(const StoreShape& shape, uint32_t heads, uint32_t tokens);
 
   uint32_t tokens() const { return tokens_; }
-  // Of tokens first .. first + n - 1, of these: q [n][heads * head_dim] after RoPE.
+  // Writes the queries of tokens first .. first + n - 1: q [n][heads * head_dim] after RoPE.
   void write(const Kernels& kernels, uint32_t layer, uint32_t first, uint32_t n, const float* q);
   uint32_t group() const { return group_; }
-  // of a KV head: one query head's tokens, then the next one's
+  // Of a KV head: the tokens of one query head, then those of the next.
   uint32_t rows() const { return tokens_ * group_; }
   QueryRows rows_of(uint32_t layer, uint32_t kv_head, uint32_t first, uint32_t n) const;
 
@@ -77,22 +76,22 @@ class IndexQueries {
   Array<float> padded_;  // [dim]
 };
 
-// How near two keys are to each other for these queries: half by how alike they are, half by how
-// alike their scores are. L [dim][dim], lower triangular, of L L^T = I + C dim / trace C, C the
-// second moment of the queries: |L^T (a - b)|^2 = |a - b|^2 + the mean of (q . a - q . b)^2 in the
-// unit of the queries' mean square. Empty where there are no queries but zeros, and when cancelled.
+// A metric of keys for these queries: half by their distance, half by the difference of their
+// scores. L [dim][dim], lower triangular, with L L^T = I + C dim / trace C, C the second moment of
+// the queries: |L^T (a - b)|^2 = |a - b|^2 + the mean of (q . a - q . b)^2 in units of the queries'
+// mean square. Empty when all queries are zeros, and when cancelled.
 Array<float> query_metric(const QueryRows& queries, const CancelLatch& cancel);
 
 struct IndexInput {
   const Kernels& kernels;
   const PageStore& pages;
   uint32_t layer, kv_head, first_token;
-  const IndexQueries& queries;        // where the index wants them,
+  const IndexQueries& queries;        // for indexes built from queries
   uint32_t first_query, query_count;  // rows of the KV head
-  const TokenIndex::Head* known;      // insert into this graph, null: make one;
-  uint32_t known_items;               // of its items the first ones are there still
+  const TokenIndex::Head* known;      // insert into this graph; null: build one
+  uint32_t known_items;               // of its items, the first ones still exist
   const CancelLatch& cancel;
-  DeviceSearch* search = nullptr;  // looks for nearest keys; null: the CPU does
+  DeviceSearch* search = nullptr;  // finds nearest keys; null: the CPU does
 };
 
 // The words of one head; meaningless when cancelled. Throw std::bad_alloc.
@@ -100,40 +99,40 @@ TokenIndex::Words build_hnsw(const IndexInput& input);
 TokenIndex::Words build_ood(const IndexInput& input);
 TokenIndex::Words build_ivf(const IndexInput& input);
 
-// Tokens of the document whose queries the index is made from; 0: it wants none.
+// Tokens of the document whose queries the index is built from; 0: none.
 uint32_t wanted_queries(IndexKind kind);
 
-// Of progress, that making an index takes beside a step for each token whose queries are read:
-// about as long as they take.
+// Progress steps of the build, in addition to one for each token whose queries are computed; they
+// take about as long.
 uint64_t index_steps(const StoreShape& shape);
 
-// About what an index of so many tokens takes, rather less.
+// About the bytes of an index of so many tokens, rather fewer.
 uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens);
 
-// Who looked for the nearest keys of queries, "cuda:0,processor", empty: nobody did; and why the
-// CPU, empty: it did not, or there is no device.
+// The processors that found nearest keys, "cuda:0,processor", or empty; and why the CPU did, or
+// empty: it did not, or there is no device.
 struct NearestBy {
   std::string names, because;
 };
 
-// What an index is made from, and how.
+// The inputs and options of a build.
 struct IndexOrder {
   IndexKind kind;
   const PageStore& pages;
-  const IndexQueries& queries;  // none where tokens are inserted
-  uint32_t graphs = 1;          // of a KV head; the group's query heads where each has its own
-  TokenIndexes::Entry known;    // tokens are inserted into this one; it has as many graphs
-  // that look for nearest keys, each for every so many'th head
+  const IndexQueries& queries;  // empty when tokens are inserted
+  uint32_t graphs = 1;          // per KV head; the group's query heads when each has its own
+  TokenIndexes::Entry known;    // tokens are inserted into this one, which has as many graphs
+  // Search for nearest keys; heads are assigned to them in turn.
   std::vector<std::shared_ptr<Device>> devices = {};
-  NearestBy* nearest_by = nullptr;  // null: not asked
+  NearestBy* nearest_by = nullptr;  // null: not reported
 };
 
-// All heads, of all sealed tokens behind the first page. Progress in steps, after those of the
-// queries. Code::corrupt (a damaged page of a mapped file), Code::cancelled, Code::device; throws
-// std::bad_alloc.
+// Builds all heads over all sealed tokens behind the first page. Progress in steps, after those of
+// the queries. Code::corrupt (a damaged page of a mapped file), Code::cancelled, Code::device;
+// throws std::bad_alloc.
 Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* pool,
                    const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out);
-// Whether tokens can be inserted into an index of this kind; others are made anew.
+// Whether tokens can be inserted into an index of this kind; others are rebuilt.
 bool takes_insertions(IndexKind kind);
 
 }  // namespace kvasir

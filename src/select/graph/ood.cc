@@ -1,36 +1,37 @@
-// `ood`: the tokens with the largest scores, looked for in a graph that knows what is asked
-// (RetrievalAttention, arXiv 2409.10516, section 3.2): queries lie elsewhere than keys, so keys are
-// linked that the same queries attend, not only keys that are near each other.
+// `ood`: the tokens with the largest scores, searched in a graph that is built from queries
+// (RetrievalAttention, arXiv 2409.10516, section 3.2). Queries and keys have different
+// distributions, so the graph links keys that the same queries attend, not only keys near each
+// other.
 //
-// The graph is RoarGraph's (VLDB 2024, arXiv 2408.08933, section 4), one a KV head, from the
-// queries of all query heads of the group (as AlayaDB has it, arXiv 2504.10326, section 6), or one
-// a query head from its own:
-//   bipartite graph   exact nearest keys of every sampled query, by inner product (4.1): by a GPU
-//                     where there is one
+// The graph is RoarGraph's (VLDB 2024, arXiv 2408.08933, section 4), one per KV head, from the
+// queries of all query heads of the group (as in AlayaDB, arXiv 2504.10326, section 6), or one per
+// query head from its own:
+//   bipartite graph   exact nearest keys of every sampled query, by inner product (4.1); a GPU
+//                     finds them if there is one
 //   projection        the nearest keys of a query are linked to each other (4.2)
-//   connectivity      every key is searched in the graph so far and linked, both ways, to what is
-//                     found, chosen so that it lies in different directions (4.3, algorithm 2)
+//   connectivity      every key is searched in the graph so far and linked, both ways, to the keys
+//                     found, chosen to lie in different directions (4.3, algorithm 2)
 //
-// It departs from the paper in two things. Distances between keys are half Euclidean, half how
-// different their scores are for the sampled queries (query_metric(), kept with the graph for what
-// is inserted later): of two keys alike for every query one leads to the other, wherever else they
-// differ. And the paper links a query's nearest key to some of its others and leaves the rest to
-// connectivity; here each of a query's keys, best first, gets links from two better ones, those
-// near it, unless two link to it: a search that is among the best keys of a query finds the next
-// ones by the best, and most queries find such links there. These links stay apart from those of
-// connectivity, which alone are chosen anew where they become too many. The entry, the key nearest
-// to the mean, is linked to the best keys of queries from all of the sample.
+// Two things differ from the paper. Distances between keys are half Euclidean, half the difference
+// of their scores for the sampled queries (query_metric(), stored with the graph for later
+// insertions): of two keys that are alike for every query one leads to the other, wherever else
+// they differ. And the paper links a query's nearest key to some of its others and leaves the rest
+// to connectivity. Here each of a query's keys, best first, gets links from two better ones near
+// it, unless two link to it already: a search among the best keys of a query finds the next ones
+// through the best, and most queries find such links there. These links are separate from those of
+// connectivity, which alone are chosen anew when they become too many. The entry, the key nearest
+// to the mean, is linked to the best keys of queries from the whole sample.
 //
-// What the sampled queries are like decides how much a search finds: they have to stand where those
-// that will search stand, since rotated queries ask for other keys elsewhere, and to ask as they
-// do. Passages from all of the document are asked, as questions with an answer, at its end
-// (Session::read_queries), on a copy of any sequence: of the best 100 tokens of questions' queries
-// in two heads, 0.96 and 0.94 are among the best 100 of some query of such passages, 0.74 and 0.64
-// of the newest 2048 tokens', 0.70 and 0.84 of 4096 tokens' read in their own places.
+// The sampled queries decide how much a search finds. They must have the positions of later
+// queries, since rotated queries match other keys elsewhere, and they must be like them. Passages
+// from the whole document are prefilled as questions with an answer, at its end
+// (Session::read_queries), on a copy of any sequence. Of the best 100 tokens of questions' queries
+// in two heads, 0.96 and 0.94 are among the best 100 of some query of such passages. For the newest
+// 2048 tokens it is 0.74 and 0.64, for 4096 tokens at their own positions 0.70 and 0.84.
 //
-// With the bundled model, 121,362 tokens of a novel, and questions about it, their answers and its
-// last tokens, the hardest head but one (layer 8, KV head 0): the share of the best 100 tokens that
-// a query head's own search finds, keeping 128, and the keys that it scores:
+// With the bundled model, 121,362 tokens of a novel, questions about it, their answers and its last
+// tokens, the hardest head but one (layer 8, KV head 0): the part of the best 100 tokens that a
+// query head's own search finds, keeping 128, and the keys that it scores:
 //   the paper's: 64 nearest keys, 24 links of each kind, 2025 tokens of passages    0.84 by 2.6%
 //   with half of the metric by scores                                               0.89 by 2.1%
 //   with links from better ones among 400 nearest keys, 12 of connectivity, instead 0.94 by 2.9%
@@ -43,8 +44,8 @@
 // the mean of all heads, in place of 0.966 by 1.8%. Sources that most queries of a key have in
 // common, in place of near ones: 0.89 by 3.6% in the head above.
 //
-// A search keeps an eighth of the budget's tokens, at least 128: all that it scores may be read,
-// and the best 100 need no more.
+// A search keeps an eighth of the budget's tokens, at least 128: all that it scores may be
+// attended, and the best 100 need no more. and the best 100 need no more.
 #include <algorithm>
 #include <limits>
 
@@ -55,17 +56,17 @@ namespace kvasir {
 
 namespace {
 
-constexpr uint32_t nearest_keys = 400;  // of each query
-// to each of them from better ones, as far as these have room:
+constexpr uint32_t nearest_keys = 400;  // per query
+// Links to each of them from better ones, if these have room.
 constexpr uint32_t better_links = 2;
 constexpr uint32_t max_projected = 40;  // links from a key to others of its queries
-constexpr uint32_t starts = 64;         // best keys of queries that the entry is linked to
+constexpr uint32_t starts = 64;         // best keys of queries that the entry links to
 constexpr uint32_t links_an_item = 16;  // chosen for connectivity
 constexpr uint32_t max_links = 2 * links_an_item;
 constexpr uint32_t build_breadth = 48;
-constexpr uint32_t batch_queries = 16;  // whose scores are in memory together
-constexpr uint32_t batch_pages = 256;   // that are scored by one call
-constexpr std::size_t compared = 8;     // neighbours that a candidate is compared with together
+constexpr uint32_t batch_queries = 16;  // queries whose scores are in memory at once
+constexpr uint32_t batch_pages = 256;   // pages scored per call
+constexpr std::size_t compared = 8;     // neighbours compared with a candidate per call
 
 class RoarGraph {
  public:
@@ -114,9 +115,9 @@ class RoarGraph {
 
   bool device_failed() const { return input_.search && input_.search->failed(); }
 
-  // Goes on from a graph, of whose items the first ones are there still: what is behind them is
-  // inserted by connectivity enhancement alone. Which of the old links were projected is not known:
-  // as many as may have been are not chosen anew.
+  // Continues a graph whose first `items` items still exist: later ones are inserted by
+  // connectivity enhancement alone. It is unknown which old links were projected: as many as may
+  // have been are not chosen anew.
   void adopt(const TokenIndex::Head& graph, uint32_t items) {
     for (uint32_t i = 0; i < items; ++i) {
       for (const uint32_t other : graph.levels[0].list(i))
@@ -128,9 +129,9 @@ class RoarGraph {
     if (entry_ >= items) find_entry(items);
   }
 
-  // Of the first `items` keys that have links, or of all where none has, the one next to their
-  // mean. Searches begin there, so it has to be one that is linked to what they look for: of a
-  // graph that is gone on from, one of its own.
+  // Of the first `items` keys with links, or of all if none has any, the one nearest to the mean.
+  // Searches begin there, so it must have links to their targets: a continued graph needs one of
+  // its own items.
   void find_entry(uint32_t items) {
     const uint32_t dim = keys_.dim();
     std::vector<double> mean(dim);
@@ -150,8 +151,8 @@ class RoarGraph {
     }
   }
 
-  // Links the entry to what queries of all kinds begin with: a search that goes elsewhere than most
-  // might find no way from the mean.
+  // Links the entry to the best keys of all kinds of queries: an unusual search might find no way
+  // from the mean.
   void open_entry() {
     std::vector<uint32_t>& list = links_[entry_];
     for (std::size_t i = 0; i < starts && !bests_.empty(); ++i) {
@@ -162,7 +163,7 @@ class RoarGraph {
     projected_[entry_] = static_cast<uint32_t>(list.size());
   }
 
-  // Squared distances from `item` to others, into near_, ascending.
+  // Writes the squared distances from `item` to others to near_, ascending.
   void measure(uint32_t item, std::span<const uint32_t> others) {
     dots_.resize(others.size());
     keys_.dots(item, others, &refs_, dots_.data());
@@ -172,8 +173,8 @@ class RoarGraph {
     std::sort(near_.begin(), near_.end());
   }
 
-  // Of near_, which are near `item`, those that are nearer to it than to any that was taken before;
-  // then the nearest others (algorithm 2: acquire neighbours).
+  // From near_, the keys near `item`: those nearer to it than to any key taken before; then the
+  // nearest others (algorithm 2: acquire neighbours).
   std::vector<uint32_t> choose() {
     std::vector<uint32_t> chosen;
     left_.clear();
@@ -196,7 +197,7 @@ class RoarGraph {
     return chosen;
   }
 
-  // The links that are not projected are chosen anew when they become too many.
+  // Chooses the links that are not projected anew when they become too many.
   void link(uint32_t from, uint32_t to) {
     std::vector<uint32_t>& list = links_[from];
     if (std::find(list.begin(), list.end(), to) != list.end()) return;
@@ -285,8 +286,8 @@ class RoarGraph {
     }
   }
 
-  // The build_breadth nearest keys that a search of the graph so far meets, into near_, without the
-  // item itself.
+  // Writes the build_breadth nearest keys that a search of the graph so far meets to near_, without
+  // the item itself.
   void search(uint32_t item) {
     ++search_;
     best_.clear();
@@ -335,8 +336,8 @@ class RoarGraph {
   KeyRows keys_;
   Array<float> metric_;
   std::vector<std::vector<uint32_t>> links_, linked_from_;
-  std::vector<uint32_t> bests_;  // of each query the best key
-  Array<uint32_t> projected_;    // of each item's links the first ones
+  std::vector<uint32_t> bests_;  // the best key of each query
+  Array<uint32_t> projected_;    // per item, how many of its first links are projected
   uint32_t entry_ = 0;
   Array<uint32_t> met_;
   uint32_t search_ = 0;
@@ -344,7 +345,7 @@ class RoarGraph {
   std::vector<uint32_t> left_, batch_;
   std::vector<std::vector<uint32_t>> nearest_;
   bool by_device_ = false;
-  Array<uint32_t> found_;  // by it, of each query its nearest keys
+  Array<uint32_t> found_;  // by the device: the nearest keys of each query
   Array<KeyRef> refs_;
   Array<float> dots_, scores_;
   Array<uint32_t> chosen_;

@@ -9,7 +9,7 @@
 
 namespace kvasir {
 
-// where the graph's own entry is a token that may not be found
+// Starts for a graph whose entry is a token that may not be found.
 constexpr uint32_t spread_starts = 8;
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 
@@ -72,7 +72,7 @@ void TokenSearch::score_fresh() {
     for (uint32_t d = 0; d < shape.dim; d += quad_tokens * 4)
       __builtin_prefetch(s_.keys[i].data + d * quad_tokens);
   }
-  // Scores by row, then by place: the kernel's order turned round.
+  // Scores by row, then by index: the kernel's order transposed.
   scratch_->scores.resize(std::max<std::size_t>(scratch_->scores.size(), std::size_t{n} * rows_));
   query_.kernels.score_keys(query_.rows, s_.keys.data(), n, PageShape::key_stride,
                             scratch_->scores.data(), n);
@@ -84,8 +84,8 @@ void TokenSearch::score_fresh() {
   s_.fresh.clear();
 }
 
-// What is next to an item, of what this row has not met. Of a neighbour that may not be found, its
-// neighbours.
+// The neighbours of an item that this row has not met. A neighbour that may not be found is
+// replaced by its neighbours.
 void TokenSearch::collect(uint32_t item, uint32_t row) {
   s_.met_now.clear();
   const TokenIndex::Level& links = graph(row).levels[0];
@@ -106,8 +106,8 @@ void TokenSearch::collect(uint32_t item, uint32_t row) {
   for (const uint32_t place : s_.met_now) out_->found[row].push_back(s_.tokens[place]);
 }
 
-// Puts what a row's search begins with into s_.met_now: from the graph's entry down its levels,
-// each time to the best of the neighbours, as long as there is a better one.
+// Writes the starts of a row's search to s_.met_now: from the graph's entry down its levels, each
+// time to the best neighbour until none is better.
 void TokenSearch::start(uint32_t row) {
   s_.met_now.clear();
   s_.open.clear();
@@ -147,7 +147,7 @@ void TokenSearch::start(uint32_t row) {
 void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
   if (heads_.empty() || items_ == 0) return;
   start(row);
-  // Of equal scores the earlier met is better, so that the order is complete.
+  // Of equal scores the one met earlier is better, so that the order is total.
   const auto better = [](const Scored& a, const Scored& b) {
     return a.first > b.first || (a.first == b.first && a.second < b.second);
   };
@@ -271,7 +271,7 @@ void TokenSearch::choose_best() {
 
 namespace {
 
-constexpr uint32_t min_breadth = 64;  // that is asked for
+constexpr uint32_t min_breadth = 64;  // of a search
 
 class NearestSelector final : public Selector {
  public:

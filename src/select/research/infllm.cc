@@ -1,13 +1,13 @@
 // `infllm`: the blocks of 128 tokens whose representative tokens score best (InfLLM, arXiv
 // 2402.04617, section 3.2).
 //
-// A block is represented by the 4 of its tokens that the tokens after them attended most when it
-// was read (store/representatives.h). Its relevance is the sum of q . k over them; sinks and window
-// are attended as everywhere, and so are tokens that do not fill a block yet. Query heads of a
-// group either choose a list each or share one, by the sum of their relevances. As the paper, but
-// for: positions stay as they are, where the paper moves all that is far to one distance; each
-// token of a question chooses for itself, where the paper chooses once for a chunk of 512; and a
-// question is not limited to 32 blocks but by the budget.
+// The representatives of a block are the 4 of its tokens that the tokens after them attended most
+// in prefill (store/representatives.h). Its relevance is the sum of q . k over them. Tokens that do
+// not fill a block yet are attended, like sinks and window. Query heads of a group have a list
+// each, or share one by the sum of their relevances. Differences to the paper: positions stay,
+// where the paper moves all distant tokens to one distance; each token of a question selects for
+// itself, where the paper selects once per chunk of 512; the limit of a question is the budget, not
+// 32 blocks.
 #include <algorithm>
 #include <bit>
 
@@ -16,7 +16,7 @@
 namespace kvasir {
 namespace {
 
-// partial sums of a dot product: a fixed order that compilers make vectors of
+// Partial sums of a dot product: a fixed order that compilers vectorise.
 constexpr uint32_t lanes = 16;
 
 class InfLlmSelector final : public Selector {
@@ -35,7 +35,7 @@ class InfLlmSelector final : public Selector {
       return;
     }
     scratch->query.assign(query.rows.f32, query.rows.f32 + std::size_t{rows} * dim);
-    // a sum of relevances is the relevance to the sum
+    // The sum of relevances is the relevance to the sum of the queries.
     for (uint32_t r = 1; query.share && r < rows; ++r)
       for (uint32_t d = 0; d < dim; ++d) scratch->query[d] += query.rows.f32[r * dim + d];
     scratch->scores.resize(std::size_t{lists} * blocks);
@@ -46,7 +46,7 @@ class InfLlmSelector final : public Selector {
                 dim);
     out->summary_bytes = uint64_t{blocks} * dim * sizeof(uint16_t);
 
-    // pages that are in no block yet
+    // Pages that are in no block yet.
     const uint32_t behind = std::max(query.first_page, blocks * block / shape.page_tokens);
     const uint64_t rest = uint64_t{pages - behind} * shape.page_tokens,
                    left = query.budget_tokens - std::min(query.budget_tokens, rest);

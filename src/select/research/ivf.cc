@@ -1,11 +1,10 @@
-// `ivf`: the tokens with the largest scores among those of the clusters that a query is nearest to:
-// an inverted file (IVF), the index that RetrievalAttention (arXiv 2409.10516, section 4) and
-// others compare with.
+// `ivf`: the tokens with the largest scores in the clusters nearest to a query: an inverted file
+// (IVF), the index that RetrievalAttention (arXiv 2409.10516, section 4) and others compare with.
 //
-// Keys are clustered by k-means (Lloyd), the square root of their number of clusters, one set a KV
-// head, over at most 64 keys a cluster. A query reads the clusters whose centroids have the largest
-// inner products with it: as many as are asked for, or as hold a multiple of the budget. Centroids
-// are kept as numbers of 8 bits with a scale, as keys are.
+// Keys are clustered by k-means (Lloyd) per KV head, into as many clusters as the square root of
+// their number, on at most 64 keys per cluster. A query reads the clusters whose centroids have the
+// largest inner products with it: search_breadth clusters, or enough for a multiple of the budget.
+// Centroids are stored in 8 bits with a scale, like keys.
 #include <algorithm>
 #include <cmath>
 
@@ -17,9 +16,9 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t iterations = 10;
-constexpr uint32_t sampled_keys = 64;  // of each cluster
-constexpr uint32_t batch_keys = 64;    // assigned together
-// read for each token of the budget: finds 0.9 of the best 100 of 32K tokens
+constexpr uint32_t sampled_keys = 64;  // per cluster
+constexpr uint32_t batch_keys = 64;    // assigned per pass
+// Tokens read per token of the budget: finds 0.9 of the best 100 of 32K tokens.
 constexpr uint32_t tokens_per_chosen = 8;
 
 class Clusters {
@@ -52,7 +51,7 @@ class Clusters {
           sums[c * dim_ + d] += keys_.scale(item) * keys_.row(item)[d];
         ++sizes[c];
       });
-      for (uint32_t c = 0; c < count_; ++c)  // one that has nothing stays where it is
+      for (uint32_t c = 0; c < count_; ++c)  // an empty cluster keeps its centroid
         for (uint32_t d = 0; d < dim_ && sizes[c] > 0; ++d)
           centroids_[c * dim_ + d] = sums[c * dim_ + d] / static_cast<float>(sizes[c]);
     }
@@ -67,7 +66,7 @@ class Clusters {
   }
 
  private:
-  // Centroids to 8 bits and back.
+  // Rounds the centroids to 8 bits.
   void round() {
     input_.kernels.quantize_queries(centroids_.data(), count_, dim_, q8_.data(), nullptr,
                                     scale_.data());

@@ -1,17 +1,17 @@
-// `snapkv`: the tokens that the end of what was read attends most, chosen once for the whole answer
+// `snapkv`: the tokens that the end of the prompt attends most, selected once for the whole answer
 // (SnapKV, arXiv 2404.14469, section 4).
 //
-//   read    a question is read exactly, as the prompt's end that it is
-//   vote    the newest 32 queries, the observation window, each give every token its share of their
-//           attention; a head's votes are their sum
-//   pool    a token counts with the largest vote within three tokens of it (max pooling, kernel 7),
-//           so that what belongs together is kept together
-//   choose  the best tokens of each head; the answer reads them, the sinks, and everything after
-//           what was sealed when the choice was made
+//   prefill  a question is prefilled exactly, as the end of the prompt
+//   vote     the newest 32 queries, the observation window, give every token its share of their
+//            attention; the votes of a head are their sum
+//   pool     a token counts with the largest vote within three tokens of it (max pooling, kernel
+//            7), so that neighbours are kept with it
+//   choose   the best tokens of each head. The answer attends them, the sinks, and everything after
+//            the pages that were sealed at the choice
 //
-// Query heads of a group share a list by the sum of their votes, or have one each, as the paper's
-// heads do. The paper throws the other tokens away; here they stay in the store, and the next
-// question chooses anew.
+// Query heads of a group share a list by the sum of their votes, or have one each, as in the paper.
+// The paper drops the other tokens; here they stay in the store, and the next question selects
+// anew.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -23,8 +23,8 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t reach = 3;  // tokens to either side that pooling looks at
-// as a logarithm: what has less counts as nothing, as for Kernels::attention_shares
+constexpr uint32_t reach = 3;  // tokens on each side in a pool
+// A logarithm; smaller shares count as nothing, as in Kernels::attention_shares.
 constexpr float smallest_share = -24;
 
 struct Choice {
@@ -36,7 +36,7 @@ struct Choice {
 struct SnapMemory final : StepMemory {
   std::vector<Choice> choices;  // [layers][kv_heads][lists]
   uint32_t lists = 1;
-  uint32_t end_page = 0;  // everything from here on is read
+  uint32_t end_page = 0;  // everything from here on is attended
 };
 
 class SnapSelector final : public Selector {
@@ -67,7 +67,7 @@ class SnapSelector final : public Selector {
     const PageShape& shape = query.pages.shape().page;
     const uint64_t whole = ~uint64_t{0} >> (64 - shape.page_tokens);
     begin_selection(m.lists, out);
-    // of a sequence that is never sealed, too, where nothing is chosen
+    // Nothing to select; also for sequences that are never sealed.
     if (query.pages.pages() <= query.first_page) return;
     for (uint32_t i = 0; i < m.lists; ++i) {
       const Choice& choice =
@@ -114,7 +114,7 @@ class SnapSelector final : public Selector {
     return true;
   }
 
-  // votes: [lists][n], of the tokens from first_page on.
+  // votes: [lists][n] for the tokens from first_page on.
   static void add_votes(const Observation& seen, uint32_t layer, uint32_t head, uint32_t lists,
                         uint32_t n, float* votes) {
     const PageShape& shape = seen.pages.shape().page;
@@ -128,7 +128,7 @@ class SnapSelector final : public Selector {
          position < seen.queries.end() && !seen.cancel.fired(); ++position) {
       const QueryRows& rows = queries.set(
           seen.queries.query(layer, position) + std::size_t{head} * group * shape.head_dim, group);
-      const float* totals = seen.queries.totals(layer, position) + head * group;
+      const float* lse = seen.queries.lse(layer, position) + head * group;
       const auto before = static_cast<uint32_t>(
           std::min<uint64_t>(n, position + 1 - std::min<uint64_t>(position + 1, begin)));
       for (uint32_t at = 0; at < before; at += stride) {  // up to the query itself
@@ -141,7 +141,7 @@ class SnapSelector final : public Selector {
         for (uint32_t r = 0; r < group; ++r) {
           float* to = votes + std::size_t{lists == 1 ? 0 : r} * n + at;
           for (uint32_t t = 0; t < count; ++t)
-            if (const float share = scores[r * stride + t] - totals[r]; share > smallest_share)
+            if (const float share = scores[r * stride + t] - lse[r]; share > smallest_share)
               to[t] += std::exp(share);
         }
       }
