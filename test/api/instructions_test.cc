@@ -63,8 +63,7 @@ kv_status load_status(kv_model* model, const std::string& path, const char* inst
                       uint64_t tokens = 0) {
   const kv_session_options o = options_with(instructions);
   kv_session* out = nullptr;
-  const kv_status status =
-      kv_load_prefix(model, path.c_str(), tokens, &o, nullptr, &out, nullptr);
+  const kv_status status = kv_load_prefix(model, path.c_str(), tokens, &o, nullptr, &out, nullptr);
   CHECK((out != nullptr) == (status == KV_OK));
   kv_session_close(out);
   return status;
@@ -107,8 +106,7 @@ constexpr Spelled formats[] = {
      "<start_of_turn>user\nBe brief.\n\nThe code is 17.\n\nQ?<end_of_turn>\n"
      "<start_of_turn>model\n",
      "<start_of_turn>user\nBe brief.\n\nQ?<end_of_turn>\n<start_of_turn>model\n"},
-    {"phi",
-     "<|system|>\nBe brief.\n\nThe code is 17.<|end|>\n<|user|>\nQ?<|end|>\n<|assistant|>\n",
+    {"phi", "<|system|>\nBe brief.\n\nThe code is 17.<|end|>\n<|user|>\nQ?<|end|>\n<|assistant|>\n",
      "<|system|>\nBe brief.<|end|>\n<|user|>\nQ?<|end|>\n<|assistant|>\n"},
     {"phi4",
      "<|im_start|>system<|im_sep|>Be brief.\n\nThe code is 17.<|im_end|>"
@@ -119,8 +117,7 @@ constexpr Spelled formats[] = {
      "Be brief.<｜User｜>Q?<｜Assistant｜>"},
     {"deepseek-v2", "Be brief.\n\nThe code is 17.\n\nUser: Q?\n\nAssistant:",
      "Be brief.\n\nUser: Q?\n\nAssistant:"},
-    {"zephyr",
-     "<|system|>\nBe brief.\n\nThe code is 17.</s>\n<|user|>\nQ?</s>\n<|assistant|>\n",
+    {"zephyr", "<|system|>\nBe brief.\n\nThe code is 17.</s>\n<|user|>\nQ?</s>\n<|assistant|>\n",
      "<|system|>\nBe brief.</s>\n<|user|>\nQ?</s>\n<|assistant|>\n"},
 };
 
@@ -167,7 +164,7 @@ TEST_CASE("a prefill that stops within the instructions leaves the sequence empt
   const Session session = open_with(tiny_model(), much.c_str());
   kv_control control;
   kv_init(&control, sizeof control);
-  control.progress = [](int32_t, uint64_t done, uint64_t, void*) -> int32_t { return done >= 128; };
+  control.progress = [](int32_t, uint64_t done, uint64_t, void*) -> int32_t { return done > 0; };
   uint64_t tokens = 7, bytes = 7;
   CHECK(kv_prefill(session.get(), text, std::strlen(text), &control, &tokens, &bytes, nullptr) ==
         KV_CANCELLED);

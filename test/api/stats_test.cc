@@ -19,11 +19,28 @@ json json_of(kv_session* session) {
 
 void check_same(const kv_session_stats& s, const json& j) {
 #define SAME(field) CHECK(j.at(#field).get<uint64_t>() == uint64_t{s.field})
-  SAME(threads), SAME(tokens), SAME(context_tokens), SAME(sealed_tokens), SAME(page_tokens);
-  SAME(sink_tokens), SAME(window_tokens), SAME(prefill_chunk), SAME(kv_bytes_per_token);
-  SAME(private_bytes), SAME(mapped_bytes), SAME(spilled_bytes), SAME(memory_limit);
-  SAME(prefill_tokens), SAME(prefill_ns), SAME(sparse_tokens), SAME(load_ns), SAME(budget_tokens);
-  SAME(last_steps), SAME(last_decode_ns), SAME(last_tokens_read), SAME(last_tokens_present);
+  SAME(threads);
+  SAME(tokens);
+  SAME(context_tokens);
+  SAME(sealed_tokens);
+  SAME(page_tokens);
+  SAME(sink_tokens);
+  SAME(window_tokens);
+  SAME(prefill_chunk);
+  SAME(kv_bytes_per_token);
+  SAME(private_bytes);
+  SAME(mapped_bytes);
+  SAME(spilled_bytes);
+  SAME(memory_limit);
+  SAME(prefill_tokens);
+  SAME(prefill_ns);
+  SAME(sparse_tokens);
+  SAME(load_ns);
+  SAME(budget_tokens);
+  SAME(last_steps);
+  SAME(last_decode_ns);
+  SAME(last_tokens_read);
+  SAME(last_tokens_present);
   SAME(last_pages_touched);
 #undef SAME
   if (s.last_mass_read < 0) CHECK(j.at("last_mass_read").is_null());
@@ -59,7 +76,8 @@ TEST_CASE("statistics of a session describe its sequence and its last decode") {
 
   kv_answer answer;
   kv_init(&answer, sizeof answer);
-  REQUIRE_OK(kv_generate(session.get(), "a", 1, nullptr, nullptr, nullptr, nullptr, &answer, error));
+  REQUIRE_OK(
+      kv_generate(session.get(), "a", 1, nullptr, nullptr, nullptr, nullptr, &answer, error));
   s = stats_of(session.get());
   check_same(s, json_of(session.get()));
   CHECK(s.last_steps == answer.answer_tokens);
@@ -140,8 +158,8 @@ TEST_CASE("statistics of a cache count its tokens and its attention") {
   CHECK(s.step_tokens == 200);
   CHECK(s.max_tokens == 1000);
   REQUIRE_OK(kv_cache_update(opened, 0, KV_F32, rows.data(), rows.data(), nullptr, 1, error));
-  REQUIRE_OK(kv_cache_attention(opened, 0, KV_F32, rows.data(), out.data(), 1, nullptr, nullptr,
-                                error));
+  REQUIRE_OK(
+      kv_cache_attention(opened, 0, KV_F32, rows.data(), out.data(), 1, nullptr, nullptr, error));
   REQUIRE_OK(kv_cache_get_stats(opened, &s, error));
   CHECK(s.tokens == 201);
   CHECK(s.sealed_tokens > 0);

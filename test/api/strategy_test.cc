@@ -20,8 +20,19 @@ Strategy create(const char* name) {
   return Strategy(out);
 }
 
-enum Group : uint32_t { b = 1, d = 2, h = 4, alpha = 8, coverage = 16, select = 32, exact = 64,
-                        breadth = 128, graphs = 256, schedule = 512, filter = 1024 };
+enum Group : uint32_t {
+  b = 1,
+  d = 2,
+  h = 4,
+  alpha = 8,
+  coverage = 16,
+  select = 32,
+  exact = 64,
+  breadth = 128,
+  graphs = 256,
+  schedule = 512,
+  filter = 1024
+};
 
 // Parameters of each group, with a value that fits.
 struct Value {
@@ -29,14 +40,18 @@ struct Value {
   Group group;
   double value;
 };
-constexpr Value values[] = {
-    {KV_PARAM_BUDGET_TOKENS, b, 100},   {KV_PARAM_BUDGET_FRACTION, b, 0.25},
-    {KV_PARAM_DENSE_LAYERS, d, 1},      {KV_PARAM_SHARE_HEADS, h, 0},
-    {KV_PARAM_ALPHA, alpha, 0.5},       {KV_PARAM_COVERAGE, coverage, 0.9},
-    {KV_PARAM_SELECT_TOKENS, select, 32}, {KV_PARAM_EXACT_TOKENS, exact, 10},
-    {KV_PARAM_SEARCH_BREADTH, breadth, 128}, {KV_PARAM_HEAD_GRAPHS, graphs, 1},
-    {KV_PARAM_BUDGET_SCHEDULE, schedule, KV_BUDGET_LINEAR},
-    {KV_PARAM_FILTER_WINDOW, filter, KV_FILTER_UNIFORM}};
+constexpr Value values[] = {{KV_PARAM_BUDGET_TOKENS, b, 100},
+                            {KV_PARAM_BUDGET_FRACTION, b, 0.25},
+                            {KV_PARAM_DENSE_LAYERS, d, 1},
+                            {KV_PARAM_SHARE_HEADS, h, 0},
+                            {KV_PARAM_ALPHA, alpha, 0.5},
+                            {KV_PARAM_COVERAGE, coverage, 0.9},
+                            {KV_PARAM_SELECT_TOKENS, select, 32},
+                            {KV_PARAM_EXACT_TOKENS, exact, 10},
+                            {KV_PARAM_SEARCH_BREADTH, breadth, 128},
+                            {KV_PARAM_HEAD_GRAPHS, graphs, 1},
+                            {KV_PARAM_BUDGET_SCHEDULE, schedule, KV_BUDGET_LINEAR},
+                            {KV_PARAM_FILTER_WINDOW, filter, KV_FILTER_UNIFORM}};
 
 struct Named {
   const char* name;
@@ -158,19 +173,18 @@ TEST_CASE("a value out of range is refused and changes nothing") {
     const char* name;
     uint32_t param;
     std::vector<double> bad, good;
-  } cases[] = {
-      {"quest", KV_PARAM_BUDGET_TOKENS, {0, -1, 1.5, inf, nan}, {1, 1e9}},
-      {"quest", KV_PARAM_BUDGET_FRACTION, {0, -0.1, 1.1, 1e-60, nan}, {1, 1e-6}},
-      {"quest", KV_PARAM_DENSE_LAYERS, {-1, 0.5, 4294967295.0, nan}, {0, 1000}},
-      {"quest", KV_PARAM_SHARE_HEADS, {-1, 0.5, 2, nan}, {0, 1}},
-      {"quest", KV_PARAM_SELECT_TOKENS, {0, 7, 12, 1032, nan}, {8, 1024}},
-      {"quest", KV_PARAM_EXACT_TOKENS, {-1, 0.5, inf}, {0, 1e6}},
-      {"dipr", KV_PARAM_ALPHA, {0, 1e-60, 1.1, nan}, {1e-6, 1}},
-      {"bounded", KV_PARAM_COVERAGE, {0, 1, 1 - 1e-12, nan}, {0.1, 0.99}},
-      {"ood", KV_PARAM_SEARCH_BREADTH, {0, 1.5, -1}, {1, 4096}},
-      {"ood", KV_PARAM_HEAD_GRAPHS, {2, -1}, {0, 1}},
-      {"quest", KV_PARAM_BUDGET_SCHEDULE, {3, -1}, {0, 2}},
-      {"filter-layers", KV_PARAM_FILTER_WINDOW, {3, -1}, {0, 2}}};
+  } cases[] = {{"quest", KV_PARAM_BUDGET_TOKENS, {0, -1, 1.5, inf, nan}, {1, 1e9}},
+               {"quest", KV_PARAM_BUDGET_FRACTION, {0, -0.1, 1.1, 1e-60, nan}, {1, 1e-6}},
+               {"quest", KV_PARAM_DENSE_LAYERS, {-1, 0.5, 4294967295.0, nan}, {0, 1000}},
+               {"quest", KV_PARAM_SHARE_HEADS, {-1, 0.5, 2, nan}, {0, 1}},
+               {"quest", KV_PARAM_SELECT_TOKENS, {0, 7, 12, 1032, nan}, {8, 1024}},
+               {"quest", KV_PARAM_EXACT_TOKENS, {-1, 0.5, inf}, {0, 1e6}},
+               {"dipr", KV_PARAM_ALPHA, {0, 1e-60, 1.1, nan}, {1e-6, 1}},
+               {"bounded", KV_PARAM_COVERAGE, {0, 1, 1 - 1e-12, nan}, {0.1, 0.99}},
+               {"ood", KV_PARAM_SEARCH_BREADTH, {0, 1.5, -1}, {1, 4096}},
+               {"ood", KV_PARAM_HEAD_GRAPHS, {2, -1}, {0, 1}},
+               {"quest", KV_PARAM_BUDGET_SCHEDULE, {3, -1}, {0, 2}},
+               {"filter-layers", KV_PARAM_FILTER_WINDOW, {3, -1}, {0, 2}}};
   for (const auto& c : cases) {
     CAPTURE(c.param);
     const Strategy s = create(c.name);

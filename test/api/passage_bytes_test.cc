@@ -1,0 +1,112 @@
+// kv_passage: the bytes of the document that a passage spells.
+#include <cstring>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace api_test;
+
+namespace {
+
+const std::string fact = " Größe: the access code of the north gate is 4821907. ";
+const char question[] = "What is the access code of the north gate?";
+
+std::string document() { return book(1500) + fact + book(2400).substr(1500); }
+
+kv_session_options full_options(const char* instructions = nullptr) {
+  kv_session_options o;
+  kv_init(&o, sizeof o);
+  o.threads = 2;
+  o.decode = strategy("full");
+  o.instructions = instructions;
+  return o;
+}
+
+std::vector<kv_passage> passages(kv_session* session) {
+  kv_generate_options o;
+  kv_init(&o, sizeof o);
+  o.flags = KV_TRACE_PASSAGES;
+  o.max_tokens = 8;
+  REQUIRE_OK(kv_generate(session, question, std::strlen(question), &o, nullptr, nullptr, nullptr,
+                         nullptr, error));
+  kv_passage out[64];
+  std::size_t count = 0;
+  REQUIRE_OK(kv_session_passages(session, out, 64, &count, error));
+  REQUIRE(count > 0);
+  return {out, out + count};
+}
+
+std::string spelled(kv_model* model, kv_session* session, const kv_passage& p) {
+  const std::vector<int32_t> tokens = sequence(session);
+  std::string text(8192, '\0');
+  std::size_t size = 0;
+  REQUIRE_OK(kv_detokenize(model, tokens.data() + p.first_token, p.tokens, 0, text.data(),
+                           text.size(), &size, error));
+  return text.substr(0, size);
+}
+
+// Each passage's bytes contain the text of its tokens, and not much more.
+void check_bytes(kv_model* model, kv_session* session, const std::string& text) {
+  for (const kv_passage& p : passages(session)) {
+    REQUIRE(p.first_byte + p.bytes <= text.size());
+    const std::string bytes = text.substr(p.first_byte, p.bytes);
+    const std::string tokens = spelled(model, session, p);
+    CHECK(bytes.find(tokens.substr(0, tokens.size() - std::min<std::size_t>(3, tokens.size()))) !=
+          std::string::npos);
+    CHECK(bytes.size() <= tokens.size() + 6);
+    CHECK((static_cast<unsigned char>(bytes[0]) & 0xC0) != 0x80);  // whole characters
+    if (p.first_byte + p.bytes < text.size())
+      CHECK((static_cast<unsigned char>(text[p.first_byte + p.bytes]) & 0xC0) != 0x80);
+  }
+}
+
+void check_unknown(kv_session* session) {
+  for (const kv_passage& p : passages(session)) {
+    CHECK(p.first_byte == UINT64_MAX);
+    CHECK(p.bytes == 0);
+    CHECK(p.tokens > 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a passage has the bytes of the document that its tokens spell") {
+  const TempFolder folder;
+  const std::string text = document();
+  for (const char* instructions : {static_cast<const char*>(nullptr), "Answer in a few words."}) {
+    CAPTURE((instructions ? instructions : "no instructions"));
+    const Session session = open_session(mini_model(), full_options(instructions));
+    read_text(session.get(), text.substr(0, 1700));
+    read_text(session.get(), text.substr(1700));  // one document in two calls
+    check_bytes(mini_model(), session.get(), text);
+    check_bytes(mini_model(), fork(session.get()).get(), text);
+    const std::string path = folder.file(instructions ? "a.kv" : "b.kv");
+    save(session.get(), path);
+    check_bytes(mini_model(), load(mini_model(), path).get(), text);
+    const kv_passage best = passages(session.get()).front();
+    if (!instructions)  // the small model was not trained with instructions
+      CHECK(text.substr(best.first_byte, best.bytes).find("gate is 48") != std::string::npos);
+  }
+}
+
+TEST_CASE("marks and instructions are no passage") {
+  const std::string code = "The access code of the north gate is 4821907. ";
+  const Session session =
+      open_session(mini_model(), full_options((code + code + code + code).c_str()));
+  read_text(session.get(), book(1200));
+  for (const kv_passage& p : passages(session.get())) {
+    CHECK(spelled(mini_model(), session.get(), p).find("code of the north") == std::string::npos);
+    CHECK(p.first_byte + p.bytes <= 1200);
+  }
+  check_bytes(mini_model(), session.get(), book(1200));
+}
+
+TEST_CASE("a passage of tokens that come from no text has no bytes") {
+  const Session text = open_session(mini_model(), full_options());
+  read_text(text.get(), document());
+  const Session session = open_session(mini_model(), full_options());
+  read_tokens(session.get(), sequence(text.get()));
+  check_unknown(session.get());
+  read_text(session.get(), " More.");
+  check_unknown(session.get());
+}
