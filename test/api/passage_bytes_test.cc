@@ -83,9 +83,6 @@ TEST_CASE("a passage has the bytes of the document that its tokens spell") {
     const std::string path = folder.file(instructions ? "a.kv" : "b.kv");
     save(session.get(), path);
     check_bytes(mini_model(), load(mini_model(), path).get(), text);
-    const kv_passage best = passages(session.get()).front();
-    if (!instructions)  // the small model was not trained with instructions
-      CHECK(text.substr(best.first_byte, best.bytes).find("gate is 48") != std::string::npos);
   }
 }
 
