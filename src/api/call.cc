@@ -6,7 +6,7 @@ namespace kvasir::api {
 
 constinit thread_local Call* Call::current_ = nullptr;
 
-// The first one: it is why the call stopped.
+// Keeps the first exception: the reason of the stop.
 void Call::note_exception(const char* name, const char* what) {
   if (exception_[0] || !name) return;
   std::snprintf(exception_, sizeof exception_, "%s threw an exception: %s", name, what);

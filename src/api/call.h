@@ -1,5 +1,5 @@
-// One call of a host's, from its entry to its return: the host's thread works for the library
-// meanwhile, but for the host's callbacks.
+// One call of the host, from its entry to its return. The host's thread has the library's
+// environment (floating point, cancellation) meanwhile, except in callbacks.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,15 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Runs a callback as the host's own code, with all that it has set for its thread, and returns
-  // what it returns. A C++ exception ends here, as if the callback had returned non-zero; the
-  // call's message then has its text. name: for it; null: none is wanted. What unwinds without
-  // being one (pthread_exit, a cancelled thread) passes through: the library's destructors leave
-  // whole handles.
+  // Runs a callback in the host's environment and returns its result. A C++ exception counts as a
+  // non-zero result, and the call's message gets its text, under `name` (null: no message).
+  // Unwinding that is no exception (pthread_exit, a cancelled thread) passes through: destructors
+  // leave valid handles.
   template <class F>
   static int32_t run_callback(const char* name, F&& callback) {
     Call& call = *current_;
     try {
-      const HostsTurn turn(call.thread_);
+      const HostScope scope(call.thread_);
       return callback();
     } catch (const std::exception& e) {
       call.note_exception(name, e.what());
@@ -38,21 +37,21 @@ class Call {
     return 1;
   }
 
-  // What the call returns and says.
+  // Turns the status into the code and the message of the call.
   kv_status finish(Status status, kv_error* error);
 
  private:
-  struct HostsTurn {
-    explicit HostsTurn(os::CallingThread& t) : thread(t) { thread.leave(); }
-    ~HostsTurn() { thread.enter(); }
+  struct HostScope {
+    explicit HostScope(os::CallingThread& t) : thread(t) { thread.leave(); }
+    ~HostScope() { thread.enter(); }
     os::CallingThread& thread;
   };
   void note_exception(const char* name, const char* what);
 
-  // the innermost of this thread: a callback may call other handles
+  // the innermost call of this thread: a callback may call other handles
   static constinit thread_local Call* current_;
   Call* outer_;
-  char exception_[192] = {};  // of a callback, "" for none
+  char exception_[192] = {};  // text of a callback's exception; "": none
   os::CallingThread thread_;
 };
 

@@ -1,4 +1,4 @@
-// kv_library_*: the folder of documents.
+// kv_library_*: a folder of documents.
 #include <mutex>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// The folder: what is in it, names, room.
+// The folder: its documents, names and size.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -16,7 +16,7 @@ constexpr std::string_view ending = ".kv";
 constexpr char lock_name[] = ".lock";
 constexpr int lock_tries = 1000;  // 10 ms apart
 
-// After a change of names in the folder.
+// Makes a change of names in the folder durable.
 Status make_durable(const std::string& path, const char* change) {
   Status s = os::sync_folder_of(path);
   if (s.ok()) return s;
@@ -32,13 +32,12 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-// Of a document that cannot be read: whether its header says all the same that Kvasir wrote it.
+// Whether Kvasir wrote the file, also one that cannot be read.
 bool is_ours(const Status& s) {
   return s.ok() || s.code() == Code::corrupt || s.code() == Code::version;
 }
 
-// Made unique: behind the name, cut where that is too long, the beginning of a hash and, from the
-// second on, a number.
+// A unique name: the name, cut if too long, the start of a hash and, from the second on, a number.
 std::string with_ending(const std::string& name, const std::string& hash, uint32_t number) {
   if (number == 0) return name;
   const std::string added =
@@ -68,7 +67,7 @@ Status Library::check_name(const std::string& name) {
   return {};
 }
 
-// The lock of all that changes the folder.
+// The lock of every change of the folder.
 class Library::Update {
  public:
   Status begin(const std::string& folder, const Cancel* cancel = nullptr) {
@@ -81,7 +80,8 @@ class Library::Update {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return Status::error(
-        Code::busy, "%s: others have been changing the library for 10 seconds; nothing was changed",
+        Code::busy,
+        "%s: other processes have been changing the library for 10 seconds; nothing was changed",
         folder.c_str());
   }
 
@@ -92,7 +92,7 @@ class Library::Update {
 Status Library::open(const std::string& folder, const LibraryOptions& options,
                      std::unique_ptr<Library>* out) {
   if (folder.empty()) return Status::error(Code::bad_argument, "the library's folder has no name");
-  std::string path;  // the current folder may change
+  std::string path;  // absolute: the current folder may change
   if (Status s = os::absolute_path(folder, &path); !s.ok()) return s;
   if (Status s = os::make_folder(path); !s.ok()) return s;
   std::unique_ptr<Library> library(new Library(std::move(path), options));
@@ -107,7 +107,7 @@ Status Library::keep_limit() const {
   Update update;
   std::vector<Victim> victims;
   Status s = update.begin(folder_);
-  if (s.code() == Code::permission) {  // what cannot be changed does not grow either
+  if (s.code() == Code::permission) {  // a folder that cannot be changed does not grow
     log(1, s, "; nothing can be evicted");
     return {};
   }
@@ -132,7 +132,7 @@ Status Library::for_each(const Visit& visit) const {
     file.name.resize(file.name.size() - ending.size());
     return !check_name(file.name).ok();
   });
-  // By name where the times are the same, so that the order is complete.
+  // Equal times are ordered by name.
   std::sort(files.begin(), files.end(), [](const os::FolderEntry& a, const os::FolderEntry& b) {
     return a.modified_ns != b.modified_ns ? a.modified_ns > b.modified_ns : a.name < b.name;
   });
@@ -140,7 +140,7 @@ Status Library::for_each(const Visit& visit) const {
     CachePeek peek;
     Status s = CachePeek::open(path_of(file.name), &peek);
     if (s.code() == Code::not_found || s.code() == Code::not_a_cache)
-      continue;  // gone meanwhile; another program's
+      continue;  // removed meanwhile, or of another program
     if (Status stopped = visit(file, peek, std::move(s)); !stopped.ok()) return stopped;
   }
   return {};
@@ -163,7 +163,7 @@ Status Library::require(const std::string& name) const {
   return Status::error(Code::not_found, "%s has no document '%s'", folder_.c_str(), name.c_str());
 }
 
-// A document that nobody has open, locked by *file; logged where that cannot be found out.
+// Locks a document that no session has open. Logs if that cannot be determined.
 bool Library::lock_unused(const std::string& name, os::File* file) const {
   bool locked = false;
   Status s = os::File::open_to_lock(path_of(name), file);
@@ -172,7 +172,7 @@ bool Library::lock_unused(const std::string& name, os::File* file) const {
   return locked;
 }
 
-// Removes temporary files of Kvasir whose writers are gone: nobody has them locked.
+// Removes temporary files of Kvasir that no writer has locked.
 Status Library::sweep() const {
   std::vector<os::FolderEntry> files;
   if (Status s = os::list_folder(folder_, &files); !s.ok()) return s;
@@ -186,15 +186,15 @@ Status Library::sweep() const {
       continue;
     if (!may_be_unfinished(file)) continue;
     if (Status s = os::remove_file(path); !s.ok() && s.code() != Code::not_found)
-      log(1, s, "; a writer that is gone left it behind");
+      log(1, s, "; a dead writer left it");
   }
   return {};
 }
 
-// Chooses what was used longest ago and is not open, until `bytes` more, which take the place of
-// the document `replaced`, fit. Where that would not do none goes, Code::no_space; but with no
-// bytes to come what can go goes. During an update. Files that cannot be read may be anybody's:
-// they neither count nor go.
+// Chooses the least recently used documents that are not open, until `bytes` more fit, which
+// replace the document `replaced`. If they cannot fit, Code::no_space and no victim; with `bytes`
+// 0, all possible victims. Called during an update. Files that cannot be read may be of other
+// programs: they neither count nor are evicted.
 Status Library::choose_victims(uint64_t bytes, const std::string& replaced,
                                std::vector<Victim>* out) const {
   if (options_.max_bytes == 0) return {};
@@ -216,11 +216,11 @@ Status Library::choose_victims(uint64_t bytes, const std::string& replaced,
   return Status::error(Code::no_space,
                        "%s has no room for the new document of %" PRIu64
                        " bytes: it may hold %" PRIu64
-                       ", and what is in it is in use; the document was not kept",
+                       ", and its documents are in use; the document was not saved",
                        folder_.c_str(), bytes, options_.max_bytes);
 }
 
-// What is left goes when room is made the next time.
+// Documents that cannot be removed now are evicted by the next save or open.
 void Library::evict(const std::vector<Victim>& victims) const {
   try {
     for (const Victim& victim : victims) {
@@ -233,9 +233,9 @@ void Library::evict(const std::vector<Victim>& victims) const {
   }
 }
 
-// The name that the wanted document gets. Nothing else loses its name: only what is asked for is
-// replaced, or what was found damaged and is of this text. The same text of the same model, which
-// another process has saved meanwhile, stays.
+// Chooses the name of the new document. It replaces only the document that the caller names, or a
+// damaged one of this text. A document of the same text and model that another process has saved
+// meanwhile stays.
 Status Library::choose_place(const Wanted& wanted, Place* out) const {
   if (wanted.name.empty() && !wanted.damaged.empty()) {
     *out = {wanted.damaged.front(), true, false};
@@ -258,15 +258,16 @@ Status Library::choose_place(const Wanted& wanted, Place* out) const {
     out->replaces = i == 0 && wanted.replace && is_ours(s) && !out->is_there;
     if (out->is_there || out->replaces) return {};
   }
-  return Status::error(Code::bad_state, "%s has too many documents '%s'; the document was not kept",
+  return Status::error(Code::bad_state,
+                       "%s has too many documents '%s'; the document was not saved",
                        folder_.c_str(), name.c_str());
 }
 
-// The folder changes when the file is whole: only then is it locked, for a moment. A document that
-// is being removed by its name is locked, which says nothing of the file that a save puts in its
-// place: so saves, removals and renames do not meet. What goes for the new document goes after it
-// has its name, durably: a failure in between costs no document, and a crash leaves more than there
-// may be until room is made again, by the next save or open.
+// The folder is locked only when the new file is complete, for a moment. The lock of a document
+// that is being removed does not cover the file that a save renames into its place, so saves,
+// removals and renames exclude each other. Victims are removed after the new file is durable in
+// place: a failure in between removes no document, and after a crash the next save or open evicts
+// them.
 Status Library::save(Session* session, const LibraryRequest& request, const Wanted& wanted,
                      Place* place) const {
   Update update;
@@ -275,7 +276,7 @@ Status Library::save(Session* session, const LibraryRequest& request, const Want
   const auto make_place = [&](uint64_t bytes, std::string* path) {
     if (Status s = update.begin(folder_, request.cancel); !s.ok()) return s;
     if (Status s = choose_place(wanted, place); !s.ok())
-      return s;  // others may have taken the name meanwhile
+      return s;  // another process may have taken the name meanwhile
     if (place->is_there)
       return Status::error(Code::bad_state, "%s has the document already", folder_.c_str());
     *path = path_of(place->name);
@@ -295,7 +296,7 @@ Status Library::rename(const std::string& from, const std::string& to) const {
   if (Status s = update.begin(folder_); !s.ok()) return s;
   if (Status s = require(from); !s.ok()) return s;
   if (from == to) return {};
-  // under a name that the file system takes for this one, as where it does not tell capitals
+  // the same file under both names, in a file system that ignores case
   os::File there;
   const auto is_from = [&] {
     return os::File::open_to_lock(path_of(to), &there).ok() && there.is_at(path_of(from));

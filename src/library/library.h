@@ -1,29 +1,26 @@
-// A folder of saved documents, shared by any number of processes: finds what begins like a text, so
-// that only the rest is read, and keeps what was read.
+// A folder of saved documents, shared by any number of processes. It finds the document that begins
+// like a text, so that only the rest is prefilled, and saves the result.
 //
-// The folder's files are all there is: NAME.kv is the document of that name, its own hashes
-// (cachefile/token_chain.h) are what it is found by, the file's time is its last use. Nothing else
-// could disagree with them.
+// The files are the only state: NAME.kv is the document of that name, its hashes
+// (cachefile/token_chain.h) find it, and the file's time is its last use.
 //
 // A document is a plain file NAME.kv, no link, whose NAME check_name() accepts and whose first
-// bytes are those of a cache. All functions know these and no others: what else is in the folder is
-// not listed, counted, evicted, removed or renamed, and keeps its name.
+// bytes are those of a cache file. All other files are neither listed, counted, evicted, removed,
+// renamed nor replaced.
 //
-//   open      a session over a document has its file open, locked as shared (CacheFile): it is not
-//   evicted or removed evict     under .lock, oldest use first, what can be locked exclusively,
-//   until the files fit save      as any: a temporary file, renamed, the latter under .lock when it
-//   is known what can go for it; that goes afterwards. A writer's lock on
-//             the temporary file ends with the writer; what is not locked then is removed when a
-//             library is opened
-//   rename    under .lock, so that it does not replace a document
-// All locks end with their process. A crash leaves a temporary file, or after a save documents that
-// were to go for it, nothing else.
+//   open      A session holds a shared lock on its file (CacheFile): no eviction, no removal.
+//   evict     Under .lock: takes the least recently used files that can be locked exclusively,
+//             until the rest fits.
+//   save      Writes a temporary file and renames it. The rename is under .lock, after the victims
+//             are chosen; they are removed afterwards. A writer's lock on its temporary file ends
+//             with the writer. Opening a library removes temporary files without a lock.
+//   rename    Under .lock, so that it replaces no document.
+// Locks end with their process. A crash leaves at most a temporary file, or the victims of a save.
 //
-// Documents that begin alike do not share their pages on the disk: a copy of the pages of the
-// common beginning is in each, at the cost of space, not of time; that a file is whole by itself is
-// what makes removing and evicting it safe.
+// Each document is complete by itself: documents with a common beginning do not share pages on the
+// disk. That costs space and no time, and makes removal and eviction safe.
 //
-// Threads: all functions may run together.
+// Thread safety: all functions may run at the same time.
 #pragma once
 
 #include <cstdint>
@@ -51,47 +48,44 @@ struct LibraryDocument {
   std::string name;
   uint64_t bytes = 0;
   uint64_t used_ns = 0;       // since 1970
-  format::Identity identity;  // zeros where the file cannot be read
-  Status damage;              // why it cannot
+  format::Identity identity;  // zeros if the file cannot be read
+  Status damage;              // why not
 };
 
 struct LibraryRequest {
   std::string_view text;
   bool parse_special = false;
-  std::string
-      name;  // of the document that is saved, made unique where it is taken; empty: after its hash
+  std::string name;      // of the saved document, made unique if it is taken; empty: its hash
   bool replace = false;  // a document of that name
-  bool verify = false;   // check all of a file before it is used
+  bool verify = false;   // verify the whole file before use
   SessionOptions session;
   const Cancel* cancel = nullptr;
   Progress::Report verifying, reading, preparing, saving;
 };
 
 struct LibraryOutcome {
-  std::string name;           // of the document that the session has, or is saved as
+  std::string name;           // of the document found or saved
   uint64_t tokens = 0;        // of the session
-  uint64_t found_tokens = 0;  // of these the document had
+  uint64_t found_tokens = 0;  // of these, found in a document
   bool saved = false;
-  // why a new document is not in the library though the session is there
-  Status save_failure;
+  Status save_failure;  // why the new document is not in the library although the session exists
 };
 
 class Library {
  public:
   static constexpr std::size_t max_name = 200;  // bytes
-  // A name is a file's: no path, not hidden, UTF-8, and room for a temporary file's ending.
-  // Code::bad_argument.
+  // A name has no path, is not hidden, is UTF-8, and leaves room for the suffix of a temporary
+  // file. Code::bad_argument.
   static Status check_name(const std::string& name);
 
-  // Makes the folder where there is none, removes what dead writers left, evicts what is too much.
+  // Creates the folder if it does not exist, removes temporary files of dead writers, evicts.
   static Status open(const std::string& folder, const LibraryOptions& options,
                      std::unique_ptr<Library>* out);
 
-  Status list(std::vector<LibraryDocument>* out) const;  // the last used first
-  // A session that has read the text: mapped as far as a document begins like it, read from there
-  // on, and saved. Code::cancelled: nothing was saved. A document that the save meets damaged is
-  // done without, by reading once more; where that fails *out is what had been read, with the
-  // damage as save_failure.
+  Status list(std::vector<LibraryDocument>* out) const;  // the most recently used first
+  // Creates a session of the text: maps the longest common beginning, prefills the rest, saves.
+  // Code::cancelled: nothing was saved. If the save meets a damaged document, the text is prefilled
+  // again without it. If that fails, *out is the first session and save_failure is the damage.
   Status session(std::shared_ptr<const Model> model, const LibraryRequest& request,
                  std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   Status rename(const std::string& from, const std::string& to) const;
@@ -102,12 +96,12 @@ class Library {
   struct Wanted;
   struct Place {
     std::string name;
-    bool replaces = false;  // what has the name
-    bool is_there = false;  // under this name, so that nothing has to be saved
+    bool replaces = false;  // the file of that name
+    bool is_there = false;  // the document exists under this name: nothing to save
   };
   struct Victim {
     std::string name, path;
-    os::File lock;  // while it is chosen nobody begins to use it
+    os::File lock;  // no session opens it meanwhile
   };
   static bool longer(const Found& a, const Found& b);
   class Update;
@@ -116,27 +110,27 @@ class Library {
       : folder_(std::move(folder)), options_(std::move(options)) {}
   std::string path_of(const std::string& name) const;
   void log(int level, const Status& status, const char* what) const;
-  // Calls it for each document, the last used first, until it fails. Status: why the peek tells
-  // nothing.
+  // Calls `visit` for each document, the most recently used first, until it fails. status: why
+  // `peek` is empty.
   using Visit =
       std::function<Status(const os::FolderEntry& file, const CachePeek& peek, Status status)>;
   Status for_each(const Visit& visit) const;
   Status require(const std::string& name) const;  // a document of the name, or Code::not_found
   Status keep_limit() const;
   Status sweep() const;
-  void go_on_without(const std::string& name, const Status& why) const;
+  void log_unusable(const std::string& name, const Status& why) const;
   Status find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
               std::vector<Found>* out) const;
   Status load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
                    const Session& fresh, std::span<const Token> tokens,
                    std::vector<Found>* unusable, uint64_t* again, Found* used,
                    std::unique_ptr<Session>* out) const;
-  Status read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
-              std::span<const Token> tokens, std::span<const uint32_t> lengths,
-              std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
-              LibraryOutcome* outcome) const;
-  void keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
-            std::span<const Found> unusable, LibraryOutcome* outcome) const;
+  Status prefill(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+                 std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                 std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
+                 LibraryOutcome* outcome) const;
+  void save_result(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
+                   std::span<const Found> unusable, LibraryOutcome* outcome) const;
   Status choose_place(const Wanted& wanted, Place* out) const;
   Status save(Session* session, const LibraryRequest& request, const Wanted& wanted,
               Place* place) const;
@@ -147,8 +141,8 @@ class Library {
 
   std::string folder_;
   LibraryOptions options_;
-  mutable std::mutex told_mutex_;
-  mutable std::set<std::string> told_;  // documents of another version, of which the log knows
+  mutable std::mutex logged_mutex_;
+  mutable std::set<std::string> logged_;  // documents of another version: logged once
 };
 
 }  // namespace kvasir

@@ -1,5 +1,4 @@
-// What the library's two files share: a text whose document is to be saved, and what it is known
-// by.
+// Types of both files of the library: a text whose document is to be saved, and its hashes.
 #pragma once
 
 #include <optional>
@@ -12,17 +11,17 @@
 namespace kvasir {
 
 struct Library::Wanted {
-  std::string name;      // as the caller wants it; empty: the hash
-  std::string hash;      // of text, model and way of reading: 16 hexadecimal digits
+  std::string name;      // of the caller; empty: the hash
+  std::string hash;      // of text, model and prefill: 16 hexadecimal digits
   bool replace = false;  // a document of that name
   Fingerprint model{};
   std::span<const Token> tokens;
-  TokenChain exact;                   // of the text that was read exactly
-  std::optional<TokenChain> sparse;   // and sparsely, where the session reads so
-  std::vector<std::string> damaged;   // documents that this text begins with, whose place it takes
+  TokenChain exact;                   // of the text after exact prefill
+  std::optional<TokenChain> sparse;   // after sparse prefill, if the session has it
+  std::vector<std::string> damaged;   // documents that this text begins with: it replaces them
   std::vector<std::string> unusable;  // others that could not be used; they keep their names
 
-  // Whether that is a document of all of this text and no more.
+  // Whether the file is a document of exactly this text.
   bool is_in(const CachePeek& peek) const;
 };
 

@@ -1,4 +1,4 @@
-// A text's session: the longest beginning that the library has, and the rest read.
+// The session of a text: maps the longest beginning in the library and prefills the rest.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -13,8 +13,8 @@ namespace kvasir {
 // A document that begins like the text.
 struct Library::Found {
   std::string name;
-  uint64_t tokens = 0;  // in common at least: compared by hashes
-  uint64_t all = 0;     // of the document, without what a model wrote behind it
+  uint64_t tokens = 0;  // in common, at least: compared by hashes
+  uint64_t all = 0;     // of the document, without answers behind it
   bool is_damaged = false;
 };
 
@@ -28,21 +28,21 @@ bool Library::Wanted::is_in(const CachePeek& peek) const {
          (sparse && sparse->common(tokens, other, all) == all);
 }
 
-// Longest beginning first; of equal ones the document that is no longer than that.
+// The longest common beginning first; of equal ones the shorter document.
 bool Library::longer(const Found& a, const Found& b) {
   return a.tokens != b.tokens ? a.tokens > b.tokens : a.all < b.all;
 }
 
 namespace {
 
-// What says of a file that it cannot be used, where others may do.
+// A failure of one file: others may be usable.
 bool is_of_the_file(Code code) {
   return code == Code::corrupt || code == Code::not_found || code == Code::not_a_cache ||
          code == Code::version || code == Code::model_mismatch || code == Code::io ||
          code == Code::permission || code == Code::bad_argument;
 }
 
-// In some formats a document's tokens are the same: it has a name in each.
+// A document may have the same tokens in two chat formats: each has a name of its own.
 std::string name_after(const TokenChain& chain, ChatFormat chat) {
   char name[24];
   const std::string_view format = chat_format_name(chat);
@@ -52,7 +52,8 @@ std::string name_after(const TokenChain& chain, ChatFormat chat) {
   return name;
 }
 
-// An older library's file says nothing of its format: it passes for any.
+// Whether the next question gets the same turn. A file of an older library names no chat format:
+// any matches.
 Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
   ChatRecord record;
   RETURN_IF_ERROR(read_chat(peek, &record));
@@ -63,28 +64,29 @@ Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
 
 }  // namespace
 
-// What is of another version is nobody's fault and stays as it is: told once.
-void Library::go_on_without(const std::string& name, const Status& why) const {
+// A document of another version is logged once.
+void Library::log_unusable(const std::string& name, const Status& why) const {
   if (why.code() == Code::version) {
-    const std::lock_guard lock(told_mutex_);
-    if (!told_.insert(name).second) return;
+    const std::lock_guard lock(logged_mutex_);
+    if (!logged_.insert(name).second) return;
   }
-  log(1, why, "; the library goes on without it");
+  log(1, why, "; the library does not use it");
 }
 
-// By their hashes.
+// Finds documents with a common beginning by their hashes.
 Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
                      std::vector<Found>* out) const {
   const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)),
                    sparse = TokenChain::of(tokens, fresh.reading_key(true));
   const auto compare = [&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
-    if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was read");
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; nothing was prefilled");
     TokenChain chain;
     uint64_t all = 0;
     if (s.ok() && !fresh.model().is_of(peek.identity())) return Status();
     if (s.ok()) s = peek.read_chain(tokens.size(), &chain, &all);
     if (!s.ok()) {
-      go_on_without(file.name, s);
+      log_unusable(file.name, s);
       return Status();
     }
     const uint64_t same = std::max(exact.common(tokens, chain, all),
@@ -97,21 +99,21 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
   return {};
 }
 
-// *out stays null where no document begins like the text, or none that does can be used: those that
-// cannot are in *unusable, and passed over where they are already.
+// *out stays null if no usable document begins like the text. Unusable ones are added to *unusable;
+// those in it are skipped.
 Status Library::load_best(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
                           const Session& fresh, std::span<const Token> tokens,
                           std::vector<Found>* unusable, uint64_t* again, Found* used,
                           std::unique_ptr<Session>* out) const {
   std::vector<Found> found;
   if (Status s = find(fresh, tokens, request.cancel, &found); !s.ok()) return s;
-  const auto pass_over = [&](const Found& f, const Status& why) {
-    go_on_without(f.name, why);
+  const auto skip = [&](const Found& f, const Status& why) {
+    log_unusable(f.name, why);
     unusable->push_back(f);
     unusable->back().is_damaged = why.code() == Code::corrupt;
   };
-  // The tokens themselves decide: hashes know whole blocks only, and might be equal by chance. What
-  // follows in the order of hashes can be better by less than a block.
+  // The tokens decide: hashes cover whole blocks only, and may be equal by chance. A later document
+  // in the order of hashes can be better by less than a block.
   std::size_t known = 0;
   while (!found.empty()) {
     const auto best = [&] {
@@ -125,9 +127,9 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       Array<Token> its;
       Status s = CachePeek::open(path_of(f.name), &peek);
       if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
-      bool same_turns = true;  // the next question's have to be of the document's format
+      bool same_turns = true;
       if (s.ok()) s = has_turns(peek, fresh, &same_turns);
-      if (!s.ok()) pass_over(f, s);
+      if (!s.ok()) skip(f, s);
       if (!same_turns) its.clear();
       f.tokens = static_cast<uint64_t>(
           std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
@@ -147,7 +149,7 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
                              request.cancel, request.verifying, &session, f.tokens,
                              request.reading ? Progress::Report(reading) : Progress::Report());
     if (!s.ok() && !is_of_the_file(s.code())) return s;
-    if (!s.ok()) pass_over(f, s);
+    if (!s.ok()) skip(f, s);
     if (!s.ok() || !session->in_document()) continue;
     if (Status touched = os::touch(path_of(f.name)); !touched.ok())
       log(2, touched, "; it stays as old as it was");
@@ -158,10 +160,10 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
   return {};
 }
 
-// The tokens that the session does not have yet.
-static Status read_rest(Session* session, const LibraryRequest& request,
-                        std::span<const Token> tokens, std::span<const uint32_t> lengths,
-                        uint64_t again) {
+// Prefills the tokens that the session does not have yet.
+static Status prefill_rest(Session* session, const LibraryRequest& request,
+                           std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                           uint64_t again) {
   if (tokens.empty()) return {};
   const auto reading = [&](uint64_t done, uint64_t total) {
     return request.reading(again + done, again + total);
@@ -172,36 +174,36 @@ static Status read_rest(Session* session, const LibraryRequest& request,
                                 &done);
 }
 
-// Reads the text and saves what was read, and where a document is met damaged on the way once more
-// without that one. *out and *outcome are the last reading that came to its end, over a damaged
-// document where only its save met the damage and no other reading came to its end.
-Status Library::read(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
-                     std::span<const Token> tokens, std::span<const uint32_t> lengths,
-                     std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
-                     LibraryOutcome* outcome) const {
+// Prefills the text and saves the result, and again without a document that turns out damaged. *out
+// and *outcome are those of the last prefill that was complete. It may be over a damaged document,
+// if only its save met the damage and the next prefill failed.
+Status Library::prefill(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
+                        std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                        std::unique_ptr<Session> fresh, std::unique_ptr<Session>* out,
+                        LibraryOutcome* outcome) const {
   std::vector<Found> unusable;
   for (;;) {
     std::unique_ptr<Session> session;
-    uint64_t again = 0;  // tokens of a document's window that were read once more
+    uint64_t again = 0;  // tokens of a document's window that are prefilled again
     Found used;
     if (Status s = load_best(model, request, *fresh, tokens, &unusable, &again, &used, &session);
         !s.ok())
       return s;
     const bool is_new = session == nullptr;
     if (is_new) session = std::move(fresh);
-    LibraryOutcome its{used.name, tokens.size(), used.tokens, false, {}};
+    LibraryOutcome found{used.name, tokens.size(), used.tokens, false, {}};
     const auto rest = tokens.subspan(used.tokens);
-    Status s = read_rest(session.get(), request, rest, lengths.subspan(used.tokens), again);
+    Status s = prefill_rest(session.get(), request, rest, lengths.subspan(used.tokens), again);
     if (s.ok()) {
-      *outcome = std::move(its);
-      // the one before has its document open no longer, so that it can be evicted
+      *outcome = std::move(found);
+      // closes the session before, so that its document can be evicted
       *out = std::move(session);
-      if (!rest.empty()) keep(out->get(), request, tokens, unusable, outcome);
+      if (!rest.empty()) save_result(out->get(), request, tokens, unusable, outcome);
     }
-    // A page, an index, met only now by reading on or by copying.
+    // Prefill or save met a damaged page or index.
     const Status& damage = s.ok() ? outcome->save_failure : s;
     if (is_new || damage.code() != Code::corrupt) return s;
-    go_on_without(used.name, damage);
+    log_unusable(used.name, damage);
     unusable.push_back(used);
     unusable.back().is_damaged = true;
   }
@@ -222,21 +224,23 @@ Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest
       !s.ok())
     return s;
   try {
-    Status s = read(model, request, tokens, lengths, std::move(fresh), &session, outcome);
+    Status s = prefill(model, request, tokens, lengths, std::move(fresh), &session, outcome);
     if (!session) return s;
-    if (!s.ok()) log(1, s, "; the session is over a document that is damaged");
+    if (!s.ok()) log(1, s, "; the session uses a damaged document");
   } catch (const std::bad_alloc&) {
-    if (!session) throw;  // otherwise as any failure of a second reading
+    if (!session) throw;  // otherwise as any failure of a second prefill
   }
   *out = std::move(session);
   return {};
 }
 
-// Saves what was read. Whatever becomes of that, the session is there.
-void Library::keep(Session* session, const LibraryRequest& request, std::span<const Token> tokens,
-                   std::span<const Found> unusable, LibraryOutcome* outcome) const {
+// Saves the session. A failure is in *outcome.
+void Library::save_result(Session* session, const LibraryRequest& request,
+                          std::span<const Token> tokens, std::span<const Found> unusable,
+                          LibraryOutcome* outcome) const {
   try {
-    // The place of a damaged document is taken by what begins with all of it that can be told.
+    // The new document replaces a damaged one whose tokens it begins with, as far as they are
+    // known.
     const auto covers = [&](const Found& f) {
       return f.tokens == std::min<uint64_t>(f.all, tokens.size());
     };
@@ -256,7 +260,7 @@ void Library::keep(Session* session, const LibraryRequest& request, std::span<co
     outcome->name = place.name;
     outcome->saved = outcome->save_failure.ok() && !place.is_there;
     if (!outcome->save_failure.ok())
-      log(1, outcome->save_failure, "; the session is there, its document is not in the library");
+      log(1, outcome->save_failure, "; the session exists, its document is not in the library");
   } catch (const std::bad_alloc&) {
     outcome->save_failure = Status::error(Code::no_memory, "out of memory");
   }
