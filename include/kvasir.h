@@ -203,7 +203,8 @@ KV_API kv_status kv_load(kv_model* model, const char* path, const kv_session_opt
  *
  * A library accepts a shorter struct of an older header: the absent fields have their defaults. It
  * accepts a longer struct of a newer header if all bytes that it does not know are 0, and otherwise
- * returns KV_BAD_ARGUMENT. It fills a result struct up to its struct_size.
+ * returns KV_BAD_ARGUMENT. It fills a result struct up to its struct_size. Structs of version 0.1
+ * have other fields: KV_BAD_ARGUMENT.
  * `reserved` fields and unknown bits of `flags` must be 0: KV_BAD_ARGUMENT.
  *
  * Callbacks run on the calling thread and never after the call has returned. Return 0 to continue,
@@ -292,6 +293,7 @@ struct kv_control {
 
 /* -- Log -- */
 
+/* Importance of a line of the log. */
 typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
 
 /* Receives one line without a newline, valid during the call. Any thread that calls the library may
@@ -354,9 +356,11 @@ struct kv_session_options {
    * the last session that uses it, also when the process is killed. */
   const char* spill_directory;
   /* System text before the document, NUL-terminated; NULL: none. The first kv_prefill or
-   * kv_generate of an empty sequence places it at the start of the chat format's first turn.
-   * kv_prefill_tokens with instructions and an empty sequence is KV_BAD_STATE. For kv_load,
-   * NULL means the file's; a different text is KV_MODEL_MISMATCH. */
+   * kv_generate of an empty sequence places it at the start of the chat format's first turn, and a
+   * blank line before the document. It never becomes control tokens. At most 1,000,000 bytes.
+   * kv_prefill_tokens with instructions and an empty sequence is KV_BAD_STATE.
+   * kv_session_from_cache with instructions is KV_BAD_ARGUMENT. For kv_load, NULL means the file's;
+   * a different text is KV_MODEL_MISMATCH. */
   const char* instructions;
   kv_log_fn log;  /* NULL: silent */
   void* log_user; /* passed to log */
@@ -576,38 +580,38 @@ KV_API kv_status kv_session_passages(kv_session* session, kv_passage* passages, 
 
 /* State of a session and its last decode (kv_generate, kv_session_next or kv_session_score). */
 typedef struct kv_session_stats {
-  uint32_t struct_size; /* in */
-  uint32_t threads;
-  uint64_t tokens;         /* of the sequence */
-  uint64_t context_tokens; /* maximum */
-  uint64_t sealed_tokens;  /* in pages */
-  uint32_t page_tokens;    /* tokens per page */
-  uint32_t sink_tokens;    /* first tokens, always attended */
-  uint32_t window_tokens;  /* newest tokens, not sealed */
-  uint32_t prefill_chunk;  /* tokens per prefill step */
-  uint64_t kv_bytes_per_token;
-  uint64_t private_bytes;  /* of the KV cache and what is stored with it, in host memory */
-  uint64_t mapped_bytes;   /* in the loaded file */
-  uint64_t spilled_bytes;  /* in the spill file */
-  uint64_t memory_limit;   /* 0: none */
-  uint64_t prefill_tokens; /* appended by kv_prefill in this session */
-  uint64_t prefill_ns;
-  uint64_t sparse_tokens; /* tokens up to the last one of a sparse prefill; 0: all are exact */
-  uint64_t load_ns;       /* of kv_load; 0: not loaded */
-  uint64_t budget_tokens; /* mean per layer and head */
-  uint64_t index_tokens;  /* in the strategy's index; 0: none */
-  uint64_t index_bytes;
-  uint64_t index_ns;   /* of the last build in this session */
-  uint64_t last_steps; /* tokens decoded by the last decode */
-  uint64_t last_decode_ns;
-  uint64_t last_tokens_read; /* as kv_answer.tokens_read */
-  uint64_t last_tokens_present;
-  uint64_t last_pages_touched;
-  double last_mass_read; /* estimated share of attention that was read and not sampled, 0 to 1;
+  uint32_t struct_size;        /* in */
+  uint32_t threads;            /* including the caller's */
+  uint64_t tokens;             /* of the sequence */
+  uint64_t context_tokens;     /* maximum */
+  uint64_t sealed_tokens;      /* in pages */
+  uint32_t page_tokens;        /* tokens per page */
+  uint32_t sink_tokens;        /* first tokens, always attended */
+  uint32_t window_tokens;      /* newest tokens, not sealed */
+  uint32_t prefill_chunk;      /* tokens per prefill step */
+  uint64_t kv_bytes_per_token; /* with scales and page summaries */
+  uint64_t private_bytes;      /* of the KV cache and what is stored with it, in host memory */
+  uint64_t mapped_bytes;       /* in the loaded file */
+  uint64_t spilled_bytes;      /* in the spill file */
+  uint64_t memory_limit;       /* 0: none */
+  uint64_t prefill_tokens;     /* appended by kv_prefill in this session */
+  uint64_t prefill_ns;         /* time of these prefills */
+  uint64_t sparse_tokens;      /* tokens up to the last one of a sparse prefill; 0: all are exact */
+  uint64_t load_ns;            /* of kv_load; 0: not loaded */
+  uint64_t budget_tokens;      /* mean per layer and head */
+  uint64_t index_tokens;       /* in the strategy's index; 0: none */
+  uint64_t index_bytes;        /* size of that index */
+  uint64_t index_ns;           /* of the last build in this session */
+  uint64_t last_steps;         /* tokens decoded by the last decode */
+  uint64_t last_decode_ns;     /* without prefill and first token */
+  uint64_t last_tokens_read;   /* as kv_answer.tokens_read */
+  uint64_t last_tokens_present; /* as kv_answer.tokens_present */
+  uint64_t last_pages_touched;  /* pages read, sum over steps, layers, KV heads */
+  double last_mass_read;     /* estimated share of attention that was read and not sampled, 0 to 1;
                                * -1: the strategy does not estimate it */
-  uint32_t gpu_layers;   /* layers on GPUs */
-  uint32_t gpu_flags;    /* KV_GPU_* */
-  uint64_t gpu_weight_bytes;
+  uint32_t gpu_layers;       /* layers on GPUs */
+  uint32_t gpu_flags;        /* KV_GPU_* */
+  uint64_t gpu_weight_bytes; /* weights on GPUs */
   uint64_t gpu_bytes;        /* in use, weights included, sum of all GPUs */
   uint64_t gpu_memory_limit; /* bytes that they may use */
   char decode_strategy[32];  /* chosen for the next token; "auto" is resolved */
@@ -642,16 +646,16 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 typedef struct kv_file_info {
   uint32_t struct_size;    /* in */
   uint32_t format_version; /* docs/file-format.md */
-  uint64_t file_bytes;
-  uint64_t tokens;        /* of the sequence */
-  uint64_t sealed_tokens; /* the first of these, in pages */
-  uint64_t kv_bytes;      /* pages, scales and page summaries */
-  uint32_t layers;
-  uint32_t kv_heads;    /* per layer */
-  uint32_t head_dim;    /* elements per head */
-  uint32_t precision;   /* kv_precision */
-  char model_name[64];  /* of the model that wrote it, truncated */
-  char chat_format[32]; /* of its turns; empty: none, or written by an older library */
+  uint64_t file_bytes;     /* of the whole file */
+  uint64_t tokens;         /* of the sequence */
+  uint64_t sealed_tokens;  /* the first of these, in pages */
+  uint64_t kv_bytes;       /* pages, scales and page summaries */
+  uint32_t layers;         /* of the model */
+  uint32_t kv_heads;       /* per layer */
+  uint32_t head_dim;       /* elements per head */
+  uint32_t precision;      /* kv_precision */
+  char model_name[64];     /* of the model that wrote it, truncated */
+  char chat_format[32];    /* of its turns; empty: none, or written by an older library */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a
@@ -688,11 +692,11 @@ typedef struct kv_packed_info {
   uint64_t tokens;         /* of the sequence */
   uint32_t format_version; /* of the unpacked file */
   uint32_t level;          /* of compression */
-  uint32_t layers;
-  uint32_t kv_heads;   /* per layer */
-  uint32_t head_dim;   /* elements per head */
-  uint32_t reserved;   /* 0 */
-  char model_name[64]; /* of the model that wrote it, truncated */
+  uint32_t layers;         /* of the model */
+  uint32_t kv_heads;       /* per layer */
+  uint32_t head_dim;       /* elements per head */
+  uint32_t reserved;       /* 0 */
+  char model_name[64];     /* of the model that wrote it, truncated */
 } kv_packed_info;
 
 /* Describes a packed file. Checks its header and size only. Any thread. KV_NOT_A_CACHE (another
@@ -745,7 +749,7 @@ typedef struct kv_library_document {
   kv_status status;     /* KV_OK, or why the file cannot be used: KV_CORRUPT, KV_VERSION,
                          * KV_NOT_A_CACHE and others; then tokens is 0, and model_name and
                          * fingerprint are empty */
-  uint64_t file_bytes;
+  uint64_t file_bytes;  /* on the disk */
   uint64_t tokens;      /* of the sequence */
   uint64_t last_used;   /* nanoseconds since 1970 */
   char name[208];       /* without .kv */
@@ -917,7 +921,9 @@ KV_API void kv_strategy_destroy(kv_strategy* strategy);
 KV_API kv_status kv_strategy_set(kv_strategy* strategy, uint32_t param, double value,
                                  kv_error* error);
 
-/* Reads a parameter, or its default where it is not set. KV_BAD_ARGUMENT (no such parameter). */
+/* Reads a parameter, or its default where it is not set. The value is 0 where the default depends
+ * on the model or on another parameter, and for that of BUDGET_TOKENS and BUDGET_FRACTION which
+ * does not count. KV_BAD_ARGUMENT (no such parameter). */
 KV_API kv_status kv_strategy_get(const kv_strategy* strategy, uint32_t param, double* value,
                                  kv_error* error);
 
@@ -1095,23 +1101,23 @@ KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const i
 
 /* State of a cache. The counts of attention are sums over all calls so far. */
 typedef struct kv_cache_stats {
-  uint32_t struct_size; /* in */
-  uint32_t threads;
-  uint64_t tokens; /* of complete steps */
-  uint64_t max_tokens;
-  uint64_t sealed_tokens; /* in pages */
-  uint32_t page_tokens;   /* tokens per page */
-  uint32_t sink_tokens;   /* first tokens, always attended */
-  uint32_t window_tokens; /* newest tokens, not sealed */
-  uint32_t step_tokens;   /* of the current step */
-  uint64_t private_bytes; /* as in kv_session_stats */
-  uint64_t mapped_bytes;
-  uint64_t spilled_bytes;
-  uint64_t memory_limit;
-  uint64_t budget_tokens; /* mean per layer and head */
-  uint64_t tokens_read;   /* as in kv_answer */
-  uint64_t tokens_present;
-  uint64_t pages_touched;
+  uint32_t struct_size;     /* in */
+  uint32_t threads;         /* including the caller's */
+  uint64_t tokens;          /* of complete steps */
+  uint64_t max_tokens;      /* of the shape */
+  uint64_t sealed_tokens;   /* in pages */
+  uint32_t page_tokens;     /* tokens per page */
+  uint32_t sink_tokens;     /* first tokens, always attended */
+  uint32_t window_tokens;   /* newest tokens, not sealed */
+  uint32_t step_tokens;     /* of the current step */
+  uint64_t private_bytes;   /* as in kv_session_stats */
+  uint64_t mapped_bytes;    /* in the loaded file */
+  uint64_t spilled_bytes;   /* in the spill file */
+  uint64_t memory_limit;    /* 0: none */
+  uint64_t budget_tokens;   /* mean per layer and head */
+  uint64_t tokens_read;     /* as in kv_answer */
+  uint64_t tokens_present;  /* the same sum for full attention */
+  uint64_t pages_touched;   /* pages read */
   char decode_strategy[32]; /* chosen for the next token; "auto" is resolved */
 } kv_cache_stats;
 
