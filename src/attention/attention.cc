@@ -72,7 +72,7 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
   if (trace_) trace_->begin_layer();
   if (compare) comparison_.begin(req.plan.compare, req.store.pages(), 1, req.tokens);
   if (!req.selector && lse && softcap_ != 0) {
-    if (Status s = exact(req, 0, out, lse); !s.ok()) return s;
+    RETURN_IF_ERROR(exact(req, 0, out, lse));
     lse = nullptr;
     for (Worker& w : workers_) w.counts = {};  // what is read twice counts once
   }
@@ -328,9 +328,7 @@ Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::
   w->counts.pages_touched += w->numbers.size();
   if (w->numbers.empty()) return {};
   w->pages.resize(w->numbers.size());
-  if (Status e = req.store.pages().fetch(req.layer, head, w->numbers, w->pages.data(), hold);
-      !e.ok())
-    return e;
+  RETURN_IF_ERROR(req.store.pages().fetch(req.layer, head, w->numbers, w->pages.data(), hold));
   std::size_t at = 0;
   in_order([&](PageRef* page, uint32_t number) {
     if (w->numbers[at] != number) ++at;
@@ -357,7 +355,7 @@ Status Attention::attend_choice(const AttentionRequest& req, uint32_t head, cons
       for (std::size_t p = 0; p < pages.size(); ++p)
         trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
     };
-    if (Status s = fetch_choice(req, head, i, &hold, w); !s.ok()) return s;
+    RETURN_IF_ERROR(fetch_choice(req, head, i, &hold, w));
     attend(w->selection.lists[i]);
     if (req.plan.certify && !certify(req, head, some, i, its, w))
       return req.store.pages().damaged();

@@ -182,8 +182,8 @@ class Attention {
   void share_among_tasks(uint32_t n, uint32_t pages);
   Status attend_pages_of(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,
                          const AttentionState& state, Worker* w) const;
-  bool give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
-                const HybridGpu::Lists& lists, Selection* choice, Worker* w) const;
+  bool split_for_gpu(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
+                     const HybridGpu::Lists& lists, Selection* choice, Worker* w) const;
   Status attend_parts(const AttentionRequest& req, bool chosen);
   void merge_parts(uint32_t n, HybridGpu* gpu);
   Status attend_chosen(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,

@@ -43,8 +43,7 @@ Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Li
                                 HybridGpu* gpu) {
   const uint32_t heads = config_.kv_heads, group = config_.group();
   const float* near = nullptr;
-  if (req.plan.strategy->has(StrategyInfo::compares_near))
-    if (Status s = gpu->near(&near); !s.ok()) return s;
+  if (req.plan.strategy->has(StrategyInfo::compares_near)) RETURN_IF_ERROR(gpu->near(&near));
   // tokens of a block
   const uint32_t most =
       req.plan.strategy->has(StrategyInfo::scans) ? std::max(1u, scanned_rows / group) : 1;
@@ -80,7 +79,7 @@ Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Li
       Selection& its = block_choices_[std::size_t{h} * req.tokens + t];
       req.selector->choose(query, &w.selector, &its);
       if (!its.intact) return failure.note(req.store.pages().damaged());
-      if (lists.most > 0 && !give_end(req, h, gpu->sixteenths(), lists, &its, &w))
+      if (lists.most > 0 && !split_for_gpu(req, h, gpu->sixteenths(), lists, &its, &w))
         return failure.note(req.store.pages().damaged());
       w.counts.tokens_read += its.tokens, w.counts.summary_bytes += its.summary_bytes,
           w.counts.keys_scanned += its.keys_scanned;
@@ -91,8 +90,8 @@ Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Li
 
 // Takes the device's part off the end of what was chosen. One list of a head: those of single query
 // heads the CPU reads.
-bool Attention::give_end(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
-                         const HybridGpu::Lists& lists, Selection* choice, Worker* w) const {
+bool Attention::split_for_gpu(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
+                              const HybridGpu::Lists& lists, Selection* choice, Worker* w) const {
   uint32_t count = 0;
   const std::size_t first = std::size_t{head} * lists.most;
   bool intact = true;
@@ -126,8 +125,7 @@ Status Attention::share_chosen(const AttentionRequest& req, HybridGpu* gpu) {
   const HybridGpu::Lists lists =
       req.tokens == 1 && gpu->sixteenths() > 0 ? gpu->lists() : HybridGpu::Lists();
   if (Status s = choose_hybrid(req, lists, gpu); !s.ok() || req.cancel.fired()) return s;
-  if (lists.most > 0)
-    if (Status s = gpu->give_lists(); !s.ok()) return s;
+  if (lists.most > 0) RETURN_IF_ERROR(gpu->enqueue_lists());
   for (uint32_t i = 0; i < heads * req.tokens; ++i) {
     const Selection& choice = block_choices_[i];
     for (uint32_t list = 0; list < choice.lists.size(); ++list) {
@@ -164,7 +162,7 @@ Status Attention::share_all(const AttentionRequest& req, HybridGpu* gpu) {
       });
     if (!intact) return req.store.pages().damaged();
     if (req.cancel.fired()) return {};
-    if (Status s = gpu->give_pages(end + 1); !s.ok()) return s;
+    RETURN_IF_ERROR(gpu->enqueue_pages(end + 1));
   }
   share_among_tasks(req.tokens, end);
   counts_.tokens_read += uint64_t{req.tokens} * pages * shape_.page_tokens * heads,
@@ -217,7 +215,7 @@ Status Attention::attend_chosen(const AttentionRequest& req, const HybridPart& p
          &its.sample_numbers[0]);
   }
   PageStore::Hold hold;
-  if (Status s = fetch_choice(req, part.head, 0, &hold, w); !s.ok()) return s;
+  RETURN_IF_ERROR(fetch_choice(req, part.head, 0, &hold, w));
   const auto attend = [&](const Array<PageRef>& pages, const AttentionState& state) {
     if (!pages.empty()) attend_pages(req, part.head, rows, pages, 0, state, w);
   };

@@ -1,10 +1,9 @@
-// One layer's attention of new tokens by a device and the CPU side by side, as RetrievalAttention
-// has it (arXiv 2409.10516, section 3.3): the device attends sinks and window and reads a part of
-// the pages that are attended; the CPU chooses, and attends the others. Its result, a partial state
-// of a few kilobytes, goes to the device, which merges all of them. How much of the pages moves,
-// and how much of what they come to, follows from how fast each reads (backend/page_rates.h). With
-// filter layers (OmniKV, ICLR 2025, section 4) the device reads what all layers up to the next one
-// attend in one go, while the layer after the filter layer is attended.
+// Co-execution: a GPU and the CPU attend one layer together (RetrievalAttention, arXiv 2409.10516,
+// section 3.3). The GPU attends sinks, window and a part of the attended pages. The CPU chooses
+// pages and attends the others. Its partial state of a few kilobytes goes to the GPU, which merges
+// all partials. Measured rates set the split of the pages (backend/page_rates.h). With filter
+// layers (OmniKV, ICLR 2025, section 4) the GPU reads at once what all layers up to the next filter
+// layer attend, while the layer after the filter layer is attended.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace kvasir {
 
-// The device's side, of the layer that is under way. By one thread.
+// The GPU's part of the current layer. Used by one thread.
 class HybridGpu {
  public:
   virtual ~HybridGpu() = default;
@@ -23,11 +22,11 @@ class HybridGpu {
   // exponentials relative to it. Waits. Code::device.
   virtual Status near(const float** sums) = 0;
 
-  // Of the pages how many sixteenths the device reads; 0: it reads none.
+  // Sixteenths of the pages that the GPU reads; 0: none.
   virtual uint32_t sixteenths() const = 0;
-  // Of a step of one token, where it reads some: its quads of each KV head, as DeviceAttention has
-  // them, to be filled before give_lists(): [kv_heads][most], counts [kv_heads][2]. Pages that it
-  // is given are intact.
+  // In a step of one token: quads of each KV head that the GPU reads, as in DeviceAttention. The
+  // caller fills them before enqueue_lists(): [kv_heads][most], counts [kv_heads][2]. It lists
+  // verified pages only.
   struct Lists {
     uint32_t most = 0;
     uint32_t* quads = nullptr;
@@ -36,20 +35,19 @@ class HybridGpu {
     uint32_t* counts = nullptr;
   };
   virtual Lists lists() = 0;
-  virtual Status give_lists() = 0;
-  // Or all pages of every KV head, from this one on.
-  virtual Status give_pages(uint32_t first) = 0;
+  virtual Status enqueue_lists() = 0;
+  // Instead of lists: all pages of every KV head, from this one on.
+  virtual Status enqueue_pages(uint32_t first) = 0;
 
-  // Where what the CPU attends goes: [kv_heads][n][group][dim + state_sums], each o, m, l, and what
-  // of l stands for itself. All of it is to be written.
+  // The CPU's partials: [kv_heads][n][group][dim + state_sums], each o, m, l, and the part of l
+  // whose tokens were not sampled. The caller writes all of it.
   virtual float* states() = 0;
 
-  // When those are written, in a layer that chooses for others: [n][heads] as Attention::run() has
-  // them. Waits. Code::device.
-  virtual Status totals(const float** totals) = 0;
-  // Then, of a step of one token: what the layers after it attend, which the device may read now,
-  // for as many of them as it takes. Its pages' places are left open. Code::corrupt, Code::device;
-  // throws std::bad_alloc.
+  // After states() are written, in a filter layer: [n][heads] as in Attention::run(). Waits.
+  // Code::device.
+  virtual Status lse(const float** lse) = 0;
+  // Then, in a step of one token: starts to read what the following layers attend. The choice need
+  // not have addresses of pages. Code::corrupt, Code::device; throws std::bad_alloc.
   virtual bool packs() const = 0;
   virtual Status pack(uint32_t filter_layer, const Selection& choice) = 0;
 };

@@ -41,8 +41,8 @@ Status Attention::attend_query_batch(const AttentionRequest& req, float* out, fl
   for (uint32_t b = 0; b < blocks && !req.cancel.fired(); ++b) {
     const QueryGroup askers = query_group_of(req.tokens - req.first, blocks, b);
     const Question batch{req, req.first + askers.first, askers.count};
-    if (Status s = choose_for_batch(batch); !s.ok()) return s;
-    if (Status s = attend_for_batch(batch, out, lse); !s.ok()) return s;
+    RETURN_IF_ERROR(choose_for_batch(batch));
+    RETURN_IF_ERROR(attend_for_batch(batch, out, lse));
   }
   return {};
 }
@@ -94,8 +94,8 @@ Status Attention::choose_for_batch(const Question& batch) {
     if (softcap_ != 0) {  // the scores as they are
       const AttentionState near = empty_state(w.state.data(), rows.rows, dim);
       attend_sinks_and_window(batch.req,
-                              {h, batch.first + begin + parity, asking, query_group_stride}, rows, 0,
-                              near, &w);
+                              {h, batch.first + begin + parity, asking, query_group_stride}, rows,
+                              0, near, &w);
       std::copy_n(near.m, rows.rows, w.read_m.data()),
           std::copy_n(near.l, rows.rows, w.read_l.data());
     } else {

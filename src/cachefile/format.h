@@ -60,7 +60,7 @@ constexpr uint64_t entry_table_checksum = 40;  // u64
 static_assert(place_sections + max_sections * entry_bytes <= place_checksum);
 
 enum class SectionKind : uint32_t {
-  state = 1,   // the sequence's small facts (session/persist.cc)
+  state = 1,   // the sequence's small facts (session/save.cc)
   tokens = 2,  // int32 [tokens]
   centre = 3,  // f32 [layers][kv_heads][dim]: subtracted from every K
   sinks = 4,   // f32 [layers][kv_heads][2][sink tokens][dim]: K, V

@@ -82,7 +82,7 @@ Fallback GpuExecutor::staging() const {
   if (mode_ != AttentionMode::gpu_selective && mode_ != AttentionMode::co_execution)
     return Fallback::none;
   const bool hybrid = mode_ == AttentionMode::co_execution;
-  if (hybrid ? hybrid_.reads() : !selective_.hands()) return Fallback::none;
+  if (hybrid ? hybrid_.reads() : !selective_.needs_staging()) return Fallback::none;
   const Fallback cannot = hybrid ? hybrid_.cannot_read() : selective_.cannot_share();
   return cannot != Fallback::none ? cannot : Fallback::pinning;
 }
@@ -285,7 +285,7 @@ void GpuExecutor::end_recording() {
     enqueue_attended(l);
     (void)attend_selective(l);  // fails in staging only
   }
-  enqueue(selective_.give_results(stream_));
+  enqueue(selective_.enqueue_results(stream_));
   enqueue_results();
 }
 
@@ -367,7 +367,7 @@ Status GpuExecutor::finish_decode() {
   step_->pool->run(layers(), [&](uint32_t i, uint32_t) {
     const float* q = attended_host_.get() + i * attended_floats();
     const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-    const float* lse = hybrid ? hybrid_.lse_of(i) : selective_.totals(i);
+    const float* lse = hybrid ? hybrid_.lse_of(i) : selective_.lse_of(i);
     host_->keep(*step_, first_layer() + i, {.q = q, .k = k, .v = v, .lse = lse});
   });
   return {};

@@ -53,6 +53,9 @@ class GpuExecutor final : public LayerExecutor {
   Status plan_decode(const StepContext& c, Fallback* why);
   Status measure_rate(const StepContext& c);
   Fallback staging() const;
+  KvMirror::UpdateRequest update_request(const StepContext& c) const {
+    return {c.store, c.gpus, c.pool, {stream_, copies_}, c.cancel};
+  }
   void trim();
 
   // ---- the four modes of attention ------------------------------------------------------------
@@ -80,7 +83,7 @@ class GpuExecutor final : public LayerExecutor {
     f();
     if (!graphs_.end(stream_, part, &error_)) f();
   }
-  bool records_step() const { return n_ == 1 && !selective_.hands(); }
+  bool records_step() const { return n_ == 1 && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);

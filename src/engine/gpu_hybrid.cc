@@ -15,8 +15,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   const auto prepare = [&] {
     const uint64_t workspace = device_workspace_bytes(config_, usual_step);
     const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
-    RETURN_IF_ERROR(hybrid_.prepare(c.store, c.step.plan, exact, n, c.gpus, reserve, c.pool,
-                                    {stream_, copies_}, c.cancel));
+    RETURN_IF_ERROR(hybrid_.prepare(update_request(c), c.step.plan, exact, n, reserve));
     return resize_attended(n);
   };
   Status s = resize(least);
@@ -48,10 +47,10 @@ Status GpuExecutor::project_hybrid(uint32_t layer) {
   if (packed) enqueue(hybrid_.wait_for_packed(stream_));
   as_graph(layers() + 3 + (packed ? layers() : 0) + l, [&] {
     enqueue_attended(layer);
-    enqueue(hybrid_.give_projected(stream_, l, q, k, v));
+    enqueue(hybrid_.enqueue_projected(stream_, l, q, k, v));
     if (packed) {
-      enqueue(hybrid_.give_packed(stream_, l));
-      enqueue(hybrid_.give_finish(stream_, l, true, output_of(layer, work_.a), check(layer)));
+      enqueue(hybrid_.enqueue_packed(stream_, l));
+      enqueue(hybrid_.enqueue_finish(stream_, l, true, output_of(layer, work_.a), check(layer)));
       return;
     }
     float* host = attended_host_.get() + l * attended_floats();
@@ -71,12 +70,12 @@ Status GpuExecutor::attend_hybrid(uint32_t layer) {
   const float* q = attended_host_.get() + l * attended_floats();
   RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
   if (step_->cancel.fired()) return {};
-  if (!hybrid_.is_finished()) enqueue(hybrid_.give_finish(stream_, l, false, out, check(layer)));
+  if (!hybrid_.is_finished()) enqueue(hybrid_.enqueue_finish(stream_, l, false, out, check(layer)));
   return {};
 }
 
 Status GpuExecutor::end_hybrid() {
-  enqueue(hybrid_.give_end(stream_));
+  enqueue(hybrid_.enqueue_end(stream_));
   enqueue_results();
   RETURN_IF_ERROR(wait("a step"));
   ReadCounts counts;

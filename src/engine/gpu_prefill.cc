@@ -70,7 +70,7 @@ Status GpuExecutor::attend_prefill(uint32_t layer) {
       outputs_room_ = outputs_;
     }
   }
-  enqueue(prefill_attention_.give(stream_, local(layer), q, k, v, out, lse));
+  enqueue(prefill_attention_.enqueue(stream_, local(layer), q, k, v, out, lse));
   if (layer > first_layer()) {
     RETURN_IF_ERROR(deliver(layer - 1));
     if (step_->cancel.fired()) return {};

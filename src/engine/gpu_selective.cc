@@ -37,8 +37,7 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
 
   const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
-    RETURN_IF_ERROR(
-        selective_.prepare(c.store, plan, n, c.gpus, c.pool, {stream_, copies_}, c.cancel));
+    RETURN_IF_ERROR(selective_.prepare(update_request(c), plan, n));
     return resize_attended(n);
   };
   Status s = resize(least);
@@ -76,10 +75,10 @@ Status GpuExecutor::attend_selective(uint32_t layer) {
   const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
   enqueue(selective_.enqueue_choice(stream_, local(layer), q, k, v));
   if (error_) return {};
-  if (selective_.hands()) {
+  if (selective_.needs_staging()) {
     const StepContext& c = *step_;
     RETURN_IF_ERROR(
-        selective_.hand_over(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
+        selective_.stage_chosen(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
     if (c.cancel.fired()) return {};
   }
   enqueue(
@@ -89,7 +88,7 @@ Status GpuExecutor::attend_selective(uint32_t layer) {
 
 Status GpuExecutor::end_selective() {
   if (!replays_) {
-    enqueue(selective_.give_results(stream_));
+    enqueue(selective_.enqueue_results(stream_));
     enqueue_results();
     end_recording();
   }

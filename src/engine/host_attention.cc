@@ -107,7 +107,7 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
   RETURN_IF_ERROR(attention_.run_with_gpu(request, gpu));
   if (c.cancel.fired() || !step.memory || !plan.is_filter(layer)) return {};
   const float* lse = nullptr;
-  RETURN_IF_ERROR(gpu->totals(&lse));
+  RETURN_IF_ERROR(gpu->lse(&lse));
   request.selector = step.selector;
   attention_.filter(request, lse, step.queries, step.memory);
   if (c.tokens() > 1 || c.cancel.fired() || !gpu->packs()) return {};

@@ -76,8 +76,8 @@ void Library::log_unusable(const std::string& name, const Status& why) const {
 // Finds documents with a common beginning by their hashes.
 Status Library::find(const Session& fresh, std::span<const Token> tokens, const Cancel* cancel,
                      std::vector<Found>* out) const {
-  const TokenChain exact = TokenChain::of(tokens, fresh.reading_key(false)),
-                   sparse = TokenChain::of(tokens, fresh.reading_key(true));
+  const TokenChain exact = TokenChain::of(tokens, fresh.prefill_key(false)),
+                   sparse = TokenChain::of(tokens, fresh.prefill_key(true));
   const auto compare = [&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; nothing was prefilled");
@@ -89,8 +89,9 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
       log_unusable(file.name, s);
       return Status();
     }
-    const uint64_t same = std::max(exact.common(tokens, chain, all),
-                                   fresh.reads_sparsely() ? sparse.common(tokens, chain, all) : 0);
+    const uint64_t same =
+        std::max(exact.common(tokens, chain, all),
+                 fresh.prefills_sparsely() ? sparse.common(tokens, chain, all) : 0);
     if (same > 0) out->push_back({file.name, same, all, false});
     return Status();
   };
@@ -169,9 +170,9 @@ static Status prefill_rest(Session* session, const LibraryRequest& request,
     return request.reading(again + done, again + total);
   };
   uint64_t done = 0;
-  return session->read_document(tokens, lengths, request.cancel,
-                                request.reading ? Progress::Report(reading) : Progress::Report(),
-                                &done);
+  return session->prefill_document(tokens, lengths, request.cancel,
+                                   request.reading ? Progress::Report(reading) : Progress::Report(),
+                                   &done);
 }
 
 // Prefills the text and saves the result, and again without a document that turns out damaged. *out
@@ -249,9 +250,9 @@ void Library::save_result(Session* session, const LibraryRequest& request,
     wanted.replace = request.replace;
     wanted.model = session->model().fingerprint();
     wanted.tokens = tokens;
-    wanted.exact = TokenChain::of(tokens, session->reading_key(false));
-    if (session->reads_sparsely())
-      wanted.sparse = TokenChain::of(tokens, session->reading_key(true));
+    wanted.exact = TokenChain::of(tokens, session->prefill_key(false));
+    if (session->prefills_sparsely())
+      wanted.sparse = TokenChain::of(tokens, session->prefill_key(true));
     wanted.hash = name_after(wanted.sparse ? *wanted.sparse : wanted.exact, session->chat());
     for (const Found& f : unusable)
       (f.is_damaged && covers(f) ? wanted.damaged : wanted.unusable).push_back(f.name);

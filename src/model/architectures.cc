@@ -11,6 +11,13 @@ constexpr Architecture architectures[] = {
     {.name = "llama"},
     {.name = "qwen2", .rope_neox = true},
     {.name = "qwen3", .rope_neox = true, .qk_norm = QkNorm::head},
+    {.name = "smollm3", .no_rope_every = 4},
+    {.name = "olmo2",
+     .rope_neox = true,
+     .norms = NormPlacement::after,
+     .qk_norm = QkNorm::projection,
+     .biases = false,
+     .full_every = 4},
 };
 
 }  // namespace

@@ -39,14 +39,14 @@ class DeviceWeights::Loader {
   // piece: bytes, at least those of any row.
   Status open(std::size_t piece) {
     piece_ = piece;
-    if (Status s = host_.allocate(device_, piece_); !s.ok()) return s;
-    if (Status s = staging_.allocate(device_, piece_, what); !s.ok()) return s;
+    RETURN_IF_ERROR(host_.allocate(device_, piece_));
+    RETURN_IF_ERROR(staging_.allocate(device_, piece_, what));
     return failed(ops_.open_stream(device_->context(), &stream_));
   }
 
   Status vector(const Array<float>& from, DeviceBuffer<float>* to) {
     if (from.empty()) return {};
-    if (Status s = to->allocate(device_, from.size(), what); !s.ok()) return s;
+    RETURN_IF_ERROR(to->allocate(device_, from.size(), what));
     const std::size_t most = piece_ / sizeof(float);
     for (std::size_t at = 0; at < from.size(); at += most) {
       const std::size_t bytes = std::min(most, from.size() - at) * sizeof(float);
@@ -63,10 +63,10 @@ class DeviceWeights::Loader {
                   DeviceBuffer<std::byte>* memory) {
     std::size_t size = 0;
     for (const auto& [from, to] : all) size += matrix_room(ops_, *from);
-    if (Status s = memory->allocate(device_, size, what); !s.ok()) return s;
+    RETURN_IF_ERROR(memory->allocate(device_, size, what));
     std::byte* at = memory->get();
     for (const auto& [from, to] : all) {
-      if (Status s = matrix(*from, at, to); !s.ok()) return s;
+      RETURN_IF_ERROR(matrix(*from, at, to));
       at += matrix_room(ops_, *from);
     }
     return {};
@@ -95,8 +95,7 @@ class DeviceWeights::Loader {
         {&from.mixer_norm, &to->mixer_norm}, {&from.mixer_post_norm, &to->mixer_post_norm},
         {&from.q_norm, &to->q_norm},         {&from.k_norm, &to->k_norm},
         {&from.ffn_norm, &to->ffn_norm},     {&from.ffn_post_norm, &to->ffn_post_norm}};
-    for (const auto& [host, device] : vectors)
-      if (Status s = vector(*host, device); !s.ok()) return s;
+    for (const auto& [host, device] : vectors) RETURN_IF_ERROR(vector(*host, device));
     const std::pair<const Linear*, Matrix*> its[] = {
         {&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
         {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
@@ -187,7 +186,7 @@ LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output,
 Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output,
                            std::size_t piece, const Cancel* cancel) {
   Loader loader(device_, cancel);
-  if (Status s = loader.open(piece); !s.ok()) return s;
+  RETURN_IF_ERROR(loader.open(piece));
   first_ = first;
   layers_.resize(count);
   for (uint32_t l = 0; l < count; ++l) {
@@ -217,7 +216,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
                              const DeviceOptions& options, const Cancel* cancel,
                              std::vector<DeviceWeights>* out) {
   std::vector<int> indexes;
-  if (Status s = Device::find(options.name, &indexes); !s.ok()) return s;
+  RETURN_IF_ERROR(Device::find(options.name, &indexes));
   const Sizes sizes(weights, config, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
   const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";

@@ -70,8 +70,8 @@ Status write_records(const std::string& path, const std::vector<Record>& records
   }
   store64(p, checksum(content.data(), content.size() - 8, records_seed));
   AtomicFile file;
-  if (Status s = file.create(path); !s.ok()) return s;
-  if (Status s = file.file().write(0, content.data(), content.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(file.create(path));
+  RETURN_IF_ERROR(file.file().write(0, content.data(), content.size()));
   return file.finish();
 }
 
@@ -79,7 +79,7 @@ std::string records_path(const std::string& folder) { return folder + "/" + hash
 
 // What another process keeps at the same time may get lost: it is computed again.
 Status keep_record(const std::string& folder, const Record& record) {
-  if (Status s = os::make_folder(folder); !s.ok()) return s;
+  RETURN_IF_ERROR(os::make_folder(folder));
   std::vector<Record> records = read_records(records_path(folder));
   std::erase_if(records, [&](const Record& r) {
     return r.identity.device == record.identity.device &&
@@ -101,7 +101,7 @@ uint64_t since_1970_ns() {
 
 Status FullHash::open(os::File file, const std::string& folder, std::unique_ptr<FullHash>* out) {
   std::unique_ptr<FullHash> made(new FullHash);
-  if (Status s = file.identity(&made->identity_); !s.ok()) return s;
+  RETURN_IF_ERROR(file.identity(&made->identity_));
   made->file_ = std::move(file);
   made->folder_ = folder;
   if (!folder.empty()) {
@@ -196,14 +196,14 @@ Status FullHash::hash(const Step& step, HashBytes* out) const {
     const uint64_t begin = os::now_ns();
     const auto size =
         static_cast<std::size_t>(std::min<uint64_t>(read_bytes, identity_.bytes - at));
-    if (Status s = file_.read(at, buffer.get(), size); !s.ok()) return s;
+    RETURN_IF_ERROR(file_.read(at, buffer.get(), size));
     for (RunningChecksum& half : halves) half.add(buffer.get(), size);
     at += size;
     if (!step(at, os::now_ns() - begin))
       return Status::error(Code::cancelled, "cancelled; the hash of the model stays unknown");
   }
   os::FileIdentity after;
-  if (Status s = file_.identity(&after); !s.ok()) return s;
+  RETURN_IF_ERROR(file_.identity(&after));
   if (after != identity_)
     return Status::error(Code::corrupt, "%s was changed while it was open", file_.path().c_str());
   for (std::size_t i = 0; i < 2; ++i) store64(out->data() + 8 * i, halves[i].value());

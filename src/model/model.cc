@@ -91,10 +91,10 @@ Status Model::refuse_holes() const {
 
 Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* cancel) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
-  if (Status s = Gguf::parse(bytes, &gguf_); !s.ok()) return s;
-  if (Status s = ModelConfig::read(gguf_, &config_); !s.ok()) return s;
+  RETURN_IF_ERROR(Gguf::parse(bytes, &gguf_));
+  RETURN_IF_ERROR(ModelConfig::read(gguf_, &config_));
   if (is_cancelled(cancel)) return open_cancelled();
-  if (Status s = Tokenizer::load(gguf_, &tokenizer_); !s.ok()) return s;
+  RETURN_IF_ERROR(Tokenizer::load(gguf_, &tokenizer_));
   if (is_cancelled(cancel)) return open_cancelled();
   const GgufTensor* embedding = gguf_.find_tensor("token_embd.weight");
   if (!embedding)
@@ -102,8 +102,7 @@ Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* c
                          "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
   Array<float> divisors;
-  if (Status s = bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors); !s.ok())
-    return s;
+  RETURN_IF_ERROR(bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors));
   for (const RopeConfig& rope : config_.ropes) ropes_.emplace_back(rope, divisors);
   if (chat_format.empty()) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
@@ -114,7 +113,7 @@ Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* c
     return Status::error(Code::bad_argument, "chat format '%s' is not known",
                          Quoted(chat_format).text());
   }
-  if (Status s = refuse_holes(); !s.ok()) return s;
+  RETURN_IF_ERROR(refuse_holes());
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
   return {};
 }
@@ -123,8 +122,8 @@ Status Model::map(const std::string& path, const std::string& chat_format, Model
                   const std::string& hash_folder, const Cancel* cancel) {
   path_ = path;
   os::File file;
-  if (Status s = os::File::open_read(path, &file); !s.ok()) return s;
-  if (Status s = os::Mapping::map(file, &mapping_); !s.ok()) return s;
+  RETURN_IF_ERROR(os::File::open_read(path, &file));
+  RETURN_IF_ERROR(os::Mapping::map(file, &mapping_));
   if (Status s = read(chat_format, use, cancel); !s.ok()) return with_path(path, s);
   return use == ModelUse::run ? FullHash::open(std::move(file), hash_folder, &full_hash_)
                               : Status();
@@ -132,7 +131,7 @@ Status Model::map(const std::string& path, const std::string& chat_format, Model
 
 Status Model::inspect(const std::string& path, std::shared_ptr<const Model>* out) {
   auto model = std::make_shared<Model>();
-  if (Status s = model->map(path, "", ModelUse::inspect, "", nullptr); !s.ok()) return s;
+  RETURN_IF_ERROR(model->map(path, "", ModelUse::inspect, "", nullptr));
   *out = std::move(model);
   return {};
 }
@@ -141,8 +140,7 @@ Status Model::open(const std::string& path, const std::string& chat_format,
                    std::shared_ptr<const Model>* out, const DeviceOptions& device,
                    const std::string& hash_folder, const Cancel* cancel) {
   auto model = std::make_shared<Model>();
-  if (Status s = model->map(path, chat_format, ModelUse::run, hash_folder, cancel); !s.ok())
-    return s;
+  RETURN_IF_ERROR(model->map(path, chat_format, ModelUse::run, hash_folder, cancel));
   if (device.name != "cpu") {
     const Status s = DeviceWeights::upload(model->weights_, model->config_, device, cancel,
                                            &model->device_weights_);

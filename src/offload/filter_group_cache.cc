@@ -111,7 +111,7 @@ void FilterGroupCache::forget() {
 
 void FilterGroupCache::begin_step() {
   ++step_;
-  for (const auto& g : groups_) g->is_given = false;
+  for (const auto& g : groups_) g->is_enqueued = false;
 }
 
 FilterGroupCache::Group* FilterGroupCache::group_of(uint32_t filter_layer) const {
@@ -122,7 +122,7 @@ FilterGroupCache::Group* FilterGroupCache::group_of(uint32_t filter_layer) const
 
 bool FilterGroupCache::has(uint32_t layer) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& g) {
-    return g->is_given && layer >= g->begin && layer < g->end;
+    return g->is_enqueued && layer >= g->begin && layer < g->end;
   });
 }
 

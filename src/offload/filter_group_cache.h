@@ -1,6 +1,6 @@
-// The quads that a filter layer has chosen for the layers after it, in a device's memory: read from
-// the CPU's for all of them and all KV heads in one go (OmniKV, ICLR 2025, section 4), and kept for
-// the next token, which chooses many of them again.
+// Quads that a filter layer chose for the layers after it, in GPU memory. One launch reads them
+// from host memory for all those layers and all KV heads (OmniKV, ICLR 2025, section 4). They are
+// kept for the next token, which chooses many of them again.
 #pragma once
 
 #include <cstdint>
@@ -25,25 +25,25 @@ class FilterGroupCache {
                    uint32_t layers)
       : device_(device), shape_(shape), first_(first), layers_(layers) {}
 
-  // For the next step, of one token; while no work is under way. Where room is left besides
-  // `reserve` bytes; *fallback: none, or why the layers read for themselves. Code::device,
-  // Code::no_memory; throws std::bad_alloc.
+  // For the next step, of one token; while no work is under way. Leaves `reserve` bytes free.
+  // *fallback: none, or why each layer reads its own pages. Code::device, Code::no_memory; throws
+  // std::bad_alloc.
   Status prepare(const PageStore& pages, const Plan& plan, uint64_t reserve, Fallback* fallback);
   void release();
   bool holds_memory() const { return quads_.get() != nullptr; }
-  // What has been given stays valid as long as this does.
+  // A graph is valid as long as this number is the same.
   uint64_t generation() const { return generation_; }
-  // A step that came to no end may not have read what it wanted to.
+  // After a step that failed: it may not have read all quads that it placed.
   void forget();
 
-  // Gives the stream the reading of what a filter layer has chosen; kv: of a layer, from the first
-  // one on. False: it has chosen for none of these layers. Code::corrupt.
+  // Enqueues the reads of what a filter layer chose; kv_of(layer), numbered from the first one on.
+  // chooses(): whether that layer chooses for any of these layers. Code::corrupt.
   bool chooses(uint32_t filter_layer) const { return group_of(filter_layer) != nullptr; }
   template <class KvOf>
-  Status give(DeviceStream* stream, uint32_t filter_layer, const Selection& choice,
-              const PageStore& pages, KvOf&& kv_of, ThreadPool* pool, ReadCounts* counts) {
+  Status enqueue(DeviceStream* stream, uint32_t filter_layer, const Selection& choice,
+                 const PageStore& pages, KvOf&& kv_of, ThreadPool* pool, ReadCounts* counts) {
     Group* const group = group_of(filter_layer);
-    if (Status s = place(choice, pages, pool, group, counts); !s.ok()) return s;
+    RETURN_IF_ERROR(place(choice, pages, pool, group, counts));
     const DeviceGroup its{group->end - group->begin,
                           room_,
                           group->fresh.get(),
@@ -51,22 +51,22 @@ class FilterGroupCache {
                           group->fresh.get() + 1 + room_,
                           room_,
                           quads_.get() + bytes_before(*group)};
-    group->is_given = true;
+    group->is_enqueued = true;
     return device_->status(
         device_->kernels().gather_group(stream, kv_of(group->begin - first_), its),
         "pages that a filter layer chose");
   }
   void begin_step();
-  // Whether what a layer attends was given in this step; layers as the model has them.
+  // Whether the quads of a layer were enqueued in this step. The model's layer number.
   bool has(uint32_t layer) const;
-  // Of such a layer: what `to` attends.
+  // Sets what `to` attends in such a layer.
   void fill(uint32_t layer, DeviceAttention* to) const;
 
  private:
   // Layers [begin, end) for which one chooses.
   struct Group {
     uint32_t filter, begin, end, before;     // before: layers of the groups before it
-    bool is_given = false;                   // in this step
+    bool is_enqueued = false;                // in this step
     uint32_t hand = 0;                       // the place that is looked at first when one is wanted
     std::vector<uint32_t> place_of;          // [quads of the store] + 1; 0: it has none
     std::vector<uint32_t> quad_at, used_at;  // [room] + 1; 0: none; and the step that chose it last

@@ -62,17 +62,16 @@ Status GpuHybridAttention::make_room(uint32_t n, uint32_t most) {
   return {};
 }
 
-Status GpuHybridAttention::prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n,
-                                   uint32_t devices, uint64_t reserve, ThreadPool* pool,
-                                   const KvMirror::Streams& streams, const CancelLatch& cancel) {
-  rates_ = device_->page_rates(pool->threads());
+Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const Plan& plan,
+                                   bool exact, uint32_t n, uint64_t reserve) {
+  const PageStore& pages = request.store.pages();
+  rates_ = device_->page_rates(request.pool->threads());
   const uint32_t sixteenths = rates_.sixteenths();
   wants_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
   bool reads = false;
-  if (Status s = sequence_.update(store, {false, n == 1 && (sixteenths > 0 || wants_packed_)},
-                                  devices, pool, streams, cancel, &reads);
-      !s.ok())
-    return s;
+  const KvMirror::Wants wants{.sketch = false,
+                              .pages = n == 1 && (sixteenths > 0 || wants_packed_)};
+  RETURN_IF_ERROR(sequence_.update(request, wants, &reads));
   reads_ = reads;
   sixteenths_ = reads ? sixteenths : 0;
   // A list has at most as many quads as tokens are chosen, or what there is.
@@ -81,19 +80,18 @@ Status GpuHybridAttention::prepare(const KvStore& store, const Plan& plan, bool 
     if (!plan.is_dense(l))
       most = std::max(most, plan.coverage > 0 ? 4 * plan.budget(l) : plan.budget(l));
   most = std::min<uint64_t>(most * sixteenths_ / 16 + shape_.page.page_quads(),
-                            std::uint64_t{store.pages().pages()} * shape_.page.page_quads());
-  if (Status s = make_room(n, static_cast<uint32_t>(most)); !s.ok()) return s;
+                            std::uint64_t{pages.pages()} * shape_.page.page_quads());
+  RETURN_IF_ERROR(make_room(n, static_cast<uint32_t>(most)));
   packs_ = false, why_not_packed_ = Fallback::none;
   if (std::exchange(under_way_, false)) packed_.forget();
   if (!wants_packed_) {
     packed_.release();
   } else if (reads && n == 1) {
-    if (Status s = packed_.prepare(store.pages(), plan, reserve, &why_not_packed_); !s.ok())
-      return s;
+    RETURN_IF_ERROR(packed_.prepare(pages, plan, reserve, &why_not_packed_));
     packs_ = why_not_packed_ == Fallback::none;
   }
   n_ = n;
-  return sequence_.begin_step(store, streams.own);
+  return sequence_.begin_step(request.store, request.streams.own);
 }
 
 Fallback GpuHybridAttention::cannot_read() const {
@@ -124,7 +122,8 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
     return s.code() == Code::no_memory ? Status() : std::move(s);
   DeviceAttention a = work();
   a.n = a.blocks = 1;
-  a.max_quads = static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);
+  a.max_quads =
+      static_cast<uint32_t>(measured_bytes / quad_bytes_of(shape_.page.dim) / shape_.kv_heads);
   a.lists = nullptr, a.present = nullptr, a.biases = nullptr;
   a.gathered = reinterpret_cast<uint8_t*>(staged.data);
   for (uint32_t h = 0; h < shape_.kv_heads; ++h)
@@ -137,8 +136,8 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
     if (error) return device_->status(error, what);
     best = std::min(best, os::now_ns() - begin);
   }
-  const double bytes =
-      static_cast<double>(std::size_t{a.max_quads} * shape_.kv_heads * quad_bytes_of(shape_.page.dim));
+  const double bytes = static_cast<double>(std::size_t{a.max_quads} * shape_.kv_heads *
+                                           quad_bytes_of(shape_.page.dim));
   device_->set_page_rates(
       threads, {processor, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
   return {};
@@ -158,27 +157,27 @@ DeviceAttention GpuHybridAttention::work() const {
 }
 
 void GpuHybridAttention::begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
-                               DeviceStream* beside) {
-  store_ = &store, pool_ = pool, stream_ = stream, beside_ = beside, counts_ = {};
+                               DeviceStream* copies) {
+  store_ = &store, pool_ = pool, stream_ = stream, copies_ = copies, counts_ = {};
   under_way_ = true, waits_for_packed_ = false;
   packed_.begin_step();
 }
 
-int GpuHybridAttention::give_projected(DeviceStream* stream, uint32_t layer, const float* q,
-                                       const float* k, const float* v) {
+int GpuHybridAttention::enqueue_projected(DeviceStream* stream, uint32_t layer, const float* q,
+                                          const float* k, const float* v) {
   return ops_.begin_attention(stream, sequence_.layer(layer), work(), q, k, v);
 }
 
 int GpuHybridAttention::enqueue_near(uint32_t layer) {
-  const int error = ops_.after(beside_, stream_);
-  return error ? error : ops_.attend_sinks_and_window(beside_, sequence_.layer(layer), work());
+  const int error = ops_.after(copies_, stream_);
+  return error ? error : ops_.attend_sinks_and_window(copies_, sequence_.layer(layer), work());
 }
 
 int GpuHybridAttention::wait_for_packed(DeviceStream* stream) {
-  return std::exchange(waits_for_packed_, false) ? ops_.after(stream, beside_) : 0;
+  return std::exchange(waits_for_packed_, false) ? ops_.after(stream, copies_) : 0;
 }
 
-int GpuHybridAttention::give_packed(DeviceStream* stream, uint32_t layer) {
+int GpuHybridAttention::enqueue_packed(DeviceStream* stream, uint32_t layer) {
   const DeviceKv kv = sequence_.layer(layer);
   DeviceAttention a = work();
   a.near_sums = nullptr;
@@ -187,33 +186,33 @@ int GpuHybridAttention::give_packed(DeviceStream* stream, uint32_t layer) {
   return error ? error : ops_.attend_chosen(stream, kv, a);
 }
 
-int GpuHybridAttention::give_finish(DeviceStream* stream, uint32_t layer, bool packed,
-                                    const DeviceActivations& out, const DeviceCheck& check) {
+int GpuHybridAttention::enqueue_finish(DeviceStream* stream, uint32_t layer, bool packed,
+                                       const DeviceActivations& out, const DeviceCheck& check) {
   DeviceAttention a = work();
   a.parts = packed || has_parts_ ? attention_parts : near_parts;
   a.cpu_states = packed ? nullptr : states_host_.get();
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
   if (!packed)
-    if (const int error = ops_.after(stream, beside_)) return error;
+    if (const int error = ops_.after(stream, copies_)) return error;
   return ops_.finish_attention(stream, sequence_.layer(layer), a, out, check, lse_.get() + rows,
                                mass_.get() + rows);
 }
 
 Status GpuHybridAttention::near(const float** sums) {
   *sums = near_sums_.get();
-  return device_->status(ops_.wait(beside_), what);
+  return device_->status(ops_.wait(copies_), what);
 }
 
 HybridGpu::Lists GpuHybridAttention::lists() {
   return {most_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()};
 }
 
-Status GpuHybridAttention::give_lists() {
+Status GpuHybridAttention::enqueue_lists() {
   has_parts_ = true;
   return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), work()), what);
 }
 
-Status GpuHybridAttention::give_pages(uint32_t first) {
+Status GpuHybridAttention::enqueue_pages(uint32_t first) {
   has_parts_ = true;
   const uint32_t page_quads = shape_.page.page_quads(), end = store_->pages().pages() * page_quads;
   for (uint32_t h = 0; h < shape_.kv_heads; ++h)
@@ -224,26 +223,26 @@ Status GpuHybridAttention::give_pages(uint32_t first) {
   return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), a), what);
 }
 
-Status GpuHybridAttention::totals(const float** totals) {
+Status GpuHybridAttention::lse(const float** lse) {
   const std::size_t rows = std::size_t{n_} * heads_.heads, first = of_.layer * rows;
-  int error = give_finish(stream_, of_.layer, false, of_.out, of_.check);
+  int error = enqueue_finish(stream_, of_.layer, false, of_.out, of_.check);
   is_finished_ = true;
   if (!error)
     error =
         ops_.download(stream_, lse_host_.get() + first, lse_.get() + first, rows * sizeof(float));
   if (!error) error = ops_.wait(stream_);
-  *totals = lse_host_.get() + first;
+  *lse = lse_host_.get() + first;
   return device_->status(error, what);
 }
 
 Status GpuHybridAttention::pack(uint32_t filter_layer, const Selection& choice) {
   waits_for_packed_ = true;
-  return packed_.give(
-      beside_, filter_layer, choice, store_->pages(),
+  return packed_.enqueue(
+      copies_, filter_layer, choice, store_->pages(),
       [&](uint32_t layer) { return sequence_.layer(layer); }, pool_, &counts_);
 }
 
-int GpuHybridAttention::give_end(DeviceStream* stream) {
+int GpuHybridAttention::enqueue_end(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads;
   const int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   return error ? error : ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));

@@ -1,7 +1,6 @@
-// The device's side of what it attends beside the CPU (attention/hybrid_gpu.h): by every strategy
-// that chooses on the CPU, and where all is attended. It has sinks and window, and reads as large a
-// part of one token's pages, where they lie in host memory, as it reads fast beside what the CPU
-// attends.
+// The GPU's part of co-execution (attention/hybrid_gpu.h): for every strategy that chooses on the
+// CPU, and for full attention. The GPU attends sinks and window. It also reads a part of one
+// token's pages from pinned host memory; the two measured rates set how large the part is.
 #pragma once
 
 #include <cstdint>
@@ -30,38 +29,36 @@ class GpuHybridAttention final : public HybridGpu {
 
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
-  // As GpuSelectiveAttention::prepare(); reserve: bytes that packed layers leave. Then what is read
-  // where is known.
-  Status prepare(const KvStore& store, const Plan& plan, bool exact, uint32_t n, uint32_t devices,
-                 uint64_t reserve, ThreadPool* pool, const KvMirror::Streams& streams,
-                 const CancelLatch& cancel);
+  // As GpuSelectiveAttention::prepare(); reserve: bytes that packed layers leave free.
+  Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, bool exact, uint32_t n,
+                 uint64_t reserve);
   bool reads() const { return reads_; }
-  // Why it does not read pages, as far as is known; none: it does, or will. And in words how the
-  // pages are shared.
+  // Why the GPU does not read pages, as far as is known; none: it does, or will.
   Fallback cannot_read() const;
-  std::string share() const;
+  std::string share() const;  // how CPU and GPU split the pages, for people
 
-  // With how much the CPU attends a second, rates are known from then on. Code::device.
+  // Measures the GPU's rate, for pages of which the CPU attends `processor` bytes a second.
+  // Code::device.
   bool wants_rate(uint32_t threads) const { return !device_->page_rates(threads).known(); }
   Status measure(double processor, uint32_t threads, const CancelLatch& cancel,
                  DeviceStream* stream);
 
-  // A step: begin(), then of every layer give_projected(), enqueue_near() with what Beside has or
-  // give_packed(), and give_finish(); then give_end(). q, k, v, out, check: as
-  // GpuSelectiveAttention has them. An error of the table.
-  void begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream, DeviceStream* beside);
+  // A step: begin(). For every layer enqueue_projected(), then either enqueue_near() and the calls
+  // of HybridGpu or enqueue_packed(), then enqueue_finish(). At last enqueue_end(). q, k, v, out and
+  // check as in GpuSelectiveAttention. An error of the table.
+  void begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream, DeviceStream* copies);
   bool is_packed(uint32_t layer) const { return packs_ && packed_.has(first_ + layer); }
-  int give_projected(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
-                     const float* v);
-  // to the other stream, so that it is done while the CPU chooses
+  int enqueue_projected(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
+                        const float* v);
+  // to the second stream, so that it runs while the CPU chooses
   int enqueue_near(uint32_t layer);
-  int give_packed(DeviceStream* stream, uint32_t layer);
+  int enqueue_packed(DeviceStream* stream, uint32_t layer);
   // the packed layers' quads: comes before the first of them
   int wait_for_packed(DeviceStream* stream);
-  int give_finish(DeviceStream* stream, uint32_t layer, bool packed, const DeviceActivations& out,
-                  const DeviceCheck& check);
-  int give_end(DeviceStream* stream);
-  // What was read for certain, of layers where the strategy samples.
+  int enqueue_finish(DeviceStream* stream, uint32_t layer, bool packed,
+                     const DeviceActivations& out, const DeviceCheck& check);
+  int enqueue_end(DeviceStream* stream);
+  // Adds what the step read.
   void collect(const Plan& plan, bool exact, ReadCounts* counts) const;
   const float* lse_of(uint32_t layer) const {
     return lse_host_.get() + std::size_t{layer} * n_ * heads_.heads;
@@ -80,10 +77,10 @@ class GpuHybridAttention final : public HybridGpu {
   Status near(const float** sums) override;
   uint32_t sixteenths() const override { return n_ == 1 ? sixteenths_ : 0; }
   Lists lists() override;
-  Status give_lists() override;
-  Status give_pages(uint32_t first) override;
+  Status enqueue_lists() override;
+  Status enqueue_pages(uint32_t first) override;
   float* states() override { return states_host_.get(); }
-  Status totals(const float** totals) override;
+  Status lse(const float** lse) override;
   bool packs() const override { return packs_ && packed_.chooses(first_ + of_.layer); }
   Status pack(uint32_t filter_layer, const Selection& choice) override;
 
@@ -117,11 +114,11 @@ class GpuHybridAttention final : public HybridGpu {
 
   UnderWay of_;
   bool has_parts_ = false, is_finished_ = false;
-  DeviceStream *stream_ = nullptr, *beside_ = nullptr;  // of the step, and so are
+  DeviceStream *stream_ = nullptr, *copies_ = nullptr;  // of the step, and so are
   const KvStore* store_ = nullptr;
   ThreadPool* pool_ = nullptr;
   ReadCounts counts_;              // of what filter groups read
-  bool waits_for_packed_ = false;  // what was given to the other stream
+  bool waits_for_packed_ = false;  // quads that the second stream reads
 
   DeviceBuffer<float> q_, q_scale_, states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_;

@@ -254,8 +254,8 @@ Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool
   return s;
 }
 
-int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
-                              const float* v, float* out, float* totals) const {
+int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* q,
+                                 const float* k, const float* v, float* out, float* lse) const {
   const PageShape& page = shape_.page;
   const std::size_t first = std::size_t{layer} * shape_.kv_heads;
   const auto q_rows =
@@ -284,7 +284,7 @@ int GpuPrefillAttention::give(DeviceStream* stream, uint32_t layer, const float*
                         q_scale_.get(),
                         largest_.get()};
   const int error = ops_.prepare_prefill(stream, r, q, k, v);
-  return error ? error : ops_.attend_prefill(stream, r, out, totals);
+  return error ? error : ops_.attend_prefill(stream, r, out, lse);
 }
 
 }  // namespace kvasir

@@ -1,6 +1,5 @@
-// Attention of a text that is read, on a device: exact, of everything before. While the text is
-// read the device has a copy of its sealed pages, which grows with it; the window and the sinks
-// come with every step. What the copy is of is known by the store's stamps.
+// Exact attention of prefill on a GPU. The GPU keeps a copy of the sealed pages, which grows with
+// the text. Window and sinks are copied with every step. The store's stamps identify the copy.
 #pragma once
 
 #include <cstdint>
@@ -18,28 +17,28 @@ namespace kvasir {
 
 class GpuPrefillAttention {
  public:
-  // As GpuSelectiveAttention has them.
+  // As GpuSelectiveAttention.
   GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads,
                       const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why the CPU attends a step of n tokens.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Brings what the device has up to date; waits for the stream. Code::no_memory: there is no room
-  // for the text, and release() comes next. Code::corrupt (a damaged page of a mapped file);
+  // Updates the copy; waits for the stream. Code::no_memory: there is no room for the text, and
+  // release() comes next. Code::corrupt (a damaged page of a mapped file);
   // Code::device; Code::cancelled: what has come stays.
   Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream,
                  const CancelLatch& cancel);
-  // Gives the work of a layer to the stream; all device, as GpuSelectiveAttention::give() has them.
-  // totals: [n][heads]. An error of the table.
-  int give(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
-           float* out, float* totals) const;
-  // Of what the store has sealed of a layer ahead of its commit(), when the stream's work of it is
-  // done: brings it to the device too, so that the next prepare() need not. Waits for nothing; the
-  // next call's layer comes when the stream has been waited for. committed(): it was the whole
-  // step. An error of the table.
+  // Enqueues a layer. All device; as in GpuSelectiveAttention. lse: [n][heads]. An error of the
+  // table.
+  int enqueue(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
+              float* out, float* lse) const;
+  // Copies pages of a layer that the store sealed ahead of its commit(), once the stream has
+  // computed that layer: the next prepare() then has less to copy. Does not wait; before the next
+  // layer's call the caller waits for the stream. committed(): it was the whole step. An error of
+  // the table.
   int put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream);
   void committed(const KvStore& store);
-  // While no work is under way: lets go of everything.
+  // While no work is under way: frees everything.
   void release();
   bool holds_memory() const { return !blocks_.empty() || window_.get(); }
 
@@ -64,7 +63,7 @@ class GpuPrefillAttention {
   std::vector<DeviceBuffer<std::byte>> blocks_;
   std::vector<uint64_t> addresses_;  // [extents] of their pages
   std::vector<uint64_t> stamps_;     // [extents] of what was copied; 0: nothing yet
-  std::size_t placed_ = 0;           // of the addresses, that the device knows
+  std::size_t placed_ = 0;           // addresses that the GPU has
   uint32_t ahead_ = 0;               // layers of the step whose pages were put ahead
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;

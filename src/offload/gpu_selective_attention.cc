@@ -28,7 +28,7 @@ GpuSelectiveAttention::GpuSelectiveAttention(const std::shared_ptr<Device>& devi
                                              uint32_t first, uint32_t layers)
     : device_(device), ops_(device->kernels()), heads_(heads), shape_(shape), first_(first),
       layers_(layers), sequence_(device, std::move(sketches), shape, first, layers, heads.heads),
-      handed_(device, shape) {}
+      staged_pages_(device, shape) {}
 
 Fallback GpuSelectiveAttention::refuses(const KvStore& store, const Plan& plan, bool exact,
                                         uint32_t n) const {
@@ -179,20 +179,17 @@ bool GpuSelectiveAttention::drop_hot_quads() {
   return true;
 }
 
-Status GpuSelectiveAttention::prepare(const KvStore& store, const Plan& plan, uint32_t n,
-                                      uint32_t devices, ThreadPool* pool,
-                                      const KvMirror::Streams& streams, const CancelLatch& cancel) {
-  DeviceStream* const stream = streams.own;
+Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, const Plan& plan,
+                                      uint32_t n) {
+  DeviceStream* const stream = request.streams.own;
   bool reads = false;
-  if (Status s = sequence_.update(store, {}, devices, pool, streams, cancel, &reads); !s.ok())
-    return s;
-  if (Status s = make_room(plan, n, sequence_.extents()); !s.ok()) return s;
+  RETURN_IF_ERROR(sequence_.update(request, {}, &reads));
+  RETURN_IF_ERROR(make_room(plan, n, sequence_.extents()));
   n_ = n;
-  if (hands_ = !reads; !hands_) handed_.release();
-  if (hands_)
-    if (Status s = handed_.make_room(lists() * most_); !s.ok()) return s;
+  if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
+  if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * most_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
-  if (Status s = sequence_.begin_step(store, stream); !s.ok()) return s;
+  RETURN_IF_ERROR(sequence_.begin_step(request.store, stream));
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(
       ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)),
@@ -206,7 +203,7 @@ void GpuSelectiveAttention::release() {
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;
-  handed_.release();
+  staged_pages_.release();
 }
 
 DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
@@ -234,9 +231,9 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           nullptr,
           list_counts_.get() + layer * lists() * 2,
           states_.get(),
-          n_ > 1   ? gathered_.get()
-          : hands_ ? handed_.data()
-                   : nullptr,
+          n_ > 1           ? gathered_.get()
+          : needs_staging_ ? staged_pages_.data()
+                           : nullptr,
           {n_ == 1 ? hot_room(layer) : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes,
            hot_entries_.get() + hot, found_.get() + heads * most_},
           attention_parts,
@@ -251,7 +248,7 @@ int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, 
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
-  if (!hands_) return error;
+  if (!needs_staging_) return error;
   if (!error)
     error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts,
                           lists() * 2 * sizeof(uint32_t));
@@ -263,12 +260,13 @@ int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, 
                                                   lists() * most_ * sizeof(uint32_t));
 }
 
-Status GpuSelectiveAttention::hand_over(const KvStore& store, const Plan& plan, uint32_t layer,
-                                        const CancelLatch& cancel, ThreadPool* pool,
-                                        DeviceStream* stream) {
+Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& plan, uint32_t layer,
+                                           const CancelLatch& cancel, ThreadPool* pool,
+                                           DeviceStream* stream) {
   const uint64_t wanted = plan.budget(first_ + layer) / quad_tokens * lists();
-  if (store.pages().pages() > 0) handed_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
-  if (Status s = device_->status(ops_.wait(stream), what); !s.ok()) return s;
+  if (store.pages().pages() > 0)
+    staged_pages_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
+  RETURN_IF_ERROR(device_->status(ops_.wait(stream), what));
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
   StagedPages::Lists its{0,
@@ -284,14 +282,12 @@ Status GpuSelectiveAttention::hand_over(const KvStore& store, const Plan& plan, 
   int error = 0;
   for (uint32_t part = 0; part < parts && !error; ++part) {
     its.first = its.end, its.end = all * (part + 1) / parts;
-    if (Status s = handed_.fetch(store.pages(), first_ + layer, its,
-                                 cannot_share() != Fallback::none, cancel, pool);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(staged_pages_.fetch(store.pages(), first_ + layer, its,
+                                        cannot_share() != Fallback::none, cancel, pool));
     // one token reads them where they are
     for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {
       const std::size_t at = std::size_t{i} * most_ * quad_bytes;
-      error = ops_.upload(stream, gathered_.get() + at, handed_.data() + at,
+      error = ops_.upload(stream, gathered_.get() + at, staged_pages_.data() + at,
                           counts[2 * i] * quad_bytes);
     }
   }
@@ -303,18 +299,18 @@ int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,
   const DeviceKv kv = sequence_.layer(layer);
   const DeviceAttention a = work(layer);
   const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
-  int error = n_ > 1 && !hands_ ? ops_.gather_chosen(stream, kv, a) : 0;
+  int error = n_ > 1 && !needs_staging_ ? ops_.gather_chosen(stream, kv, a) : 0;
   if (!error) error = ops_.attend_chosen(stream, kv, a);
   return error ? error
                : ops_.finish_attention(stream, kv, a, out, check, lse_.get() + rows,
                                        mass_.get() + rows);
 }
 
-int GpuSelectiveAttention::give_results(DeviceStream* stream) {
+int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
   const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, all = layers_ * lists();
   int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
-  if (hands_) return error;  // the rest has come
+  if (needs_staging_) return error;  // the rest has come
   if (!error)
     error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(),
                           all * 2 * sizeof(uint32_t));
@@ -327,7 +323,7 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
                                       ReadCounts* counts) const {
   const PageStore& pages = store.pages();
   const std::size_t all = layers_ * lists();
-  const bool checks = pages.mapped_bytes() > 0 && !hands_;  // what was handed over is intact
+  const bool checks = pages.mapped_bytes() > 0 && !needs_staging_;  // staged pages were verified
   const auto readers = [&](std::size_t list) {
     return uint64_t{query_group_of(n_, blocks(), static_cast<uint32_t>(list % blocks())).count};
   };

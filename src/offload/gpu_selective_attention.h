@@ -1,7 +1,7 @@
-// Attention of new tokens on a device, by the strategy `bounded`: what the CPU does in
-// attention/attention.cc, for the layers that the device has, in one stream of work without a wait
-// between the layers. The device reads the chosen pages where they lie in host memory; as long as
-// it cannot, the CPU hands it those of each layer when they are chosen.
+// Attention of a step's tokens on a GPU, by the strategy `bounded`, for the layers of that GPU. It
+// computes what attention/attention.cc computes on the CPU, in one stream without a wait between
+// layers. The GPU reads chosen pages from pinned host memory. Until pages are pinned, the CPU
+// stages those of each layer once they are chosen.
 #pragma once
 
 #include <cstdint>
@@ -23,49 +23,47 @@ namespace kvasir {
 
 class GpuSelectiveAttention {
  public:
-  // Of `layers` layers from `first` on, from which they are numbered here.
+  // Of `layers` layers from `first` on. Layer numbers of the methods begin at `first`.
   GpuSelectiveAttention(const std::shared_ptr<Device>& device,
                         std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                         const StoreShape& shape, uint32_t first, uint32_t layers);
 
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
-  // Brings what the device has up to date; devices and errors: as KvMirror::update().
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, uint32_t devices,
-                 ThreadPool* pool, const KvMirror::Streams& streams, const CancelLatch& cancel);
-  // Whether hand_over() comes between enqueue_choice() and enqueue_chosen(), and whether later
-  // steps may do without it.
-  bool hands() const { return hands_; }
-  Fallback cannot_share() const { return sequence_.cannot_share(); }  // why they may not
+  // Updates the mirror and allocates memory. Errors as KvMirror::update().
+  Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, uint32_t n);
+  // Whether stage_chosen() comes between enqueue_choice() and enqueue_chosen().
+  bool needs_staging() const { return needs_staging_; }
+  Fallback cannot_share() const { return sequence_.cannot_share(); }  // why later steps need it
 
-  // After prepare(): makes room for quads that stay from token to token, where enough is left
-  // besides for a fork of this length that attends too and takes `reserve` bytes for the rest of
-  // its steps; fewer where less is left. The others are read from host memory. Code::device.
+  // After prepare(): allocates room for quads that stay from token to token. Leaves memory for a
+  // fork of this length and for `reserve` bytes; fewer quads stay where less is left. Other quads
+  // are read from host memory. Code::device.
   Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve,
                         DeviceStream* stream);
-  // Whether there were any: there is more room then.
+  // True if that freed memory.
   bool drop_hot_quads();
 
-  // Give the work of a layer to the stream, up to what is read and the rest; all device. q:
-  // [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
+  // Enqueue the two parts of a layer: the choice, and the attention of what was chosen. All device.
+  // q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
   // finish_attention() has it. An error of the table.
   int enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
                      const float* v);
   int enqueue_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out,
                      const DeviceCheck& check);
-  // Waits for the stream. Nothing is to be given once it is cancelled. Code::corrupt, Code::io,
+  // Waits for the stream. After a cancel, nothing may be enqueued. Code::corrupt, Code::io,
   // Code::device; throws std::bad_alloc, and work may be under way then.
-  Status hand_over(const KvStore& store, const Plan& plan, uint32_t layer,
-                   const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
-  // Comes before a step's work, given anew or by a graph.
+  Status stage_chosen(const KvStore& store, const Plan& plan, uint32_t layer,
+                      const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
+  // Comes before a step's work, whether enqueued or replayed by a graph.
   void begin() { under_way_ = true; }
-  // What collect() looks at, after the last layer.
-  int give_results(DeviceStream* stream);
-  // When the stream has been waited for. That all pages that were read are intact: Code::corrupt
-  // otherwise, and the step is to be dropped.
+  // Downloads what collect() checks, after the last layer.
+  int enqueue_results(DeviceStream* stream);
+  // After a wait for the stream: verifies the pages that were read. Code::corrupt: the step must be
+  // dropped.
   Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
   // [n][heads]
-  const float* totals(uint32_t layer) const {
+  const float* lse_of(uint32_t layer) const {
     return lse_host_.get() + std::size_t{layer} * n_ * heads_.heads;
   }
 
@@ -74,13 +72,13 @@ class GpuSelectiveAttention {
     under_way_ = false;
   }
 
-  // The stream has been waited for. trim(): lets go of host memory that the store has let go of;
-  // release(): of everything.
+  // After a wait for the stream. trim() unregisters host memory that the store has freed; release()
+  // frees everything.
   void trim() { sequence_.trim(); }
   void release();
   bool holds_memory() const { return sequence_.holds_memory(); }
 
-  // What was given stays valid as long as this does.
+  // A graph is valid as long as this number is the same.
   uint64_t generation() const { return sequence_.generation() + generation_; }
 
  private:
@@ -123,8 +121,8 @@ class GpuSelectiveAttention {
   // [layers] the sum of what these and the layers before have room for, of a KV head's quads;
   // empty: none stay
   std::vector<uint32_t> hot_ends_;
-  bool hands_ = false;
-  StagedPages handed_;
+  bool needs_staging_ = false;
+  StagedPages staged_pages_;
   PinnedBuffer<uint32_t> found_host_;  // of a layer
   // a step that may have kept quads; one that fails may have kept some that it has not read
   bool under_way_ = false;

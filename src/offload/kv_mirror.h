@@ -1,10 +1,11 @@
-// What a device has of a sequence, so that it can attend it: the window, the sinks and the sketch
-// of its layers in its own memory, and where in host memory it reads the pages, once they are
-// shared with it. A session has its own, of which forks share the sketch.
+// What a GPU holds of a sequence to attend it: window, sinks and sketch of its layers in its own
+// memory, and the addresses of the pages in pinned host memory. A session has a mirror; forks share
+// the sketch.
 //
-// update() brings it up to date with a store, by the stamps of what the store has; what has not
-// changed stays. Pages of a mapped file are not checked here: who reads them asks the store
-// afterwards whether they were intact.
+// update() copies what changed, by the stamps of the store. Pages of a mapped file are not verified
+// here: the caller verifies with the store the pages that a step read.
+//
+// kv_mirror_sketch.cc copies the sketch, kv_mirror_pages.cc registers the pages.
 #pragma once
 
 #include <cstdint>
@@ -32,52 +33,57 @@ class KvMirror {
            const StoreShape& shape, uint32_t first, uint32_t layers, uint32_t heads);
   ~KvMirror();
 
-  // of a step: a question's. Longer texts are read together: gpu_prefill_attention.h
+  // of a step: a question's. A prefill has more: gpu_prefill_attention.h
   static constexpr uint32_t max_tokens = max_selective_tokens;
 
-  // Why no GPU can have the window and attend by it; none: one can.
+  // Why no GPU can mirror the sequence; none: one can.
   static Fallback unfit(const KvStore& store, const HeadShape& heads);
 
-  // Of a session, which nothing else uses meanwhile: `beside` so that copies go on while others are
-  // made ready.
+  // Of a session, which nothing else uses meanwhile. Two, so that one copies while the CPU prepares
+  // the next copy.
   struct Streams {
-    DeviceStream *own, *beside;
+    DeviceStream *own, *copies;
+  };
+  // What update() works with. devices: those that share pages in the same step.
+  struct UpdateRequest {
+    const KvStore& store;
+    uint32_t devices;
+    ThreadPool* pool;
+    Streams streams;
+    const CancelLatch& cancel;
   };
   // What the device needs besides the window.
   struct Wants {
     bool sketch = true, pages = true;
   };
-  // For the next step. Waits for the streams, however it ends. *reads: whether the device reads the
-  // pages where they lie in host memory. A text of many pages takes long to share: several calls
-  // do, of which the first does next to nothing; shares() is whether more have to follow. devices:
-  // that do so in the same step. Code::no_memory: the device has no room for it: release() comes
+  // For the next step. Waits for the streams, however it ends. *reads: whether the GPU reads the
+  // pages from pinned host memory. Pinning many pages takes long: several calls share the work, and
+  // the first does next to nothing. Code::no_memory: the device has no room for it: release() comes
   // next, or another try. Code::cancelled: what has come stays, and the next call brings the rest.
   // Code::corrupt (a damaged summary of a mapped file); Code::device. Throws std::bad_alloc.
-  Status update(const KvStore& store, const Wants& wants, uint32_t devices, ThreadPool* pool,
-                const Streams& streams, const CancelLatch& cancel, bool* reads);
+  Status update(const UpdateRequest& request, const Wants& wants, bool* reads);
   // Why the GPU will not read them, as far as is known; none: it does, or will.
   Fallback cannot_share() const { return cannot_share_; }
-  // Then: tells the device what there is now.
+  // Then: uploads the counts of pages and of the window.
   Status begin_step(const KvStore& store, DeviceStream* stream);
-  // Of all that steps until now have kept (DeviceHotQuads) nothing counts any more.
+  // Drops all quads that earlier steps kept (DeviceHotQuads).
   void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
-  // After the step: the store has committed the very keys and values that the device has written to
-  // its window.
+  // After the step: the store has committed the keys and values that the GPU wrote to its window.
   void committed(const KvStore& store, uint32_t n);
 
-  // While no work is under way: lets go of host memory that the store has let go of, or of
-  // everything.
+  // While no work is under way. trim() unregisters host memory that the store has freed; release()
+  // frees everything.
   void trim();
   void release();
 
   // As of the last update(); layer: from `first` on. Where its memory is changes with generation().
   DeviceKv layer(uint32_t layer) const;
-  // device, [layers]; who gives a step writes them
+  // device, [layers]; written by the step
   DeviceBudget* budgets() const { return budgets_.get(); }
   uint32_t extents() const { return extents_; }  // that there is room for
   bool holds_memory() const { return extents_ > 0 || !regions_.empty() || !blocks_.empty(); }
-  // What a fork of this length takes besides what it shares; of the sketch the block that it writes
-  // to, and the next one.
+  // What a fork of this length allocates besides what it shares: of the sketch, the block that it
+  // writes to and the next one.
   uint64_t bytes_of_fork();
   uint64_t generation() const { return generation_; }
 
@@ -91,23 +97,34 @@ class KvMirror {
   };
   Status make_room(const KvStore& store);
   Status share_pages(const KvStore& store, uint32_t devices, uint32_t* extents);
-  Status put_summaries(const KvStore& store, uint32_t extents, ThreadPool* pool,
-                       const Streams& streams, const CancelLatch& cancel);
+  // Blocks whose sketch is to be copied.
+  struct WantedBlock {
+    uint32_t block;
+    std::vector<uint64_t> stamps;  // of the sketch that the block gets
+    std::size_t end;               // of the extents that are copied for it
+  };
+  Status put_summaries(const UpdateRequest& request);
+  std::vector<WantedBlock> wanted_blocks(const KvStore& store, std::vector<uint32_t>* extents);
+  Status put_sketch_addresses(DeviceStream* stream);
   bool find_block(uint32_t b, const std::vector<uint64_t>& stamps);
   Status make_block(uint32_t b);  // of different ones several at a time
-  Status put_sketch(const KeySketch& sketch, const std::vector<uint32_t>& extents, ThreadPool* pool,
-                    const Streams& streams, const CancelLatch& cancel,
-                    std::size_t* done);  // done: how many of them are there, the first ones
+  // done: how many of the extents have come, the first ones
+  Status put_sketch(const UpdateRequest& request, const std::vector<uint32_t>& extents,
+                    std::size_t* done);
   Status need_staging(const CancelLatch& cancel);
-  Status put_window(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
-                    const CancelLatch& cancel);
-  Status put_addresses(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
-                       const CancelLatch& cancel);
+  Status put_window(const UpdateRequest& request);
+  Status put_addresses(const UpdateRequest& request);
+  void copy_last_extent(const PageStore& pages, ThreadPool* pool);
   void note_changes(const PageStore& pages);
   void forget_regions();
   Status share(std::span<const std::byte> memory, const std::shared_ptr<const void>& keep,
                uint64_t* allowance);
-  uint64_t seen(const void* p);  // 0: in no region
+  uint64_t seen(const void* p);                                     // 0: in no region
+  static constexpr const char* purpose = "a sequence's summaries";  // of memory, for errors
+  static uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
+  static Status cancelled() {
+    return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
+  }
   // from pinned memory; waits
   Status send(DeviceStream* stream, void* to, const void* from, std::size_t size);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }

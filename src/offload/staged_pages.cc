@@ -21,7 +21,7 @@ Status StagedPages::make_room(std::size_t quads) {
                          "what is handed to %s would take %" PRIu64
                          " bytes of memory that is pinned",
                          device_->name().c_str(), bytes);
-  if (Status s = quads_.allocate(device_, bytes); !s.ok()) return s;
+  RETURN_IF_ERROR(quads_.allocate(device_, bytes));
   return room_ = quads, Status();
 }
 
@@ -81,7 +81,7 @@ Status StagedPages::fetch_part(const PageStore& pages, uint32_t layer, const Lis
   if (w->numbers.empty()) return {};
   w->pages.resize(w->numbers.size());
   scales_.hand(pages, head, &w->hold.mapped);
-  if (Status s = pages.fetch(layer, head, w->numbers, w->pages.data(), &w->hold); !s.ok()) return s;
+  RETURN_IF_ERROR(pages.fetch(layer, head, w->numbers, w->pages.data(), &w->hold));
   w->missed += w->hold.mapped.read();
   std::size_t at = 0;
   for_wanted([&](uint32_t i, uint32_t page) {

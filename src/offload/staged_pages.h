@@ -1,5 +1,5 @@
-// What a device attends that does not read host memory, or not yet: the quads that it has chosen,
-// which the CPU fetches as for its own attention and hands to it, layer by layer.
+// Quads that a GPU chose and that it does not read from host memory, or not yet. The CPU fetches
+// them as for its own attention and copies them into a pinned buffer, layer by layer.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,26 @@ class StagedPages {
   StagedPages(const std::shared_ptr<Device>& device, const StoreShape& shape)
       : device_(device), shape_(shape) {}
 
-  // For lists of at most so many quads, of one layer. Code::no_memory, also where that is a
-  // sixteenth of the memory; Code::device; it has none then.
+  // Room for lists of at most so many quads, of one layer. Code::no_memory, also where that is a
+  // sixteenth of the memory; Code::device. It is empty then.
   Status make_room(std::size_t quads);
   void release();
 
-  // While the device chooses about so many pages.
+  // Reads ahead while the GPU chooses about so many pages.
   void begin(const PageStore& pages, uint32_t layer, uint64_t wanted, const CancelLatch& cancel,
              ThreadPool* pool);
   // As DeviceAttention has them, of the layer: [first, end) of them.
   struct Lists {
     uint32_t first, end, blocks, most;
     const uint32_t *quads, *counts;
-    const uint32_t* found;  // null: none is with the device
+    const uint32_t* found;  // null: the GPU has none
   };
-  // Into data(), verified. keeps: pages of a file stay for later ones. What the device has is left
-  // out. Nothing is to be used once it is cancelled. Code::corrupt, Code::io; throws
-  // std::bad_alloc.
+  // Copies verified pages into data(). keeps: pages of a file stay in memory for later steps. Quads
+  // that the GPU has are left out. After a cancel, data() is meaningless. Code::corrupt, Code::io;
+  // throws std::bad_alloc.
   Status fetch(const PageStore& pages, uint32_t layer, const Lists& lists, bool keeps,
                const CancelLatch& cancel, ThreadPool* pool);
-  // as DeviceAttention::gathered; the device sees it
+  // as DeviceAttention::gathered; the GPU can read it
   uint8_t* data() const { return quads_.get(); }
 
  private:

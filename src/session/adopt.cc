@@ -74,7 +74,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
         shape.layers, shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads,
         wanted.head_dim);
   const KvStore* given = nullptr;
-  if (Status s = cache.finish(&given); !s.ok()) return s;
+  RETURN_IF_ERROR(cache.finish(&given));
   KvStore store(*given);
   if (tokens.empty() || tokens.size() != store.tokens())
     return Status::error(Code::bad_argument, "count is %zu: the cache holds %" PRIu64 " tokens",
@@ -85,26 +85,27 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                          options.context);
   options.full_precision = store.window_tokens() == KvStore::keep_all;
   if (!options.full_precision) options.window = store.window_tokens();
-  if (Status s = check_memory_budget(options.memory, options.full_precision); !s.ok()) return s;
-  if (Status s = store.set_budget(options.memory, tokens.size(), cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(check_memory_budget(options.memory, options.full_precision));
+  RETURN_IF_ERROR(store.set_budget(options.memory, tokens.size(), cancel));
   store.forget_sketch();  // one that knows what is asked follows
-  std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(store)));
-  if (Status s = session->check_tokens(tokens); !s.ok()) return s;
-  if (Status s = session->start(); !s.ok()) return s;
-  session->tokens_.assign(tokens.begin(), tokens.end());
-  session->read_tokens_ = tokens.size();
-  session->turn_ = how.document ? Turn::document : Turn::tokens;
-  const uint32_t pages = session->store_.pages_after(tokens.size()),
-                 sealed = session->store_.pages().pages();
+  SequenceState sequence(model->config(), model->chat(), std::move(store));
+  std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
+  RETURN_IF_ERROR(session->check_tokens(tokens));
+  RETURN_IF_ERROR(session->start());
+  session->sequence_.tokens.assign(tokens.begin(), tokens.end());
+  session->sequence_.prefilled_tokens = tokens.size();
+  session->sequence_.turn = how.document ? Turn::document : Turn::tokens;
+  const uint32_t pages = session->sequence_.store.pages_after(tokens.size()),
+                 sealed = session->sequence_.store.pages().pages();
   const uint64_t again =
       sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
   if (pages != sealed)
     return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected",
                          sealed, pages);
-  if (Status s = session->read_newest_again(again, cancel, std::move(report)); !s.ok()) return s;
-  const Difference difference =
-      how.compared ? newest_rows_differ(session->store_, *given, static_cast<uint32_t>(again))
-                   : Difference();
+  RETURN_IF_ERROR(session->prefill_newest_again(again, cancel, std::move(report)));
+  const Difference difference = how.compared ? newest_rows_differ(session->sequence_.store, *given,
+                                                                  static_cast<uint32_t>(again))
+                                             : Difference();
   if (!(difference.keys < max_difference && difference.values < max_difference))
     return Status::error(
         Code::model_mismatch,

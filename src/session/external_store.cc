@@ -108,10 +108,9 @@ Status ExternalStore::resolve(BareOptions* o) {
                          max_window);
   o->memory.reaper = std::make_shared<os::FileReaper>();
   o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
-  if (Status e = check_memory_budget(o->memory, o->full_precision); !e.ok()) return e;
-  if (Status e = check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens);
-      !e.ok())
-    return e;
+  RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
+  RETURN_IF_ERROR(
+      check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens));
   const StrategyInfo* info = strategy_info(o->select.strategy);  // null: auto
   if (info && (info->index || info->has(StrategyInfo::chooses_once)))
     return Status::error(
@@ -127,7 +126,7 @@ ExternalStore::ExternalStore(const BareOptions& options, KvStore store)
 Status ExternalStore::start() {
   if (!pool_) {
     std::unique_ptr<ThreadPool> pool;
-    if (Status s = ThreadPool::create(options_.threads, &pool); !s.ok()) return s;
+    RETURN_IF_ERROR(ThreadPool::create(options_.threads, &pool));
     pool_ = std::move(pool);
   }
   attention_ =
@@ -137,22 +136,22 @@ Status ExternalStore::start() {
 
 Status ExternalStore::open(const BareOptions& options, std::unique_ptr<ExternalStore>* out) {
   BareOptions o = options;
-  if (Status s = resolve(&o); !s.ok()) return s;
+  RETURN_IF_ERROR(resolve(&o));
   KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
   if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
     store.drop_representatives();
-  if (Status s = store.set_budget(o.memory, 0); !s.ok()) return s;
+  RETURN_IF_ERROR(store.set_budget(o.memory, 0));
   std::unique_ptr<ExternalStore> cache(new ExternalStore(o, std::move(store)));
-  if (Status s = cache->start(); !s.ok()) return s;
+  RETURN_IF_ERROR(cache->start());
   *out = std::move(cache);
   return {};
 }
 
 Status ExternalStore::fork(const Cancel* cancel, std::unique_ptr<ExternalStore>* out) {
-  if (Status s = settle("copied", cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(settle("copied", cancel));
   std::unique_ptr<ExternalStore> cache(new ExternalStore(options_, KvStore(store_)));
   cache->pool_ = pool_;
-  if (Status s = cache->start(); !s.ok()) return s;
+  RETURN_IF_ERROR(cache->start());
   *out = std::move(cache);
   return {};
 }
@@ -169,14 +168,14 @@ Status ExternalStore::commit_complete(const char* what) {
 }
 
 Status ExternalStore::finish(const KvStore** out) {
-  if (Status s = commit_complete("taken over"); !s.ok()) return s;
+  RETURN_IF_ERROR(commit_complete("taken over"));
   *out = &store_;
   return {};
 }
 
 // The same, and it goes on with the sketch that its next token would ask for.
 Status ExternalStore::settle(const char* what, const Cancel* cancel) {
-  if (Status s = commit_complete(what); !s.ok()) return s;
+  RETURN_IF_ERROR(commit_complete(what));
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
   return prepare_sketch(plan, cancel);
 }
@@ -223,7 +222,7 @@ Status ExternalStore::begin_step(uint32_t tokens) {
                          "%u tokens do not fit: the cache holds %" PRIu64 " of %" PRIu64
                          "; it is unchanged",
                          tokens, held, options_.max_tokens);
-  if (Status s = store_.check_budget(held + tokens, 0, tokens); !s.ok()) return s;
+  RETURN_IF_ERROR(store_.check_budget(held + tokens, 0, tokens));
   // null: auto, which wants no representatives
   const StrategyInfo* asked = strategy_info(options_.select.strategy);
   if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) &&
@@ -233,7 +232,7 @@ Status ExternalStore::begin_step(uint32_t tokens) {
                          asked->name.data());
   if (complete()) commit();
   plan_step(tokens);
-  if (Status s = store_.prepare(tokens, KvStore::Together::nothing, pool_.get()); !s.ok()) return s;
+  RETURN_IF_ERROR(store_.prepare(tokens, KvStore::Together::nothing, pool_.get()));
   committed_ = false;
   chosen_by_ = no_layer;
   step_tokens_ = tokens;
@@ -261,14 +260,12 @@ Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const 
     return Status::error(Code::bad_argument, "q is NULL: %s chooses by the queries of every update",
                          asked->name.data());
   const std::size_t count = std::size_t{tokens} * s.kv_width();
-  if (Status e = read_numbers("k", type, k, count, pool_.get(), &k_); !e.ok()) return e;
-  if (Status e = read_numbers("v", type, v, count, pool_.get(), &v_); !e.ok()) return e;
+  RETURN_IF_ERROR(read_numbers("k", type, k, count, pool_.get(), &k_));
+  RETURN_IF_ERROR(read_numbers("v", type, v, count, pool_.get(), &v_));
   if (q)
-    if (Status e = read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_);
-        !e.ok())
-      return e;
-  if (!open)
-    if (Status e = begin_step(tokens); !e.ok()) return e;
+    RETURN_IF_ERROR(
+        read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_));
+  if (!open) RETURN_IF_ERROR(begin_step(tokens));
   store_.write(layer, tokens, k_.data(), v_.data(), tokens < many ? nullptr : pool_.get());
   if (q) {
     store_.observe(layer, tokens, q_.data(), s.heads);
@@ -319,12 +316,11 @@ Status ExternalStore::attention(const BareQuery& query) {
                          layer);
   if (n != step_tokens_)
     return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
-  if (Status e = check_choice(layer); !e.ok()) return e;
+  RETURN_IF_ERROR(check_choice(layer));
   const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
-  if (selector)
-    if (Status e = prepare_sketch(plan_, query.cancel); !e.ok()) return e;
+  if (selector) RETURN_IF_ERROR(prepare_sketch(plan_, query.cancel));
   const std::size_t count = std::size_t{n} * s.q_width();
-  if (Status e = read_numbers("q", query.type, query.q, count, pool_.get(), &q_); !e.ok()) return e;
+  RETURN_IF_ERROR(read_numbers("q", query.type, query.q, count, pool_.get(), &q_));
   // attention has 1 / sqrt(head_dim) in it
   const float factor =
       query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));
@@ -370,7 +366,7 @@ Status ExternalStore::truncate(uint64_t tokens) {
     return {};
   }
   if (tokens < store_.tokens()) {
-    if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+    RETURN_IF_ERROR(store_.rewind(tokens, cpu_kernels()));
     committed_ = false;
   }
   step_tokens_ = 0;  // of a step that was not complete, or of which nothing is left
@@ -378,7 +374,7 @@ Status ExternalStore::truncate(uint64_t tokens) {
 }
 
 Status ExternalStore::save(const std::string& path, const Cancel* cancel, Progress::Report report) {
-  if (Status s = settle("saved", cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(settle("saved", cancel));
   format::Identity identity;
   identity.model = options_.identity;
   std::memcpy(identity.model_name, no_model, sizeof no_model);
@@ -392,9 +388,9 @@ Status ExternalStore::save(const std::string& path, const Cancel* cancel, Progre
 Status ExternalStore::load(const std::string& path, BareOptions options, bool verify,
                            const Cancel* cancel, Progress::Report report,
                            std::unique_ptr<ExternalStore>* out) {
-  if (Status s = resolve(&options); !s.ok()) return s;
+  RETURN_IF_ERROR(resolve(&options));
   CachePeek peek;
-  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  RETURN_IF_ERROR(CachePeek::open(path, &peek));
   const format::Identity& id = peek.identity();
   const auto mismatch = [&](const char* what) {
     return Status::error(Code::model_mismatch, "%s %s; nothing was loaded", path.c_str(), what);
@@ -407,8 +403,8 @@ Status ExternalStore::load(const std::string& path, BareOptions options, bool ve
   if (id.model != options.identity) return mismatch("has another identity: other weights made it");
   const StoreShape shape = store_shape(options);
   SavedSequence state;
-  if (Status s = read_saved(peek, &state); !s.ok()) return s;
-  if (Status s = check_saved(peek, shape, options.shape.group(), state); !s.ok()) return s;
+  RETURN_IF_ERROR(read_saved(peek, &state));
+  RETURN_IF_ERROR(check_saved(peek, shape, options.shape.group(), state));
   if (state.tokens > options.max_tokens)
     return Status::error(Code::context_full,
                          "%s holds %" PRIu64 " tokens: the cache may hold %" PRIu64
@@ -416,19 +412,17 @@ Status ExternalStore::load(const std::string& path, BareOptions options, bool ve
                          path.c_str(), state.tokens, options.max_tokens);
   if (verify) {
     Progress progress(std::move(report));
-    if (Status s = peek.verify(&progress, cancel); !s.ok()) return s;
+    RETURN_IF_ERROR(peek.verify(&progress, cancel));
   }
   std::shared_ptr<const CacheFile> file;
-  if (Status s = CacheFile::open(std::move(peek), &file, nullptr, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(CacheFile::open(std::move(peek), &file, nullptr, cancel));
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(shape, options.window);
-  if (Status s = load_store(file, state, options.shape.group(), options.memory, state.tokens,
-                            nullptr, cancel, &store);
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(load_store(file, state, options.shape.group(), options.memory, state.tokens,
+                             nullptr, cancel, &store));
   std::unique_ptr<ExternalStore> cache(new ExternalStore(options, std::move(store)));
-  if (Status s = cache->start(); !s.ok()) return s;
+  RETURN_IF_ERROR(cache->start());
   *out = std::move(cache);
   return {};
 }

@@ -1,5 +1,4 @@
-// Reading: a document's text or tokens into the sequence, going back in it, and what the reading
-// depends on.
+// Prefill of documents and tokens, going back, and what identifies a prefill.
 #include <algorithm>
 #include <cinttypes>
 #include <string>
@@ -9,18 +8,18 @@
 
 namespace kvasir {
 
-constexpr uint32_t asked_tokens = 32;  // of a passage
 // counts the ways in which a text has been read sparsely: what was read in another one is not taken
 // for this one's
 constexpr uint32_t sparse_way = 2;
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out, Array<uint32_t>* lengths) const {
-  if (turn_ == Turn::empty)
-    return encode_first(*model_, chat_, text, parse_special, cancel, out, lengths, instructions());
+  if (sequence_.turn == Turn::empty)
+    return encode_first(*model_, sequence_.chat, text, parse_special, cancel, out, lengths,
+                        instructions());
   const Tokenizer& tokenizer = model_->tokenizer();
   const Tokenizer::Part part = {text, parse_special};
-  return tokenizer.encode({&part, 1}, tokenizer.starts_text(tokens_.back()), out,
+  return tokenizer.encode({&part, 1}, tokenizer.starts_text(sequence_.tokens.back()), out,
                           {lengths, cancel});
 }
 
@@ -45,23 +44,26 @@ std::string_view Session::instructions() const {
 }
 
 std::size_t Session::opening_bytes() const {
-  const ChatMarks& marks = chat_marks(chat_);
+  const ChatMarks& marks = chat_marks(sequence_.chat);
   const std::size_t text = instructions().size();
   return marks.document_open.size() + (text ? text + marks.instructions_close.size() : 0);
 }
 
 // Whether the tokens show which bytes of the document they stand for.
 bool Session::spells_document() const {
-  const Turn turn = turn_ == Turn::answer ? document_turn_ : turn_;
+  const Turn turn = sequence_.turn == Turn::answer ? sequence_.document_turn : sequence_.turn;
   // swallowed blanks are known only if they were recorded
-  const bool recorded = !model_->tokenizer().strips_after_special() || !spelling_.entries().empty();
+  const bool recorded =
+      !model_->tokenizer().strips_after_special() || !sequence_.spelling.entries().empty();
   return turn == Turn::document && recorded;
 }
 
 uint64_t Session::opening_tokens() const {
-  const uint64_t end = turn_ == Turn::answer ? document_tokens_ : tokens_.size();
+  const uint64_t end =
+      sequence_.turn == Turn::answer ? sequence_.document_tokens : sequence_.tokens.size();
   if (!spells_document()) return 0;
-  const uint64_t begin = spelling_.token_at(model_->tokenizer(), tokens_, end, opening_bytes());
+  const uint64_t begin =
+      sequence_.spelling.token_at(model_->tokenizer(), sequence_.tokens, end, opening_bytes());
   return begin == end ? 0 : begin;
 }
 
@@ -70,17 +72,17 @@ class Session::Counting {
  public:
   // turn: what the sequence is once one has been read.
   Counting(Session* session, Turn turn, const uint64_t* done)
-      : session_(session), turn_(turn), done_(done), begin_ns_(os::now_ns()) {}
+      : session_(session), end_turn_(turn), done_(done), begin_ns_(os::now_ns()) {}
   ~Counting() {
-    if (*done_ > 0) session_->turn_ = turn_;
-    session_->spelling_.cut(session_->tokens_.size());
+    if (*done_ > 0) session_->sequence_.turn = end_turn_;
+    session_->sequence_.spelling.cut(session_->sequence_.tokens.size());
     session_->prefill_tokens_ += *done_;
     session_->prefill_ns_ += os::now_ns() - begin_ns_;
   }
 
  private:
   Session* session_;
-  Turn turn_;
+  Turn end_turn_;
   const uint64_t* done_;
   uint64_t begin_ns_;
 };
@@ -88,21 +90,21 @@ class Session::Counting {
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                         Progress::Report report, uint64_t* tokens_done, uint64_t* bytes_done) {
   *tokens_done = *bytes_done = 0;
-  if (turn_ == Turn::answer)
+  if (sequence_.turn == Turn::answer)
     return Status::error(Code::bad_state,
                          "a conversation has begun: a document is read before the first question");
-  const bool first = turn_ == Turn::empty;
+  const bool first = sequence_.turn == Turn::empty;
   const std::size_t marks = first ? opening_bytes() : 0;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // bytes of marks and text that each stands for
-  if (Status s = encode_document(text, parse_special, cancel, &tokens, &lengths); !s.ok()) return s;
-  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(encode_document(text, parse_special, cancel, &tokens, &lengths));
+  RETURN_IF_ERROR(check_room(tokens.size()));
 
-  Status s = read_document(tokens, lengths, cancel, std::move(report), tokens_done);
+  Status s = prefill_document(tokens, lengths, cancel, std::move(report), tokens_done);
   uint64_t read = 0;
   for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
   if (!s.ok() && first && read <= marks) {  // a turn that nothing was read into is none
-    if (Status e = rewind(0); !e.ok()) return e;
+    RETURN_IF_ERROR(rewind(0));
     *tokens_done = 0;
     return s;
   }
@@ -110,17 +112,20 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
   return s;
 }
 
-Status Session::read_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
-                              const Cancel* cancel, Progress::Report report,
-                              uint64_t* tokens_done) {
+Status Session::prefill_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                                 const Cancel* cancel, Progress::Report report,
+                                 uint64_t* tokens_done) {
   *tokens_done = 0;
-  if (Status s = check_room(tokens.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(check_room(tokens.size()));
   const Counting counting(this, Turn::document, tokens_done);
-  if (turn_ == Turn::tokens) spelling_.add_unknown(0);
-  spelling_.add(model_->tokenizer(), tokens_.empty() ? -1 : tokens_.back(), tokens_.size(), tokens,
-                lengths);
+  if (sequence_.turn == Turn::tokens) sequence_.spelling.add_unknown(0);
+  sequence_.spelling.add(model_->tokenizer(),
+                         sequence_.tokens.empty() ? -1 : sequence_.tokens.back(),
+                         sequence_.tokens.size(), tokens, lengths);
   Progress progress(std::move(report));
-  return append(tokens, Reading::document, nullptr, cancel, &progress, tokens_done);
+  return append(
+      {.tokens = tokens, .kind = TextKind::document, .cancel = cancel, .progress = &progress},
+      tokens_done);
 }
 
 Status Session::check_tokens(std::span<const Token> tokens) const {
@@ -135,29 +140,35 @@ Status Session::check_tokens(std::span<const Token> tokens) const {
 Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel,
                                Progress::Report report, uint64_t* tokens_done) {
   *tokens_done = 0;
-  if (Status s = check_tokens(tokens); !s.ok()) return s;
-  if (turn_ == Turn::empty && !instructions().empty())
+  RETURN_IF_ERROR(check_tokens(tokens));
+  if (sequence_.turn == Turn::empty && !instructions().empty())
     return Status::error(Code::bad_state,
                          "the session has instructions: begin with kv_prefill or kv_generate");
-  if (Status s = check_room(tokens.size()); !s.ok()) return s;
-  const Counting counting(this, turn_ == Turn::empty ? Turn::tokens : turn_, tokens_done);
-  if (turn_ == Turn::document) spelling_.add_unknown(tokens_.size());
+  RETURN_IF_ERROR(check_room(tokens.size()));
+  const Counting counting(this, sequence_.turn == Turn::empty ? Turn::tokens : sequence_.turn,
+                          tokens_done);
+  if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
   Progress progress(std::move(report));
-  return append(tokens, Reading::document, logits, cancel, &progress, tokens_done);
+  return append({.tokens = tokens,
+                 .kind = TextKind::document,
+                 .cancel = cancel,
+                 .progress = &progress,
+                 .all_logits = logits},
+                tokens_done);
 }
 
 Status Session::check_has(uint64_t tokens) const {
-  if (tokens <= tokens_.size()) return {};
+  if (tokens <= sequence_.tokens.size()) return {};
   return Status::error(Code::bad_argument,
                        "cannot go back to token %" PRIu64
                        ": the sequence holds %zu; it is unchanged",
-                       tokens, tokens_.size());
+                       tokens, sequence_.tokens.size());
 }
 
 Status Session::rewind(uint64_t tokens) {
-  if (Status s = check_has(tokens); !s.ok()) return s;
-  if (tokens == tokens_.size()) return {};
-  if (Status s = store_.rewind(tokens, cpu_kernels()); !s.ok()) return s;
+  RETURN_IF_ERROR(check_has(tokens));
+  if (tokens == sequence_.tokens.size()) return {};
+  RETURN_IF_ERROR(sequence_.store.rewind(tokens, cpu_kernels()));
   forget_behind(tokens);
   return {};
 }
@@ -165,51 +176,56 @@ Status Session::rewind(uint64_t tokens) {
 // Of all but the store, which has gone back already.
 void Session::forget_behind(uint64_t tokens) {
   trace_.reset();
-  queries_.rewind(tokens);
-  if (tokens < observed_.queries.end()) forget_choice();
-  tokens_.resize(tokens);
-  spelling_.cut(tokens);
-  read_tokens_ = std::min(read_tokens_, tokens);
-  sparse_tokens_ = std::min(sparse_tokens_, tokens);
-  logits_at_ = 0;
-  if (tokens == 0) turn_ = Turn::empty;
+  sequence_.queries.rewind(tokens);
+  if (tokens < sequence_.observed.queries.end()) forget_choice();
+  sequence_.tokens.resize(tokens);
+  sequence_.spelling.cut(tokens);
+  sequence_.prefilled_tokens = std::min(sequence_.prefilled_tokens, tokens);
+  sequence_.sparse_tokens = std::min(sequence_.sparse_tokens, tokens);
+  sequence_.logits_at = 0;
+  if (tokens == 0) sequence_.turn = Turn::empty;
   // they were of text that is gone
-  if (store_.sealed_tokens() < probed_at_) layer_errors_.clear(), probed_at_ = 0;
-  if (turn_ == Turn::answer && tokens <= document_tokens_) turn_ = document_turn_;
-  if (!has_marks()) chat_ = model_->chat();
+  if (sequence_.store.sealed_tokens() < sequence_.probed_at)
+    sequence_.layer_errors.clear(), sequence_.probed_at = 0;
+  if (sequence_.turn == Turn::answer && tokens <= sequence_.document_tokens)
+    sequence_.turn = sequence_.document_turn;
+  if (!sequence_.has_marks()) sequence_.chat = model_->chat();
 }
 
 Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
-  if (Status s = check_has(tokens); !s.ok()) return s;
-  const uint32_t pages = store_.pages_after(tokens);
-  if (pages >= store_.pages().pages()) return rewind(tokens);  // the window has them all
-  forget_behind(tokens);                                       // the store follows
-  return read_newest_again(tokens - uint64_t{pages} * store_.shape().page.page_tokens, cancel,
-                           std::move(report));
+  RETURN_IF_ERROR(check_has(tokens));
+  const uint32_t pages = sequence_.store.pages_after(tokens);
+  if (pages >= sequence_.store.pages().pages()) return rewind(tokens);  // the window has them all
+  forget_behind(tokens);                                                // the store follows
+  return prefill_newest_again(tokens - uint64_t{pages} * sequence_.store.shape().page.page_tokens,
+                              cancel, std::move(report));
 }
 
-Status Session::read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report) {
-  const Array<Token> again(tokens_.end() - static_cast<std::ptrdiff_t>(count), tokens_.end());
-  const uint64_t kept = tokens_.size() - count;
-  if (kept <= store_.sealed_tokens()) {
-    store_.cut(static_cast<uint32_t>(kept / store_.shape().page.page_tokens));
-  } else if (Status s = store_.rewind(kept, cpu_kernels()); !s.ok()) {
+Status Session::prefill_newest_again(uint64_t count, const Cancel* cancel,
+                                     Progress::Report report) {
+  const Array<Token> again(sequence_.tokens.end() - static_cast<std::ptrdiff_t>(count),
+                           sequence_.tokens.end());
+  const uint64_t kept = sequence_.tokens.size() - count;
+  if (kept <= sequence_.store.sealed_tokens()) {
+    sequence_.store.cut(static_cast<uint32_t>(kept / sequence_.store.shape().page.page_tokens));
+  } else if (Status s = sequence_.store.rewind(kept, cpu_kernels()); !s.ok()) {
     return s;
   }
-  const Turn turn = turn_;
-  const ChatFormat chat = chat_;
-  Spelling spelling = spelling_;
+  const Turn turn = sequence_.turn;
+  const ChatFormat chat = sequence_.chat;
+  Spelling spelling = sequence_.spelling;
   forget_behind(kept);
   Progress progress(std::move(report));
   uint64_t done = 0;
-  if (Status s = append(again, Reading::document, nullptr, cancel, &progress, &done); !s.ok())
-    return s;
-  turn_ = turn, chat_ = chat;
-  spelling_ = std::move(spelling);
+  RETURN_IF_ERROR(
+      append({.tokens = again, .kind = TextKind::document, .cancel = cancel, .progress = &progress},
+             &done));
+  sequence_.turn = turn, sequence_.chat = chat;
+  sequence_.spelling = std::move(spelling);
   return {};
 }
 
-uint64_t Session::reading_key(bool sparsely) const {
+uint64_t Session::prefill_key(bool sparsely) const {
   std::string facts(reinterpret_cast<const char*>(model_->fingerprint().data()),
                     model_->fingerprint().size());
   const auto add = [&](const auto& value) {
@@ -227,28 +243,6 @@ uint64_t Session::reading_key(bool sparsely) const {
   }
   facts += instructions();
   return checksum(facts.data(), facts.size(), 0);
-}
-
-// The first half of a passage is the question, and what follows it in the text the answer.
-Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
-  const Tokenizer& tokenizer = model_->tokenizer();
-  const ChatMarks& marks = chat_marks(chat_);
-  Array<Token> open, close;
-  const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}},
-                        closes[] = {{marks.question_close, true}};
-  if (Status s = tokenizer.encode(opens, false, &open); !s.ok()) return s;
-  if (Status s = tokenizer.encode(closes, false, &close); !s.ok()) return s;
-  const auto size = static_cast<uint32_t>(open.size() + close.size()) + asked_tokens,
-             pieces = std::max(1u, count / size);
-  const uint64_t from = tokens_.size() - asked_tokens;
-  for (uint32_t p = 0; p < pieces; ++p) {
-    const Token* passage = tokens_.data() + from * p / pieces;
-    Array<Token>& piece = out->emplace_back(open);
-    piece.insert(piece.end(), passage, passage + asked_tokens / 2);
-    piece.insert(piece.end(), close.begin(), close.end());
-    piece.insert(piece.end(), passage + asked_tokens / 2, passage + asked_tokens);
-  }
-  return {};
 }
 
 }  // namespace kvasir

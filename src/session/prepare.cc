@@ -9,6 +9,8 @@
 
 namespace kvasir {
 
+constexpr uint32_t asked_tokens = 32;  // of a passage that an index is made from
+
 // Sealed tokens. A shorter text gets a sketch when a strategy asks for it.
 constexpr uint64_t sketch_context = 1024;
 // One in so many of the sealed tokens: fewer are scored sooner than a graph is copied.
@@ -19,9 +21,10 @@ constexpr uint64_t index_context = 2048;
 Status Session::build_sketch(const Cancel* cancel) {
   const ModelConfig& c = model_->config();
   const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
-    queries_.add_moment(cpu_kernels(), layer, head, c.kv_heads, store_.shape().page.dim, moment);
+    sequence_.queries.add_moment(cpu_kernels(), layer, head, c.kv_heads,
+                                 sequence_.store.shape().page.dim, moment);
   };
-  return store_.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
+  return sequence_.store.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
 }
 
 // At the end of a document, of which every token is in the sequence by now. A cancel loses nothing
@@ -30,44 +33,49 @@ Status Session::build_sketch(const Cancel* cancel) {
 Status Session::finish_sketch(const Cancel* cancel) {
   Status s = build_sketch(cancel);
   if (s.code() != Code::cancelled) return s;
-  store_.forget_sketch();
+  sequence_.store.forget_sketch();
   return {};
 }
 
 // When a text has been read to its end: at first, and when it has grown by a twentieth since.
 bool Session::sketch_is_due() const {
-  const uint64_t pages = store_.pages().pages(), built = store_.sketch().built_pages();
-  return store_.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 && pages > built;
+  const uint64_t pages = sequence_.store.pages().pages(),
+                 built = sequence_.store.sketch().built_pages();
+  return sequence_.store.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 &&
+         pages > built;
 }
 
 // What the planned strategy needs beside the pages, where the reading has not left it, or the
 // sequence has doubled by answers: made now, and kept with the sequence.
 Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
-  const bool has_sketch = store_.sketch().is_current();
-  if (store_.pages().pages() < 2 || (has_sketch && store_.representatives().known())) return {};
-  const Plan plan =
-      make_plan(options_.select, store_.sealed_tokens(), model_->config().layers, layer_errors_);
-  if (plan.strategy->has(StrategyInfo::wants_representatives) && !store_.representatives().known())
-    return read_again(cancel, progress);
+  const bool has_sketch = sequence_.store.sketch().is_current();
+  if (sequence_.store.pages().pages() < 2 ||
+      (has_sketch && sequence_.store.representatives().known()))
+    return {};
+  const Plan plan = make_plan(options_.select, sequence_.store.sealed_tokens(),
+                              model_->config().layers, sequence_.layer_errors);
+  if (plan.strategy->has(StrategyInfo::wants_representatives) &&
+      !sequence_.store.representatives().known())
+    return prefill_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
   log(2, "the sketch of the keys is made now");
-  if (Status s = build_sketch(cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(build_sketch(cancel));
   if (progress) (void)progress->update(1, 1);
   return {};
 }
 
 // Finds the representatives of a sequence that was read without them: its tokens are read a second
 // time, into a store of their own.
-Status Session::read_again(const Cancel* cancel, Progress* progress) {
+Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
-  KvStore store(store_.shape(), store_.window_tokens());
+  KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
   MemoryBudget rest = options_.memory;
   if (rest.bytes) {  // it is for both, and the second one takes as much again
-    if (store_.private_bytes() > rest.bytes / 2)
-      if (Status s = store_.shrink(cancel); !s.ok()) return s;
-    rest.bytes -= std::min(rest.bytes - 1, store_.private_bytes());
+    if (sequence_.store.private_bytes() > rest.bytes / 2)
+      RETURN_IF_ERROR(sequence_.store.shrink(cancel));
+    rest.bytes -= std::min(rest.bytes - 1, sequence_.store.private_bytes());
   }
-  if (Status s = store.set_budget(rest, tokens_.size(), cancel); s.code() == Code::limit) {
+  if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {
     return Status::error(Code::limit,
                          "the text cannot be read again beside itself, for its representative "
                          "tokens: what is left of %s",
@@ -75,18 +83,19 @@ Status Session::read_again(const Cancel* cancel, Progress* progress) {
   } else if (!s.ok()) {
     return s;
   }
-  for (std::size_t at = 0; at < tokens_.size();) {
-    if (progress && !progress->update(at, tokens_.size()))
+  for (std::size_t at = 0; at < sequence_.tokens.size();) {
+    if (progress && !progress->update(at, sequence_.tokens.size()))
       return Status::error(Code::cancelled, "stopped by the progress callback");
     ForwardStep step;
-    step.tokens = std::span<const Token>(tokens_).subspan(
-        at, std::min<std::size_t>(options_.prefill_chunk, tokens_.size() - at));
+    step.tokens = std::span<const Token>(sequence_.tokens)
+                      .subspan(at, std::min<std::size_t>(options_.prefill_chunk,
+                                                         sequence_.tokens.size() - at));
     step.cancel = cancel;
-    if (Status s = forward_->run(step, &store); !s.ok()) return s;
+    RETURN_IF_ERROR(forward_->run(step, &store));
     at += step.tokens.size();
   }
-  store_.take_representatives(std::move(store));
-  if (progress) (void)progress->update(tokens_.size(), tokens_.size());
+  sequence_.store.take_representatives(std::move(store));
+  if (progress) (void)progress->update(sequence_.tokens.size(), sequence_.tokens.size());
   return {};
 }
 
@@ -98,53 +107,55 @@ bool Session::chooses_once() const {
 // At the first step of an answer, where the strategy does so; and again by the same queries where
 // the choice is not at hand, as after loading.
 Status Session::choose_once(const Cancel* cancel) {
-  if (!chooses_once() || chosen_) return {};
-  if (observed_.queries.count() == 0) observed_ = {queries_, store_.pages().pages()};
+  if (!chooses_once() || decode_.has_chosen()) return {};
+  if (sequence_.observed.queries.count() == 0)
+    sequence_.observed = {sequence_.queries, sequence_.store.pages().pages()};
   ForwardStep step;
   plan_step(&step);
+  const Plan& plan = decode_.plan();
   const uint32_t layers = model_->config().layers;
   std::vector<uint64_t> budgets(layers);
-  for (uint32_t l = 0; l < layers; ++l) budgets[l] = plan_.is_dense(l) ? 0 : plan_.budget(l);
+  for (uint32_t l = 0; l < layers; ++l) budgets[l] = plan.is_dense(l) ? 0 : plan.budget(l);
   const CancelLatch latch(cancel);
-  const uint32_t end = std::min(observed_.pages, store_.pages().pages());
-  if (!selector_->observe({cpu_kernels(), store_.pages(), pool_.get(), latch, observed_.queries,
-                           model_->config().heads, 1, end, budgets, plan_.share_heads},
-                          memory_.get()))
-    return store_.pages().damaged();
+  const uint32_t end = std::min(sequence_.observed.pages, sequence_.store.pages().pages());
+  if (!decode_.selector()->observe(
+          {cpu_kernels(), sequence_.store.pages(), pool_.get(), latch, sequence_.observed.queries,
+           model_->config().heads, 1, end, budgets, plan.share_heads},
+          decode_.memory()))
+    return sequence_.store.pages().damaged();
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
-  chosen_ = true;
-  store_.drop_resident_pages();
+  decode_.set_chosen(true);
+  sequence_.store.drop_resident_pages();
   return {};
 }
 
 Status Session::prepare(const Cancel* cancel, Progress::Report report) {
   Progress progress(std::move(report));
-  if (Status s = prepare_strategy(cancel, &progress); !s.ok()) return s;
+  RETURN_IF_ERROR(prepare_strategy(cancel, &progress));
   return prepare_index(true, cancel, &progress);
 }
 
 Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
-  if (model_->device_weights().empty() || tokens_.empty()) return {};
+  if (model_->device_weights().empty() || sequence_.tokens.empty()) return {};
   ForwardStep step;
   step.cancel = cancel;
   plan_step(&step);
   Progress progress(std::move(report));
-  return forward_->prepare(step, &store_, &progress);
+  return forward_->prepare(step, &sequence_.store, &progress);
 }
 
 // The index that the planned strategy searches. `make`: where there is none, or it has to do with a
 // quarter more tokens than it was made for; where it is less, but not next to nothing, they are
 // inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
 Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
-  const uint64_t sealed = store_.sealed_tokens();
+  const uint64_t sealed = sequence_.store.sealed_tokens();
   const ModelConfig& config = model_->config();
-  const Plan plan = make_plan(options_.select, sealed, config.layers, layer_errors_);
+  const Plan plan = make_plan(options_.select, sealed, config.layers, sequence_.layer_errors);
   if (!plan.strategy->index) return {};
   const IndexKind kind = *plan.strategy->index;
   const uint32_t graphs = options_.select.head_graphs ? config.heads / config.kv_heads : 1;
-  TokenIndexes::Entry known = store_.indexes().of(kind);
-  if (known.index)
-    if (Status s = known.index->check(cancel); !s.ok()) return s;
+  TokenIndexes::Entry known = sequence_.store.indexes().of(kind);
+  if (known.index) RETURN_IF_ERROR(known.index->check(cancel));
   if (!make) {
     if (known.index && known.index->graphs() != graphs && !std::exchange(graphs_logged_, true))
       log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is "
@@ -163,11 +174,11 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   }
   if (sealed < index_context) return {};
   const uint64_t bytes = known.index ? known.index->bytes() / known.index->items() * sealed
-                                     : index_bytes(kind, store_.shape(), graphs, sealed);
+                                     : index_bytes(kind, sequence_.store.shape(), graphs, sealed);
   Status room = make_room_for_index(kind, bytes, cancel);
   std::shared_ptr<TokenIndex> index;
   if (room.ok()) {
-    if (Status s = make_index(kind, graphs, known, cancel, progress, &index); !s.ok()) return s;
+    RETURN_IF_ERROR(make_index({kind, graphs, known, cancel, progress}, &index));
     room = make_room_for_index(kind, index->private_bytes(), cancel);
   }
   if (room.code() == Code::limit && known.index) {
@@ -177,36 +188,54 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
     return {};
   }
   if (!room.ok()) return room;
-  store_.set_index(std::move(index), static_cast<uint32_t>(sealed));
+  sequence_.store.set_index(std::move(index), static_cast<uint32_t>(sealed));
   return {};
 }
 
 // One of so many bytes takes the place of that of its kind.
 Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
-  const std::shared_ptr<TokenIndex>& old = store_.indexes().of(kind).index;
+  const std::shared_ptr<TokenIndex>& old = sequence_.store.indexes().of(kind).index;
   const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
-  return store_.keep_within_budget(tokens_.size(), more, 0, cancel);
+  return sequence_.store.keep_within_budget(sequence_.tokens.size(), more, 0, cancel);
 }
 
-Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known,
-                           const Cancel* cancel, Progress* progress,
-                           std::shared_ptr<TokenIndex>* out) {
+Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenIndex>* out) {
+  const auto& [kind, graphs, known, cancel, progress] = request;
   log(2, known.index ? "tokens are inserted into the index of the keys now"
                      : "the index of the keys is made now");
   const uint64_t begin = os::now_ns();
   IndexQueries queries;
   if (!known.index)
-    if (Status s = read_queries(wanted_queries(kind), index_steps(store_.shape()), cancel, progress,
-                                &queries);
-        !s.ok())
-      return s;
-  IndexOrder order{kind, store_.pages(), queries, graphs, known, {}, &nearest_by_};
+    RETURN_IF_ERROR(collect_queries(wanted_queries(kind), index_steps(sequence_.store.shape()),
+                                    cancel, progress, &queries));
+  IndexOrder order{kind, sequence_.store.pages(), queries, graphs, known, {}, &nearest_by_};
   for (const DeviceWeights& weights : model_->device_weights())
     order.devices.push_back(weights.device());
-  if (Status s = build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out); !s.ok())
-    return s;
-  store_.drop_resident_pages();
+  RETURN_IF_ERROR(build_index(order, cpu_kernels(), pool_.get(), cancel, progress, out));
+  sequence_.store.drop_resident_pages();
   index_ns_ = os::now_ns() - begin;
+  return {};
+}
+
+// The first half of a passage is the question, and what follows it in the text the answer.
+Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  const ChatMarks& marks = chat_marks(sequence_.chat);
+  Array<Token> open, close;
+  const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}},
+                        closes[] = {{marks.question_close, true}};
+  RETURN_IF_ERROR(tokenizer.encode(opens, false, &open));
+  RETURN_IF_ERROR(tokenizer.encode(closes, false, &close));
+  const auto size = static_cast<uint32_t>(open.size() + close.size()) + asked_tokens,
+             pieces = std::max(1u, count / size);
+  const uint64_t from = sequence_.tokens.size() - asked_tokens;
+  for (uint32_t p = 0; p < pieces; ++p) {
+    const Token* passage = sequence_.tokens.data() + from * p / pieces;
+    Array<Token>& piece = out->emplace_back(open);
+    piece.insert(piece.end(), passage, passage + asked_tokens / 2);
+    piece.insert(piece.end(), close.begin(), close.end());
+    piece.insert(piece.end(), passage + asked_tokens / 2, passage + asked_tokens);
+  }
   return {};
 }
 
@@ -214,20 +243,20 @@ Status Session::make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::
 // it (measured in select/graph/ood.cc): passages are asked, each in place of the sequence's newest
 // tokens, on a copy. So they need not be kept while a document is read, and a loaded sequence gets
 // the same ones. `steps` of progress follow.
-Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
-                             Progress* progress, IndexQueries* out) {
+Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
+                                Progress* progress, IndexQueries* out) {
   if (count == 0) return {};
-  const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, tokens_.size() / 2));
+  const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, sequence_.tokens.size() / 2));
   std::vector<Array<Token>> pieces;
-  if (Status s = asked_passages(most, &pieces); !s.ok()) return s;
+  RETURN_IF_ERROR(asked_passages(most, &pieces));
   const auto size = static_cast<uint32_t>(pieces[0].size()),
              n = size * static_cast<uint32_t>(pieces.size());
-  *out = IndexQueries(store_.shape(), model_->config().heads, n);
+  *out = IndexQueries(sequence_.store.shape(), model_->config().heads, n);
   for (uint32_t at = 0; at < n; at += size) {
     if (!progress->update(at, n + steps))
       return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
-    KvStore copy(store_);
-    if (Status s = copy.rewind(tokens_.size() - size, cpu_kernels()); !s.ok()) return s;
+    KvStore copy(sequence_.store);
+    RETURN_IF_ERROR(copy.rewind(sequence_.tokens.size() - size, cpu_kernels()));
     for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
       ForwardStep step;
       step.tokens = std::span<const Token>(pieces[at / size])
@@ -235,7 +264,7 @@ Status Session::read_queries(uint32_t count, uint64_t steps, const Cancel* cance
       step.cancel = cancel;
       step.asked = out;
       step.asked_at = at + done;
-      if (Status s = forward_->run(step, &copy); !s.ok()) return s;
+      RETURN_IF_ERROR(forward_->run(step, &copy));
     }
   }
   return {};

@@ -109,10 +109,8 @@ Status write_all(CacheWriter* writer, const void* data, std::size_t size, const 
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; no file was changed");
     if (size == 0) return {};
-    if (Status s =
-            writer->write(static_cast<const std::byte*>(data) + at, std::min(piece, size - at));
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(
+        writer->write(static_cast<const std::byte*>(data) + at, std::min(piece, size - at)));
     if (!progress->update(writer->bytes_written(), writer->bytes_total()))
       return Status::error(Code::cancelled,
                            "stopped by the progress callback; no file was changed");
@@ -144,15 +142,15 @@ Status expect(const CacheFile& file, SectionKind kind, uint64_t bytes,
 Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, ThreadPool* pool,
             const Cancel* cancel, const std::byte** out) {
   const CacheFile::Section* section = nullptr;
-  if (Status s = expect(file, kind, bytes, &section); !s.ok()) return s;
-  if (Status s = file.check_section(*section, pool, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(expect(file, kind, bytes, &section));
+  RETURN_IF_ERROR(file.check_section(*section, pool, cancel));
   *out = file.bytes(kind).data();
   return {};
 }
 
 Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const SectionFacts& facts,
             ThreadPool* pool, const Cancel* cancel, const std::byte** out) {
-  if (Status s = take(file, kind, bytes, pool, cancel, out); !s.ok()) return s;
+  RETURN_IF_ERROR(take(file, kind, bytes, pool, cancel, out));
   const char* what = wrong_section(kind, {*out, static_cast<std::size_t>(bytes)}, facts);
   if (!what) return {};
   return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded",
@@ -160,10 +158,10 @@ Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const Secti
 }
 
 Status read_saved(const CachePeek& file, SavedSequence* out) {
-  if (Status s = file.expect(SectionKind::state, state_bytes); !s.ok()) return s;
-  if (Status s = check_version(file.path(), *file.find(SectionKind::state)); !s.ok()) return s;
+  RETURN_IF_ERROR(file.expect(SectionKind::state, state_bytes));
+  RETURN_IF_ERROR(check_version(file.path(), *file.find(SectionKind::state)));
   Array<std::byte> bytes;
-  if (Status s = file.read(SectionKind::state, state_bytes, &bytes); !s.ok()) return s;
+  RETURN_IF_ERROR(file.read(SectionKind::state, state_bytes, &bytes));
   *out = decode(bytes.data());
   return {};
 }
@@ -196,32 +194,23 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
       {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
 
-  if (Status s = check_savable(path, identity, store, state, all, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(check_savable(path, identity, store, state, all, cancel));
   std::unique_ptr<CacheWriter> writer;
-  if (Status s = CacheWriter::create(path, identity, &writer, store.budget().reaper); !s.ok())
-    return s;
+  RETURN_IF_ERROR(CacheWriter::create(path, identity, &writer, store.budget().reaper));
   for (const SavedPart& part : all)
-    if (Status s = writer->add_section(part.kind, section_version, part.bytes); !s.ok()) return s;
+    RETURN_IF_ERROR(writer->add_section(part.kind, section_version, part.bytes));
   for (SectionKind kind : PageStore::sections)
-    if (Status s = writer->add_section(kind, section_version,
-                                       PageStore::file_bytes(shape, kind, state.pages));
-        !s.ok())
-      return s;
-  if (Status s = writer->add_section(SectionKind::sketch, KeySketch::section_version,
-                                     store.sketch().file_bytes());
-      !s.ok())
-    return s;
-  if (Status s = writer->add_section(SectionKind::representatives, section_version,
-                                     store.representatives().file_bytes());
-      !s.ok())
-    return s;
+    RETURN_IF_ERROR(writer->add_section(kind, section_version,
+                                        PageStore::file_bytes(shape, kind, state.pages)));
+  RETURN_IF_ERROR(writer->add_section(SectionKind::sketch, KeySketch::section_version,
+                                      store.sketch().file_bytes()));
+  RETURN_IF_ERROR(writer->add_section(SectionKind::representatives, section_version,
+                                      store.representatives().file_bytes()));
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
     if (entry.index)
-      if (Status s = writer->add_section(section_of(entry.index->kind()), section_version,
-                                         entry.index->file_bytes());
-          !s.ok())
-        return s;
-  if (Status s = writer->begin(); !s.ok()) return s;
+      RETURN_IF_ERROR(writer->add_section(section_of(entry.index->kind()), section_version,
+                                          entry.index->file_bytes()));
+  RETURN_IF_ERROR(writer->begin());
 
   Progress progress(std::move(report));
   const auto write = [&](const void* data, std::size_t size) {
@@ -232,13 +221,11 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
         part.kind == SectionKind::window ? store.write_window(write) : write(part.data, part.bytes);
     if (!s.ok()) return s;
   }
-  for (SectionKind kind : PageStore::sections)
-    if (Status s = store.pages().write(kind, write); !s.ok()) return s;
-  if (Status s = store.sketch().write(write); !s.ok()) return s;
-  if (Status s = store.representatives().write(write); !s.ok()) return s;
+  for (SectionKind kind : PageStore::sections) RETURN_IF_ERROR(store.pages().write(kind, write));
+  RETURN_IF_ERROR(store.sketch().write(write));
+  RETURN_IF_ERROR(store.representatives().write(write));
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
-    if (entry.index)
-      if (Status s = entry.index->write(entry.valid, write); !s.ok()) return s;
+    if (entry.index) RETURN_IF_ERROR(entry.index->write(entry.valid, write));
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; no file was changed");
   return writer->finish(before_rename);
 }
@@ -270,8 +257,8 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
       {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
       {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
   for (const auto& [kind, bytes] : exact) {
-    if (Status s = file.expect(kind, bytes); !s.ok()) return s;
-    if (Status s = check_version(file.path(), *file.find(kind)); !s.ok()) return s;
+    RETURN_IF_ERROR(file.expect(kind, bytes));
+    RETURN_IF_ERROR(check_version(file.path(), *file.find(kind)));
   }
   return check_section_sizes(file.header(), file.path().c_str(), group);
 }
@@ -294,19 +281,16 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
   file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
 
   PageStore pages(shape);
-  if (Status s = PageStore::map(shape, file, state.pages, &pages); !s.ok()) return s;
+  RETURN_IF_ERROR(PageStore::map(shape, file, state.pages, &pages));
   KeySketch sketch(shape);
   if (const CacheFile::Section* section = file->find(SectionKind::sketch);
       section && section->bytes && section->version == KeySketch::section_version) {
-    if (Status s = KeySketch::map(shape, file, state.pages, pool, cancel, &sketch); !s.ok())
-      return s;
+    RETURN_IF_ERROR(KeySketch::map(shape, file, state.pages, pool, cancel, &sketch));
   }
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
       section && section->bytes && section->version == section_version && !state.full_precision) {
-    if (Status s = Representatives::map(file, state.tokens, state.window_count, &representatives);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(Representatives::map(file, state.tokens, state.window_count, &representatives));
   } else if (state.tokens > 0) {
     representatives.forget();  // read by an older library
   }
@@ -320,24 +304,18 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
                        rows ? static_cast<std::size_t>(section.bytes / rows / sizeof(float)) : 0,
                        pool, cancel, place);
   };
-  if (Status s = copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }); !s.ok())
-    return s;
-  if (Status s = copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }); !s.ok())
-    return s;
-  if (Status s = copy(*window_section, uint64_t{shape.heads_total()} * 2,
-                      [&](uint64_t plane) { return to.window(plane); });
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }));
+  RETURN_IF_ERROR(copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }));
+  RETURN_IF_ERROR(copy(*window_section, uint64_t{shape.heads_total()} * 2,
+                       [&](uint64_t plane) { return to.window(plane); }));
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;
     uint32_t valid = 0;
-    if (Status s = TokenIndex::map(kind, shape, group, file,
-                                   static_cast<uint32_t>(state.sealed_tokens()), &index, &valid);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(TokenIndex::map(kind, shape, group, file,
+                                    static_cast<uint32_t>(state.sealed_tokens()), &index, &valid));
     if (index) store.set_index(std::move(index), valid);
   }
-  if (Status s = store.set_budget(memory, tokens, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(store.set_budget(memory, tokens, cancel));
   *out = std::move(store);
   return {};
 }

@@ -1,7 +1,12 @@
-// A session: one sequence of tokens, its keys and values, and what is done with it.
+// A session: one sequence of tokens, its keys and values, and the operations on it.
 //
-// Every operation either completes or leaves the sequence as it was, except that reading a document
-// keeps whole chunks. Not thread-safe; src/api lets one call in at a time.
+// Every operation either completes or leaves the sequence as it was, except that a prefill keeps
+// whole chunks. Not thread-safe; src/api serialises calls.
+//
+//   session.cc   open, fork, options          answer.cc       questions and answers
+//   steps.cc     chunks of tokens, their plans  score.cc        likelihood of given tokens
+//   prefill.cc   documents; going back        save.cc, load.cc
+//   prepare.cc   sketch, index, choices       stats.cc
 #pragma once
 
 #include <cstdint>
@@ -22,8 +27,12 @@
 #include "model/model.h"
 #include "select/graph/index_build.h"
 #include "select/plan.h"
+#include "session/answer_stream.h"
+#include "session/decode_strategy.h"
+#include "session/layer_probe.h"
 #include "session/sampler.h"
 #include "session/saved_store.h"
+#include "session/sequence.h"
 #include "session/session_stats.h"
 #include "session/spelling.h"
 #include "store/kv_store.h"
@@ -85,9 +94,6 @@ struct Passage {
   double share = 0;                             // of all recorded attention
 };
 
-// Returns non-zero to stop.
-using TextFn = std::function<int(std::string_view text)>;
-
 class Session {
  public:
   static Status open(std::shared_ptr<const Model> model, const SessionOptions& options,
@@ -122,16 +128,16 @@ class Session {
                          Array<Token>* out, Array<uint32_t>* lengths) const;
   // Prefills tokens of encode_document(), all or those from some point on. lengths: [tokens] as
   // encode_document() has them.
-  Status read_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
-                       const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
-  bool in_document() const { return turn_ == Turn::document; }
-  ChatFormat chat() const { return chat_; }
+  Status prefill_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
+                          const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
+  bool in_document() const { return sequence_.turn == Turn::document; }
+  ChatFormat chat() const { return sequence_.chat; }
   // The system text of the sequence; empty: none.
   std::string_view instructions() const;
-  bool reads_sparsely() const { return options_.read.strategy != "full"; }
+  bool prefills_sparsely() const { return options_.read.strategy != "full"; }
   // A hash of all that keys and values depend on besides the tokens: model, window and precision,
   // and how it reads sparsely, or that it does not.
-  uint64_t reading_key(bool sparsely) const;
+  uint64_t prefill_key(bool sparsely) const;
   // logits: [tokens][vocabulary] or null.
   Status prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel,
                         Progress::Report progress, uint64_t* tokens_done);
@@ -164,9 +170,9 @@ class Session {
   // size and together at most `count` tokens, but at least one. The sequence has 32 tokens or more.
   Status asked_passages(uint32_t count, std::vector<Array<Token>>* out) const;
 
-  std::span<const Token> tokens() const { return tokens_; }
+  std::span<const Token> tokens() const { return sequence_.tokens; }
   const Model& model() const { return *model_; }
-  const KvStore& store() const { return store_; }
+  const KvStore& store() const { return sequence_.store; }
   SessionStats stats() const;
   std::string stats_json() const;
   // What decode measures from now on.
@@ -176,119 +182,117 @@ class Session {
   Status passages(std::vector<Passage>* out) const;
 
  private:
-  // What the end of the sequence is, so that the next text gets the right marks. Values are
-  // persisted.
-  enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
-  struct Restore;      // puts the sequence back unless told to keep it
-  struct Tracing;      // notes what an answer attends
-  class AnswerStream;  // tokens to whole characters, with stop strings held back
-  class Counting;      // keeps account of what is read, however reading ends
+  struct Restore;  // puts the sequence back unless released
+  struct Tracing;  // records what an answer attends
+  class Counting;  // keeps account of prefill, however it ends
 
-  Session(std::shared_ptr<const Model> model, const SessionOptions& options, KvStore store);
+  Session(std::shared_ptr<const Model> model, const SessionOptions& options,
+          SequenceState sequence);
   static Status resolve(const Model& model, SessionOptions* options);
-
   Status start();
-  enum class Reading { document, question, answer };
-  Status append(std::span<const Token> tokens, Reading reading, float* all_logits,
-                const Cancel* cancel, Progress* progress, uint64_t* done);
-  Status append_chunks(std::span<const Token> tokens, Reading reading, float* all_logits,
-                       const Cancel* cancel, Progress* progress, uint64_t* done);
-  // Takes back the newest `count` tokens and reads them: whole pages and what is behind them, or a
-  // part of what is not sealed.
-  Status read_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
-  Status check_has(uint64_t tokens) const;
-  void forget_behind(uint64_t tokens);
+  void log(int level, const char* message) const;
+
+  // ---- steps (steps.cc) ------------------------------------------------------------------------
+  // A document is attended exactly or as its prefill strategy says, an answer by the decode
+  // strategy. A question is attended as an answer, or exactly where the strategy chooses once.
+  enum class TextKind { document, question, answer };
+  struct AppendRequest {
+    std::span<const Token> tokens;
+    TextKind kind;
+    const Cancel* cancel = nullptr;
+    Progress* progress = nullptr;
+    float* all_logits = nullptr;  // [tokens][vocabulary]
+  };
+  // Runs tokens at the end of the sequence, in chunks. Complete chunks stay, whatever stops it;
+  // *done counts their tokens.
+  Status append(const AppendRequest& request, uint64_t* done);
+  Status append_chunks(const AppendRequest& request, uint64_t* done);
+  Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
+                    Array<float>* errors);
+  void note_chunk(const AppendRequest& request, const ForwardStep& step);
+  Status append_token(Token token, const Cancel* cancel);
+  Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);
   Plan next_plan() const;
   static bool asks_together(const ForwardStep& step);
-  bool probe_is_due() const;
-  void plan_probe(ForwardStep* step, Array<float>* errors);
-  Status plan_read(ForwardStep* step, uint64_t left, const Cancel* cancel);
-  void note_probe(const Array<float>& errors);
+  Status refresh_logits(const Cancel* cancel);
+  RecentQueries* recorded_queries() {
+    return options_.full_precision ? nullptr : &sequence_.queries;
+  }
+  Status check_room(uint64_t more) const;
+  Status check_tokens(std::span<const Token> tokens) const;
+
+  // ---- prefill and going back (prefill.cc) -----------------------------------------------------
+  // Takes back the newest `count` tokens and prefills them: whole pages and what is behind them,
+  // or a part of what is not sealed.
+  Status prefill_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
+  Status check_has(uint64_t tokens) const;
+  void forget_behind(uint64_t tokens);
+  // Bytes, and tokens, of marks and instructions before the document's text.
+  std::size_t opening_bytes() const;
+  uint64_t opening_tokens() const;
+  bool spells_document() const;
+
+  // ---- what a strategy needs besides keys and values (prepare.cc) ------------------------------
   Status build_sketch(const Cancel* cancel);
   Status finish_sketch(const Cancel* cancel);
   bool sketch_is_due() const;
   Status prepare_strategy(const Cancel* cancel, Progress* progress);
-  Status read_again(const Cancel* cancel, Progress* progress);
+  Status prefill_again(const Cancel* cancel, Progress* progress);
   bool chooses_once() const;
   Status choose_once(const Cancel* cancel);
-  void forget_choice() { observed_ = {}, chosen_ = false; }
+  void forget_choice() { sequence_.observed = {}, decode_.set_chosen(false); }
   Status prepare_index(bool make, const Cancel* cancel, Progress* progress);
   Status make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel);
-  Status make_index(IndexKind kind, uint32_t graphs, const TokenIndexes::Entry& known,
-                    const Cancel* cancel, Progress* progress, std::shared_ptr<TokenIndex>* out);
-  Status read_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress,
-                      IndexQueries* out);
+  struct IndexRequest {
+    IndexKind kind;
+    uint32_t graphs;
+    const TokenIndexes::Entry& known;
+    const Cancel* cancel;
+    Progress* progress;
+  };
+  Status make_index(const IndexRequest& request, std::shared_ptr<TokenIndex>* out);
+  Status collect_queries(uint32_t count, uint64_t steps, const Cancel* cancel, Progress* progress,
+                         IndexQueries* out);
+
+  // ---- answers (answer.cc) ---------------------------------------------------------------------
   Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel,
                          Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns,
                      Answer* answer);
-  RecentQueries* recorded_queries() { return options_.full_precision ? nullptr : &queries_; }
-  Status check_room(uint64_t more) const;
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
-  Status check_tokens(std::span<const Token> tokens) const;
-  Status refresh_logits(const Cancel* cancel);
+
+  // ---- saved sequences (load.cc) ---------------------------------------------------------------
   Status use_chat(const ChatRecord& record, const char* path);
-  // Bytes of marks and instructions before the document's text.
-  std::size_t opening_bytes() const;
-  // Tokens of marks and instructions before the document's text.
-  uint64_t opening_tokens() const;
-  bool spells_document() const;
-  bool has_marks() const { return turn_ == Turn::document || turn_ == Turn::answer; }
   Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
-  void log(int level, const char* message) const;
 
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
-  std::shared_ptr<ThreadPool> pool_;          // of the session and its forks
-  std::unique_ptr<const Selector> selector_;  // of the strategy planned last,
-  std::unique_ptr<StepMemory> memory_;        // and its own, where it has one
+  std::shared_ptr<ThreadPool> pool_;  // of the session and its forks
   std::unique_ptr<Forward> forward_;
-  KvStore store_;
-  RecentQueries queries_;  // of the sequence's newest tokens, where pages are sealed
-  // What a strategy that chooses once chose by: the queries of the end of what was read, from its
-  // first choice on until something is read again.
-  struct Observed {
-    RecentQueries queries;
-    uint32_t pages = 0;  // sealed then
-  } observed_;
-  bool chosen_ = false;  // memory_ holds that choice
-  // that an index is searched whose graphs are not those that were asked for
-  bool graphs_logged_ = false;
-  Array<Token> tokens_;
-  Spelling spelling_;  // of tokens_
-  Turn turn_ = Turn::empty;
-  ChatFormat chat_;               // of the turns; where there are none yet the model's
-  uint64_t document_tokens_ = 0;  // where the conversation began, once turn_ is answer,
-  // and what the sequence ended in there: going back restores it
-  Turn document_turn_ = Turn::empty;
-  Array<float> logits_;  // after the last token, valid where logits_at_ == tokens_.size()
-  uint64_t logits_at_ = 0;
+  SequenceState sequence_;
   Array<float> next_logits_;  // of the step that runs: it may fail
 
-  Array<float> layer_errors_;  // [layers] largest of all probes, empty before the first
-  uint64_t probed_at_ = 0;     // sealed tokens then
-  std::unique_ptr<const Selector> probe_selector_;
-  std::unique_ptr<const Selector> read_selector_;  // where documents are read sparsely
+  DecodeStrategy decode_;
+  LayerProbe probe_;
+  std::unique_ptr<const Selector> prefill_selector_;  // of a sparse prefill
+  // the log says that the index has other graphs than the options
+  bool graphs_logged_ = false;
 
   std::unique_ptr<Trace> trace_;  // of the last answer, where it was traced
   bool tracing_ = false;          // while it is made
 
   // For stats.
-  Plan plan_;
-  bool planned_ = false;
-  ReadCounts last_read_;     // of the last generate or next
-  uint64_t last_steps_ = 0;  // tokens decoded by it
-  uint64_t last_decode_ns_ = 0;
+  struct Decoded {
+    ReadCounts read;
+    uint64_t steps = 0, ns = 0;
+  } last_;  // of the last generate(), score() or next()
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
-  // of the sequence, those before the first that was not read as a document is: an answer's
-  uint64_t read_tokens_ = 0;
-  uint64_t sparse_tokens_ = 0;  // of the sequence, up to the last one that was read sparsely
   uint64_t load_ns_ = 0;
   uint64_t index_ns_ = 0;  // that making the last index took,
-  NearestBy nearest_by_;   // and who looked for what it is made from
+  NearestBy nearest_by_;   // and what found its nearest keys
 };
 
 }  // namespace kvasir

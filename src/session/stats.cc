@@ -179,43 +179,44 @@ void add_gpus(const Model& model, const Forward& forward, const SessionStats& st
 }  // namespace
 
 Plan Session::next_plan() const {
-  if (planned_) return plan_;
-  return make_plan(options_.select, store_.sealed_tokens(), store_.shape().layers, layer_errors_);
+  if (decode_.is_planned()) return decode_.plan();
+  return make_plan(options_.select, sequence_.store.sealed_tokens(), sequence_.store.shape().layers,
+                   sequence_.layer_errors);
 }
 
 SessionStats Session::stats() const {
-  const StoreShape& shape = store_.shape();
+  const StoreShape& shape = sequence_.store.shape();
   const Plan plan = next_plan();
   SessionStats s;
   s.threads = options_.threads;
-  s.tokens = tokens_.size();
+  s.tokens = sequence_.tokens.size();
   s.context_tokens = options_.context;
-  s.sealed_tokens = store_.sealed_tokens();
+  s.sealed_tokens = sequence_.store.sealed_tokens();
   s.page_tokens = shape.page.page_tokens;
-  s.sink_tokens = store_.sink_count();
-  s.window_tokens = store_.window_count();
+  s.sink_tokens = sequence_.store.sink_count();
+  s.window_tokens = sequence_.store.window_count();
   s.prefill_chunk = options_.prefill_chunk;
   s.kv_bytes_per_token = shape.slab_bytes() / shape.page.extent_tokens();
-  s.private_bytes = store_.private_bytes();
-  s.mapped_bytes = store_.pages().mapped_bytes();
-  s.spilled_bytes = store_.pages().spilled_bytes();
-  s.memory_limit = store_.budget().bytes;
+  s.private_bytes = sequence_.store.private_bytes();
+  s.mapped_bytes = sequence_.store.pages().mapped_bytes();
+  s.spilled_bytes = sequence_.store.pages().spilled_bytes();
+  s.memory_limit = sequence_.store.budget().bytes;
   s.prefill_tokens = prefill_tokens_, s.prefill_ns = prefill_ns_;
-  s.sparse_tokens = sparse_tokens_;
+  s.sparse_tokens = sequence_.sparse_tokens;
   s.load_ns = load_ns_;
   s.budget_tokens = plan.budget_tokens;
   if (plan.strategy->index) {
-    const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
+    const TokenIndexes::Entry& entry = sequence_.store.indexes().of(*plan.strategy->index);
     s.index_tokens = entry.index ? entry.valid : 0;
     s.index_bytes = entry.index ? entry.index->bytes() : 0;
     s.index_ns = index_ns_;
   }
-  s.last_steps = last_steps_, s.last_decode_ns = last_decode_ns_;
-  s.last_tokens_read = last_read_.tokens_read;
-  s.last_tokens_present = last_read_.tokens_present;
-  s.last_pages_touched = last_read_.pages_touched;
-  if (last_read_.queries > 0)
-    s.last_mass_read = last_read_.mass / static_cast<double>(last_read_.queries);
+  s.last_steps = last_.steps, s.last_decode_ns = last_.ns;
+  s.last_tokens_read = last_.read.tokens_read;
+  s.last_tokens_present = last_.read.tokens_present;
+  s.last_pages_touched = last_.read.pages_touched;
+  if (last_.read.queries > 0)
+    s.last_mass_read = last_.read.mass / static_cast<double>(last_.read.queries);
   const GpuReport gpus = report_gpus(*model_, *forward_);
   s.gpu_layers = gpus.layers;
   s.gpu_output = gpus.output, s.gpu_attends = gpus.attends;
@@ -223,13 +224,13 @@ SessionStats Session::stats() const {
   s.gpu_weight_bytes = gpus.weight_bytes, s.gpu_bytes = gpus.bytes;
   s.gpu_memory_limit = gpus.memory_limit;
   s.decode_strategy = plan.strategy->name;
-  s.chat_format = chat_format_name(chat_);
+  s.chat_format = chat_format_name(sequence_.chat);
   s.device = model_->device_names();
   return s;
 }
 
 std::string Session::stats_json() const {
-  const StoreShape& shape = store_.shape();
+  const StoreShape& shape = sequence_.store.shape();
   const Plan plan = next_plan();
   const SessionStats stats = this->stats();
   Json json;
@@ -240,7 +241,7 @@ std::string Session::stats_json() const {
   json.raw("chat_format", json_string(stats.chat_format));
   json.add("precision", "\"%s\"", options_.full_precision ? "f32" : "int8");
   json.count("page_tokens", stats.page_tokens);
-  json.count("sealed_pages", store_.pages().pages());
+  json.count("sealed_pages", sequence_.store.pages().pages());
   json.count("sealed_tokens", stats.sealed_tokens);
   json.count("sink_tokens", stats.sink_tokens);
   json.count("window_tokens", stats.window_tokens);
@@ -256,7 +257,7 @@ std::string Session::stats_json() const {
   std::string dense, errors;
   for (uint32_t l = 0; l < shape.layers; ++l)
     if (plan.is_dense(l)) dense += (dense.empty() ? "" : ",") + std::to_string(l);
-  for (float e : layer_errors_) errors += (errors.empty() ? "" : ",") + number(e, 3);
+  for (float e : sequence_.layer_errors) errors += (errors.empty() ? "" : ",") + number(e, 3);
   json.list("dense_layers", dense);
   if (!plan.filter.empty()) {
     std::string filters;
@@ -273,9 +274,9 @@ std::string Session::stats_json() const {
   json.list("layer_budgets", budgets);
   if (plan.strategy->has(StrategyInfo::takes_unit))
     json.count("select_tokens", plan.unit_tokens ? plan.unit_tokens : shape.page.block_tokens);
-  json.count("sketch_pages", store_.sketch().pages());
+  json.count("sketch_pages", sequence_.store.sketch().pages());
   if (plan.strategy->index) {
-    const TokenIndexes::Entry& entry = store_.indexes().of(*plan.strategy->index);
+    const TokenIndexes::Entry& entry = sequence_.store.indexes().of(*plan.strategy->index);
     json.add("index", "\"%s\"", name_of(*plan.strategy->index));
     json.count("index_tokens", stats.index_tokens);
     json.count("index_bytes", stats.index_bytes);
@@ -294,15 +295,15 @@ std::string Session::stats_json() const {
   json.count("last_tokens_read", stats.last_tokens_read);
   json.count("last_tokens_present", stats.last_tokens_present);
   json.count("last_pages_touched", stats.last_pages_touched);
-  if (!model_->device_weights().empty()) json.count("last_tokens_on_gpu", last_read_.tokens_hot);
-  json.count("last_summary_bytes", last_read_.summary_bytes);
-  json.count("last_keys_scanned", last_read_.keys_scanned);
+  if (!model_->device_weights().empty()) json.count("last_tokens_on_gpu", last_.read.tokens_hot);
+  json.count("last_summary_bytes", last_.read.summary_bytes);
+  json.count("last_keys_scanned", last_.read.keys_scanned);
   if (stats.last_mass_read < 0) json.raw("last_mass_read", "null");
   else json.real("last_mass_read", stats.last_mass_read);
-  if (last_read_.certified > 0) {
+  if (last_.read.certified > 0) {
     json.real("last_certificate",
-              last_read_.certificate / static_cast<double>(last_read_.certified));
-    json.real("last_least_certificate", last_read_.min_certificate);
+              last_.read.certificate / static_cast<double>(last_.read.certified));
+    json.real("last_least_certificate", last_.read.min_certificate);
   }
   json.count("last_decode_ns", stats.last_decode_ns);
   json.count("prefill_tokens", stats.prefill_tokens);

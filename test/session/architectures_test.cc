@@ -72,6 +72,23 @@ TEST_CASE("an architecture's row and the file fill every layer") {
   CHECK(qwen3.ropes.at(0).neox);
 }
 
+TEST_CASE("every fourth layer of smollm3 has no RoPE") {
+  const ModelConfig c = config_of(model_of("smollm3"));
+  for (uint32_t l = 0; l < c.layers; ++l) CHECK(c.layer(l).has_rope() == (l != 3));
+}
+
+TEST_CASE("olmo2 has norms after its blocks and of whole projections, and no biases") {
+  const ModelConfig c = config_of(model_of("olmo2"));
+  for (const LayerConfig& layer : c.layer_configs) {
+    CHECK_FALSE(layer.norm_before());
+    CHECK(layer.norm_after());
+    CHECK(layer.qk_norm == QkNorm::projection);
+    CHECK_FALSE(layer.biases);
+  }
+  check_refused(model_of("olmo2").key("olmo2.attention.sliding_window", 64u),
+                "olmo2.attention.sliding_window");  // OLMo 3
+}
+
 TEST_CASE("sizes may be one number for all layers or one each") {
   GgufBuilder file;
   file.key("general.architecture", "llama");

@@ -1,0 +1,49 @@
+// The strategy that decode attends by: the plan of the newest step, and the selector with its
+// memory.
+#pragma once
+
+#include <memory>
+
+#include "engine/step.h"
+#include "select/plan.h"
+
+namespace kvasir {
+
+class DecodeStrategy {
+ public:
+  // True if the strategy is another one than before: its selector is new and has chosen nothing.
+  bool set_plan(const Plan& plan) {
+    const bool is_new = !planned_ || plan.strategy != plan_.strategy;
+    if (is_new) {
+      selector_ = plan.strategy->make ? plan.strategy->make() : nullptr;
+      memory_ = selector_ ? selector_->make_memory() : nullptr;
+      has_chosen_ = false;
+    }
+    plan_ = plan;
+    planned_ = true;
+    return is_new;
+  }
+  void fill(ForwardStep* step) const {
+    step->plan = plan_;
+    step->selector = selector_.get();
+    step->memory = memory_.get();
+  }
+
+  bool is_planned() const { return planned_; }
+  const Plan& plan() const { return plan_; }  // where is_planned()
+  const Selector* selector() const { return selector_.get(); }
+  StepMemory* memory() const { return memory_.get(); }
+
+  // Whether memory() holds the choice of a strategy that chooses once.
+  bool has_chosen() const { return has_chosen_; }
+  void set_chosen(bool chosen) { has_chosen_ = chosen; }
+
+ private:
+  std::unique_ptr<const Selector> selector_;
+  std::unique_ptr<StepMemory> memory_;
+  Plan plan_;
+  bool planned_ = false;
+  bool has_chosen_ = false;
+};
+
+}  // namespace kvasir

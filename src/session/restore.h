@@ -1,0 +1,41 @@
+// Puts a session's sequence back. Included by answer.cc and score.cc.
+#pragma once
+
+#include <utility>
+
+#include "session/session.h"
+
+namespace kvasir {
+
+// The sequence as it was when this was made, put back by the destructor unless released. What there
+// was is shared and not written to, so what comes back is exact.
+struct Session::Restore {
+  explicit Restore(Session* s)
+      : session(s), store(s->sequence_.store), queries(s->sequence_.queries),
+        observed(s->sequence_.observed), tokens(s->sequence_.tokens.size()),
+        turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
+  ~Restore() {
+    if (!session) return;
+    SequenceState& sequence = session->sequence_;
+    sequence.store = std::move(store);
+    sequence.queries = std::move(queries);
+    sequence.observed = std::move(observed);
+    session->decode_.set_chosen(false);
+    sequence.tokens.resize(tokens);
+    sequence.turn = turn;
+    sequence.logits = std::move(logits);
+    sequence.logits_at = logits_at;
+  }
+  void release() { session = nullptr; }
+
+  Session* session;
+  KvStore store;
+  RecentQueries queries;
+  SequenceState::Observed observed;
+  std::size_t tokens;
+  Turn turn;
+  Array<float> logits;
+  uint64_t logits_at;
+};
+
+}  // namespace kvasir

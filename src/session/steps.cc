@@ -1,0 +1,213 @@
+// Steps of a session: what is planned for a chunk of tokens, and what follows from it.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "session/session.h"
+
+namespace kvasir {
+
+Status Session::check_room(uint64_t more) const {
+  if (more <= options_.context - sequence_.tokens.size()) return {};
+  return Status::error(Code::context_full,
+                       "%" PRIu64 " tokens do not fit: the sequence holds %zu of %" PRIu64
+                       "; it is unchanged",
+                       more, sequence_.tokens.size(), options_.context);
+}
+
+Status Session::append(const AppendRequest& request, uint64_t* done) {
+  *done = 0;
+  // it is of an answer that is no longer the last thing that was done
+  if (!tracing_) trace_.reset();
+  const std::size_t n = request.tokens.size();
+  RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
+  try {
+    return append_chunks(request, done);
+  } catch (const std::bad_alloc&) {
+    return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done,
+                         n);
+  }
+}
+
+Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
+  const std::size_t vocabulary = model_->config().vocabulary, all = request.tokens.size();
+  make_room_for(&sequence_.tokens, all);
+  next_logits_.resize(vocabulary);
+  while (*done < all) {
+    if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
+    ForwardStep step;
+    Array<float> errors;
+    RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
+    RETURN_IF_ERROR(forward_->run(step, &sequence_.store));
+    note_chunk(request, step);
+    *done += step.size();
+    if (!errors.empty()) LayerProbe::note(errors, &sequence_);
+    const bool last = *done == all;
+    if (last && request.all_logits)
+      std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
+    if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
+    if (last && request.kind == TextKind::document && sketch_is_due())
+      RETURN_IF_ERROR(finish_sketch(request.cancel));
+    if (request.progress && !request.progress->update(*done, all) && !last)
+      return Status::error(Code::cancelled, "stopped by the progress callback");
+  }
+  return {};
+}
+
+// The step of the next chunk. errors is not empty where the step measures layers.
+Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
+                           Array<float>* errors) {
+  const bool document = request.kind == TextKind::document,
+             by_plan = request.kind == TextKind::answer || (!document && !chooses_once()),
+             probes = document && LayerProbe::is_due(sequence_);
+  const uint32_t max_chunk = probes && options_.read.strategy != "full"
+                                 ? std::min(options_.prefill_chunk, LayerProbe::chunk)
+                                 : options_.prefill_chunk;
+  const std::size_t all = request.tokens.size(), n = std::min<std::size_t>(max_chunk, all - done);
+  const bool last = done + n == all;
+  step->tokens = request.tokens.subspan(done, n);
+  step->cancel = request.cancel;
+  step->queries = recorded_queries();
+  if (tracing_ && last) step->trace = trace_.get();
+  if (by_plan) {
+    RETURN_IF_ERROR(prepare_strategy(request.cancel, nullptr));
+    RETURN_IF_ERROR(choose_once(request.cancel));
+    plan_step(step);
+    step->plan.together = asks_together(*step);
+  }
+  if (probes) probe_.plan(options_.select, &sequence_, step, errors);
+  if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
+  step->want = request.all_logits ? ForwardStep::Logits::all
+               : last             ? ForwardStep::Logits::last
+                                  : ForwardStep::Logits::none;
+  step->logits = request.all_logits ? request.all_logits + done * model_->config().vocabulary
+                                    : next_logits_.data();
+  return {};
+}
+
+void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {
+  SequenceState& s = sequence_;
+  if (request.kind == TextKind::document && s.prefilled_tokens == s.tokens.size())
+    s.prefilled_tokens += step.size();
+  s.tokens.insert(s.tokens.end(), step.tokens.begin(), step.tokens.end());
+  if (step.plan.by_blocks) s.sparse_tokens = s.tokens.size();
+  if (request.kind != TextKind::answer) forget_choice();
+}
+
+// A token of an answer.
+Status Session::append_token(Token token, const Cancel* cancel) {
+  uint64_t done = 0;
+  return append({.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel}, &done);
+}
+
+// Not where each token's own choice is looked at.
+bool Session::asks_together(const ForwardStep& step) {
+  const Plan& plan = step.plan;
+  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::asks_together) &&
+         plan.share_heads && !plan.certify && !step.trace && plan.compare == CompareLevel::none;
+}
+
+// A step of a document after which `left` tokens of it follow, where prefill is sparse. Steps that
+// measure layers are exact.
+Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel) {
+  if (options_.full_precision || left < options_.read.exact_tokens) return {};
+  Plan plan =
+      make_read_plan(options_.read, sequence_.store.sealed_tokens(), model_->config().layers);
+  if (!plan.strategy) return {};
+  // found again at the end
+  if (plan.strategy->has(StrategyInfo::wants_sketch) && !sequence_.store.sketch().is_current())
+    RETURN_IF_ERROR(build_sketch(cancel));
+  if (!prefill_selector_)
+    prefill_selector_ =
+        plan.strategy->has(StrategyInfo::filters) ? make_flat_selector() : plan.strategy->make();
+  step->plan = std::move(plan);
+  step->selector = prefill_selector_.get();
+  return {};
+}
+
+void Session::plan_step(ForwardStep* step) {
+  // a budget that is a fraction does not grow while an answer is made
+  const bool fixed = chooses_once() && sequence_.observed.queries.count() > 0;
+  const uint64_t sealed =
+      fixed ? uint64_t{sequence_.observed.pages} * sequence_.store.shape().page.page_tokens
+            : sequence_.store.sealed_tokens();
+  Plan plan = make_plan(options_.select, sealed, model_->config().layers, sequence_.layer_errors);
+  plan.compare = options_.compare;
+  if (decode_.set_plan(plan)) {
+    char line[160];
+    std::snprintf(line, sizeof line, "decode attends by '%s': %s", plan.strategy->name.data(),
+                  plan.why);
+    log(2, line);
+  }
+  decode_.fill(step);
+}
+
+// The logits after the last token, made again where they are not at hand (after going back).
+Status Session::refresh_logits(const Cancel* cancel) {
+  // not made by an answer
+  const bool read_last =
+      chooses_once() && (sequence_.observed.queries.count() == 0 ||
+                         sequence_.observed.queries.end() == sequence_.tokens.size());
+  const bool can_choose =
+      !read_last || sequence_.observed.queries.count() > 0 || sequence_.queries.count() > 0;
+  if (sequence_.logits_at == sequence_.tokens.size() && sequence_.logits_at > 0 && can_choose)
+    return {};
+  const Token last = sequence_.tokens.back();
+  ForwardStep step;
+  step.tokens = {&last, 1};
+  step.cancel = cancel;
+  step.queries = recorded_queries();
+  if (tracing_) step.trace = trace_.get();
+  step.want = ForwardStep::Logits::last;
+  sequence_.logits.resize(model_->config().vocabulary);
+  step.logits = sequence_.logits.data();
+  if (!read_last) {
+    RETURN_IF_ERROR(choose_once(cancel));
+    plan_step(&step);
+  } else {
+    forget_choice();
+  }
+  KvStore before(sequence_.store);
+  sequence_.store.pop();
+  try {
+    if (Status s = forward_->run(step, &sequence_.store); !s.ok()) {
+      sequence_.store = std::move(before);
+      return s;
+    }
+  } catch (...) {
+    sequence_.store = std::move(before);
+    throw;
+  }
+  sequence_.logits_at = sequence_.tokens.size();
+  if (!read_last)
+    sequence_.prefilled_tokens =
+        std::min<uint64_t>(sequence_.prefilled_tokens, sequence_.tokens.size() - 1);
+  return {};
+}
+
+Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token,
+                     bool* end) {
+  if (sequence_.tokens.empty())
+    return Status::error(Code::bad_state, "the sequence is empty: read something first");
+  RETURN_IF_ERROR(check_sampling_options(sampling));
+  RETURN_IF_ERROR(check_room(1));
+  Progress none;
+  RETURN_IF_ERROR(prepare_strategy(cancel, &none));
+  RETURN_IF_ERROR(prepare_index(false, cancel, &none));
+  RETURN_IF_ERROR(refresh_logits(cancel));
+  const uint64_t begin = os::now_ns();
+  Array<float> logits(
+      sequence_.logits);  // sampling changes them; a failed step leaves the real ones
+  Token chosen = 0;
+  RETURN_IF_ERROR(Sampler(sampling).sample(logits, sequence_.tokens, &chosen));
+  forward_->attention().reset_counts();
+  RETURN_IF_ERROR(append_token(chosen, cancel));
+  if (sequence_.turn == Turn::empty) sequence_.turn = Turn::tokens;
+  last_ = {forward_->attention().counts(), 1, os::now_ns() - begin};
+  *token = chosen;
+  *end = model_->tokenizer().ends_turn(chosen);
+  return {};
+}
+
+}  // namespace kvasir
