@@ -8,8 +8,8 @@ package    packages both crates and builds them from the packages
 program    builds the crate's example as FILE
 
 KVASIR_LIB_DIR, KVASIR_MODEL and KVASIR_TOOL name the library, the model and the command line.
-KVASIR_ADDRESS is set if the library has AddressSanitizer: then programs and doctests are linked with
-it. Exit code 77: not run; the output has the reason.
+KVASIR_ADDRESS is set if the library has AddressSanitizer: programs and doctests are then linked
+with it. Exit code 77: not run; the output has the reason.
 """
 import os
 import pathlib
