@@ -67,7 +67,7 @@ pub struct ModelInfo {
 pub struct Tokenize {
     /// Text that spells a control token becomes that token.
     pub special: bool,
-    /// Begin with the begin-of-text token if the model wants one.
+    /// Begin with the begin-of-text token if the model has one.
     pub bos: bool,
     /// Begin as [`Session::prefill`] begins a document without instructions.
     pub document: bool,
