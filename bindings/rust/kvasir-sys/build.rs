@@ -2,18 +2,21 @@
 //!
 //! 1. the feature `vendored`: built from source;
 //! 2. `KVASIR_LIB_DIR`: the folder of libkvasir.so or libkvasir.a;
-//! 3. pkg-config, asked for `kvasir` (`PKG_CONFIG` names another program);
-//! 4. built from source: the repository around this crate, or the one that `KVASIR_SOURCE` names.
+//! 3. pkg-config (`PKG_CONFIG` names another program) finds `kvasir`;
+//! 4. built from source: `KVASIR_SOURCE`, the copy in the package, or the repository of this crate.
 //!
-//! A library that is built from source is linked statically, one that is found only with the feature `static`.
+//! A library that is built from source is linked statically; one that is found only with the
+//! feature `static`.
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{exit, Command};
 
-/// What libkvasir.a needs besides itself. mimalloc also defines malloc, and the first library that does wins: it comes after the C
-/// library, so that a program keeps its own.
+/// Libraries that libkvasir.a needs. mimalloc also defines malloc, and the first library that
+/// defines it wins: mimalloc comes after the C library, so a program keeps its own malloc.
 const PRIVATE: [&str; 7] = ["stdc++", "m", "c", "mimalloc", "zstd", "pcre2-8", "pthread"];
-const LEAST_VERSION: &str = "0.1.0";
+/// While major is 0, another minor version is another ABI.
+const VERSIONS: [&str; 2] = ["kvasir >= 0.2.0", "kvasir < 0.3.0"];
+const SOURCES: [&str; 5] = ["include", "kernels", "src", "meson.build", "meson_options.txt"];
 
 fn main() {
     for name in ["KVASIR_LIB_DIR", "KVASIR_SOURCE", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
@@ -23,18 +26,26 @@ fn main() {
     if env::var_os("DOCS_RS").is_some() {
         return; // documentation needs no library
     }
-    let wanted = |feature: &str| env::var_os(format!("CARGO_FEATURE_{feature}")).is_some();
-    let result = if wanted("VENDORED") {
+    let has = |feature: &str| env::var_os(format!("CARGO_FEATURE_{feature}")).is_some();
+    let is_static = has("STATIC");
+    let result = if has("VENDORED") {
         build()
     } else if let Some(folder) = env::var_os("KVASIR_LIB_DIR") {
         println!("cargo:rustc-link-search=native={}", Path::new(&folder).display());
-        if wanted("STATIC") {
-            println!("cargo:rerun-if-changed={}", Path::new(&folder).join("libkvasir.a").display());
+        if is_static {
+            let archive = Path::new(&folder).join("libkvasir.a");
+            println!("cargo:rerun-if-changed={}", archive.display());
         }
-        link(wanted("STATIC"));
+        link(is_static);
         Ok(())
     } else {
-        ask_pkg_config(wanted("STATIC")).or_else(|why| build().map_err(|failure| format!("no installed libkvasir ({why}), and {failure}")))
+        find(is_static).or_else(|why| {
+            println!(
+                "cargo:warning=libkvasir is built from source and linked statically, because no \
+                 installed one was found. PKG_CONFIG_PATH names the folder of kvasir.pc. ({why})"
+            );
+            build().map_err(|failure| format!("no installed libkvasir ({why}), and {failure}"))
+        })
     };
     if let Err(message) = result {
         eprintln!("kvasir-sys: {message}");
@@ -42,8 +53,8 @@ fn main() {
     }
 }
 
-fn link(statically: bool) {
-    if statically {
+fn link(is_static: bool) {
+    if is_static {
         println!("cargo:rustc-link-lib=static=kvasir");
         for name in PRIVATE {
             println!("cargo:rustc-link-lib={name}");
@@ -53,43 +64,59 @@ fn link(statically: bool) {
     }
 }
 
-/// The folders that pkg-config names for libkvasir; the library itself is named by `link`.
-fn ask_pkg_config(statically: bool) -> Result<(), String> {
+/// Links the library that pkg-config finds.
+fn find(is_static: bool) -> Result<(), String> {
     let program = env::var_os("PKG_CONFIG");
     if program.is_none() && env::var("HOST") != env::var("TARGET") {
         return Err("PKG_CONFIG names no pkg-config for the target".into());
     }
     let mut command = Command::new(program.unwrap_or_else(|| "pkg-config".into()));
     command.args(["--libs-only-L", "--print-errors"]);
-    if statically {
+    if is_static {
         command.arg("--static");
     }
-    command.arg(format!("kvasir >= {LEAST_VERSION}"));
-    // Without this, pkg-config leaves out the system's folders, which the linker of another target may not know.
+    command.args(VERSIONS);
+    // Otherwise pkg-config leaves out the system's folders, which the linker of another target may
+    // not know.
     command.env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1");
     let output = command.output().map_err(|e| format!("pkg-config: {e}"))?;
     if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "));
+        return Err(one_line(&output.stderr));
     }
     let flags = String::from_utf8(output.stdout).map_err(|e| format!("pkg-config: {e}"))?;
-    for folder in format!(" {flags}").split(" -L").map(str::trim).filter(|folder| !folder.is_empty()) {
+    let flags = format!(" {flags}");
+    for folder in flags.split(" -L").map(str::trim).filter(|folder| !folder.is_empty()) {
         println!("cargo:rustc-link-search=native={}", folder.replace("\\ ", " "));
     }
-    link(statically);
+    link(is_static);
     Ok(())
 }
 
-/// meson and ninja, in cargo's own folder; nothing is written beside the source.
+fn one_line(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The folder with meson.build.
+fn source() -> Result<PathBuf, String> {
+    if let Some(folder) = env::var_os("KVASIR_SOURCE") {
+        let folder = PathBuf::from(folder);
+        return match folder.join("include/kvasir.h").is_file() {
+            true => Ok(folder),
+            false => Err(format!("KVASIR_SOURCE: {} is not Kvasir's source", folder.display())),
+        };
+    }
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut places = vec![here.join("vendor"), here.join("../../..")].into_iter();
+    places
+        .find(|folder| folder.join("include/kvasir.h").is_file())
+        .ok_or_else(|| "the crate has no source of the library: set KVASIR_SOURCE".into())
+}
+
+/// Builds with meson and ninja in cargo's own folder. Writes nothing into the source.
 fn build() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    let source = match env::var_os("KVASIR_SOURCE") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.."),
-    };
-    if !source.join("include/kvasir.h").is_file() {
-        return Err(format!("{} is not Kvasir's source: KVASIR_SOURCE names it", source.display()));
-    }
-    for part in ["include", "kernels", "src", "meson.build", "meson_options.txt"] {
+    let source = source()?;
+    for part in SOURCES {
         println!("cargo:rerun-if-changed={}", source.join(part).display());
     }
     let (tree, prefix) = (out.join("build"), out.join("install"));
@@ -109,9 +136,10 @@ fn build() -> Result<(), String> {
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
+    let advice = "kvasir-sys/README.md lists what a build needs; tools/setup installs it";
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{command:?} failed: {status}; tools/setup installs what a build needs")),
-        Err(error) => Err(format!("{command:?}: {error}; tools/setup installs what a build needs")),
+        Ok(status) => Err(format!("{command:?} failed: {status}; {advice}")),
+        Err(error) => Err(format!("{command:?}: {error}; {advice}")),
     }
 }

@@ -1,10 +1,17 @@
-//! Kvasir's C interface, one to one. `include/kvasir.h` says what each entry does, what it returns, who owns what and which thread
-//! may call it; the crate `kvasir` is the same, safe.
+//! Kvasir's C interface, one to one. `include/kvasir.h` documents each entry: codes, ownership and
+//! threads. The crate `kvasir` is the safe interface. Feature `experimental` adds
+//! `kvasir_experimental.h`, which is no part of the ABI promise.
 //!
-//! `src/bindings.rs` is written by `bindings/rust/generate` and tested to be of the header.
+//! `bindings/rust/generate` writes `bindings.rs` and `experimental.rs`. A test compares them with
+//! the headers.
 #![no_std]
 #![allow(non_camel_case_types)]
 extern crate std;
 
 mod bindings;
+#[cfg(feature = "experimental")]
+mod experimental;
+
 pub use bindings::*;
+#[cfg(feature = "experimental")]
+pub use experimental::*;

@@ -1,20 +1,21 @@
-//! What calls fail with.
+//! Errors of calls.
 use std::error::Error as StdError;
 use std::ffi::CStr;
 use std::{fmt, io};
 
 use kvasir_sys as sys;
 
-use crate::{Answer, Read};
+use crate::{Answer, Prefilled};
 
 /// The result of a call of the library.
 pub type Result<T> = std::result::Result<T, Error>;
 
 macro_rules! errors {
     ($($(#[$doc:meta])* $name:ident = $status:ident,)*) => {
-        /// Why a call failed: a variant for each status, each with the library's message, which is what it displays as. Unless the call says
-        /// otherwise, what it was called on is as it was before.
-        #[derive(Debug)]
+        /// Why a call failed: a variant for each status.
+        ///
+        /// It displays as the library's message, and debugs as it too. After a failure the handle
+        /// is as before the call, unless the call's entry says otherwise.
         #[non_exhaustive]
         pub enum Error {
             $($(#[$doc])* $name(Failure),)*
@@ -48,47 +49,46 @@ macro_rules! errors {
 errors! {
     /// A cancel token fired or a callback stopped the call.
     Cancelled = KV_CANCELLED,
-    /// A value out of its range, or a string with a NUL byte.
+    /// A value out of range, or a string with a NUL byte.
     BadArgument = KV_BAD_ARGUMENT,
-    /// Another call on this session or cache is running; or another process has been changing the library.
+    /// Another call on this session or cache is running, or another process is changing the
+    /// library.
     Busy = KV_BUSY,
-    /// The call does not fit what happened before; the message says what does.
+    /// Not possible after the earlier calls; the message names what is.
     BadState = KV_BAD_STATE,
-    /// There is not enough memory, the CPU's or the GPU's.
+    /// No host memory or GPU memory.
     NoMemory = KV_NO_MEMORY,
-    /// A limit of the system or of the options: open files, threads, sizes.
+    /// A limit of the system or the options: open files, threads, sizes.
     Limit = KV_LIMIT,
-    /// Reading or writing failed; [`Error::os_error`] says how.
+    /// A read or write failed; [`Error::os_error`] has the cause.
     Io = KV_IO,
-    /// The disk is full, or a quota or a limit of file sizes is reached.
+    /// Disk full, quota, or file size limit.
     NoSpace = KV_NO_SPACE,
-    /// There is no such file, device, document or name.
+    /// There is no such file, device or document.
     NotFound = KV_NOT_FOUND,
-    /// The system does not allow it.
+    /// The system denies access.
     Permission = KV_PERMISSION,
-    /// The file is something else.
+    /// The file is not a cache file.
     NotACache = KV_NOT_A_CACHE,
-    /// Written by a newer library: stale.
+    /// A newer library wrote the file: stale.
     Version = KV_VERSION,
-    /// Damaged; [`Error::offset`] says where.
+    /// Damaged data; [`Error::offset`] has the place.
     Corrupt = KV_CORRUPT,
-    /// A saved document of another model: stale.
+    /// The file has another model, chat format or instructions: stale.
     ModelMismatch = KV_MODEL_MISMATCH,
-    /// A good file with something that the library does not do; the message names it.
+    /// A valid file, but this library lacks a feature; the message names it.
     Unsupported = KV_UNSUPPORTED,
-    /// The model's or the session's context length is reached.
+    /// The context length of the model or of the session is reached.
     ContextFull = KV_CONTEXT_FULL,
     /// A bug in Kvasir.
     Internal = KV_INTERNAL,
-    /// A GPU failed or was lost: close the sessions and the model that use it.
+    /// A GPU failed: close the sessions and the model that use it.
     Device = KV_DEVICE,
 }
 
-/// What the variants of [`Error`] hold; its methods tell of it.
-#[derive(Debug)]
+/// Content of the variants of [`Error`], whose methods read it.
 pub struct Failure(Box<Parts>);
 
-#[derive(Debug)]
 struct Parts {
     status: i32,
     message: String,
@@ -97,16 +97,15 @@ struct Parts {
     done: Done,
 }
 
-/// How far a call came that failed.
-#[derive(Debug)]
+/// How far a failed call came.
 enum Done {
     Unknown,
-    Read(Read),
-    Answer(Answer),
+    Prefilled(Prefilled),
+    Answer(Box<Answer>),
 }
 
 impl Error {
-    /// Of a call that failed and filled `error`.
+    /// The error of a call that failed and filled `error`.
     pub(crate) fn reported(status: i32, error: &sys::kv_error) -> Error {
         let message = error.message.map(|c| c as u8);
         let end = message.iter().position(|&c| c == 0).unwrap_or(message.len());
@@ -123,67 +122,79 @@ impl Error {
         })))
     }
 
-    /// An error that this crate found before the library could.
-    pub(crate) fn found(status: u32, message: String, source: Option<Box<dyn StdError + Send + Sync>>) -> Error {
-        let (offset, done) = (None, Done::Unknown);
-        Error::of(Failure(Box::new(Parts { status: status as i32, message, offset, source, done })))
+    /// An error that this crate finds before a call of the library.
+    pub(crate) fn found(
+        status: u32,
+        message: String,
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    ) -> Error {
+        let (status, offset, done) = (status as i32, None, Done::Unknown);
+        Error::of(Failure(Box::new(Parts { status, message, offset, source, done })))
     }
 
     pub(crate) fn bad_argument(message: String) -> Error {
         Error::found(sys::KV_BAD_ARGUMENT, message, None)
     }
 
-    pub(crate) fn after_reading(mut self, read: Read) -> Error {
-        self.failure_mut().0.done = Done::Read(read);
+    pub(crate) fn with_prefilled(mut self, prefilled: Prefilled) -> Error {
+        self.failure_mut().0.done = Done::Prefilled(prefilled);
         self
     }
 
-    pub(crate) fn after_answering(mut self, answer: Answer) -> Error {
-        self.failure_mut().0.done = Done::Answer(answer);
+    pub(crate) fn with_answer(mut self, answer: Answer) -> Error {
+        self.failure_mut().0.done = Done::Answer(Box::new(answer));
         self
     }
 
-    /// The library's message: one line that names the subject and says what stayed unchanged.
+    /// The library's message: one line that names the subject and what is unchanged.
+    #[must_use]
     pub fn message(&self) -> &str {
         &self.failure().0.message
     }
 
-    /// The number of the status, as `kvasir.h` has it (`KV_CORRUPT` is 13).
+    /// The number of the status in `kvasir.h`: 13 for `KV_CORRUPT`.
+    #[must_use]
     pub fn status(&self) -> i32 {
         self.failure().0.status
     }
 
-    /// A short constant text for the status, "not found" for example.
+    /// A short text for the status, such as "not found".
+    #[must_use]
     pub fn status_text(&self) -> &'static str {
         status_text(self.status())
     }
 
-    /// Whether a saved document was refused because it is of another version or model: delete it and read again, nothing is broken.
+    /// Whether a file is of another version or model: delete it and prefill again.
+    #[must_use]
     pub fn is_stale(&self) -> bool {
         // SAFETY: takes any number.
         unsafe { sys::kv_status_is_stale(self.status()) != 0 }
     }
 
-    /// Where in the file, in bytes.
+    /// The place in the file, in bytes from its start.
+    #[must_use]
     pub fn offset(&self) -> Option<u64> {
         self.failure().0.offset
     }
 
-    /// The system's own error.
+    /// The system's error.
+    #[must_use]
     pub fn os_error(&self) -> Option<&io::Error> {
         self.source()?.downcast_ref()
     }
 
-    /// What a call of [`Session::prefill`](crate::Session::prefill) or [`Session::prefill_tokens`](crate::Session::prefill_tokens) that failed
-    /// added to the sequence all the same.
-    pub fn read(&self) -> Option<Read> {
+    /// What a failed [`Session::prefill`](crate::Session::prefill) or
+    /// [`Session::prefill_tokens`](crate::Session::prefill_tokens) appended before its failure.
+    #[must_use]
+    pub fn prefilled(&self) -> Option<Prefilled> {
         match self.failure().0.done {
-            Done::Read(read) => Some(read),
+            Done::Prefilled(prefilled) => Some(prefilled),
             _ => None,
         }
     }
 
-    /// The counts of an answer that was cancelled.
+    /// The part of a cancelled answer that was decoded.
+    #[must_use]
     pub fn answer(&self) -> Option<&Answer> {
         match &self.failure().0.done {
             Done::Answer(answer) => Some(answer),
@@ -198,6 +209,19 @@ impl fmt::Display for Error {
     }
 }
 
+/// The message, because `unwrap` and a `main` that returns the error print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.message())
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.failure().0.source.as_ref().map(|source| &**source as _)
@@ -205,7 +229,7 @@ impl StdError for Error {
 }
 
 pub(crate) fn status_text(status: i32) -> &'static str {
-    // SAFETY: takes any number; the text is constant and terminated.
+    // SAFETY: takes any number; the text is static and terminated.
     let text = unsafe { CStr::from_ptr(sys::kv_status_text(status)) };
     text.to_str().unwrap_or("unknown status")
 }

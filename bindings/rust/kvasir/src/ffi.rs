@@ -1,5 +1,5 @@
-//! The seam to the library: handles that close themselves, errors, panics, strings and arrays. Whatever calls the library does it through
-//! [`call`], [`Owned::open`] or [`fill`].
+//! Calls of the library: handles that close themselves, errors, panics, strings and arrays. Each
+//! call of the library that can fail goes through [`call`], [`Owned::open`] or [`fill`].
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::CString;
@@ -15,14 +15,16 @@ use kvasir_sys as sys;
 
 use crate::{Error, Result};
 
-// ---- panics -------------------------------------------------------------------------------------------------------
+// ---- panics ----
 
 thread_local! {
-    /// The panic of a callback, on its way around the library's frames: callbacks run on the calling thread.
+    /// The panic of a callback, which must not unwind through the library's frames. Callbacks run
+    /// on the calling thread.
     static PANIC: Cell<Option<Box<dyn Any + Send>>> = Cell::new(None);
 }
 
-/// Runs a callback. One that panics, and any after it, stops the call; `resume` goes on with the panic where the call has returned.
+/// Runs a callback. One that panics, and any after it, stops the call. `resume` continues the panic
+/// when the call has returned.
 pub(crate) fn callback(f: impl FnOnce() -> ControlFlow<()>) -> i32 {
     if panicked() {
         return 1;
@@ -55,9 +57,9 @@ fn resume() {
     }
 }
 
-// ---- calls --------------------------------------------------------------------------------------------------------
+// ---- calls ----
 
-/// One call: its status and what it wrote to the `kv_error`; panics of its callbacks go on here.
+/// Makes one call. Returns its status and `kv_error` as a result. Continues a panic of a callback.
 pub(crate) fn call(f: impl FnOnce(*mut sys::kv_error) -> sys::kv_status) -> Result<()> {
     let mut error = empty_error();
     let status = f(&mut error);
@@ -65,8 +67,8 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kv_error) -> sys::kv_status) -> Resu
     check(status, &error)
 }
 
-fn empty_error() -> sys::kv_error {
-    // SAFETY: numbers, for which zeros are a value.
+pub(crate) fn empty_error() -> sys::kv_error {
+    // SAFETY: zeros are valid for its fields, which are numbers.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -78,10 +80,10 @@ fn check(status: sys::kv_status, error: &sys::kv_error) -> Result<()> {
     }
 }
 
-/// What the library hands out and takes back.
+/// A handle of the library, and its close function.
 pub(crate) trait Handle {
     /// # Safety
-    /// `raw` is open and not used afterwards.
+    /// `raw` is open, and nothing uses it afterwards.
     unsafe fn close(raw: *mut Self);
 }
 
@@ -102,25 +104,32 @@ handles! {
     kv_library: kv_library_close,
     kv_cache: kv_cache_close,
     kv_cancel: kv_cancel_release,
+    kv_strategy: kv_strategy_destroy,
 }
 
 /// An open handle, closed when it is dropped.
 pub(crate) struct Owned<T: Handle>(NonNull<T>);
 
-// SAFETY: any thread may call any of the handles, at the same time too: models, libraries and cancel tokens serve all, sessions and caches
-// answer a second concurrent call with KV_BUSY. Closing takes the handle by value, so that no call runs.
+// SAFETY: any thread may call any of the handles, at the same time too. Models, libraries and
+// cancel tokens serve any number of threads. Sessions and caches return KV_BUSY to a second
+// concurrent call. Nothing changes a strategy after its creation. Closing takes the handle by
+// value, so no call runs.
 unsafe impl<T: Handle> Send for Owned<T> {}
 unsafe impl<T: Handle> Sync for Owned<T> {}
 
 impl<T: Handle> Owned<T> {
-    /// A call whose output is a handle.
-    pub(crate) fn open(f: impl FnOnce(*mut *mut T, *mut sys::kv_error) -> sys::kv_status) -> Result<Owned<T>> {
+    /// Makes a call whose output is a handle.
+    pub(crate) fn open(
+        f: impl FnOnce(*mut *mut T, *mut sys::kv_error) -> sys::kv_status,
+    ) -> Result<Owned<T>> {
         let (mut out, mut error) = (null_mut(), empty_error());
         let status = f(&mut out, &mut error);
-        let owned = NonNull::new(out).map(Owned); // before a panic goes on, so that it closes it
+        let owned = NonNull::new(out).map(Owned); // before `resume`, whose panic closes it
         resume();
         check(status, &error)?;
-        owned.ok_or_else(|| Error::found(sys::KV_INTERNAL, "the library gave no handle".into(), None))
+        owned.ok_or_else(|| {
+            Error::found(sys::KV_INTERNAL, "the library returned no handle".into(), None)
+        })
     }
 
     pub(crate) fn raw(&self) -> *mut T {
@@ -130,15 +139,15 @@ impl<T: Handle> Owned<T> {
 
 impl Clone for Owned<sys::kv_model> {
     fn clone(&self) -> Self {
-        // SAFETY: the model is open; the reference is closed by the clone. The pointer is the same.
-        unsafe { sys::kv_retain(self.raw()) };
+        // SAFETY: the model is open. The clone closes the reference. The pointer is the same.
+        unsafe { sys::kv_model_retain(self.raw()) };
         Owned(self.0)
     }
 }
 
 impl<T: Handle> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: open since `open`, and nobody else has it.
+        // SAFETY: the handle is open, and `self` is its only owner.
         unsafe { T::close(self.raw()) };
         if !thread::panicking() {
             resume();
@@ -146,12 +155,12 @@ impl<T: Handle> Drop for Owned<T> {
     }
 }
 
-// ---- structs, arrays and strings ----------------------------------------------------------------------------------
+// ---- structs, arrays and strings ----
 
-/// A struct whose first field is its size.
+/// A C struct whose first field is its size.
 ///
 /// # Safety
-/// Plain C: numbers and pointers, for which zeros are a value, the first of them `struct_size`.
+/// Its fields are numbers and pointers, for which zeros are valid. The first is `struct_size`.
 pub(crate) unsafe trait Sized32: Sized {}
 
 macro_rules! sized {
@@ -159,12 +168,13 @@ macro_rules! sized {
 }
 
 sized! {
-    kv_model_options kv_session_options kv_call_options kv_generate_options kv_pack_options kv_library_options kv_library_session_options
-    kv_cache_options kv_cache_attention_options kv_cache_shape kv_model_information kv_strategy_information kv_answer kv_file_information
-    kv_packed_information kv_library_document kv_library_result
+    kv_control kv_model_options kv_session_options kv_generate_options kv_library_options
+    kv_library_session_options kv_cache_options kv_cache_attention_options kv_cache_shape
+    kv_model_info kv_strategy_info kv_answer kv_session_stats kv_cache_stats kv_file_info
+    kv_packed_info kv_library_document kv_library_result
 }
 
-/// A struct to be filled by the library, with its size.
+/// A struct with its size and otherwise zeros, which are the defaults, as `kv_init` makes it.
 pub(crate) fn sized<T: Sized32>() -> T {
     let mut out = MaybeUninit::<T>::zeroed();
     // SAFETY: as the trait says.
@@ -174,28 +184,19 @@ pub(crate) fn sized<T: Sized32>() -> T {
     }
 }
 
-/// The library's defaults.
-pub(crate) fn defaults<T: Sized32>(init: unsafe extern "C" fn(*mut T, usize)) -> T {
-    let mut out = MaybeUninit::<T>::zeroed();
-    // SAFETY: as the trait says; init fills the struct.
-    unsafe {
-        init(out.as_mut_ptr(), size_of::<T>());
-        out.assume_init()
-    }
-}
-
-/// So many zeros, or `Error::NoMemory`.
+/// Returns `count` zeros, or `Error::NoMemory`.
 pub(crate) fn zeros<T: Copy + Default>(count: usize) -> Result<Vec<T>> {
     let mut out = Vec::new();
     out.try_reserve_exact(count).map_err(|error| {
-        let message = format!("{count} numbers of {} bytes have no room in memory", size_of::<T>());
+        let message = format!("no memory for {count} numbers of {} bytes", size_of::<T>());
         Error::found(sys::KV_NO_MEMORY, message, Some(error.into()))
     })?;
     out.resize(count, T::default());
     Ok(out)
 }
 
-/// The output of a call that takes an array and its capacity, and tells the size that the whole has. `first` is the capacity to try.
+/// Makes a call that fills an array up to its capacity and reports the full size. `first` is the
+/// capacity of the first try.
 pub(crate) fn fill<T: Copy + Default>(
     first: usize,
     f: impl Fn(*mut T, usize, *mut usize, *mut sys::kv_error) -> sys::kv_status,
@@ -214,9 +215,12 @@ pub(crate) fn fill<T: Copy + Default>(
     }
 }
 
-/// Such a call whose output is JSON with a final NUL.
-pub(crate) fn json(f: impl Fn(*mut c_char, usize, *mut usize, *mut sys::kv_error) -> sys::kv_status) -> Result<String> {
-    let mut bytes = fill::<u8>(8192, |out, capacity, size, error| f(out.cast(), capacity, size, error))?;
+/// Makes such a call whose output is JSON with a final NUL.
+pub(crate) fn json(
+    f: impl Fn(*mut c_char, usize, *mut usize, *mut sys::kv_error) -> sys::kv_status,
+) -> Result<String> {
+    let mut bytes =
+        fill::<u8>(8192, |out, capacity, size, error| f(out.cast(), capacity, size, error))?;
     bytes.pop();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -241,12 +245,13 @@ pub(crate) fn path(path: &Path) -> Result<CString> {
 
 fn terminated(bytes: &[u8], name: &str) -> Result<CString> {
     CString::new(bytes).map_err(|nul| {
-        let message = format!("{name} has a NUL byte at {}: {:?}", nul.nul_position(), String::from_utf8_lossy(bytes));
+        let text = String::from_utf8_lossy(bytes);
+        let message = format!("{name} has a NUL byte at {}: {text:?}", nul.nul_position());
         Error::found(sys::KV_BAD_ARGUMENT, message, Some(nul.into()))
     })
 }
 
-/// The text in an array of a struct that the library filled.
+/// The terminated text in an array of a struct.
 pub(crate) fn text(array: &[c_char]) -> String {
     let bytes: Vec<u8> = array.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,52 +1,72 @@
-//! Saved documents as files: what they are, whether they are whole, packed copies. No model is needed.
+//! Cache files without a model: description, verification, packed copies.
 use std::path::Path;
 
 use kvasir_sys as sys;
 
 use crate::ffi::{self, call, sized, text};
-use crate::{CallOptions, KvType, PackOptions, Result};
+use crate::{Control, Precision, Result};
 
-/// What a saved document says of itself.
+/// Description of a cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileInfo {
+    /// Version of the format: docs/file-format.md.
     pub format_version: u32,
+    /// Size of the file.
     pub file_bytes: u64,
+    /// Tokens of the sequence.
     pub tokens: u64,
+    /// The first of these, in pages.
     pub sealed_tokens: u64,
-    /// Pages, scales and summaries.
+    /// Bytes of pages, scales and page summaries.
     pub kv_bytes: u64,
+    /// Transformer blocks.
     pub layers: u32,
+    /// KV heads per layer.
     pub kv_heads: u32,
+    /// Elements per head.
     pub head_dim: u32,
-    /// `None`: one that this crate does not know.
-    pub kv_type: Option<KvType>,
+    /// How the KV cache is stored.
+    pub precision: Precision,
+    /// Name of the model that wrote it, truncated.
     pub model_name: String,
-    /// Of its turns; empty: it has none, or an older library wrote it.
+    /// Chat format of its turns; empty: none, or written by an older library.
     pub chat_format: String,
 }
 
-/// What a packed document says of itself.
+/// Description of a packed file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PackedInfo {
+    /// Version of the packed format: docs/file-format.md.
     pub packed_version: u32,
+    /// Size of the packed file.
     pub file_bytes: u64,
-    /// When it is unpacked.
+    /// Size of the unpacked file.
     pub document_bytes: u64,
+    /// Tokens of the sequence.
     pub tokens: u64,
-    /// Of the document.
+    /// Version of the unpacked file's format.
     pub format_version: u32,
+    /// Level of compression.
     pub level: u32,
+    /// Transformer blocks.
     pub layers: u32,
+    /// KV heads per layer.
     pub kv_heads: u32,
+    /// Elements per head.
     pub head_dim: u32,
+    /// Name of the model that wrote it, truncated.
     pub model_name: String,
 }
 
-/// Checks the header and the sequence's facts only. A packed document is `Error::NotACache`: [`inspect_packed`].
+/// Describes a cache file. Checks header and tables only.
+///
+/// # Errors
+/// `NotACache` (also a packed file: [`inspect_packed`]), `NotFound`, `Permission`, `Io`, `Version`,
+/// `Corrupt`, `NoMemory`.
 pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
-    let (path, mut info) = (ffi::path(path.as_ref())?, sized::<sys::kv_file_information>());
+    let (path, mut info) = (ffi::path(path.as_ref())?, sized::<sys::kv_file_info>());
     // SAFETY: the path is terminated, the struct has its size.
     call(|error| unsafe { sys::kv_file_inspect(path.as_ptr(), &mut info, error) })?;
     Ok(FileInfo {
@@ -58,40 +78,107 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
         layers: info.layers,
         kv_heads: info.kv_heads,
         head_dim: info.head_dim,
-        kv_type: match info.kv_type {
-            sys::KV_KV_INT8 => Some(KvType::Int8),
-            sys::KV_KV_F32 => Some(KvType::F32),
-            _ => None,
-        },
+        precision: Precision::of(info.precision),
         model_name: text(&info.model_name),
         chat_format: text(&info.chat_format),
     })
 }
 
-/// Reads and checks every byte. `Error::Corrupt` names section and offset.
-pub fn verify(path: impl AsRef<Path>, options: &CallOptions) -> Result<()> {
-    let (path, raw) = (ffi::path(path.as_ref())?, options.raw()?);
-    // SAFETY: path and options live during the call.
-    call(|error| unsafe { sys::kv_file_verify(path.as_ptr(), &raw.value, error) })
+/// Reads and verifies every byte of a cache file.
+///
+/// # Errors
+/// Those of [`verify_with`].
+pub fn verify(path: impl AsRef<Path>) -> Result<()> {
+    verify_with(path, Control::new())
 }
 
-/// Makes a smaller copy of a saved document, about 85% of its size, for sending or keeping away. `packed` is replaced atomically.
-pub fn pack(path: impl AsRef<Path>, packed: impl AsRef<Path>, options: &PackOptions) -> Result<()> {
-    let (path, packed, raw) = (ffi::path(path.as_ref())?, ffi::path(packed.as_ref())?, options.raw()?);
-    // SAFETY: paths and options live during the call.
-    call(|error| unsafe { sys::kv_pack(path.as_ptr(), packed.as_ptr(), &raw.value, error) })
+/// Does what [`verify`] does, with progress.
+///
+/// # Errors
+/// `Corrupt`, which names section and offset; `Cancelled`, and those of [`inspect`].
+pub fn verify_with(path: impl AsRef<Path>, mut control: Control) -> Result<()> {
+    let (path, control) = (ffi::path(path.as_ref())?, control.raw());
+    // SAFETY: path and control live during the call.
+    call(|error| unsafe { sys::kv_file_verify(path.as_ptr(), &control, error) })
 }
 
-/// Restores at `path`, bit for bit, what [`pack`] packed. `Error::Corrupt` when anything in the file is not as it was written.
-pub fn unpack(packed: impl AsRef<Path>, path: impl AsRef<Path>, options: &PackOptions) -> Result<()> {
-    let (packed, path, raw) = (ffi::path(packed.as_ref())?, ffi::path(path.as_ref())?, options.raw()?);
-    // SAFETY: paths and options live during the call.
-    call(|error| unsafe { sys::kv_unpack(packed.as_ptr(), path.as_ptr(), &raw.value, error) })
+/// Options of [`pack_with`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct PackOptions {
+    level: u32,
 }
 
-/// Checks header and size only. `Error::NotACache` when it is something else.
+impl PackOptions {
+    /// Creates the defaults.
+    pub fn new() -> PackOptions {
+        PackOptions::default()
+    }
+
+    /// Level of compression, 1 to 19: slower and slightly smaller; 0: 1.
+    pub fn level(mut self, level: u32) -> PackOptions {
+        self.level = level;
+        self
+    }
+}
+
+/// Writes a packed copy of a cache file, about 85% of its size, to send or archive. `packed` is
+/// replaced atomically; after a failure it is as before.
+///
+/// # Errors
+/// Those of [`pack_with`].
+pub fn pack(path: impl AsRef<Path>, packed: impl AsRef<Path>) -> Result<()> {
+    pack_with(path, packed, PackOptions::new(), Control::new())
+}
+
+/// Does what [`pack`] does, with options and progress.
+///
+/// # Errors
+/// `BadArgument` (the level; both paths are one file), `NotFound`, `NotACache`, `Version`,
+/// `Corrupt` (header or tables), `Cancelled`, `NoSpace`, `Permission`, `Io`, `NoMemory`.
+pub fn pack_with(
+    path: impl AsRef<Path>,
+    packed: impl AsRef<Path>,
+    options: PackOptions,
+    mut control: Control,
+) -> Result<()> {
+    let (path, packed) = (ffi::path(path.as_ref())?, ffi::path(packed.as_ref())?);
+    let control = control.raw();
+    // SAFETY: paths and control live during the call.
+    call(|error| unsafe {
+        sys::kv_pack(path.as_ptr(), packed.as_ptr(), options.level, &control, error)
+    })
+}
+
+/// Restores at `path`, bit for bit, the cache file that [`pack`] packed.
+///
+/// # Errors
+/// Those of [`unpack_with`].
+pub fn unpack(packed: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+    unpack_with(packed, path, Control::new())
+}
+
+/// Does what [`unpack`] does, with progress.
+///
+/// # Errors
+/// `Corrupt` (any byte differs from what was written), and those of [`pack_with`].
+pub fn unpack_with(
+    packed: impl AsRef<Path>,
+    path: impl AsRef<Path>,
+    mut control: Control,
+) -> Result<()> {
+    let (packed, path) = (ffi::path(packed.as_ref())?, ffi::path(path.as_ref())?);
+    let control = control.raw();
+    // SAFETY: paths and control live during the call.
+    call(|error| unsafe { sys::kv_unpack(packed.as_ptr(), path.as_ptr(), &control, error) })
+}
+
+/// Describes a packed file. Checks its header and size only.
+///
+/// # Errors
+/// `NotACache` (another kind of file), and those of [`inspect`].
 pub fn inspect_packed(path: impl AsRef<Path>) -> Result<PackedInfo> {
-    let (path, mut info) = (ffi::path(path.as_ref())?, sized::<sys::kv_packed_information>());
+    let (path, mut info) = (ffi::path(path.as_ref())?, sized::<sys::kv_packed_info>());
     // SAFETY: the path is terminated, the struct has its size.
     call(|error| unsafe { sys::kv_packed_inspect(path.as_ptr(), &mut info, error) })?;
     Ok(PackedInfo {

@@ -1,4 +1,5 @@
-//! A folder of saved documents.
+//! Libraries: folders of cache files.
+use std::fmt;
 use std::path::Path;
 use std::ptr::null;
 use std::sync::{Mutex, PoisonError};
@@ -6,122 +7,176 @@ use std::time::{Duration, SystemTime};
 
 use kvasir_sys as sys;
 
-use crate::callback::OnLog;
 use crate::error::status_text;
 use crate::ffi::{self, call, sized, text, Owned};
-use crate::{Error, LibraryOptions, LibrarySessionOptions, Model, Result, Session, SessionOptions};
+use crate::log::OnLog;
+use crate::{
+    Control, Error, LibraryOptions, LibrarySessionOptions, Model, Result, Session, SessionOptions,
+};
 
-/// A folder of saved documents that finds by itself what was read before: every text is read once, and of a text that begins like another only
-/// the rest. Any number of processes and threads may use one folder, and of threads one `Library`, at once; sessions stay usable without it.
+/// A folder of cache files that finds earlier prefills by itself.
+///
+/// A text is prefilled once; of a text that begins like another only the rest is prefilled.
+/// Processes and threads may use one folder at once, and threads one `Library`. Sessions stay
+/// usable without it.
 pub struct Library {
     raw: Owned<sys::kv_library>,
     listing: Mutex<()>, // a list is several calls
     _log: Option<OnLog>,
 }
 
-/// One document of a library.
+/// A document of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Document {
+    /// Name without ".kv". Bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// `None`, or why the file cannot be used; then it has no tokens.
+    /// Why the file cannot be used; then it has no tokens.
     pub problem: Option<Problem>,
+    /// Size of the file.
     pub file_bytes: u64,
+    /// Tokens of the sequence.
     pub tokens: u64,
+    /// Time of the last use.
     pub last_used: SystemTime,
+    /// Name of the model that wrote it, truncated.
     pub model_name: String,
-    /// Of the model's weights, as [`ModelInfo`](crate::ModelInfo) has it.
+    /// As [`ModelInfo::fingerprint`](crate::ModelInfo::fingerprint).
     pub fingerprint: String,
 }
 
-/// A status beside a result that is there all the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A status that comes with a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
-    /// As [`Error::status`] has it.
+    /// As [`Error::status`].
     pub status: i32,
 }
 
-/// What [`Library::session`] found and did.
+/// What [`Library::session`] found and saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Found {
-    /// Of the text.
+    /// Tokens of the text.
     pub tokens: u64,
-    /// The first ones of these, that a document had.
+    /// The first of these, found in a document.
     pub tokens_found: u64,
-    /// What was read is now in the library; otherwise it was there, or `problem` says why not.
+    /// This call saved the prefill. Otherwise it was found, another call saved it meanwhile, or
+    /// `problem` says why not.
     pub saved: bool,
-    /// `None`, or why what was read is not in the library though the session is there.
+    /// Why the prefill is not in the library although the session exists.
     pub problem: Option<Problem>,
-    /// Of the document that was found, or saved.
+    /// Name of the document found or saved.
     pub name: String,
 }
 
 impl Library {
-    /// Makes the folder where there is none (not those above it).
+    /// Opens a folder, and creates it where it does not exist, but not its parents.
+    ///
+    /// # Errors
+    /// Those of [`Library::open_with`].
     pub fn open(folder: impl AsRef<Path>) -> Result<Library> {
         Library::open_with(folder, &LibraryOptions::new())
     }
 
-    /// The same with options. `Error::NotFound`, `Error::Permission`, `Error::Io`, `Error::NoMemory`, `Error::Busy` (another process has been
-    /// changing the library for 10 seconds).
+    /// Does what [`Library::open`] does, with options.
+    ///
+    /// # Errors
+    /// `NotFound`, `Permission`, `Io`, `NoMemory`; `Busy` (another process has been changing the
+    /// library for 10 seconds).
     pub fn open_with(folder: impl AsRef<Path>, options: &LibraryOptions) -> Result<Library> {
         let (folder, raw) = (ffi::path(folder.as_ref())?, options.raw()?);
         // SAFETY: folder and options live during the call.
-        let raw = Owned::open(|out, error| unsafe { sys::kv_library_open(folder.as_ptr(), &raw.value, out, error) })?;
+        let raw = Owned::open(|out, error| unsafe {
+            sys::kv_library_open(folder.as_ptr(), &raw.value, out, error)
+        })?;
         Ok(Library { raw, listing: Mutex::new(()), _log: options.extra.log.clone() })
     }
 
-    /// All documents, the last used first. A name that is not UTF-8 has replacement characters.
+    /// Lists all documents, the most recently used first.
+    ///
+    /// # Errors
+    /// `Io`, `Permission`, `NotFound` (the folder is gone), `NoMemory`.
     pub fn list(&self) -> Result<Vec<Document>> {
         let _one_list = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut documents = Vec::new();
+        let (library, mut documents) = (self.raw.raw(), Vec::new());
         for index in 0.. {
             let mut document = sized();
             // SAFETY: the library is open, the struct has its size.
-            match call(|error| unsafe { sys::kv_library_list(self.raw.raw(), index, &mut document, error) }) {
+            match call(|e| unsafe { sys::kv_library_list(library, index, &mut document, e) }) {
                 Ok(()) => documents.push(Document::of(&document)),
-                Err(error @ Error::NotFound(_)) if error.os_error().is_none() => break, // after the last; of the folder it has one
+                // After the last document there is no system error.
+                Err(error @ Error::NotFound(_)) if error.os_error().is_none() => break,
                 Err(error) => return Err(error),
             }
         }
         Ok(documents)
     }
 
-    /// A session that has read the text as [`Session::prefill`] reads it: what a document begins with is mapped, the rest is read and kept.
+    /// Creates a session whose sequence is the text, as after [`Session::prefill`]. Maps the
+    /// document that shares the longest prefix, prefills the rest and saves the result.
+    ///
+    /// # Errors
+    /// Those of [`Library::session_with`].
     pub fn session(&self, model: &Model, text: impl AsRef<[u8]>) -> Result<(Session, Found)> {
-        self.session_with(model, text, &LibrarySessionOptions::new())
+        self.session_with(model, text, &LibrarySessionOptions::new(), Control::new())
     }
 
-    /// The same with options. `Error::BadArgument` (also an empty text), `Error::Cancelled` (nothing was saved; what was read is lost),
-    /// `Error::ContextFull`, `Error::NoMemory`, `Error::Io`. A failure to save, or a cancel while saving, is not a failure of this call:
-    /// [`Found::problem`].
-    pub fn session_with(&self, model: &Model, text: impl AsRef<[u8]>, options: &LibrarySessionOptions) -> Result<(Session, Found)> {
+    /// Does what [`Library::session`] does, with options and progress. A failed or cancelled save
+    /// is no failure of this call: [`Found::problem`].
+    ///
+    /// # Errors
+    /// `BadArgument` (also an empty text), `ContextFull`, `NoMemory`, `Io`; `Cancelled` (nothing
+    /// was saved; the prefill is lost); and those of [`Model::session_with`].
+    pub fn session_with(
+        &self,
+        model: &Model,
+        text: impl AsRef<[u8]>,
+        options: &LibrarySessionOptions,
+        mut control: Control,
+    ) -> Result<(Session, Found)> {
         let defaults = SessionOptions::new();
-        let session_options = options.extra.session.as_deref().unwrap_or(&defaults);
-        let (text, inner, mut raw) = (text.as_ref(), session_options.raw()?, options.raw()?);
-        raw.value.session = if options.extra.session.is_some() { &inner.value } else { null() };
-        let mut found = sized();
-        // SAFETY: library and model are open, text and options live during the call, the struct has its size.
+        let session = options.extra.session.as_deref();
+        let session_options = session.unwrap_or(&defaults);
+        let (inner, mut raw, control) = (session_options.raw()?, options.raw()?, control.raw());
+        raw.value.session = if session.is_some() { &inner.value } else { null() };
+        let (text, mut found) = (text.as_ref(), sized());
+        let (start, size, result) = (text.as_ptr().cast(), text.len(), &mut found);
+        // SAFETY: library and model are open; text, options and control live during the call; the
+        // struct has its size.
         let session = Session::open(model, session_options, |out, error| unsafe {
-            let (text, size) = (text.as_ptr().cast(), text.len());
-            sys::kv_library_session(self.raw.raw(), model.raw(), text, size, &raw.value, out, &mut found, error)
+            let (library, model, raw) = (self.raw.raw(), model.raw(), &raw.value);
+            sys::kv_library_session(library, model, start, size, raw, &control, out, result, error)
         })?;
         Ok((session, Found::of(&found)))
     }
 
-    /// Durable when it returns. `Error::NotFound`, `Error::BadState` (there is a document of the new name), `Error::Busy`.
+    /// Renames a document, durably.
+    ///
+    /// # Errors
+    /// `NotFound`, `BadState` (a document or a file has the new name), `BadArgument` (a name that
+    /// no document can have), `Io`, `Permission`, `Busy`.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
         let (from, to) = (ffi::string(from, "from")?, ffi::string(to, "to")?);
         // SAFETY: the library is open, the names are terminated.
-        call(|error| unsafe { sys::kv_library_rename(self.raw.raw(), from.as_ptr(), to.as_ptr(), error) })
+        call(|error| unsafe {
+            sys::kv_library_rename(self.raw.raw(), from.as_ptr(), to.as_ptr(), error)
+        })
     }
 
-    /// Durable when it returns. `Error::NotFound`, `Error::Busy` (a session has it open).
+    /// Removes a document, durably.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` (a session maps it), `Io`, `Permission`.
     pub fn remove(&self, name: &str) -> Result<()> {
         let name = ffi::string(name, "name")?;
         // SAFETY: the library is open, the name is terminated.
         call(|error| unsafe { sys::kv_library_remove(self.raw.raw(), name.as_ptr(), error) })
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Library").finish_non_exhaustive()
     }
 }
 
@@ -130,7 +185,8 @@ impl Problem {
         (status != sys::KV_OK as sys::kv_status).then_some(Problem { status })
     }
 
-    /// A short constant text, "not a cache file" for example.
+    /// A short text for the status, such as "not a cache file".
+    #[must_use]
     pub fn text(&self) -> &'static str {
         status_text(self.status)
     }

@@ -1,21 +1,21 @@
-//! Options: what is not set is the library's default.
+//! Options. An option that is not set has the library's default.
 use std::ffi::CString;
-use std::ops::ControlFlow;
 use std::os::raw::c_char;
 use std::path::PathBuf;
 use std::ptr::null;
 
 use kvasir_sys as sys;
 
-use crate::callback::{CancelToken, LogLevel, OnLog, OnProgress, Progress};
-use crate::ffi::{self, defaults};
-use crate::Result;
+use crate::ffi::{self, sized, Owned};
+use crate::log::{LogLevel, OnLog};
+use crate::{Result, Strategy};
 
-/// An option struct for a call, and the strings that it points to.
+/// An option struct for a call, and what it points to.
 pub(crate) struct Raw<T> {
     pub(crate) value: T,
     strings: Vec<CString>,
     lists: Vec<Vec<*const c_char>>,
+    strategies: Vec<Owned<sys::kv_strategy>>,
 }
 
 impl<T> Raw<T> {
@@ -24,93 +24,73 @@ impl<T> Raw<T> {
         self.strings.push(string);
         pointer
     }
+
+    fn keep_strategy(&mut self, strategy: &Strategy) -> Result<*const sys::kv_strategy> {
+        self.strategies.push(strategy.raw()?);
+        Ok(self.strategies[self.strategies.len() - 1].raw())
+    }
 }
 
-/// The C value of an option.
-trait Value {
-    type C;
-    fn c(&self) -> Self::C;
-}
-
-macro_rules! values {
-    ($($type:ty => $c:ty: $value:expr;)*) => {
-        $(impl Value for $type {
-            type C = $c;
-            fn c(&self) -> $c {
-                let value: fn($type) -> $c = $value;
-                value(*self)
-            }
-        })*
-    };
-}
-
-values! {
-    u32 => u32: |v| v;
-    u64 => u64: |v| v;
-    f32 => f32: |v| v;
-    f64 => f64: |v| v;
-    bool => u32: u32::from;
-    KvType => u32: |v| v as u32;
-    FilterWindow => u32: |v| v as u32;
-    BudgetSchedule => u32: |v| v as u32;
-}
-
-/// How keys and values are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvType {
+/// How the KV cache is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Precision {
     /// int8 pages behind a full-precision window.
-    Int8 = sys::KV_KV_INT8 as isize,
-    /// Everything stays in full precision and is attended in full: the reference; costs 7 times the memory.
-    F32 = sys::KV_KV_F32 as isize,
+    #[default]
+    Int8,
+    /// float32 throughout, full attention: the reference, 7 times the memory.
+    F32,
+    /// A precision that this crate does not know: the library is newer.
+    Other(u32),
 }
 
-/// What a filter layer chooses by: the share of attention that tokens get of these queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FilterWindow {
-    /// The newest query.
-    Last = sys::KV_FILTER_LAST as isize,
-    /// The newest 16, each counting twice as much as the one before it.
-    Exponential = sys::KV_FILTER_EXPONENTIAL as isize,
-    /// The newest 16 alike.
-    Uniform = sys::KV_FILTER_UNIFORM as isize,
+impl Precision {
+    pub(crate) fn of(raw: u32) -> Precision {
+        match raw {
+            sys::KV_PRECISION_INT8 => Precision::Int8,
+            sys::KV_PRECISION_F32 => Precision::F32,
+            other => Precision::Other(other),
+        }
+    }
+
+    fn raw(self) -> u32 {
+        match self {
+            Precision::Int8 => sys::KV_PRECISION_INT8,
+            Precision::F32 => sys::KV_PRECISION_F32,
+            Precision::Other(number) => number,
+        }
+    }
 }
 
-/// How a budget is spread over the layers that choose. Its mean is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BudgetSchedule {
-    /// The same in all.
-    Uniform = sys::KV_BUDGET_UNIFORM as isize,
-    /// Evenly less from layer to layer: from 3/2 of the mean in the first to 1/2 in the last.
-    Linear = sys::KV_BUDGET_LINEAR as isize,
-    /// The same from 39/20 to 1/20.
-    Pyramid = sys::KV_BUDGET_PYRAMID as isize,
-}
-
-/// Makes an option struct of a C one: its fields of the same names, and the callbacks and flags that are listed.
+/// Defines an option struct with the fields of a C struct, and the setters of `others` below.
 macro_rules! options {
-    ($(#[$doc:meta])* $name:ident: $raw:ident by $init:ident {
+    ($(#[$doc:meta])* $name:ident: $raw:ident {
         $(numbers { $($(#[$number_doc:meta])* $number:ident: $type:ty,)* })?
         $(text { $($(#[$text_doc:meta])* $text:ident,)* })?
         $(flags { $($(#[$flag_doc:meta])* $flag:ident = $bit:ident,)* })?
-        callbacks { $($callback:ident)* }
+        $(strategies { $($(#[$strategy_doc:meta])* $strategy:ident,)* })?
+        others { $($other:ident)* }
     }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default)]
+        #[must_use]
         pub struct $name {
-            $($($number: Option<$type>,)*)?
+            $($($number: $type,)*)?
             $($($text: Option<String>,)*)?
             $($($flag: bool,)*)?
+            $($($strategy: Option<Strategy>,)*)?
+            #[allow(dead_code)] // not every struct has others
             pub(crate) extra: Extra,
         }
 
         impl $name {
-            /// The defaults.
+            /// Creates the defaults.
             pub fn new() -> Self {
                 Self::default()
             }
 
             $($($(#[$number_doc])* pub fn $number(mut self, $number: $type) -> Self {
-                self.$number = Some($number);
+                self.$number = $number;
                 self
             })*)?
 
@@ -124,102 +104,101 @@ macro_rules! options {
                 self
             })*)?
 
-            $(options!(@setter $callback);)*
+            $($($(#[$strategy_doc])*
+            pub fn $strategy(mut self, $strategy: impl Into<Strategy>) -> Self {
+                self.$strategy = Some($strategy.into());
+                self
+            })*)?
 
-            /// The C struct. It points into `self` and into what it comes with.
+            $(options!(@setter $other);)*
+
+            /// The C struct, which points into `self` and into the rest of the result.
             pub(crate) fn raw(&self) -> Result<Raw<sys::$raw>> {
-                let mut raw = Raw { value: defaults(sys::$init), strings: Vec::new(), lists: Vec::new() };
-                $($(if let Some(value) = &self.$number {
-                    raw.value.$number = Value::c(value);
-                })*)?
+                let mut raw: Raw<sys::$raw> = Raw {
+                    value: sized(),
+                    strings: Vec::new(),
+                    lists: Vec::new(),
+                    strategies: Vec::new(),
+                };
+                $($(raw.value.$number = self.$number.into();)*)?
                 $($(if let Some(text) = &self.$text {
                     raw.value.$text = raw.keep(ffi::string(text, stringify!($text))?);
                 })*)?
                 $($(if self.$flag {
                     raw.value.flags |= sys::$bit;
                 })*)?
-                $(options!(@fill $callback self raw);)*
+                $($(if let Some(strategy) = &self.$strategy {
+                    raw.value.$strategy = raw.keep_strategy(strategy)?;
+                })*)?
+                $(options!(@fill $other self raw);)*
                 Ok(raw)
             }
         }
     };
 
-    (@setter cancel) => {
-        /// A token that stops the call.
-        pub fn cancel(mut self, token: &CancelToken) -> Self {
-            self.extra.cancel = Some(token.clone());
-            self
-        }
-    };
-    (@setter progress) => {
-        /// Called on the calling thread, at most ten times a second and once at the end of the work. `ControlFlow::Break(())` stops the
-        /// call; a panic stops it too and goes on when it has returned.
-        pub fn progress(mut self, f: impl Fn(Progress) -> ControlFlow<()> + Send + Sync + 'static) -> Self {
-            self.extra.progress = Some(OnProgress::new(f));
-            self
-        }
-    };
     (@setter log) => {
-        /// Called with one line, from any thread that calls the library; kept as long as what is opened. A panic goes on when the call
-        /// that logs has returned.
+        /// Sets a function that receives log lines. Any thread that calls the library may call it,
+        /// several at once. It is kept as long as what is opened with it. A panic continues in the
+        /// caller when the call that logs has returned. Default: silent.
         pub fn log(mut self, f: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
             self.extra.log = Some(OnLog::new(f));
             self
         }
     };
-    (@setter spill_folder) => {
-        /// On a local disk; without it `/var/tmp`. The file is gone with the last session or cache that uses it, also when the process is
-        /// killed.
-        pub fn spill_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-            self.extra.spill_folder = Some(folder.into());
+    (@setter precision) => {
+        /// How the KV cache is stored. A loaded file has its own.
+        pub fn precision(mut self, precision: Precision) -> Self {
+            self.extra.precision = precision;
             self
         }
     };
-    (@setter hash_folder) => {
-        /// For the hashes of whole model files, made where there is none; without it nothing is hashed, read or written. A thread of low
-        /// priority computes the hash of a file that has none there.
-        pub fn hash_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-            self.extra.hash_folder = Some(folder.into());
+    (@setter spill_directory) => {
+        /// Directory of the unnamed file of [`memory_limit`](Self::memory_limit), on a local disk.
+        /// Default: `/var/tmp`. The file disappears with the last session or cache that uses it,
+        /// also when the process is killed.
+        pub fn spill_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+            self.extra.spill_directory = Some(directory.into());
+            self
+        }
+    };
+    (@setter hash_directory) => {
+        /// Directory for hashes of whole model files, created where it does not exist. Default: no
+        /// hash. A background thread of low priority reads the file once.
+        pub fn hash_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+            self.extra.hash_directory = Some(directory.into());
             self
         }
     };
     (@setter stop) => {
-        /// One more string that ends the answer and is not part of it.
+        /// Adds a string that ends the answer and is not part of it.
         pub fn stop(mut self, text: impl Into<String>) -> Self {
             self.extra.stop.push(text.into());
             self
         }
     };
     (@setter session) => {
-        /// As for [`Model::session_with`](crate::Model::session_with).
+        /// Options of the session, as for [`Model::session_with`](crate::Model::session_with).
         pub fn session(mut self, options: SessionOptions) -> Self {
             self.extra.session = Some(Box::new(options));
             self
         }
-    };
-    (@fill cancel $self:ident $raw:ident) => {
-        if let Some(token) = &$self.extra.cancel {
-            $raw.value.cancel = token.raw();
-        }
-    };
-    (@fill progress $self:ident $raw:ident) => {
-        let (f, user) = OnProgress::raw(&$self.extra.progress);
-        $raw.value.progress = f;
-        $raw.value.progress_user = user;
     };
     (@fill log $self:ident $raw:ident) => {
         let (f, user) = OnLog::raw(&$self.extra.log);
         $raw.value.log = f;
         $raw.value.log_user = user;
     };
-    (@fill spill_folder $self:ident $raw:ident) => {
-        if let Some(folder) = &$self.extra.spill_folder {
-            $raw.value.spill_folder = $raw.keep(ffi::path(folder)?);
+    (@fill precision $self:ident $raw:ident) => {
+        $raw.value.precision = $self.extra.precision.raw();
+    };
+    (@fill spill_directory $self:ident $raw:ident) => {
+        if let Some(directory) = &$self.extra.spill_directory {
+            $raw.value.spill_directory = $raw.keep(ffi::path(directory)?);
         }
     };
-    (@fill hash_folder $self:ident $raw:ident) => {
-        if let Some(folder) = &$self.extra.hash_folder {
-            $raw.value.hash_folder = $raw.keep(ffi::path(folder)?);
+    (@fill hash_directory $self:ident $raw:ident) => {
+        if let Some(directory) = &$self.extra.hash_directory {
+            $raw.value.hash_directory = $raw.keep(ffi::path(directory)?);
         }
     };
     (@fill stop $self:ident $raw:ident) => {
@@ -231,18 +210,17 @@ macro_rules! options {
         $raw.value.stop = if list.is_empty() { null() } else { list.as_ptr() };
         $raw.lists.push(list);
     };
-    (@fill session $self:ident $raw:ident) => {}; // by `Library`, which holds it during the call
+    (@fill session $self:ident $raw:ident) => {}; // `Library` sets it and keeps it alive
 }
 
-/// What options have besides numbers and text.
+/// Options that are neither numbers nor text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extra {
-    pub(crate) cancel: Option<CancelToken>,
-    pub(crate) progress: Option<OnProgress>,
     pub(crate) log: Option<OnLog>,
     pub(crate) session: Option<Box<SessionOptions>>,
-    spill_folder: Option<PathBuf>,
-    hash_folder: Option<PathBuf>,
+    precision: Precision,
+    spill_directory: Option<PathBuf>,
+    hash_directory: Option<PathBuf>,
     stop: Vec<String>,
 }
 

@@ -1,88 +1,38 @@
-//! Sessions: reading, asking, going back, forking, saving.
-use std::mem::size_of_val;
+//! Sessions: prefill, answers, rewind, fork, save.
+use std::fmt;
 use std::ops::ControlFlow;
 use std::os::raw::c_void;
 use std::path::Path;
+use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvasir_sys as sys;
 
-use crate::callback::{on_text, OnLog};
+use crate::answer::{Answer, Passage, Prefilled, Token};
+use crate::control::on_text;
 use crate::ffi::{self, call, fill, json, sized, zeros, Owned};
+use crate::log::OnLog;
 use crate::stream::{Continuation, Stream};
-use crate::{CallOptions, Error, GenerateOptions, Model, PrefillOptions, Result, SessionOptions};
+use crate::{
+    Control, Error, GenerateOptions, Model, Result, SessionOptions, SessionStats, Strategy,
+};
 
-/// One sequence of tokens with its keys and values. It serves one call at a time, from any thread; what only looks takes `&self`, and gets
-/// [`Error::Busy`] while another thread's call runs. A session keeps its model open.
+/// Maximum of `kv_session_passages`.
+const MAX_PASSAGES: usize = 64;
+
+/// A sequence of tokens and its KV cache.
+///
+/// It serves one call at a time, from any thread. Methods that take `&self` return [`Error::Busy`]
+/// while a call of another thread runs. A session keeps its model open.
 pub struct Session {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What a session and the thread of a [`Stream`] hold.
+/// State that a session and the thread of a [`Stream`] share.
 pub(crate) struct Shared {
     raw: Owned<sys::kv_session>,
-    log: Option<OnLog>, // after raw, which calls it; forks do too
+    log: Option<OnLog>, // dropped after `raw`, which calls it; forks hold it too
     model: Model,
-}
-
-/// What a call read into the sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Read {
-    /// That were added.
-    pub tokens: u64,
-    /// Of the text, at which they end: a later call with the rest of the text goes on there. 0 where tokens were given.
-    pub bytes: u64,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StopReason {
-    EndOfTurn,
-    /// One of the stop strings.
-    String,
-    MaxTokens,
-    ContextFull,
-    Cancelled,
-    /// One that this crate does not know, or 0 where nothing was answered.
-    Other(u32),
-}
-
-/// The counts and times of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Answer {
-    pub stop_reason: StopReason,
-    /// With the marks of the turn.
-    pub question_tokens: u64,
-    pub answer_tokens: u64,
-    /// From the call to the first token.
-    pub first_token: Duration,
-    /// From the call to its end.
-    pub total: Duration,
-    /// Store tokens whose keys and values were read, summed over the decode steps, layers and KV heads.
-    pub tokens_read: u64,
-    /// And how many full attention would have read.
-    pub tokens_present: u64,
-}
-
-/// A passage of the document, of [`Session::trace`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
-    /// Of [`Session::tokens`]; the model's `detokenize` gives their text.
-    pub first_token: u64,
-    pub tokens: u64,
-    /// Of all that was noted, 0 to 1.
-    pub share: f32,
-}
-
-/// One token, of [`Session::next_token`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next {
-    pub token: i32,
-    /// It ends the turn.
-    pub end: bool,
 }
 
 impl Session {
@@ -103,205 +53,394 @@ impl Session {
         Ok(Session { shared: Arc::new(Shared { raw, log, model }) })
     }
 
-    /// The model that it is of.
+    /// The session's model.
+    #[must_use]
     pub fn model(&self) -> &Model {
         &self.shared.model
     }
 
-    /// Changes what decode reads from now on, as the options of the same names do; other options stay. `Error::BadArgument` leaves it as it was.
-    pub fn set_strategy(&mut self, strategy: &str, budget_tokens: u64, budget_fraction: f64) -> Result<()> {
-        let strategy = ffi::string(strategy, "strategy")?;
-        // SAFETY: the session is open, the string is terminated.
-        call(|error| unsafe { sys::kv_session_set_strategy(self.raw(), strategy.as_ptr(), budget_tokens, budget_fraction, error) })
-    }
+    // ---- prefill ----
 
-    /// Makes now what the strategy needs beside keys and values: an index, a sketch. Otherwise it is made before the next question or save.
-    pub fn prepare(&mut self, options: &CallOptions) -> Result<()> {
-        let raw = options.raw()?;
-        // SAFETY: the session is open, the options live during the call.
-        call(|error| unsafe { sys::kv_prepare(self.raw(), &raw.value, error) })
-    }
-
-    /// Adds document text at the end of the sequence, in the turn that the model's chat format has for it. Several calls continue one
-    /// document. Bytes that are not UTF-8 are read as bytes.
-    pub fn prefill(&mut self, text: impl AsRef<[u8]>) -> Result<Read> {
-        self.prefill_with(text, &PrefillOptions::new())
-    }
-
-    /// The same with options. When it is cancelled it keeps whole chunks, as [`Error::read`] tells. `Error::Cancelled`, `Error::ContextFull`
-    /// (nothing was added), `Error::BadState` (a conversation has begun), `Error::NoMemory`, `Error::Corrupt`.
-    pub fn prefill_with(&mut self, text: impl AsRef<[u8]>, options: &PrefillOptions) -> Result<Read> {
-        let (text, raw, mut read) = (text.as_ref(), options.raw()?, Read::default());
-        // SAFETY: the session is open, text, options and outputs live during the call.
-        call(|error| unsafe {
-            sys::kv_prefill(self.raw(), text.as_ptr().cast(), text.len(), &raw.value, &mut read.tokens, &mut read.bytes, error)
-        })
-        .map_err(|error| error.after_reading(read))?;
-        Ok(read)
-    }
-
-    /// The same with the caller's own tokens: no turn is opened, no special token added.
-    pub fn prefill_tokens(&mut self, tokens: &[i32], options: &CallOptions) -> Result<Read> {
-        let (raw, mut read) = (options.raw()?, Read::default());
-        // SAFETY: as above.
-        call(|error| unsafe { sys::kv_prefill_tokens(self.raw(), tokens.as_ptr(), tokens.len(), &raw.value, &mut read.tokens, error) })
-            .map_err(|error| error.after_reading(read))?;
-        Ok(read)
-    }
-
-    /// As [`Session::prefill_tokens`]; returns the logits at each token, `[tokens][vocabulary]`. For measurement. When it fails midway, whole
-    /// chunks stay in the sequence.
-    pub fn prefill_logits(&mut self, tokens: &[i32], options: &CallOptions) -> Result<Vec<f32>> {
-        let raw = options.raw()?;
-        let vocabulary = self.model().info()?.vocabulary as usize;
-        let mut logits = zeros(tokens.len().saturating_mul(vocabulary))?;
-        // SAFETY: as above; the library writes as many logits as that.
-        call(|error| unsafe { sys::kv_prefill_logits(self.raw(), tokens.as_ptr(), tokens.len(), logits.as_mut_ptr(), &raw.value, error) })?;
-        Ok(logits)
-    }
-
-    /// Asks, and returns the whole answer. The sequence is afterwards where it was.
-    pub fn ask(&mut self, question: impl AsRef<[u8]>) -> Result<String> {
-        let mut text = String::new();
-        self.generate(question, &GenerateOptions::new(), |piece| {
-            text.push_str(piece);
-            ControlFlow::Continue(())
-        })?;
-        Ok(text)
-    }
-
-    /// Puts the question in the model's turn and answers it through `f`, whole characters at a time; `ControlFlow::Break(())` stops the
-    /// answer, which is then `Error::Cancelled` ([`Error::answer`] tells how far it came). A panic of `f` stops it too and goes on here.
+    /// Appends document text to the sequence, in the turn of the chat format. Several calls
+    /// continue one document. Bytes that are not UTF-8 are tokenized as bytes.
     ///
-    /// `Error::Cancelled`, `Error::ContextFull` (the question does not fit), `Error::BadState` (sequence and question are empty),
-    /// `Error::NoMemory`, `Error::Limit` (the memory budget has no room), `Error::Corrupt` (a damaged page of a mapped file).
-    pub fn generate<F>(&mut self, question: impl AsRef<[u8]>, options: &GenerateOptions, f: F) -> Result<Answer>
+    /// # Errors
+    /// Those of [`Session::prefill_with`].
+    pub fn prefill(&mut self, text: impl AsRef<[u8]>) -> Result<Prefilled> {
+        self.prefill_with(text, Control::new())
+    }
+
+    /// Does what [`Session::prefill`] does, with [`Control::special`] and progress.
+    ///
+    /// # Errors
+    /// `Cancelled`, `ContextFull` (nothing was appended), `BadState` (a conversation has begun),
+    /// `NoMemory`, `Busy`, `Corrupt`; with a memory limit `Limit`, `NoSpace`, `Io`. The complete
+    /// chunks stay, as [`Error::prefilled`] says.
+    pub fn prefill_with(
+        &mut self,
+        text: impl AsRef<[u8]>,
+        mut control: Control,
+    ) -> Result<Prefilled> {
+        let (text, control, mut done) = (text.as_ref(), control.raw(), Prefilled::default());
+        let (start, size) = (text.as_ptr().cast(), text.len());
+        let (tokens, bytes) = (&mut done.tokens, &mut done.bytes);
+        // SAFETY: the session is open; text, control and outputs live during the call.
+        let result = call(|error| unsafe {
+            sys::kv_prefill(self.raw(), start, size, &control, tokens, bytes, error)
+        });
+        result.map_err(|error| error.with_prefilled(done))?;
+        Ok(done)
+    }
+
+    /// Appends the caller's own tokens, without a turn or special tokens.
+    ///
+    /// # Errors
+    /// Those of [`Session::prefill_tokens_with`].
+    pub fn prefill_tokens(&mut self, tokens: &[i32]) -> Result<Prefilled> {
+        self.prefill_tokens_with(tokens, Control::new())
+    }
+
+    /// Does what [`Session::prefill_tokens`] does, with progress.
+    ///
+    /// # Errors
+    /// Those of [`Session::prefill_with`]; `BadArgument` (an id outside the vocabulary); `BadState`
+    /// (the sequence is empty and the options have instructions).
+    pub fn prefill_tokens_with(
+        &mut self,
+        tokens: &[i32],
+        mut control: Control,
+    ) -> Result<Prefilled> {
+        let (control, mut done) = (control.raw(), Prefilled::default());
+        let (start, count, appended) = (tokens.as_ptr(), tokens.len(), &mut done.tokens);
+        // SAFETY: as above.
+        let result = call(|error| unsafe {
+            sys::kv_prefill_tokens(self.raw(), start, count, &control, appended, error)
+        });
+        result.map_err(|error| error.with_prefilled(done))?;
+        Ok(done)
+    }
+
+    // ---- answers ----
+
+    /// Appends the question as a turn of the chat format and returns the whole answer. Afterwards
+    /// the sequence is as before.
+    ///
+    /// # Errors
+    /// Those of [`Session::generate`].
+    pub fn ask(&mut self, question: impl AsRef<[u8]>) -> Result<Answer> {
+        self.ask_with(question, &GenerateOptions::new(), Control::new())
+    }
+
+    /// Does what [`Session::ask`] does, with options, and progress while the question is prefilled.
+    ///
+    /// # Errors
+    /// Those of [`Session::generate`].
+    pub fn ask_with(
+        &mut self,
+        question: impl AsRef<[u8]>,
+        options: &GenerateOptions,
+        control: Control,
+    ) -> Result<Answer> {
+        self.generate(question, options, control, |_| ControlFlow::Continue(()))
+    }
+
+    /// Does what [`Session::ask_with`] does, and calls `f` with whole characters of the answer as
+    /// decode produces them.
+    ///
+    /// `ControlFlow::Break(())` stops the answer: `Error::Cancelled`, whose [`Error::answer`] has
+    /// the part. A panic of `f` stops it too, and continues in the caller.
+    ///
+    /// # Errors
+    /// `Cancelled`, `ContextFull` (the question does not fit), `BadState` (sequence and question
+    /// are both empty), `BadArgument` (an option), `NoMemory`, `Busy`; `Limit` (the memory limit
+    /// has no room); `Corrupt` (a damaged page of a mapped file).
+    pub fn generate<F>(
+        &mut self,
+        question: impl AsRef<[u8]>,
+        options: &GenerateOptions,
+        control: Control,
+        f: F,
+    ) -> Result<Answer>
     where
         F: FnMut(&str) -> ControlFlow<()>,
     {
-        self.shared.generate(question.as_ref(), options, f)
+        self.shared.generate(question.as_ref(), options, control, f)
     }
 
-    /// The same as an iterator over the pieces of the answer, which a thread of this call's makes meanwhile. Dropping it stops the answer.
-    pub fn stream(&mut self, question: impl Into<Vec<u8>>, options: &GenerateOptions) -> Result<Stream<'_>> {
-        Stream::new(self, question.into(), options.clone())
+    /// Asks as [`Session::ask`] does, and returns an iterator over the pieces of the answer. A
+    /// thread of its own decodes it. Dropping the iterator stops the answer.
+    ///
+    /// # Errors
+    /// Those of [`Session::stream_with`].
+    pub fn stream(&mut self, question: impl Into<Vec<u8>>) -> Result<Stream<'_>> {
+        self.stream_with(question, &GenerateOptions::new(), Control::new())
     }
 
-    /// One more token after what is in the sequence (raw continuation; no turn is opened), sampled as the options say (`max_tokens`, `stop`,
-    /// `keep` and callbacks are not used), appended to the sequence. `Error::BadState` on an empty sequence; `Error::ContextFull`.
-    pub fn next_token(&mut self, options: &GenerateOptions) -> Result<Next> {
-        let (raw, mut token, mut end) = (options.raw()?, 0, 0);
-        // SAFETY: the session is open, options and outputs live during the call.
-        call(|error| unsafe { sys::kv_next(self.raw(), &raw.value, &mut token, &mut end, error) })?;
-        Ok(Next { token, end: end != 0 })
+    /// Does what [`Session::stream`] does, with options, and progress while the question is
+    /// prefilled.
+    ///
+    /// # Errors
+    /// `BadArgument` (a string with a NUL byte), `Limit` (no thread). The iterator has those of
+    /// [`Session::generate`].
+    pub fn stream_with(
+        &mut self,
+        question: impl Into<Vec<u8>>,
+        options: &GenerateOptions,
+        control: Control<'static>,
+    ) -> Result<Stream<'_>> {
+        Stream::new(self, question.into(), options.clone(), control)
     }
 
-    /// An iterator over [`Session::next_token`], up to the one that ends the turn or the first error.
+    /// Samples one token after the end of the sequence and appends it, without turns. It uses
+    /// `seed`, `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`.
+    ///
+    /// # Errors
+    /// `BadState` (the sequence is empty), `ContextFull`, `NoMemory`, `Limit`, `Corrupt`, `Busy`.
+    pub fn next_token(&mut self, options: &GenerateOptions) -> Result<Token> {
+        self.next_with(options, &mut Control::new())
+    }
+
+    pub(crate) fn next_with(
+        &mut self,
+        options: &GenerateOptions,
+        control: &mut Control,
+    ) -> Result<Token> {
+        let (raw, control, mut id, mut end) = (options.raw()?, control.raw(), 0, 0);
+        // SAFETY: the session is open; options, control and outputs live during the call.
+        call(|error| unsafe {
+            sys::kv_session_next(self.raw(), &raw.value, &control, &mut id, &mut end, error)
+        })?;
+        Ok(Token { id, ends_turn: end != 0 })
+    }
+
+    /// Returns an iterator over the tokens of a raw continuation, without turns. Each step calls
+    /// [`Session::next_token`]. The token that ends the turn ends the iteration and is not in it.
     pub fn continuation(&mut self, options: &GenerateOptions) -> Continuation<'_> {
-        Continuation::new(self, options.clone())
+        self.continuation_with(options, Control::new())
     }
 
-    /// The natural logarithm of the probability of each token after everything before it, each read as decode reads. The sequence is
-    /// afterwards where it was. For measurement: exp(-mean) is the perplexity.
-    pub fn score(&mut self, tokens: &[i32], options: &CallOptions) -> Result<Vec<f32>> {
-        let (raw, mut out) = (options.raw()?, zeros(tokens.len())?);
-        // SAFETY: the session is open; the output is as long as the tokens.
-        call(|error| unsafe { sys::kv_score(self.raw(), tokens.as_ptr(), tokens.len(), out.as_mut_ptr(), &raw.value, error) })?;
-        Ok(out)
+    /// Does what [`Session::continuation`] does, with a cancel token.
+    pub fn continuation_with<'s>(
+        &'s mut self,
+        options: &GenerateOptions,
+        control: Control<'s>,
+    ) -> Continuation<'s> {
+        Continuation::new(self, options.clone(), control)
     }
 
-    /// The tokens in the sequence.
+    /// Returns the natural logarithm of the probability of each token after everything before it.
+    /// exp(-mean) is the perplexity. Each token is decoded with the strategy. Afterwards the
+    /// sequence is as before.
+    ///
+    /// # Errors
+    /// Those of [`Session::score_with`].
+    pub fn score(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
+        self.score_with(tokens, Control::new())
+    }
+
+    /// Does what [`Session::score`] does, with progress.
+    ///
+    /// # Errors
+    /// `Cancelled`, `BadState` (the sequence is empty), `BadArgument` (an id outside the
+    /// vocabulary), `ContextFull`, `NoMemory`, `Limit`, `Corrupt`, `Busy`.
+    pub fn score_with(&mut self, tokens: &[i32], mut control: Control) -> Result<Vec<f32>> {
+        let (control, mut scores) = (control.raw(), zeros(tokens.len())?);
+        let (start, count, out) = (tokens.as_ptr(), tokens.len(), scores.as_mut_ptr());
+        // SAFETY: the session is open; there are as many scores as tokens.
+        call(|error| unsafe {
+            sys::kv_session_score(self.raw(), start, count, out, &control, error)
+        })?;
+        Ok(scores)
+    }
+
+    /// Lists the passages that the last answer attended, the largest share first. They show where
+    /// the model looked and prove nothing about the answer.
+    ///
+    /// # Errors
+    /// `BadState`: the answer had no [`GenerateOptions::trace_passages`], or the sequence has
+    /// changed since. `NoMemory`, `Busy`.
+    pub fn passages(&self) -> Result<Vec<Passage>> {
+        // SAFETY: zeros are valid for its fields, which are numbers.
+        let zero: sys::kv_passage = unsafe { std::mem::zeroed() };
+        let (mut raw, mut count) = (vec![zero; MAX_PASSAGES], 0);
+        let (out, capacity) = (raw.as_mut_ptr(), raw.len());
+        // SAFETY: the session is open; there is room for `capacity` passages.
+        call(|error| unsafe {
+            sys::kv_session_passages(self.raw(), out, capacity, &mut count, error)
+        })?;
+        let tokens = self.tokens()?;
+        let text = |passage| self.model().detokenize(&tokens[Passage::tokens_of(passage)], false);
+        raw[..count].iter().map(|passage| Ok(Passage::of(passage, &text(passage)?))).collect()
+    }
+
+    // ---- sequence ----
+
+    /// Returns the tokens of the sequence.
+    ///
+    /// # Errors
+    /// `Busy`, `NoMemory`.
     pub fn tokens(&self) -> Result<Vec<i32>> {
-        // SAFETY: the session is open; the output is as long as it is said to be.
-        fill(4096, |out, capacity, count, error| unsafe { sys::kv_session_tokens(self.raw(), out, capacity, count, error) })
+        // SAFETY: the session is open; there is room for `capacity` tokens.
+        fill(4096, |out, capacity, count, error| unsafe {
+            sys::kv_session_tokens(self.raw(), out, capacity, count, error)
+        })
     }
 
-    /// Goes back to the first `tokens` tokens. Tokens that had left the window come back with the precision of their pages.
-    /// `Error::BadArgument` when there are fewer.
+    /// Truncates the sequence to its first `tokens` tokens. Tokens that had left the window return
+    /// with the precision of their pages.
+    ///
+    /// # Errors
+    /// `BadArgument` (the sequence is shorter), `Corrupt`, `NoMemory`, `Busy`.
     pub fn rewind(&mut self, tokens: u64) -> Result<()> {
         // SAFETY: the session is open.
-        call(|error| unsafe { sys::kv_rewind(self.raw(), tokens, error) })
+        call(|error| unsafe { sys::kv_session_rewind(self.raw(), tokens, error) })
     }
 
-    /// A second sequence that begins as an exact copy, with the same options: pages are shared, each session writes only its own tail.
+    /// Creates a session with an exact copy of the sequence and the same options. Both share the
+    /// pages; each writes only its own tail.
+    ///
+    /// # Errors
+    /// `NoMemory`, `Limit`, `Busy`.
     pub fn fork(&self) -> Result<Session> {
         let Shared { log, model, .. } = &*self.shared;
         // SAFETY: the session is open.
-        Session::over(model.clone(), log.clone(), |out, error| unsafe { sys::kv_fork(self.raw(), out, error) })
+        Session::over(model.clone(), log.clone(), |out, error| unsafe {
+            sys::kv_session_fork(self.raw(), out, error)
+        })
     }
 
-    /// The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it says.
-    /// For answers with [`GenerateOptions::trace`]; `Error::BadState` for others, and when the sequence has changed since.
-    pub fn trace(&self) -> Result<Vec<Span>> {
-        let nothing = sys::kv_span { first_token: 0, tokens: 0, share: 0.0, reserved: 0 };
-        let mut spans = vec![nothing; 64]; // the library tells no more
-        let mut count = 0;
-        // SAFETY: the session is open; there is room for as many as are said.
-        call(|error| unsafe { sys::kv_trace(self.raw(), spans.as_mut_ptr(), spans.len(), &mut count, error) })?;
-        spans.truncate(count);
-        Ok(spans.iter().map(|span| Span { first_token: span.first_token, tokens: span.tokens, share: span.share }).collect())
+    /// Replaces the decode strategy. Other options stay.
+    ///
+    /// # Errors
+    /// `BadArgument` (an unknown name; a parameter that does not fit), `NoMemory`, `Busy`: the
+    /// strategy is as before.
+    pub fn set_strategy(&mut self, decode: impl Into<Strategy>) -> Result<()> {
+        let decode = decode.into().raw()?;
+        // SAFETY: session and strategy are open.
+        call(|error| unsafe { sys::kv_session_set_strategy(self.raw(), decode.raw(), error) })
     }
 
-    /// JSON about the sequence and the last decode: tokens, pages, strategy, budget, memory, times.
-    pub fn stats(&self) -> Result<String> {
+    /// Builds now what the strategy needs besides the KV cache: an index, a sketch. Otherwise the
+    /// next answer or save builds it.
+    ///
+    /// # Errors
+    /// Those of [`Session::prepare_with`].
+    pub fn prepare(&mut self) -> Result<()> {
+        self.prepare_with(Control::new())
+    }
+
+    /// Does what [`Session::prepare`] does, with progress.
+    ///
+    /// # Errors
+    /// `Cancelled`, `NoMemory`, `Limit`, `Corrupt`, `Busy`.
+    pub fn prepare_with(&mut self, mut control: Control) -> Result<()> {
+        let control = control.raw();
+        // SAFETY: the session is open; the control lives during the call.
+        call(|error| unsafe { sys::kv_session_prepare(self.raw(), &control, error) })
+    }
+
+    /// Returns the state of the session and its last decode.
+    ///
+    /// # Errors
+    /// `NoMemory`, `Busy`.
+    pub fn stats(&self) -> Result<SessionStats> {
+        let mut stats = sized();
+        // SAFETY: the session is open; the struct has its size.
+        call(|error| unsafe { sys::kv_session_get_stats(self.raw(), &mut stats, error) })?;
+        Ok(SessionStats::of(&stats))
+    }
+
+    /// Returns JSON for people: the statistics, and why a strategy or a device was chosen.
+    ///
+    /// # Errors
+    /// `NoMemory`, `Busy`.
+    pub fn stats_json(&self) -> Result<String> {
         // SAFETY: as `tokens`.
-        json(|out, capacity, size, error| unsafe { sys::kv_stats(self.raw(), out, capacity, size, error) })
+        json(|out, capacity, size, error| unsafe {
+            sys::kv_session_stats_json(self.raw(), out, capacity, size, error)
+        })
     }
 
-    /// Writes the sequence to a file, atomically: the path holds the old file or the complete new one, durably, whatever happens.
+    /// Writes the sequence to a cache file, atomically and durably. After any failure, also a
+    /// power cut, the path holds either the old file or the complete new one.
+    ///
+    /// # Errors
+    /// Those of [`Session::save_with`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.save_with(path, &CallOptions::new())
+        self.save_with(path, Control::new())
     }
 
-    /// The same with options. `Error::NoSpace`, `Error::Permission`, `Error::Io`, `Error::Cancelled`: the old file stays.
-    pub fn save_with(&self, path: impl AsRef<Path>, options: &CallOptions) -> Result<()> {
-        let (path, raw) = (ffi::path(path.as_ref())?, options.raw()?);
-        // SAFETY: the session is open, path and options live during the call.
-        call(|error| unsafe { sys::kv_save(self.raw(), path.as_ptr(), &raw.value, error) })
+    /// Does what [`Session::save`] does, with progress.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Permission`, `Io`, `Cancelled`, `BadArgument`, `NoMemory`, `Busy`: the old file
+    /// stays.
+    pub fn save_with(&self, path: impl AsRef<Path>, mut control: Control) -> Result<()> {
+        let (path, control) = (ffi::path(path.as_ref())?, control.raw());
+        // SAFETY: the session is open; path and control live during the call.
+        call(|error| unsafe { sys::kv_save(self.raw(), path.as_ptr(), &control, error) })
     }
 
-    fn raw(&self) -> *mut sys::kv_session {
+    pub(crate) fn raw(&self) -> *mut sys::kv_session {
         self.shared.raw.raw()
     }
 }
 
-impl Shared {
-    pub(crate) fn generate<F>(&self, question: &[u8], options: &GenerateOptions, mut f: F) -> Result<Answer>
-    where
-        F: FnMut(&str) -> ControlFlow<()>,
-    {
-        let (raw, mut answer) = (options.raw()?, sized::<sys::kv_answer>());
-        let (text, size) = (question.as_ptr().cast(), question.len());
-        let user = &mut f as *mut F as *mut c_void;
-        // SAFETY: the session is open, what is pointed to lives during the call, and only the call uses `f`.
-        let result =
-            call(|error| unsafe { sys::kv_generate(self.raw.raw(), text, size, &raw.value, Some(on_text::<F>), user, &mut answer, error) });
-        debug_assert_eq!(answer.struct_size as usize, size_of_val(&answer));
-        match result {
-            Ok(()) => Ok(Answer::of(&answer)),
-            Err(error @ Error::Cancelled(_)) => Err(error.after_answering(Answer::of(&answer))),
-            Err(error) => Err(error),
-        }
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let (mut count, mut error) = (0, ffi::empty_error());
+        // SAFETY: the session is open; without capacity the call writes only the count.
+        let status =
+            unsafe { sys::kv_session_tokens(self.raw(), null_mut(), 0, &mut count, &mut error) };
+        let mut text = f.debug_struct("Session");
+        match status as u32 {
+            sys::KV_OK | sys::KV_LIMIT => text.field("tokens", &count),
+            _ => text.field("tokens", &format_args!("{}", crate::status_text(status))),
+        };
+        text.finish_non_exhaustive()
     }
 }
 
-impl Answer {
-    fn of(raw: &sys::kv_answer) -> Answer {
-        Answer {
-            stop_reason: match raw.stop_reason {
-                sys::KV_STOP_END_OF_TURN => StopReason::EndOfTurn,
-                sys::KV_STOP_STRING => StopReason::String,
-                sys::KV_STOP_MAX_TOKENS => StopReason::MaxTokens,
-                sys::KV_STOP_CONTEXT_FULL => StopReason::ContextFull,
-                sys::KV_STOP_CANCELLED => StopReason::Cancelled,
-                other => StopReason::Other(other),
-            },
-            question_tokens: raw.question_tokens,
-            answer_tokens: raw.answer_tokens,
-            first_token: Duration::from_nanos(raw.first_token_ns),
-            total: Duration::from_nanos(raw.total_ns),
-            tokens_read: raw.tokens_read,
-            tokens_present: raw.tokens_present,
+impl Shared {
+    pub(crate) fn generate<F>(
+        &self,
+        question: &[u8],
+        options: &GenerateOptions,
+        mut control: Control,
+        mut f: F,
+    ) -> Result<Answer>
+    where
+        F: FnMut(&str) -> ControlFlow<()>,
+    {
+        let mut text = String::new();
+        let mut piece = |piece: &str| {
+            text.push_str(piece);
+            f(piece)
+        };
+        let (raw, control, mut answer) = (options.raw()?, control.raw(), sized());
+        let result = self.call_generate(question, &raw.value, &control, &mut piece, &mut answer);
+        match result {
+            Ok(()) => Ok(Answer::of(&answer, text)),
+            Err(error @ Error::Cancelled(_)) => Err(error.with_answer(Answer::of(&answer, text))),
+            Err(error) => Err(error),
         }
+    }
+
+    fn call_generate<F: FnMut(&str) -> ControlFlow<()>>(
+        &self,
+        question: &[u8],
+        options: &sys::kv_generate_options,
+        control: &sys::kv_control,
+        f: &mut F,
+        answer: &mut sys::kv_answer,
+    ) -> Result<()> {
+        let (session, text, size) = (self.raw.raw(), question.as_ptr().cast(), question.len());
+        let user = f as *mut F as *mut c_void;
+        // SAFETY: the session is open; all pointers are valid during the call, and only the call
+        // uses `f`.
+        call(|error| unsafe {
+            let on_text = Some(on_text::<F> as _);
+            sys::kv_generate(session, text, size, options, control, on_text, user, answer, error)
+        })
     }
 }

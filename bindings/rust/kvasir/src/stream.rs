@@ -1,4 +1,5 @@
 //! Answers as iterators.
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
@@ -9,47 +10,54 @@ use std::thread::{self, JoinHandle};
 
 use kvasir_sys as sys;
 
-use crate::callback::OnProgress;
-use crate::{Answer, Error, GenerateOptions, Result, Session};
+use crate::{Answer, Control, Error, GenerateOptions, Result, Session};
 
-/// The pieces of an answer, whole characters each, as [`Session::stream`] gives them; an error ends it. While it lives the session is
-/// borrowed. Its thread ends with the answer, or when it is dropped, within 100 ms. (A stream that is leaked leaves the session busy until the
-/// answer ends.)
+/// Iterator over the pieces of an answer, each of whole characters: [`Session::stream`].
+///
+/// An error ends it. It borrows the session. Its thread ends with the answer, or within 100 ms when
+/// it is dropped. A stream that is leaked leaves the session busy until the answer ends.
+#[must_use = "a stream that is dropped stops its answer"]
 pub struct Stream<'s> {
     pieces: Option<Receiver<String>>,
     thread: Option<JoinHandle<Result<Answer>>>,
-    unwanted: Arc<AtomicBool>,
+    dropped: Arc<AtomicBool>,
     answer: Option<Answer>,
     session: PhantomData<&'s mut Session>,
 }
 
 impl<'s> Stream<'s> {
-    pub(crate) fn new(session: &'s mut Session, question: Vec<u8>, mut options: GenerateOptions) -> Result<Stream<'s>> {
-        let unwanted = Arc::new(AtomicBool::new(false));
-        // While the question is read there are no pieces: then dropping is noticed by the progress callback.
-        let (given, dropped) = (options.extra.progress.take(), unwanted.clone());
-        options.extra.progress = Some(OnProgress::new(move |progress| match &given {
-            _ if dropped.load(Ordering::Relaxed) => ControlFlow::Break(()),
-            Some(f) => f.call(progress),
-            None => ControlFlow::Continue(()),
-        }));
-        options.raw()?; // bad options are this call's error
+    pub(crate) fn new(
+        session: &'s mut Session,
+        question: Vec<u8>,
+        options: GenerateOptions,
+        control: Control<'static>,
+    ) -> Result<Stream<'s>> {
+        options.raw()?; // an error of the options is this call's
+        let dropped = Arc::new(AtomicBool::new(false));
+        // Prefill of the question yields no pieces: its progress notices the drop.
+        let stop = dropped.clone();
+        let control = control.stop_if(move || stop.load(Ordering::Relaxed));
         let (sender, pieces) = channel();
         let shared = session.shared.clone();
         let work = move || {
-            shared.generate(&question, &options, |piece| match sender.send(piece.to_owned()) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
+            shared.generate(&question, &options, control, |piece| {
+                match sender.send(piece.to_owned()) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
+                }
             })
         };
-        let thread = thread::Builder::new()
-            .name("kvasir stream".into())
-            .spawn(work)
-            .map_err(|error| Error::found(sys::KV_LIMIT, format!("a stream's thread cannot be started: {error}"), Some(error.into())))?;
-        Ok(Stream { pieces: Some(pieces), thread: Some(thread), unwanted, answer: None, session: PhantomData })
+        let thread = thread::Builder::new().name("kvasir stream".into()).spawn(work);
+        let thread = thread.map_err(|error| {
+            let message = format!("cannot start the thread of a stream: {error}");
+            Error::found(sys::KV_LIMIT, message, Some(error.into()))
+        })?;
+        let (pieces, thread) = (Some(pieces), Some(thread));
+        Ok(Stream { pieces, thread, dropped, answer: None, session: PhantomData })
     }
 
-    /// The counts of the answer, when it has ended well.
+    /// The answer, when it has ended without an error.
+    #[must_use]
     pub fn answer(&self) -> Option<&Answer> {
         self.answer.as_ref()
     }
@@ -74,9 +82,11 @@ impl Iterator for Stream<'_> {
     }
 }
 
+impl std::iter::FusedIterator for Stream<'_> {}
+
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
-        self.unwanted.store(true, Ordering::Relaxed);
+        self.dropped.store(true, Ordering::Relaxed);
         self.pieces = None;
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
             if !thread::panicking() {
@@ -86,16 +96,31 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// The tokens of [`Session::continuation`]. They stay in the sequence.
+impl fmt::Debug for Stream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let ended = self.thread.is_none();
+        f.debug_struct("Stream").field("ended", &ended).field("answer", &self.answer).finish()
+    }
+}
+
+/// Iterator over the tokens of a raw continuation: [`Session::continuation`]. They stay in the
+/// sequence. An error ends it.
+#[derive(Debug)]
+#[must_use = "iterators do nothing unless they are consumed"]
 pub struct Continuation<'s> {
     session: &'s mut Session,
     options: GenerateOptions,
+    control: Control<'s>,
     ended: bool,
 }
 
 impl<'s> Continuation<'s> {
-    pub(crate) fn new(session: &'s mut Session, options: GenerateOptions) -> Continuation<'s> {
-        Continuation { session, options, ended: false }
+    pub(crate) fn new(
+        session: &'s mut Session,
+        options: GenerateOptions,
+        control: Control<'s>,
+    ) -> Continuation<'s> {
+        Continuation { session, options, control, ended: false }
     }
 }
 
@@ -106,8 +131,18 @@ impl Iterator for Continuation<'_> {
         if self.ended {
             return None;
         }
-        let next = self.session.next_token(&self.options);
-        self.ended = next.as_ref().map_or(true, |next| next.end);
-        Some(next.map(|next| next.token))
+        match self.session.next_with(&self.options, &mut self.control) {
+            Ok(token) if !token.ends_turn => Some(Ok(token.id)),
+            Ok(_) => {
+                self.ended = true;
+                None
+            }
+            Err(error) => {
+                self.ended = true;
+                Some(Err(error))
+            }
+        }
     }
 }
+
+impl std::iter::FusedIterator for Continuation<'_> {}

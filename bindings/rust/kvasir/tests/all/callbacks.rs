@@ -1,4 +1,4 @@
-//! Callbacks, cancelling, panics, threads.
+//! Callbacks, cancels, panics, threads.
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,173 +6,207 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir::{
-    CallOptions, CancelToken, Error, GenerateOptions, Library, LibraryOptions, LibrarySessionOptions, LogLevel, Phase, PrefillOptions,
-    Session, StopReason,
+    CancelToken, Control, Error, GenerateOptions, Library, LibraryOptions, LibrarySessionOptions,
+    LogLevel, Phase, Session, StopReason,
 };
 
 use crate::support::*;
 
+const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
+
 /// The message of the panic of `f`.
 fn panic_of<T>(f: impl FnOnce() -> T) -> String {
     let panic = catch_unwind(AssertUnwindSafe(f)).err().expect("no panic");
-    panic.downcast_ref::<&str>().map_or_else(|| panic.downcast_ref::<String>().unwrap().clone(), |text| text.to_string())
+    match panic.downcast_ref::<&str>() {
+        Some(text) => text.to_string(),
+        None => panic.downcast_ref::<String>().unwrap().clone(),
+    }
 }
 
 fn long_text() -> String {
     std::fs::read_to_string(examples().join("sherlock-holmes.txt")).unwrap()[2000..200_000].into()
 }
 
+/// A library folder with a damaged document, which its log reports.
+fn damaged_library(folder: &Folder) -> std::path::PathBuf {
+    let library = folder.path("library");
+    std::fs::create_dir(&library).unwrap();
+    std::fs::write(library.join("bad.kv"), MAGIC).unwrap();
+    library
+}
+
 #[test]
-fn a_callback_stops_an_answer_and_the_error_tells_how_far_it_came() {
+fn a_callback_stops_an_answer_and_the_error_has_the_part() {
     let mut session = reader();
     let before = session.tokens().unwrap();
-    let mut pieces = 0;
-    let stopped = session.generate(QUESTION, &GenerateOptions::new(), |_| {
+    let (mut pieces, mut text) = (0, String::new());
+    let stopped = session.generate(QUESTION, &GenerateOptions::new(), Control::new(), |piece| {
         pieces += 1;
+        text += piece;
         if pieces == 3 {
             ControlFlow::Break(())
         } else {
-            ControlFlow::Continue(())
+            GO_ON
         }
     });
     let error = stopped.unwrap_err();
     assert!(matches!(error, Error::Cancelled(_)), "{error}");
     let answer = error.answer().unwrap();
     assert_eq!((pieces, answer.stop_reason), (3, StopReason::Cancelled));
-    assert!(answer.answer_tokens >= 3);
+    assert!(answer.answer_tokens >= 3 && answer.text == text);
     assert_eq!(session.tokens().unwrap(), before);
-    assert!(session.ask(QUESTION).unwrap().contains(ANSWER));
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER));
 }
 
 #[test]
-fn a_panic_of_a_text_callback_goes_on_in_the_caller() {
+fn a_panic_of_a_text_callback_continues_in_the_caller() {
     let mut session = reader();
-    let message = panic_of(|| session.generate(QUESTION, &GenerateOptions::new(), |_| panic!("in the text callback")));
+    let options = GenerateOptions::new();
+    let message = panic_of(|| {
+        session.generate(QUESTION, &options, Control::new(), |_| panic!("in the text callback"))
+    });
     assert_eq!(message, "in the text callback");
-    assert!(session.ask(QUESTION).unwrap().contains(ANSWER), "the session is whole");
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER), "the session is usable");
 }
 
 #[test]
-fn a_panic_of_a_progress_callback_goes_on_in_the_caller() {
+fn a_panic_of_a_progress_callback_continues_in_the_caller() {
+    let panics = || Control::new().progress(|_| panic!("in the progress callback"));
     let mut session = model().session().unwrap();
-    let options = PrefillOptions::new().progress(|_| panic!("in the progress callback"));
-    assert_eq!(panic_of(|| session.prefill_with(document(), &options)), "in the progress callback");
+    let message = panic_of(|| session.prefill_with(document(), panics()));
+    assert_eq!(message, "in the progress callback");
     let folder = Folder::new();
     let mut session = reader();
-    let options = CallOptions::new().progress(|_| panic!("while saving"));
-    assert_eq!(panic_of(|| session.save_with(folder.path("a.kv"), &options)), "while saving");
-    assert!(session.ask(QUESTION).unwrap().contains(ANSWER));
+    let message = panic_of(|| session.save_with(folder.path("a.kv"), panics()));
+    assert_eq!(message, "in the progress callback");
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER));
 }
 
 #[test]
-fn a_panic_of_a_log_callback_goes_on_in_the_caller() {
+fn a_panic_of_a_log_callback_continues_in_the_caller() {
     let folder = Folder::new();
-    std::fs::create_dir(folder.path("library")).unwrap();
-    std::fs::write(folder.path("library/bad.kv"), MAGIC).unwrap();
     let calm = AtomicBool::new(false);
     let log = move |_, _: &str| assert!(calm.swap(true, Ordering::SeqCst), "in the log");
-    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(log)).unwrap();
+    let options = LibraryOptions::new().log(log);
+    let library = Library::open_with(damaged_library(&folder), &options).unwrap();
     assert_eq!(panic_of(|| library.session(&model(), document())), "in the log");
-    // The panic is gone: the next call does not meet it.
-    assert!(library.session(&model(), document()).unwrap().0.ask(QUESTION).unwrap().contains(ANSWER));
+    // The next call does not meet the panic.
+    let (mut session, _) = library.session(&model(), document()).unwrap();
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER));
 }
 
 #[test]
 fn log_lines_arrive() {
     let (folder, lines) = (Folder::new(), Arc::new(Mutex::new(Vec::new())));
-    std::fs::create_dir(folder.path("library")).unwrap();
-    std::fs::write(folder.path("library/bad.kv"), MAGIC).unwrap();
     let kept = lines.clone();
     let log = move |level, line: &str| kept.lock().unwrap().push((level, line.to_owned()));
-    let library = Library::open_with(folder.path("library"), &LibraryOptions::new().log(log)).unwrap();
+    let options = LibraryOptions::new().log(log);
+    let library = Library::open_with(damaged_library(&folder), &options).unwrap();
     library.session(&model(), document()).unwrap();
-    drop(library);
-    let lines = Arc::try_unwrap(lines).expect("the callback is dropped with the library").into_inner().unwrap();
-    assert!(lines.iter().any(|(level, line)| *level == LogLevel::Warning && line.contains("bad.kv")), "{lines:?}");
+    drop((library, options));
+    let lines = Arc::try_unwrap(lines).expect("dropped with the library").into_inner().unwrap();
+    let warns =
+        |(level, line): &(LogLevel, String)| *level == LogLevel::Warning && line.contains("bad.kv");
+    assert!(lines.iter().any(warns), "{lines:?}");
 }
 
 #[test]
-fn progress_is_told() {
-    let (last, seen) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
-    let (to_last, to_seen) = (last.clone(), seen.clone());
-    let options = PrefillOptions::new().progress(move |p| {
-        to_last.store(p.done, Ordering::SeqCst);
-        to_seen.lock().unwrap().push(p);
-        ControlFlow::Continue(())
+fn a_progress_callback_may_change_the_callers_variables() {
+    let (mut last, mut seen) = (0, Vec::new());
+    let control = Control::new().progress(|report| {
+        last = report.done;
+        seen.push(report);
+        GO_ON
     });
-    let read = model().session().unwrap().prefill_with(document(), &options).unwrap();
-    let seen = seen.lock().unwrap();
+    let done = model().session().unwrap().prefill_with(document(), control).unwrap();
     assert!(seen.iter().all(|p| p.phase == Phase::Prefill && p.done <= p.total), "{seen:?}");
-    assert_eq!(last.load(Ordering::SeqCst), seen.last().unwrap().total);
-    assert!(read.tokens > 0);
+    assert!(done.tokens > 0 && last == seen.last().unwrap().total);
 }
 
 #[test]
-fn a_token_fired_by_another_thread_stops_reading_and_what_was_read_is_told() {
+fn a_token_fired_by_another_thread_stops_a_prefill() {
     let (cancel, text) = (CancelToken::new().unwrap(), long_text());
     let mut session = model().session().unwrap();
-    let far = Arc::new(AtomicU64::new(0));
-    let (fires, seen) = (cancel.clone(), far.clone());
-    let thread = std::thread::spawn(move || {
-        while seen.load(Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        fires.fire();
+    let done = AtomicU64::new(0);
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while done.load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            cancel.fire();
+        });
+        let control = Control::new().cancel(&cancel).progress(|report| {
+            done.store(report.done, Ordering::SeqCst);
+            GO_ON
+        });
+        session.prefill_with(&text, control).unwrap_err()
     });
-    let counts = far.clone();
-    let options = PrefillOptions::new().cancel(&cancel).progress(move |p| {
-        counts.store(p.done, Ordering::SeqCst);
-        ControlFlow::Continue(())
-    });
-    let error = session.prefill_with(&text, &options).unwrap_err();
-    thread.join().unwrap();
     assert!(matches!(error, Error::Cancelled(_)), "{error}");
-    let read = error.read().unwrap();
-    assert!(read.tokens > 0 && read.bytes > 0 && (read.bytes as usize) < text.len());
-    assert!(matches!(
-        session.generate(QUESTION, &GenerateOptions::new().cancel(&cancel), |_| ControlFlow::Continue(())),
-        Err(Error::Cancelled(_))
-    ));
+    let part = error.prefilled().unwrap();
+    assert!(part.tokens > 0 && part.bytes > 0 && (part.bytes as usize) < text.len());
+    let cancelled = || Control::new().cancel(&cancel);
+    let asked = session.ask_with(QUESTION, &GenerateOptions::new(), cancelled());
+    assert!(matches!(asked, Err(Error::Cancelled(_))));
+    let greedy = GenerateOptions::new();
+    let next = session.continuation_with(&greedy, cancelled()).next();
+    assert!(matches!(next, Some(Err(Error::Cancelled(_)))));
     cancel.reset();
-    assert!(session.prefill_with(" It is.", &PrefillOptions::new().cancel(&cancel)).unwrap().tokens > 0);
+    assert!(session.prefill_with(" It is.", cancelled()).unwrap().tokens > 0);
 }
 
 #[test]
 fn a_dropped_stream_stops_its_answer() {
     let mut session = reader();
-    let options = GenerateOptions::new().max_tokens(100_000).temperature(5.0).keep(true);
+    let options = GenerateOptions::new().max_tokens(100_000).temperature(5.0).keep_turn(true);
     let before = session.tokens().unwrap().len();
-    let mut stream = session.stream("Go on and on.", &options).unwrap();
+    let mut stream = session.stream_with("Go on and on.", &options, Control::new()).unwrap();
     stream.next().unwrap().unwrap();
     let begin = Instant::now();
     drop(stream);
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     assert!(session.tokens().unwrap().len() < before + 10_000);
-    // And while the question is read, when nothing comes yet.
+    // Also while the question is prefilled, when there are no pieces yet.
     let begin = Instant::now();
-    drop(session.stream(long_text(), &GenerateOptions::new()).unwrap());
+    drop(session.stream(long_text()).unwrap());
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     session.stats().expect("the session is not busy");
 }
 
 #[test]
-fn a_stream_brings_errors_and_panics() {
+fn a_loop_that_ends_early_frees_the_session() {
+    let mut session = reader();
+    if let Some(piece) = session.stream(QUESTION).unwrap().next() {
+        assert!(!piece.unwrap().is_empty());
+    }
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER));
+}
+
+#[test]
+fn a_stream_has_errors_and_panics() {
     let mut session = model().session().unwrap();
-    let mut stream = session.stream("", &GenerateOptions::new().temperature(-1.0)).unwrap();
+    let options = GenerateOptions::new().temperature(-1.0);
+    let mut stream = session.stream_with("", &options, Control::new()).unwrap();
     assert!(matches!(stream.next(), Some(Err(Error::BadArgument(_)))));
     assert!(stream.next().is_none() && stream.answer().is_none());
     drop(stream);
-    assert!(matches!(session.stream("", &GenerateOptions::new().stop("a\0b")).err(), Some(Error::BadArgument(_))));
+    let options = GenerateOptions::new().stop("a\0b");
+    let refused = session.stream_with("", &options, Control::new());
+    assert!(matches!(refused, Err(Error::BadArgument(_))));
+    drop(refused);
     let begun = Arc::new(AtomicBool::new(false));
-    let begins = begun.clone();
-    let options = GenerateOptions::new().progress(move |_| {
-        begins.store(true, Ordering::SeqCst);
-        panic!("in the thread")
-    });
-    assert_eq!(panic_of(|| session.stream(QUESTION, &options).unwrap().next()), "in the thread");
+    let panics = || {
+        let begun = begun.clone();
+        Control::new().progress(move |_| {
+            begun.store(true, Ordering::SeqCst);
+            panic!("in the thread")
+        })
+    };
+    let options = GenerateOptions::new();
+    let next = panic_of(|| session.stream_with(QUESTION, &options, panics()).unwrap().next());
+    assert_eq!(next, "in the thread");
     begun.store(false, Ordering::SeqCst);
     let dropped = panic_of(|| {
-        let _stream = session.stream(QUESTION, &options).unwrap();
+        let _stream = session.stream_with(QUESTION, &options, panics()).unwrap();
         while !begun.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -184,47 +218,48 @@ fn a_stream_brings_errors_and_panics() {
 fn a_leaked_stream_leaves_the_session_busy_and_no_more() {
     let mut session = reader();
     let options = GenerateOptions::new().max_tokens(300).temperature(5.0);
-    let mut stream = session.stream(QUESTION, &options).unwrap();
+    let mut stream = session.stream_with(QUESTION, &options, Control::new()).unwrap();
     stream.next().unwrap().unwrap();
     std::mem::forget(stream);
     let error = session.ask(QUESTION).unwrap_err();
     assert!(matches!(error, Error::Busy(_)), "{error}");
+    assert!(format!("{session:?}").contains("busy"));
 }
 
 #[test]
 fn a_callback_that_calls_its_own_session_gets_busy() {
-    let (folder, session) = (Folder::new(), Arc::new(reader()));
-    let (itself, met) = (session.clone(), Arc::new(AtomicU64::new(0)));
-    let counts = met.clone();
-    let options = CallOptions::new().progress(move |_| {
-        assert!(matches!(itself.stats(), Err(Error::Busy(_))));
-        counts.fetch_add(1, Ordering::SeqCst);
-        ControlFlow::Continue(())
+    let (folder, session) = (Folder::new(), reader());
+    let mut calls = 0;
+    let control = Control::new().progress(|_| {
+        assert!(matches!(session.stats(), Err(Error::Busy(_))));
+        calls += 1;
+        GO_ON
     });
-    session.save_with(folder.path("a.kv"), &options).unwrap();
-    assert!(met.load(Ordering::SeqCst) > 0);
+    session.save_with(folder.path("a.kv"), control).unwrap();
+    assert!(calls > 0);
 }
 
 #[test]
 fn a_callback_may_use_another_session() {
     let (mut session, other) = (reader(), reader());
     let mut tokens = 0;
-    let result = session.generate(QUESTION, &GenerateOptions::new(), |_| {
+    let result = session.generate(QUESTION, &GenerateOptions::new(), Control::new(), |_| {
         tokens = other.tokens().unwrap().len();
-        ControlFlow::Continue(())
+        GO_ON
     });
     result.unwrap();
     assert!(tokens > 0);
 }
 
 #[test]
-fn a_model_serves_threads_and_sessions_go_to_them() {
+fn a_model_serves_threads_and_sessions_move_to_them() {
     fn shared<T: Send + Sync>() {}
     shared::<kvasir::Model>();
     shared::<Library>();
     shared::<CancelToken>();
     shared::<Session>();
     shared::<kvasir::Cache>();
+    shared::<kvasir::Strategy>();
     shared::<Error>();
     shared::<LibrarySessionOptions>();
     let model = model();
@@ -232,7 +267,7 @@ fn a_model_serves_threads_and_sessions_go_to_them() {
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 let mut session = model.load(saved()).unwrap();
-                scope.spawn(move || session.ask(QUESTION).unwrap())
+                scope.spawn(move || session.ask(QUESTION).unwrap().text)
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -1,16 +1,18 @@
-//! Bad input and bad files: the library's whole message as an error, and everything usable afterwards.
+//! Bad input and bad files: the library's message as an error, and usable handles afterwards.
 use std::error::Error as _;
 use std::io::{Seek, SeekFrom, Write};
 
-use kvasir::{file, CallOptions, Error, GenerateOptions, LoadOptions, Model, ModelOptions, PrefillOptions, SessionOptions};
+use kvasir::{
+    file, Control, Error, GenerateOptions, Model, ModelOptions, SessionOptions, Strategy,
+};
 
 use crate::support::*;
 
 macro_rules! fails {
-    ($call:expr, $kind:ident, $($part:expr),+) => {{
+    ($call:expr, $kind:ident, $($part:expr),*) => {{
         let error = $call.err().expect("no error");
-        assert!(matches!(error, Error::$kind(_)), "{error:?}");
-        $(assert!(error.to_string().contains($part), "{error} has no {:?}", $part);)+
+        assert!(matches!(error, Error::$kind(_)), "{}: {error}", error.status());
+        $(assert!(error.to_string().contains($part), "{error} has no {:?}", $part);)*
         assert!(!error.status_text().is_empty() && error.message() == error.to_string());
         error
     }};
@@ -30,67 +32,90 @@ fn a_missing_file_is_named_and_has_the_systems_error() {
 fn strings_with_a_nul_byte_are_refused() {
     let error = fails!(Model::open("a\0b"), BadArgument, "NUL byte at 1");
     assert!(error.source().unwrap().is::<std::ffi::NulError>());
-    fails!(Model::open_with(model_path(), &ModelOptions::new().chat_format("raw\0")), BadArgument, "chat_format", "NUL");
+    let options = ModelOptions::new().chat_format("raw\0");
+    fails!(Model::open_with(model_path(), &options, Control::new()), BadArgument, "chat_format");
     let model = model();
-    fails!(model.session_with(&SessionOptions::new().strategy("qu\0est")), BadArgument, "strategy", "NUL");
-    fails!(model.session_with(&SessionOptions::new().spill_folder("a\0b")), BadArgument, "NUL");
+    let options = SessionOptions::new().decode("qu\0est");
+    fails!(model.session_with(&options), BadArgument, "strategy", "NUL");
+    let options = SessionOptions::new().instructions("a\0b");
+    fails!(model.session_with(&options), BadArgument, "instructions", "NUL");
+    let options = SessionOptions::new().spill_directory("a\0b");
+    fails!(model.session_with(&options), BadArgument, "NUL");
     let mut session = reader();
-    fails!(session.set_strategy("\0", 0, 0.0), BadArgument, "NUL");
-    fails!(session.generate(QUESTION, &GenerateOptions::new().stop("\0"), |_| unreachable!()), BadArgument, "stop", "NUL");
-    assert!(session.ask(QUESTION).unwrap().contains(ANSWER));
+    fails!(session.set_strategy("\0"), BadArgument, "NUL");
+    let options = GenerateOptions::new().stop("\0");
+    fails!(session.ask_with(QUESTION, &options, Control::new()), BadArgument, "stop", "NUL");
+    assert!(session.ask(QUESTION).unwrap().text.contains(ANSWER));
 }
 
 #[cfg(unix)]
 #[test]
-fn a_path_that_is_not_utf_8_is_taken_as_it_is() {
+fn a_path_may_have_any_bytes() {
     use std::os::unix::ffi::OsStrExt;
     let (folder, name) = (Folder::new(), std::ffi::OsStr::from_bytes(b"caf\xe9.kv"));
     let path = folder.path("").join(name);
     reader().save(&path).unwrap();
     assert!(path.exists());
-    assert!(model().load(&path).unwrap().ask(QUESTION).unwrap().contains(ANSWER));
+    assert!(model().load(&path).unwrap().ask(QUESTION).unwrap().text.contains(ANSWER));
 }
 
 #[test]
 fn values_out_of_range_are_refused_by_name() {
     let model = model();
-    fails!(Model::open_with(model_path(), &ModelOptions::new().chat_format("morse")), BadArgument, "morse");
-    fails!(model.session_with(&SessionOptions::new().strategy("best")), BadArgument, "best");
-    fails!(model.session_with(&SessionOptions::new().compare(3)), BadArgument, "compare is 3");
-    fails!(model.session_with(&SessionOptions::new().filter_layers("1;2")), BadArgument, "filter_layers", "1;2");
-    fails!(model.session_with(&SessionOptions::new().context(1 << 40)), BadArgument, "context");
-    fails!(model.session_with(&SessionOptions::new().spill_folder("/no/such").memory_budget(1 << 30)), NotFound, "/no/such");
+    let options = ModelOptions::new().chat_format("morse");
+    fails!(Model::open_with(model_path(), &options, Control::new()), BadArgument, "morse");
+    let session = |options: SessionOptions| model.session_with(&options);
+    fails!(session(SessionOptions::new().decode("best")), BadArgument, "best");
+    fails!(session(SessionOptions::new().decode(Strategy::flat().alpha(0.1))), BadArgument,);
+    fails!(session(SessionOptions::new().decode(Strategy::dipr().alpha(2.0))), BadArgument,);
+    fails!(session(SessionOptions::new().prefill("hnsw")), BadArgument, "hnsw");
+    let layers = Strategy::filter_layers().layers([2, 1]);
+    fails!(session(SessionOptions::new().decode(layers)), BadArgument,);
+    fails!(session(SessionOptions::new().context_tokens(1 << 40)), BadArgument,);
+    let options = SessionOptions::new().spill_directory("/no/such").memory_limit(1 << 30);
+    fails!(session(options), NotFound, "/no/such");
     let mut session = reader();
     let before = session.tokens().unwrap();
     fails!(session.rewind(1_000_000), BadArgument, "1000000");
-    fails!(session.prefill_tokens(&[-1], &CallOptions::new()), BadArgument, "-1");
+    fails!(session.prefill_tokens(&[-1]), BadArgument, "-1");
     fails!(model.detokenize(&[6144], false), BadArgument, "6144");
-    fails!(session.generate(QUESTION, &GenerateOptions::new().temperature(f32::NAN), |_| unreachable!()), BadArgument, "temperature");
-    fails!(session.generate(QUESTION, &GenerateOptions::new().stop(""), |_| unreachable!()), BadArgument, "stop");
+    let mut ask = |options: GenerateOptions| session.ask_with(QUESTION, &options, Control::new());
+    fails!(ask(GenerateOptions::new().temperature(f32::NAN)), BadArgument, "temperature");
+    fails!(ask(GenerateOptions::new().stop("")), BadArgument, "stop");
     assert_eq!(session.tokens().unwrap(), before);
 }
 
 #[test]
-fn calls_that_do_not_fit_the_state_say_what_does() {
+fn a_flag_that_a_call_does_not_have_is_refused() {
+    let mut session = reader();
+    fails!(session.prepare_with(Control::new().verify(true)), BadArgument,);
+    let control = Control::new().special(true).special(false);
+    session.prepare_with(control).unwrap();
+}
+
+#[test]
+fn calls_that_do_not_fit_the_state_name_it() {
     let mut session = model().session().unwrap();
     fails!(session.next_token(&GenerateOptions::new()), BadState, "empty");
-    let mut continuation = session.continuation(&GenerateOptions::new()).map(|token| token.map(|_| ()));
-    assert!(matches!(continuation.next(), Some(Err(Error::BadState(_)))) && continuation.next().is_none());
+    let mut continuation = session.continuation(&GenerateOptions::new());
+    assert!(matches!(continuation.next(), Some(Err(Error::BadState(_)))));
+    assert!(continuation.next().is_none());
     drop(continuation);
-    fails!(session.score(&[5], &CallOptions::new()), BadState, "empty");
-    let mut short = model().session_with(&SessionOptions::new().context(50)).unwrap();
+    fails!(session.score(&[5]), BadState, "empty");
+    let mut short = model().session_with(&SessionOptions::new().context_tokens(50)).unwrap();
     let error = fails!(short.prefill(document()), ContextFull, "50");
-    assert_eq!(error.read().unwrap().tokens, 0);
+    assert_eq!(error.prefilled().unwrap().tokens, 0);
     let mut asked = reader();
-    let _ = asked.generate(QUESTION, &GenerateOptions::new().keep(true), |_| std::ops::ControlFlow::Continue(()));
-    fails!(asked.prefill_with("More.", &PrefillOptions::new()), BadState, "");
+    let keep = GenerateOptions::new().keep_turn(true);
+    asked.ask_with(QUESTION, &keep, Control::new()).unwrap();
+    fails!(asked.prefill("More."), BadState,);
 }
 
 #[test]
 fn bad_files_are_told_apart() {
     let (folder, model) = (Folder::new(), model());
     let path = folder.path("a.kv");
-    std::fs::write(&path, "something else, long enough to have a header of some bytes").unwrap();
+    std::fs::write(&path, "something else, long enough for a header of some bytes").unwrap();
     let error = fails!(model.load(&path), NotACache, "a.kv");
     assert!(!error.is_stale());
     fails!(Model::open(&path), Unsupported, "a.kv");
@@ -103,12 +128,12 @@ fn bad_files_are_told_apart() {
     damaged.seek(SeekFrom::Start(size / 2)).unwrap();
     damaged.write_all(&[0xA5; 4096]).unwrap();
     drop(damaged);
-    let error = fails!(file::verify(&path, &CallOptions::new()), Corrupt, "a.kv");
+    let error = fails!(file::verify(&path), Corrupt, "a.kv");
     assert!(error.offset().is_some());
-    let verify = LoadOptions::new().verify(true);
-    fails!(model.load_with(&path, &SessionOptions::new(), &verify), Corrupt, "a.kv");
-    let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    cut.set_len(size / 3).unwrap();
+    let verify = Control::new().verify(true);
+    fails!(model.load_with(&path, &SessionOptions::new(), verify), Corrupt, "a.kv");
+    let short = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    short.set_len(size / 3).unwrap();
     fails!(model.load(&path), Corrupt, "a.kv");
 }
 
@@ -119,7 +144,8 @@ fn everything_closes_in_any_order() {
         let clone = model.clone();
         let session = model.load(saved()).unwrap();
         let fork = session.fork().unwrap();
-        let mut things: Vec<Box<dyn std::any::Any>> = vec![Box::new(model), Box::new(session), Box::new(fork)];
+        let mut things: Vec<Box<dyn std::any::Any>> =
+            vec![Box::new(model), Box::new(session), Box::new(fork)];
         things.swap(0, order % 3);
         if order > 2 {
             things.swap(1, 2);
@@ -128,6 +154,6 @@ fn everything_closes_in_any_order() {
         assert_eq!(clone.info().unwrap().layers, 10);
         let mut last = clone.load(saved()).unwrap();
         drop(clone);
-        assert!(last.ask(QUESTION).unwrap().contains(ANSWER));
+        assert!(last.ask(QUESTION).unwrap().text.contains(ANSWER));
     }
 }

@@ -1,7 +1,8 @@
-//! The binding over the real library and the bundled model.
+//! The binding, with the library and the bundled model.
 mod answers;
+mod cache;
 mod callbacks;
 mod documents;
 mod failures;
-mod store;
+mod sequences;
 mod support;

@@ -1,4 +1,4 @@
-//! A model, a document with a fact, and folders that go away.
+//! A model, a document with a fact, and temporary folders.
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,11 +8,13 @@ use kvasir::{Model, Session};
 
 pub const QUESTION: &str = "What is the access code of the north gate?";
 pub const ANSWER: &str = "4821907";
-pub const MAGIC: &[u8] = b"\x8bKVC\r\n\x1a\n"; // that a document begins with
+/// First bytes of a cache file.
+pub const MAGIC: &[u8] = b"\x8bKVC\r\n\x1a\n";
 
 /// `KVASIR_MODEL`, or the bundled one.
 pub fn model_path() -> PathBuf {
-    env::var_os("KVASIR_MODEL").map_or_else(|| examples().join("mini-reader-q8_0.gguf"), PathBuf::from)
+    let bundled = || examples().join("mini-reader-q8_0.gguf");
+    env::var_os("KVASIR_MODEL").map_or_else(bundled, PathBuf::from)
 }
 
 pub fn examples() -> PathBuf {
@@ -23,18 +25,19 @@ pub fn model() -> Model {
     Model::open(model_path()).unwrap()
 }
 
-/// About 600 tokens of a book, the fact in their middle.
+/// About 600 tokens of a book, with the fact in their middle.
 pub fn document() -> String {
     let book = std::fs::read_to_string(examples().join("sherlock-holmes.txt")).unwrap();
-    format!("{} The access code of the north gate is {ANSWER}. {}", &book[2000..3000], &book[3000..4000])
+    let (before, after) = (&book[2000..3000], &book[3000..4000]);
+    format!("{before} The access code of the north gate is {ANSWER}. {after}")
 }
 
-/// A session that has read the document, from a file that is read once in this process.
+/// A session over the document, from a file that is made once in this process.
 pub fn reader() -> Session {
     model().load(saved()).unwrap()
 }
 
-/// The document, saved.
+/// The cache file of the document.
 pub fn saved() -> PathBuf {
     static FILE: Mutex<Option<Folder>> = Mutex::new(None);
     let mut file = FILE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +56,8 @@ pub struct Folder(PathBuf);
 impl Folder {
     pub fn new() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("kvasir-rust-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kvasir-rust-{}-{number}", std::process::id());
         let folder = env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
         Folder(folder)
