@@ -9,7 +9,7 @@ import pathlib
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Tuple
 
-LIBRARY = "libkvasir.so.0"  # the soname
+LIBRARY = "libkvasir.so.0.2"  # the soname
 HEADER_VERSION = 200  # KV_VERSION_NUMBER
 NO_OFFSET = NO_BYTE = 2**64 - 1
 

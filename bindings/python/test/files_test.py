@@ -11,7 +11,7 @@ class Files(Case):
     def test_a_packed_document_comes_back_bit_for_bit(self):
         saved, packed, restored = (self.folder / name for name in ("a.kv", "a.kvz", "b.kv"))
         phases = []
-        session = self.reader()
+        session = self.prefilled()
         session.save(saved, progress=lambda phase, *_: phases.append(phase))
         kvasir.verify(saved, progress=lambda phase, *_: phases.append(phase))
         kvasir.pack(saved, packed, level=3, progress=lambda phase, *_: phases.append(phase))
@@ -19,31 +19,31 @@ class Files(Case):
         self.assertEqual(restored.read_bytes(), saved.read_bytes())
         self.assertEqual(list(dict.fromkeys(phases)), [kvasir.Phase.SAVE, kvasir.Phase.VERIFY, kvasir.Phase.PACK, kvasir.Phase.UNPACK])
         info, packed_info = kvasir.inspect(saved), kvasir.inspect_packed(packed)
-        self.assertEqual((info.tokens, info.file_bytes, info.kv_type), (len(session.tokens), saved.stat().st_size, kvasir.KvType.INT8))
+        self.assertEqual((info.tokens, info.file_bytes, info.precision), (len(session.tokens), saved.stat().st_size, kvasir.Precision.INT8))
         self.assertEqual((packed_info.document_bytes, packed_info.level), (info.file_bytes, 3))
-        self.assertStatus(Status.NOT_A_CACHE, "", kvasir.inspect, packed)
-        self.assertStatus(Status.BAD_ARGUMENT, "", kvasir.pack, saved, saved)
-        self.assertStatus(Status.BAD_ARGUMENT, "", kvasir.pack, saved, packed, level=20)
+        self.assert_status(Status.NOT_A_CACHE, "", kvasir.inspect, packed)
+        self.assert_status(Status.BAD_ARGUMENT, "", kvasir.pack, saved, saved)
+        self.assert_status(Status.BAD_ARGUMENT, "", kvasir.pack, saved, packed, level=20)
         with kvasir.Cancel() as token:
             token.fire()
-            self.assertStatus(Status.CANCELLED, "", kvasir.verify, saved, cancel=token)
-            self.assertStatus(Status.CANCELLED, "", session.save, saved, cancel=token)
+            self.assert_status(Status.CANCELLED, "", kvasir.verify, saved, cancel=token)
+            self.assert_status(Status.CANCELLED, "", session.save, saved, cancel=token)
         restored.write_bytes(saved.read_bytes()[:-1])
-        self.assertIsNotNone(self.assertStatus(Status.CORRUPT, "", kvasir.verify, restored).offset)
-        self.assertStatus(Status.NOT_FOUND, "", kvasir.verify, self.folder / "missing")
+        self.assertIsNotNone(self.assert_status(Status.CORRUPT, "", kvasir.verify, restored).offset)
+        self.assert_status(Status.NOT_FOUND, "", kvasir.verify, self.folder / "missing")
 
     def test_a_text_is_read_once(self):
         path = self.folder / "library"
         with kvasir.Library(path) as library:
             session, result = library.session(self.model, document(), name="first", strategy="full")
             self.assertEqual((result.saved, result.tokens_found, result.name, result.save_status), (True, 0, "first", Status.OK))
-            self.assertEqual(session.generate(QUESTION).text, FACT)
+            self.assertEqual(session.ask(QUESTION).text, FACT)
             session.close()
             phases = []
             session, result = library.session(self.model, document(), verify=True, progress=lambda phase, *_: phases.append(phase))
             self.assertEqual((result.saved, result.tokens_found), (False, result.tokens))
             self.assertIn(kvasir.Phase.VERIFY, phases)
-            self.assertStatus(Status.BUSY, "", library.remove, "first")
+            self.assert_status(Status.BUSY, "", library.remove, "first")
             with session, library.session(self.model, document() + " More.")[0] as longer:
                 self.assertGreater(len(longer.tokens), len(session.tokens))
             self.assertEqual(len(list(library)), 2)
@@ -61,11 +61,11 @@ class Files(Case):
                 taken.close()
                 self.assertEqual(result.name == "größe", replace)
             library.remove("größe")
-            self.assertStatus(Status.NOT_FOUND, "größe", library.remove, "größe")
-            self.assertStatus(Status.BAD_ARGUMENT, "", library.session, self.model, "")
-            self.assertStatus(Status.BAD_ARGUMENT, "", library.session, self.model, "a", name="a/b")
-            self.assertStatus(Status.CANCELLED, "", library.session, self.model, document(4000), progress=lambda *_: True)
-        self.assertStatus(Status.NOT_FOUND, "", kvasir.Library, self.folder / "none" / "library")
+            self.assert_status(Status.NOT_FOUND, "größe", library.remove, "größe")
+            self.assert_status(Status.BAD_ARGUMENT, "", library.session, self.model, "")
+            self.assert_status(Status.BAD_ARGUMENT, "", library.session, self.model, "a", name="a/b")
+            self.assert_status(Status.CANCELLED, "", library.session, self.model, document(4000), progress=lambda *_: True)
+        self.assert_status(Status.NOT_FOUND, "", kvasir.Library, self.folder / "none" / "library")
 
 
 unittest.main()

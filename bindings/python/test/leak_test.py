@@ -24,17 +24,17 @@ def trouble(*_):
 
 def cycle(path):
     with kvasir.Model(MODEL, log=lambda *_: None) as model, model.load(path, threads=1) as session:
-        answer = session.generate(QUESTION, lambda _: None, stop=["never"])
+        answer = session.ask(QUESTION, lambda _: None, stop=["never"])
         assert answer.text == FACT, answer
         with session.stream(QUESTION, cancel=kvasir.Cancel()) as stream:
             next(stream)
         with session.fork() as fork:
             fork.next()
-        for fail in (lambda: session.generate(QUESTION, trouble), lambda: model.load(path + ".missing"),
+        for fail in (lambda: session.ask(QUESTION, trouble), lambda: model.load(path + ".missing"),
                      lambda: model.load(path, verify=True, progress=trouble)):
             try:
                 fail()
-            except (RuntimeError, kvasir.NotFound):
+            except (RuntimeError, kvasir.NotFoundError):
                 continue
             raise AssertionError("nothing was raised")
 

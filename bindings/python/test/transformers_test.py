@@ -18,7 +18,7 @@ except ImportError as error:
 
 import kvasir
 import kvasir.transformers as kt
-from kvasir import KvType
+from kvasir import Precision
 
 WORKER = """
 import sys, torch, torch.distributed as dist, transformers, kvasir, kvasir.transformers as kt
@@ -28,7 +28,7 @@ model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], tp_plan="
 cache = transformers.DynamicCache(config=model.config)
 kt.prefill(model, torch.load(sys.argv[1] + "/ids.pt"), cache, chunk=64)
 assert cache.layers[0].keys.shape[1] == model.config.num_key_value_heads // 2, cache.layers[0].keys.shape
-kt.save_cache(model, cache, sys.argv[2], identity=kt.identity_of(sys.argv[1]), kv_type=kvasir.KvType.F32)
+kt.save_cache(model, cache, sys.argv[2], identity=kt.identity_of(sys.argv[1]), precision=kvasir.Precision.F32)
 try:
     kt.save_cache(model, cache, sys.argv[2] + "/no/folder")
 except kvasir.Error:
@@ -53,7 +53,7 @@ with kvasir.Model(weights) as home:
     kt.save_session(model, cache, tokens, home, sys.argv[3])
     try:
         kt.save_session(model, cache, tokens.flip(1), home, sys.argv[3] + ".other")
-    except kvasir.ModelMismatch:
+    except kvasir.ModelMismatchError:
         print("refused in rank", dist.get_rank(), flush=True)
 dist.destroy_process_group()
 """
@@ -93,14 +93,14 @@ class Transformers(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def test_the_same_tokens_as_the_plain_cache_when_nothing_is_dropped(self):
-        for options in ({"kv_type": KvType.F32}, {"window": 1024, "strategy": "full"}):
+        for options in ({"precision": Precision.F32}, {"window": 1024, "strategy": "full"}):
             cache = kt.KvasirCache(self.model, **options)
             self.assertEqual(answer(self.model, self.tokens, cache), self.plain)
             self.assertEqual(cache.get_seq_length(), 300 + 23)
-            self.assertEqual(cache.store.stats()["tokens"], 300 + 23)
+            self.assertEqual(cache.store.stats().tokens, 300 + 23)
 
     def test_a_saved_prefill_is_gone_on_with(self):
-        cache = kt.KvasirCache(self.model, kv_type=KvType.F32)
+        cache = kt.KvasirCache(self.model, precision=Precision.F32)
         kt.prefill(self.model, self.tokens[:, :-1], cache, chunk=128)
         cache.save(self.folder / "cache.kv")
         loaded = kt.KvasirCache.load(self.model, self.folder / "cache.kv")
@@ -125,19 +125,19 @@ class Transformers(unittest.TestCase):
                 self.model(**{"input_ids": self.tokens, "past_key_values": kt.KvasirCache(self.model), **options})
 
         for options in ({"input_ids": self.tokens.repeat(2, 1)}, {"attention_mask": torch.cat([torch.zeros(1, 1), torch.ones(1, 299)], 1)}):
-            with self.assertRaises(kvasir.Unsupported):
+            with self.assertRaises(kvasir.UnsupportedError):
                 run(**options)
-        with self.assertRaises(kvasir.BadState):
+        with self.assertRaises(kvasir.BadStateError):
             run(past_key_values=transformers.DynamicCache())
-        with self.assertRaises(kvasir.Unsupported):
+        with self.assertRaises(kvasir.UnsupportedError):
             self.model(self.tokens, past_key_values=kt.KvasirCache(self.model))  # gradients
-        with self.assertRaises(kvasir.BadArgument):
+        with self.assertRaises(kvasir.BadArgumentError):
             kt.KvasirCache(made())
         model = made()
         model.set_attn_implementation("kvasir")
         cache = kt.KvasirCache(model)
         model.set_attn_implementation("eager")
-        with self.assertRaises(kvasir.BadState), torch.no_grad():
+        with self.assertRaises(kvasir.BadStateError), torch.no_grad():
             model(self.tokens, past_key_values=cache)
         cache.truncate(0)
         model.set_attn_implementation("kvasir")
@@ -161,9 +161,9 @@ class Transformers(unittest.TestCase):
         identity = kt.identity_of(weights)
         cache = kt.KvasirCache.load(self.model, file, identity=identity)
         self.assertEqual(answer(self.model, self.tokens, cache), self.plain)
-        with self.assertRaises(kvasir.ModelMismatch):
+        with self.assertRaises(kvasir.ModelMismatchError):
             kt.KvasirCache.load(self.model, file, identity=bytes(32))
-        with kvasir.Model(support.MODEL) as reader, self.assertRaises(kvasir.ModelMismatch):
+        with kvasir.Model(support.MODEL) as reader, self.assertRaises(kvasir.ModelMismatchError):
             reader.load(file)
 
     @unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers reads GGUF files by the package gguf")
@@ -178,12 +178,12 @@ class Transformers(unittest.TestCase):
             kt.save_session(there, cache, tokens, home, file)
             with home.load(file, verify=True) as session:
                 self.assertEqual(len(session.tokens), tokens.shape[1])
-                self.assertIn("4821907", session.generate(support.QUESTION).text)
-            with self.assertRaises(kvasir.ModelMismatch):  # other tokens
+                self.assertIn("4821907", session.ask(support.QUESTION).text)
+            with self.assertRaises(kvasir.ModelMismatchError):  # other tokens
                 kt.save_session(there, cache, tokens.flip(1), home, file)
             for layer in cache.layers:
                 layer.keys = kt._interleaved(layer.keys[0].transpose(0, 1)).transpose(0, 1)[None]
-            with self.assertRaises(kvasir.ModelMismatch):  # channels in an order that is nobody's
+            with self.assertRaises(kvasir.ModelMismatchError):  # channels in an order that is nobody's
                 kt.save_session(there, cache, tokens, home, file)
 
     @unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers reads GGUF files by the package gguf")
@@ -193,7 +193,7 @@ class Transformers(unittest.TestCase):
             torch.save(torch.from_numpy(home.tokenize(support.document(3000), document=True).astype("int64"))[None], ids_file)
             self.in_two_processes(SESSION_WORKER, support.MODEL, ids_file, file)
             with home.load(file, verify=True) as session:
-                self.assertIn("4821907", session.generate(support.QUESTION).text)
+                self.assertIn("4821907", session.ask(support.QUESTION).text)
 
 
 unittest.main()
