@@ -3,7 +3,7 @@
     model.set_attn_implementation("kvasir")               # registered by importing this module
     cache = KvasirCache(model, decode="bounded")          # in place of DynamicCache
     prefill(model, input_ids, cache)
-    model.generate(input_ids, past_key_values=cache)
+    model.generate(input_ids, cache=cache)                # past_key_values in older versions
 
 One sequence (a batch of one), causal attention over everything before, inference only. Anything
 else raises UnsupportedError. Keys and values stay in host memory or in the mapped file: tensors of
@@ -16,6 +16,7 @@ the same weights elsewhere.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pathlib
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
@@ -191,7 +192,7 @@ def attention(
     link = getattr(key, "kvasir", None)
     if link is None:
         raise BadStateError(
-            "Kvasir's attention needs past_key_values=KvasirCache(model)", Status.BAD_STATE
+            "Kvasir's attention needs cache=KvasirCache(model)", Status.BAD_STATE
         )
     cache, layer = link
     del key.kvasir  # the tensor does not keep the cache
@@ -263,11 +264,12 @@ def prefill(model: Any, input_ids: Any, cache: Any, *, chunk: int = 512) -> Any:
     """
     if not 0 < chunk <= MAX_STEP:
         raise bad_argument(f"chunk is {chunk}: use 1 to {MAX_STEP} tokens")
+    new = "cache" in inspect.signature(model.forward).parameters
+    keyword = {"cache" if new else "past_key_values": cache}
     logits = None
     with torch.no_grad():
         for part in torch.split(input_ids, chunk, dim=1):
-            result = model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logits = result.logits
+            logits = model(input_ids=part, use_cache=True, logits_to_keep=1, **keyword).logits
     return logits
 
 
@@ -294,7 +296,7 @@ class _Heads(NamedTuple):
 @takes(CacheOptions)
 def save_cache(
     model: Any,
-    past_key_values: Any,
+    cache: Any,
     path: Path,
     *,
     identity: bytes = bytes(32),
@@ -311,13 +313,13 @@ def save_cache(
     group: the process group; None: all processes
     """
     shape = shape_of(model, max_tokens, identity)
-    _export(shape, past_key_values, lambda store: store.save(path), group, False, options)
+    _export(shape, cache, lambda store: store.save(path), group, False, options)
 
 
 @takes(CacheOptions)
 def save_session(
     model: Any,
-    past_key_values: Any,
+    cache: Any,
     input_ids: Any,
     gguf: Model,
     path: Path,
@@ -343,19 +345,19 @@ def save_session(
             session.save(path)
 
     shape = shape_of(model, info.context_tokens)
-    _export(shape, past_key_values, write, group, info.architecture == "llama", options)
+    _export(shape, cache, write, group, info.architecture == "llama", options)
 
 
 def _export(
     shape: CacheShape,
-    past_key_values: Any,
+    cache: Any,
     write: Callable[[Cache], None],
     group: Any,
     interleave: bool,
     options: Any,
 ) -> None:
-    layers = [(layer.keys, layer.values) for layer in past_key_values.layers]
-    tokens = past_key_values.get_seq_length()
+    layers = [(layer.keys, layer.values) for layer in cache.layers]
+    tokens = cache.get_seq_length()
     if len(layers) != shape.layers or any(
         k is None or k.shape[0] != 1 or k.shape[2] != tokens for k, _ in layers
     ):
