@@ -30,13 +30,17 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self._put(self._work(self._take, lambda: self.stopped))
+            self._put(self._work(self._take, self._is_over))
         except BaseException as error:
             self._put(error.with_traceback(None))  # whose frames refer to the queue
 
     def _take(self, piece: str) -> bool:
         self._put(piece)
-        return self.stopped
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        """True if nobody needs the answer. The interpreter waits for this thread when it ends."""
+        return self.stopped or not threading.main_thread().is_alive()
 
     @property
     def running(self) -> bool:

@@ -4,15 +4,26 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 import unittest
 
-from support import FACT, QUESTION, Case, long_text
+from support import FACT, MODEL, QUESTION, Case, long_text
 
 import kvasir
 from kvasir import Status
 
 STORY = {"question": "Tell me a very long story.", "max_tokens": 100_000}
+
+
+LEFT = """
+import sys, kvasir
+session = kvasir.Model(sys.argv[1]).load(sys.argv[2])
+stream = session.stream("Tell me a very long story.", max_tokens=100_000)
+next(stream)
+"""
 
 
 class Trouble(Exception):
@@ -132,6 +143,13 @@ class Streams(Case):
         with self.assertRaises(KeyboardInterrupt):
             list(session.stream(long_text()))
         self.assertEqual(session.ask(QUESTION).text, FACT)
+
+    def test_a_program_that_ends_does_not_wait_for_its_stream(self):
+        path = self.folder / "saved.kv"
+        self.prefilled().save(path)
+        begin = time.monotonic()
+        subprocess.run([sys.executable, "-c", LEFT, MODEL, path], check=True)
+        self.assertLess(time.monotonic() - begin, 60)  # the whole answer takes many minutes
 
     def test_a_stream_has_a_short_representation(self):
         stream = self.prefilled().stream(QUESTION)
