@@ -38,7 +38,7 @@ static int save_document(const char* model_path, const char* path) {
   return good;
 }
 
-/* Asks a loaded document, with all ways that end early. */
+/* One question to a loaded document, and all ways that end early. */
 static int cycle(const char* model_path, const char* path) {
   char answer[256] = "";
   kv_model* model = NULL;

@@ -116,8 +116,8 @@ class Cache(Handle):
         A step is complete when every layer has its update, in any order. The strategy "infllm"
         needs q, the step's queries after RoPE.
 
-        Raises BadArgumentError (layer, tokens; NaN, infinity, or a magnitude over 1e30),
-        BadStateError (the layer has its update; the step has another number of tokens),
+        Raises BadArgumentError (layer, tokens; NaN, infinity, or a magnitude over 1e30) and
+        BadStateError (the layer has its update; the step has another number of tokens). Also
         ContextFullError, LimitError, NoMemoryError, CorruptError, IoError, BusyError.
         """
         owner, shape = self._live(), self.shape

@@ -124,7 +124,7 @@ class Model(Handle):
         """Tokenizes text: int32 [count].
 
         special: True: text that spells a control token becomes that token
-        bos: True: begin with the begin-of-text token if the model wants one
+        bos: True: begin with the begin-of-text token where the model uses one
         document: True: begin as Session.prefill begins a document without instructions
         cancel: a Cancel; fire() stops the call
 

@@ -143,7 +143,7 @@ class Session(Handle):
 
     @takes(GenerateOptions)
     def stream(self, question: Text, **options: Unpack[GenerateOptions]) -> Stream:
-        """Asks as `ask` does and returns an iterator over the pieces of the answer.
+        """Returns an iterator over the pieces of the answer that `ask` returns whole.
 
         The session is busy until the stream is exhausted, closed or dropped. The next call of the
         thread that iterates stops a stream that is none of these; the stream then raises Cancelled.
