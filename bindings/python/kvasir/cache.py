@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import (
-    Cancel, Handle, Watch, address, as_string, as_uint, call, check_names, control, fill, json_of,
-    lib, result_of, sized,
+from ._core import Cancel, Handle, Watch, call, lib
+from ._values import (
+    address, as_string, as_uint, check_names, control, fill, json_of, result_of, sized,
 )
 from .enums import NumberType
 from .errors import BusyError, bad_argument

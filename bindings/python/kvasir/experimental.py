@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from . import _abi
 from . import strategy as _strategy
-from ._core import Watch, address, as_tokens, call, check_names, control, lib
+from ._core import Watch, call, lib
+from ._values import address, as_tokens, check_names, control
 from .options import ControlOptions, takes
 from .session import Session
 

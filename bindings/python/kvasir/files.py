@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from . import _abi
-from ._core import Watch, as_string, as_uint, call, check_names, control, lib, result_of, sized
+from ._core import Watch, call, lib
+from ._values import as_string, as_uint, check_names, control, result_of, sized
 from .enums import Precision, known
 from .options import ControlOptions, PackOptions, Path, takes
 

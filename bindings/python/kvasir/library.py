@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterator, Optional, Tuple, Union
 
 from . import _abi
-from ._core import (
-    Cancel, Handle, Watch, as_bytes, as_string, call, control, fill, lib, log_of, result_of, sized,
-)
+from ._core import Cancel, Handle, Watch, call, lib
+from ._values import as_bytes, as_string, control, fill, log_of, result_of, sized
 from .enums import Status, known
 from .errors import NotFoundError
 from .model import Model

@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import (
-    Cancel, Handle, Watch, address, as_bytes, as_string, as_tokens, as_uint, call, check_names,
-    control, fill, lib, log_of, result_of, sized,
+from ._core import Cancel, Handle, Watch, call, lib
+from ._question import detokenize
+from ._values import (
+    address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, log_of, result_of,
+    sized,
 )
 from .enums import Status
 from .errors import Error
 from .options import ControlOptions, ModelOptions, Path, Progress, SessionOptions, Text, takes
-from .session import Session, detokenize
+from .session import Session
 
 if TYPE_CHECKING:
     from .cache import Cache

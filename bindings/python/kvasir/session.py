@@ -1,7 +1,6 @@
 """Sessions: a sequence of tokens and its KV cache."""
 from __future__ import annotations
 
-import ctypes
 import threading
 from ctypes import byref, c_int32, c_size_t, c_uint64
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
@@ -10,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import (
-    Handle, Owner, Watch, address, as_bytes, as_string, as_tokens, as_uint, call, check_names,
-    control, fill, json_of, lib, result_of, sized, strategy_owner,
+from ._core import Handle, Owner, Watch, call, lib
+from ._question import Question, detokenize, whole_characters
+from ._values import (
+    address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, json_of,
+    result_of, sized, strategy_owner,
 )
-from .enums import GpuUse, Phase, Status, StopReason, known
+from .enums import GpuUse, Status
 from .errors import BusyError, Error
 from .options import (
     ControlOptions, GenerateOptions, OnText, Path, PrefillOptions, SampleOptions, Text, takes,
@@ -139,7 +140,7 @@ class Session(Handle):
         fit), BadStateError (sequence and question are empty), NoMemoryError, LimitError,
         CorruptError, BusyError.
         """
-        return _Question(self._live(), question, options).ask(on_text)
+        return Question(self._live(), question, options).ask(on_text)
 
     @takes(GenerateOptions)
     def stream(self, question: Text, **options: Unpack[GenerateOptions]) -> Stream:
@@ -148,7 +149,7 @@ class Session(Handle):
         The session is busy until the stream is exhausted, closed or dropped. The next call of the
         thread that iterates stops a stream that is none of these; the stream then raises Cancelled.
         """
-        asked = _Question(self._live(), question, options)
+        asked = Question(self._live(), question, options)
         return Stream(lambda put: self._start(asked, put))
 
     @takes(GenerateOptions)
@@ -157,7 +158,7 @@ class Session(Handle):
 
         A thread of its own computes the answer. A cancelled task stops it.
         """
-        asked = _Question(self._live(), question, options)
+        asked = Question(self._live(), question, options)
         return AsyncStream(lambda put: self._start(asked, put))
 
     @takes(GenerateOptions)
@@ -172,7 +173,7 @@ class Session(Handle):
         assert stream.answer is not None
         return stream.answer
 
-    def _start(self, asked: _Question, put: Callable[[Item], object]) -> Worker:
+    def _start(self, asked: Question, put: Callable[[Item], object]) -> Worker:
         self._worker = Worker(asked.ask, put)
         return self._worker
 
@@ -329,73 +330,3 @@ def _next(owner: Owner, how: _abi.kv_generate_options, options: Mapping[str, Any
         lib.kv_session_next, owner, byref(how), byref(control(options)), byref(token), byref(end)
     )
     return Token(token.value, bool(end.value))
-
-
-class _Question:
-    """Checked arguments of one kv_generate."""
-
-    def __init__(self, owner: Owner, question: Text, options: Mapping[str, Any]) -> None:
-        self.owner, self.question, self.options = owner, as_bytes(question), options
-        self.how = fill(_abi.kv_generate_options, GenerateOptions, options)
-        self.pieces: List[str] = []
-        control(options)  # a closed token is refused here and not in a thread
-
-    def ask(
-        self, on_text: Optional[OnText], is_stopped: Callable[[], bool] = lambda: False
-    ) -> Answer:
-        """Decodes the answer. on_text and is_stopped may stop it."""
-        watch, answer = Watch(), sized(_abi.kv_answer)
-        report = self.options.get("progress")
-
-        def progress(phase: Phase, done: int, total: int) -> object:
-            return is_stopped() or (report is not None and report(phase, done, total))
-
-        def take(text: int, size: int) -> object:
-            piece = ctypes.string_at(text, size).decode("utf-8", "replace")
-            self.pieces.append(piece)
-            return on_text is not None and on_text(piece)
-
-        def c_take(text: int, size: int, _user: object) -> int:
-            return watch.callback(take, text, size)
-
-        try:
-            watch.run(
-                lib.kv_generate, self.owner, self.question, len(self.question), byref(self.how),
-                byref(control({**self.options, "progress": progress}, watch)),
-                _abi.TEXT_FN(c_take), None, byref(answer),
-            )
-        except Error as error:
-            error.answer = self._answer(answer)
-            raise
-        return self._answer(answer)
-
-    def _answer(self, answer: _abi.kv_answer) -> Answer:
-        reason = known(StopReason, answer.stop_reason) if answer.stop_reason else None
-        return result_of(Answer, answer, text="".join(self.pieces), stop_reason=reason)
-
-
-def detokenize(model: Owner, ids: npt.NDArray[np.int32], flags: int) -> bytes:
-    """Calls kv_detokenize with room for the whole text."""
-    size = c_size_t(8 * ids.size + 16)
-    while True:
-        room = ctypes.create_string_buffer(size.value)
-        try:
-            call(
-                lib.kv_detokenize, model, address(ids), ids.size, flags, room, len(room),
-                byref(size),
-            )
-            return room.raw[: size.value]
-        except Error as error:
-            if error.status != Status.LIMIT or size.value <= len(room):
-                raise
-
-
-def whole_characters(text: bytes) -> str:
-    """Decodes UTF-8 without the parts of characters at both ends."""
-    begin = next((i for i, byte in enumerate(text[:4]) if byte & 0xC0 != 0x80), 0)
-    for end in range(len(text), max(begin, len(text) - 4), -1):
-        try:
-            return text[begin:end].decode()
-        except UnicodeDecodeError:
-            continue
-    return text[begin:].decode("utf-8", "replace")

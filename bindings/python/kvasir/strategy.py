@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import _abi
-from ._core import Owner, as_uint, call, lib, result_of, sized, strategy_owner
+from ._core import Owner, call, lib
+from ._values import as_uint, result_of, sized, strategy_owner
 from .enums import Param
 from .errors import BadArgumentError, NotFoundError, bad_argument
 

@@ -18,28 +18,27 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pathlib
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 
 import torch
-import torch.distributed as dist
 import transformers
 from transformers.cache_utils import Cache as AnyCache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import causal_mask_function
 
-from .cache import Cache, CacheShape
+from ._export import save_cache, save_session
+from ._tensors import MAX_STEP, rows_of, shape_of
+from .cache import Cache
 from .enums import NumberType, Status
 from .errors import BadStateError, UnsupportedError, bad_argument
-from .model import Model
 from .options import CacheOptions, Path, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MAX_STEP = 4096  # tokens of one step of a cache
-_NUMBERS = {
-    torch.float32: NumberType.F32, torch.float16: NumberType.F16, torch.bfloat16: NumberType.BF16,
-}
+__all__ = [
+    "KvasirCache", "attention", "identity_of", "prefill", "save_cache", "save_session", "shape_of",
+]
 
 
 class KvasirCache(AnyCache):  # type: ignore[misc]
@@ -122,8 +121,8 @@ class KvasirCache(AnyCache):  # type: ignore[misc]
             raise BadStateError(
                 f"layer {self._unattended} has another attention than Kvasir's", Status.BAD_STATE
             )
-        k, number = _rows(keys)
-        v, _ = _rows(values)
+        k, number = rows_of(keys)
+        v, _ = rows_of(values)
         self.store.update(layer, k, v, number_type=number)
         self._unattended, self._step = layer, k.shape[0]
         self._updated.append(layer)
@@ -131,7 +130,7 @@ class KvasirCache(AnyCache):  # type: ignore[misc]
             self._tokens, self._step, self._updated = self._tokens + self._step, 0, []
 
     def _attend(self, layer: int, query: Any, scale: float, softcap: float) -> Any:
-        q, number = _rows(query)
+        q, number = rows_of(query)
         out = self.store.attention(layer, q, number_type=number, scale=scale, softcap=softcap)
         self._unattended = None
         bits = out.view("int16") if number == NumberType.BF16 else out
@@ -225,18 +224,6 @@ transformers.AttentionInterface.register("kvasir", attention)
 transformers.AttentionMaskInterface.register("kvasir", _mask)
 
 
-def shape_of(
-    model: Any, max_tokens: Optional[int] = None, identity: bytes = bytes(32)
-) -> CacheShape:
-    """Returns the shape of the whole model's cache."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    tokens = max_tokens or config.max_position_embeddings
-    return CacheShape(config.num_hidden_layers, heads, kv_heads, dim, tokens, identity)
-
-
 def identity_of(path: Union[str, "pathlib.Path"]) -> bytes:
     """Returns a name for weights: the SHA-256 of a file, or of the *.safetensors of a folder.
 
@@ -271,185 +258,3 @@ def prefill(model: Any, input_ids: Any, cache: Any, *, chunk: int = 512) -> Any:
         for part in torch.split(input_ids, chunk, dim=1):
             logits = model(input_ids=part, use_cache=True, logits_to_keep=1, **keyword).logits
     return logits
-
-
-class _Heads(NamedTuple):
-    """Processes that have parts of the KV heads, in the order of ranks."""
-
-    group: Any
-    rank: int
-    processes: int  # 1: this one has all heads
-
-    def gathered(self, rows: Any) -> Any:
-        """Gathers the heads of all processes in the first one.
-
-        rows: [tokens][heads of this process][head_dim]; the result: [tokens][kv_heads][head_dim]
-        """
-        if self.processes == 1:
-            return rows
-        first = dist.get_global_rank(self.group, 0)
-        parts = [torch.empty_like(rows) for _ in range(self.processes)] if self.rank == 0 else None
-        dist.gather(rows, parts, dst=first, group=self.group)
-        return torch.cat(parts, 1) if parts else None
-
-
-@takes(CacheOptions)
-def save_cache(
-    model: Any,
-    cache: Any,
-    path: Path,
-    *,
-    identity: bytes = bytes(32),
-    max_tokens: Optional[int] = None,
-    group: Any = None,
-    **options: Unpack[CacheOptions],
-) -> None:
-    """Writes the keys and values of a DynamicCache (one sequence) to a file for KvasirCache.load.
-
-    Under torch.distributed every process of the group calls it with its own part of the heads. The
-    first one writes; a failure there is raised in all.
-
-    identity, max_tokens: as in KvasirCache
-    group: the process group; None: all processes
-    """
-    shape = shape_of(model, max_tokens, identity)
-    _export(shape, cache, lambda store: store.save(path), group, False, options)
-
-
-@takes(CacheOptions)
-def save_session(
-    model: Any,
-    cache: Any,
-    input_ids: Any,
-    gguf: Model,
-    path: Path,
-    *,
-    group: Any = None,
-    **options: Unpack[CacheOptions],
-) -> None:
-    """Writes a DynamicCache as a cache file that the library answers from without transformers.
-
-    Model.load and `kvasir ask` take the file. Under torch.distributed as save_cache.
-
-    input_ids: [1][count], the prefilled tokens, from gguf.tokenize(text, document=True)
-    gguf: the same weights as a GGUF file, also in another precision
-    group: the process group; None: all processes
-
-    Raises ModelMismatchError (gguf has other weights).
-    """
-    tokens = input_ids[0].cpu().numpy()
-    info = gguf.info
-
-    def write(store: Cache) -> None:
-        with gguf.session_from_cache(store, tokens, document=True) as session:
-            session.save(path)
-
-    shape = shape_of(model, info.context_tokens)
-    _export(shape, cache, write, group, info.architecture == "llama", options)
-
-
-def _export(
-    shape: CacheShape,
-    cache: Any,
-    write: Callable[[Cache], None],
-    group: Any,
-    interleave: bool,
-    options: Any,
-) -> None:
-    layers = [(layer.keys, layer.values) for layer in cache.layers]
-    tokens = cache.get_seq_length()
-    if len(layers) != shape.layers or any(
-        k is None or k.shape[0] != 1 or k.shape[2] != tokens for k, _ in layers
-    ):
-        raise UnsupportedError(
-            "use a cache of one sequence with all tokens in all layers", Status.UNSUPPORTED
-        )
-    heads = _heads_of(layers[0][0].shape[1], shape.kv_heads, group)
-    failure: List[Optional[BaseException]] = [None]
-    store: Optional[Cache] = None
-    try:
-        store = Cache(shape, **options) if heads.rank == 0 else None
-    except Exception as error:
-        failure[0] = error
-    _fill(store, layers, tokens, heads, interleave, failure)
-    if store is not None:
-        with store:
-            if failure[0] is None:
-                try:
-                    write(store)
-                except Exception as error:
-                    failure[0] = error
-    if heads.processes > 1:
-        first = dist.get_global_rank(heads.group, 0)
-        dist.broadcast_object_list(failure, src=first, group=heads.group)
-    if failure[0] is not None:
-        raise failure[0]
-
-
-def _fill(
-    store: Optional[Cache],
-    layers: List[Tuple[Any, Any]],
-    tokens: int,
-    heads: _Heads,
-    interleave: bool,
-    failure: List[Optional[BaseException]],
-) -> None:
-    """Copies keys and values into the store.
-
-    Every process gathers all parts, also after a failure: the others wait for it.
-    """
-    for begin in range(0, tokens, MAX_STEP):
-        for layer, pair in enumerate(layers):
-            parts = (_tensor_rows(part[:, :, begin : begin + MAX_STEP]) for part in pair)
-            k, v = (heads.gathered(part) for part in parts)
-            if store is None or failure[0] is not None:
-                continue
-            try:
-                (k, number), (v, _) = _numbers(_interleaved(k) if interleave else k), _numbers(v)
-                store.update(layer, k, v, number_type=number)
-            except Exception as error:
-                failure[0] = error
-
-
-def _interleaved(keys: Any) -> Any:
-    """Interleaves the two rotated halves of each row, as GGUF files of "llama" have them."""
-    tokens, heads, dim = keys.shape
-    return keys.view(tokens, heads, 2, dim // 2).transpose(2, 3).reshape(tokens, heads, dim)
-
-
-def _heads_of(own: int, all_heads: int, group: Any) -> _Heads:
-    if not dist.is_available() or not dist.is_initialized():
-        group, rank, count = None, 0, 1
-    else:
-        group = group or dist.group.WORLD
-        rank, count = dist.get_rank(group), dist.get_world_size(group)
-    if own * count != all_heads:
-        raise UnsupportedError(
-            f"{count} processes with {own} KV heads each do not have the model's {all_heads}",
-            Status.UNSUPPORTED,
-        )
-    return _Heads(group, rank, count)
-
-
-def _tensor_rows(states: Any) -> Any:
-    """Returns [1][heads][tokens][head_dim] as contiguous rows [tokens][heads][head_dim].
-
-    Most models made the tensor from such rows, so there is no copy.
-    """
-    if states.shape[0] != 1:
-        raise UnsupportedError(
-            f"a batch of {states.shape[0]}: a Kvasir cache has one sequence", Status.UNSUPPORTED
-        )
-    return states.detach()[0].transpose(0, 1).contiguous()
-
-
-def _numbers(rows: Any) -> Tuple[Any, NumberType]:
-    """Returns the same memory as a numpy array; a GPU's is copied."""
-    if rows.dtype not in _NUMBERS:
-        raise UnsupportedError(f"elements of type {rows.dtype}", Status.UNSUPPORTED)
-    number, rows = _NUMBERS[rows.dtype], rows.cpu()
-    return (rows.view(torch.int16) if number == NumberType.BF16 else rows).numpy(), number
-
-
-def _rows(states: Any) -> Tuple[Any, NumberType]:
-    return _numbers(_tensor_rows(states))

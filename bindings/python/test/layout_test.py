@@ -12,7 +12,7 @@ import unittest
 
 from support import kvasir
 
-from kvasir import _abi, _core, enums, experimental, options
+from kvasir import _abi, _values, enums, experimental, options
 
 HEADERS = [
     pathlib.Path(os.environ["KVASIR_INCLUDE_DIR"], name)
@@ -148,7 +148,8 @@ class Layout(unittest.TestCase):
     def check_field(self, struct, known, name, kind):
         texts = {ctypes.c_char_p: "text", ctypes.c_float: 0.25, ctypes.c_double: 0.25}
         value = texts.get(kind, 7)
-        filled, untouched = _core.fill(struct, known, {name: value}), _core.fill(struct, known, {})
+        filled = _values.fill(struct, known, {name: value})
+        untouched = _values.fill(struct, known, {})
         found = getattr(filled, name)
         self.assertEqual(found.decode() if isinstance(found, bytes) else found, value, name)
         for other in {field[0] for field in struct._fields_} - {name, "log", "stop"}:
@@ -156,22 +157,22 @@ class Layout(unittest.TestCase):
 
     def test_options_that_are_no_numbers_reach_their_fields(self):
         asked = {"stop": ["a", "ö"], "special": True, "keep_turn": True, "trace_passages": True}
-        filled = _core.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
+        filled = _values.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
         self.assertEqual([filled.stop[i].decode() for i in range(filled.stop_count)], ["a", "ö"])
         self.assertEqual(filled.flags, 0x301)
         with kvasir.Cancel() as token:
-            how = _core.control({"cancel": token}, None, _abi.VERIFY)
+            how = _values.control({"cancel": token}, None, _abi.VERIFY)
             self.assertEqual(how.cancel, token._live()._as_parameter_.value)
             self.assertEqual(how.flags, _abi.VERIFY)
         strategies = {"decode": "quest", "prefill": kvasir.Strategy("flat")}
-        filled = _core.fill(_abi.kv_session_options, options.SessionOptions, strategies)
+        filled = _values.fill(_abi.kv_session_options, options.SessionOptions, strategies)
         self.assertTrue(filled.decode and filled.prefill)
 
     def test_a_shorter_struct_of_an_older_header_is_not_written_past_its_end(self):
         class kv_control(ctypes.Structure):
             _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
 
-        filled = _core.sized(kv_control)
+        filled = _values.sized(kv_control)
         self.assertEqual((filled.struct_size, filled.flags), (8, 0))
 
     def test_numbers_of_a_newer_library_stay_numbers(self):

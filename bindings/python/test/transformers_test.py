@@ -23,6 +23,7 @@ except ImportError as error:
 import kvasir
 import kvasir.transformers as kt
 from kvasir import Precision
+from kvasir._export import interleaved
 
 needs_gguf = unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers needs gguf")
 
@@ -226,7 +227,7 @@ class Transformers(unittest.TestCase):
             with self.assertRaises(kvasir.ModelMismatchError):  # other tokens
                 kt.save_session(model, cache, tokens.flip(1), gguf, file)
             for layer in cache.layers:
-                layer.keys = kt._interleaved(layer.keys[0].transpose(0, 1)).transpose(0, 1)[None]
+                layer.keys = interleaved(layer.keys[0].transpose(0, 1)).transpose(0, 1)[None]
             with self.assertRaises(kvasir.ModelMismatchError):  # another order of channels
                 kt.save_session(model, cache, tokens, gguf, file)
 
