@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""What a token costs in Python beside the same program in C: overhead.py MODEL.gguf [ROUNDS]
+"""Compares the time of a token in Python with the same program in C.
 
-Both answer the same question over the same saved document by turns, in one thread, with a callback for each piece. C is compiled against KVASIR_INCLUDE_DIR
-and KVASIR_LIB_DIR. Prints the least and the median microseconds a token, and the ratios.
+    overhead.py MODEL.gguf [ROUNDS]
+
+Both answer the same question over the same cache file by turns, in one thread, with a callback for
+each piece. C is compiled against KVASIR_INCLUDE_DIR and KVASIR_LIB_DIR. Prints the minimum and the
+median of the CPU time per token in microseconds, and the ratios.
 """
 import os
 import pathlib
@@ -15,68 +18,112 @@ import time
 import kvasir
 
 TOKENS = 256
+QUESTION = "Tell me all of it."
 PROGRAM = r"""
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <kvasir.h>
-static int32_t take(const char *text, size_t size, void *user) { (void)text; *(size_t *)user += size; return 0; }
+static int32_t count_bytes(const char *text, size_t size, void *user) {
+  (void)text;
+  *(size_t *)user += size;
+  return 0;
+}
+static int64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
 int main(int count, char **values) {
-  kv_model *model = NULL; kv_session *session = NULL; kv_error error; char line[512]; (void)count;
-  kv_session_options so; kv_session_options_init(&so, sizeof so); so.threads = 1;
-  if (kv_open(values[1], NULL, &model, &error) || kv_load(model, values[2], &so, NULL, &session, &error)) return puts(error.message), 1;
+  kv_model *model = NULL;
+  kv_session *session = NULL;
+  kv_error error;
+  kv_session_options so;
+  char line[512];
+  (void)count;
+  kv_init(&so, sizeof so);
+  so.threads = 1;
+  if (kv_open(values[1], NULL, NULL, &model, &error) ||
+      kv_load(model, values[2], &so, NULL, &session, &error))
+    return puts(error.message), 1;
   while (fgets(line, sizeof line, stdin)) {
-    kv_generate_options go; kv_answer answer = {sizeof answer}; size_t bytes = 0; struct timespec begin, end;
-    kv_generate_options_init(&go, sizeof go); go.max_tokens = 256; go.temperature = 4; go.seed = 1;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
-    if (kv_generate(session, line, strcspn(line, "\n"), &go, take, &bytes, &answer, &error)) return puts(error.message), 1;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
-    printf("%llu %lld %llu\n", (unsigned long long)bytes, (end.tv_sec - begin.tv_sec) * 1000000000LL + end.tv_nsec - begin.tv_nsec,
+    kv_generate_options go;
+    kv_answer answer;
+    size_t bytes = 0;
+    int64_t begin = now();
+    kv_init(&answer, sizeof answer);
+    kv_init(&go, sizeof go);
+    go.max_tokens = 256;
+    go.temperature = 4;
+    go.seed = 1;
+    if (kv_generate(session, line, strcspn(line, "\n"), &go, NULL, count_bytes, &bytes, &answer,
+                    &error))
+      return puts(error.message), 1;
+    printf("%llu %lld %llu\n", (unsigned long long)bytes, (long long)(now() - begin),
            (unsigned long long)answer.answer_tokens);
     fflush(stdout);
   }
-  kv_session_close(session); kv_close(model); return 0;
+  kv_session_close(session);
+  kv_close(model);
+  return 0;
 }
 """
 
 
+def compile_c(folder):
+    """Compiles the program and returns its path."""
+    source, program = pathlib.Path(folder, "ask.c"), pathlib.Path(folder, "ask")
+    source.write_text(PROGRAM, encoding="utf-8")
+    include, libraries = os.environ["KVASIR_INCLUDE_DIR"], os.environ["KVASIR_LIB_DIR"]
+    link = [f"-L{libraries}", "-lkvasir", f"-Wl,-rpath,{libraries}"]
+    subprocess.run(["cc", "-O2", f"-I{include}", source, "-o", program, *link], check=True)
+    return program
+
+
 def main():
     model_path, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    text = (pathlib.Path(model_path).parent / "sherlock-holmes.txt").read_text(encoding="utf-8")[:2000]
-    with tempfile.TemporaryDirectory() as folder:
-        saved, source, program = folder + "/document.kv", folder + "/ask.c", folder + "/ask"
-        pathlib.Path(source).write_text(PROGRAM, encoding="utf-8")
-        libraries = os.environ["KVASIR_LIB_DIR"]
-        subprocess.run(["cc", "-O2", f"-I{os.environ['KVASIR_INCLUDE_DIR']}", source, "-o", program, f"-L{libraries}", "-lkvasir",
-                        f"-Wl,-rpath,{libraries}"], check=True)
-        with kvasir.Model(model_path) as model, model.session(threads=1) as session:
-            session.prefill(text)
+    book = pathlib.Path(model_path).parent / "sherlock-holmes.txt"
+    with tempfile.TemporaryDirectory() as folder, kvasir.Model(model_path) as model:
+        saved, program = folder + "/document.kv", compile_c(folder)
+        with model.session(threads=1) as session:
+            session.prefill(book.read_text(encoding="utf-8")[:2000])
             session.save(saved)
-        c = subprocess.Popen([program, model_path, saved], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with kvasir.Model(model_path) as model, model.load(saved, threads=1) as session:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        c = subprocess.Popen([program, model_path, saved], **pipes)
+        with model.load(saved, threads=1) as session:
             compare(c, session, rounds)
         c.communicate()
 
 
 def compare(c, session, rounds):
+    """Measures both programs by turns and prints the result."""
     in_c, in_python, ratios = [], [], []
     for i in range(rounds + 1):
-        c.stdin.write("Tell me all of it.\n")
+        c.stdin.write(QUESTION + "\n")
         c.stdin.flush()
         size, nanoseconds, tokens = map(int, c.stdout.readline().split())
         pieces = []
         begin = time.process_time_ns()
-        answer = session.generate("Tell me all of it.", lambda piece: pieces.append(piece), max_tokens=TOKENS, temperature=4, seed=1)
+        answer = session.ask(
+            QUESTION,
+            lambda piece: pieces.append(piece),
+            max_tokens=TOKENS,
+            temperature=4,
+            seed=1,
+        )
         spent = time.process_time_ns() - begin
-        assert (len(answer.text.encode()), answer.answer_tokens) == (size, tokens), "another answer"
-        if i:  # the first one reads the file
+        same = (len(answer.text.encode()), answer.answer_tokens) == (size, tokens)
+        assert same, "another answer"
+        if i:  # the first round reads the file
             in_c.append(nanoseconds / tokens / 1000)
             in_python.append(spent / tokens / 1000)
             ratios.append(in_python[-1] / in_c[-1])
-    print(f"{tokens} tokens, {rounds} rounds, microseconds of processor time a token: C least {min(in_c):.1f}, median {statistics.median(in_c):.1f}; "
-          f"Python least {min(in_python):.1f}, median {statistics.median(in_python):.1f}")
-    print(f"Python / C: of the least {min(in_python) / min(in_c):.4f}, median of pairs {statistics.median(ratios):.4f}")
+    print(f"{tokens} tokens, {rounds} rounds, microseconds of CPU time per token:")
+    for name, times in (("C", in_c), ("Python", in_python)):
+        print(f"  {name}: minimum {min(times):.1f}, median {statistics.median(times):.1f}")
+    ratio = min(in_python) / min(in_c)
+    print(f"  Python / C: minimum {ratio:.4f}, median of pairs {statistics.median(ratios):.4f}")
 
 
 main()

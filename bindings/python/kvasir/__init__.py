@@ -1,84 +1,68 @@
-"""Read a long document once with a local language model, keep it, question it from then on.
+"""Prefill a long document once, save its KV cache, and query it any number of times.
 
     with kvasir.Model("model.gguf") as model:
         with model.session() as session:
             session.prefill(text)                      # minutes, once
             session.save("book.kv")                    # atomic, checksummed
-        with model.load("book.kv") as session:         # milliseconds, mapped
-            print(session.generate("Who ...?").text)
+        with model.load("book.kv") as session:         # milliseconds: it maps the file
+            print(session.ask("Who ...?").text)
 
-The interface is that of kvasir.h in Python: each entry says what it raises, and the header says the rest. Calls release the interpreter's lock; a
-model and a library may be used by any number of threads, a session and a cache serve one call at a time and raise Busy for a second one. Callbacks run
-on the thread that calls; they may not use the handle that is calling them.
+Calls release the interpreter's lock. A model and a library serve any number of threads. A session
+and a cache serve one call at a time; a second concurrent call raises BusyError. Callbacks run on
+the calling thread and may not use the handle of their call. Times are seconds, sizes bytes.
+kvasir.experimental and kvasir.transformers are imported by name.
 """
 from __future__ import annotations
 
 import json
-from ctypes import byref
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict
 
-from . import _abi
-from ._core import Cancel, call, lib, sized, values
+from ._core import Cancel, lib
 from .cache import Cache, CacheShape
-from .enums import BudgetSchedule, FilterWindow, KvType, LogLevel, NumberType, Phase, Status, StopReason
-from .errors import (BadArgument, BadState, Busy, Cancelled, ContextFull, Corrupt, DeviceError, Error, Internal, IoError, Limit, ModelMismatch,
-                     NoMemory, NoSpace, NotACache, NotFound, Permission, Unsupported, Version, status_text)
-from .files import FileInformation, PackedInformation, inspect, inspect_packed, pack, unpack, verify
+from .enums import GpuUse, LogLevel, NumberType, Phase, Precision, Status, StopReason
+from .errors import (
+    BadArgumentError, BadStateError, BusyError, Cancelled, ContextFullError, CorruptError,
+    DeviceError, Error, InternalError, IoError, LimitError, ModelMismatchError, NoMemoryError,
+    NoSpaceError, NotACacheError, NotFoundError, PermissionDeniedError, UnsupportedError,
+    VersionError, status_text,
+)
+from .files import FileInfo, PackedInfo, inspect, inspect_packed, pack, unpack, verify
 from .library import Document, Library, LibraryResult
-from .model import Model, ModelInformation, inspect_model
-from .options import (AttentionOptions, CallOptions, GenerateOptions, LibraryOptions, ModelOptions, PackOptions, PrefillOptions,
-                      SampleOptions, SessionOptions, StoreOptions)
-from .results import Answer, Next, Read, Span
+from .model import Model, ModelInfo, inspect_model
+from .options import (
+    AttentionOptions, CacheOptions, ControlOptions, GenerateOptions, LibraryOptions, ModelOptions,
+    PackOptions, PrefillOptions, SampleOptions, SessionOptions,
+)
+from .results import Answer, CacheStats, Passage, PrefillResult, SessionStats, Token
 from .session import Session
-from .stream import Stream
+from .strategy import Strategy, StrategyInfo, strategies
+from .stream import AsyncStream, Stream
 
-__version__ = "0.1.0"
-
-
-class Strategy(NamedTuple):
-    dense_layers: int  # the default of that option; 2**32 - 1: all
-    budget_fraction: float  # likewise
-    budget_floor: int  # tokens that the default fraction is at least
-    takes_budget: bool  # otherwise it reads the same whatever the budget
-    takes_select_tokens: bool
-    name: str
-    takes_coverage: bool
-    takes_head_graphs: bool
-
-
-def strategies() -> List[Strategy]:
-    """Those of the library. "auto" is not among them: it is a choice of one."""
-    found: List[Strategy] = []
-    while True:
-        info = sized(_abi.kv_strategy_information)
-        try:
-            call(lib.kv_strategy_info, len(found), byref(info))
-        except NotFound:
-            return found
-        told = values(info)
-        for name in Strategy._fields:
-            told[name] = bool(told[name]) if name.startswith("takes") else told[name]
-        found.append(Strategy(**told))
+__version__ = "0.2.0"
 
 
 def version() -> int:
-    """Of the loaded library: major * 10000 + minor * 100 + patch."""
+    """Returns the version of the loaded library: major * 10000 + minor * 100 + patch."""
     number: int = lib.kv_version()
     return number
 
 
 def build_info() -> Dict[str, Any]:
-    """Version, cache format, compiler, kernels that this processor gets, backends, versions of third parties."""
+    """Describes the library: version, cache format, compiler, kernels, backends, third parties."""
     info: Dict[str, Any] = json.loads(lib.kv_build_info())
     return info
 
 
 __all__ = [
-    "Answer", "AttentionOptions", "BadArgument", "BadState", "BudgetSchedule", "Busy", "Cache", "CacheShape", "CallOptions", "Cancel",
-    "Cancelled", "ContextFull", "Corrupt", "DeviceError", "Document", "Error", "FileInformation", "FilterWindow", "GenerateOptions",
-    "Internal", "IoError", "KvType", "Library", "LibraryOptions", "LibraryResult", "Limit", "LogLevel", "Model", "ModelInformation",
-    "ModelMismatch", "ModelOptions", "Next", "NoMemory", "NoSpace", "NotACache", "NotFound", "NumberType", "PackOptions",
-    "PackedInformation", "Permission", "Phase", "PrefillOptions", "Read", "SampleOptions", "Session", "SessionOptions", "Span", "Status",
-    "StopReason", "StoreOptions", "Strategy", "Stream", "Unsupported", "Version", "build_info", "inspect", "inspect_model",
-    "inspect_packed", "pack", "status_text", "strategies", "unpack", "verify", "version",
+    "Answer", "AsyncStream", "AttentionOptions", "BadArgumentError", "BadStateError", "BusyError",
+    "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled", "ContextFullError",
+    "ControlOptions", "CorruptError", "DeviceError", "Document", "Error", "FileInfo",
+    "GenerateOptions", "GpuUse", "InternalError", "IoError", "Library", "LibraryOptions",
+    "LibraryResult", "LimitError", "LogLevel", "Model", "ModelInfo", "ModelMismatchError",
+    "ModelOptions", "NoMemoryError", "NoSpaceError", "NotACacheError", "NotFoundError",
+    "NumberType", "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError", "Phase",
+    "Precision", "PrefillOptions", "PrefillResult", "SampleOptions", "Session", "SessionOptions",
+    "SessionStats", "Status", "StopReason", "Strategy", "StrategyInfo", "Stream", "Token",
+    "UnsupportedError", "VersionError", "build_info", "inspect", "inspect_model", "inspect_packed",
+    "pack", "status_text", "strategies", "unpack", "verify", "version",
 ]

@@ -1,111 +1,210 @@
-"""The store without a model, for an engine that brings its own weights."""
+"""KV caches for engines that bring their own weights."""
 from __future__ import annotations
 
 from ctypes import byref, c_uint8
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import Cancel, Handle, Watch, address, as_string, as_uint, call, fill, json_of, lib, sized
+from ._core import Cancel, Handle, Watch, call, lib
+from ._values import (
+    address, as_string, as_uint, check_names, control, fill, json_of, result_of, sized,
+)
 from .enums import NumberType
-from .errors import bad_argument
-from .options import AttentionOptions, CallOptions, Path, Progress, StoreOptions
+from .errors import BusyError, bad_argument
+from .options import AttentionOptions, CacheOptions, ControlOptions, Path, Progress, takes
+from .results import CacheStats
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class CacheShape(NamedTuple):
-    layers: int
-    heads: int  # query heads
+@dataclass(frozen=True)
+class CacheShape:
+    """Shape of a Cache.
+
+    identity: the caller's 32 bytes for what makes the keys, such as a hash of its weights;
+        Cache.load compares it
+    """
+
+    layers: int  # 1 to 1024
+    heads: int  # query heads, 1 to 1024
     kv_heads: int  # a divisor of heads
     head_dim: int  # 1 to 256
-    max_tokens: int  # that the sequence may hold
-    identity: bytes = bytes(32)  # your name for what makes the keys, such as a hash of its weights: 32 bytes, compared by Cache.load
+    max_tokens: int  # 1 to 2^30; memory grows with the sequence
+    identity: bytes = bytes(32)
 
 
 class Cache(Handle):
-    """Keys and values of one sequence. For each step of 1 to 4096 tokens, and in it for each layer: update, then attention.
+    """KV cache of one sequence. For each step of 1 to 4096 tokens and layer: update, attention.
 
-    Arrays are rows of float32, float16 or bfloat16 (a dtype of that name, or uint16 with number_type=NumberType.BF16), C-contiguous, and are
-    read and written where they are: k, v [tokens][kv_heads][head_dim]; q, out [tokens][heads][head_dim]. One call at a time, from any thread; a
-    second one raises Busy."""
+    Arrays are rows of float32, float16 or bfloat16 (a dtype of that name, or uint16 with
+    number_type=NumberType.BF16), C-contiguous; the library accesses them in place. k and v are
+    [tokens][kv_heads][head_dim], q and out [tokens][heads][head_dim]. A cache serves one call at a
+    time, from any thread; a second concurrent call raises BusyError.
+    """
 
     _kind, _free = "cache", "kv_cache_close"
 
-    def __init__(self, shape: CacheShape, **options: Unpack[StoreOptions]) -> None:
-        """An empty cache. BadArgument (a shape or option out of its range), NoMemory, Limit, and of spill_folder NotFound, Permission, NoSpace."""
-        wanted, filled = _shape(shape), fill(_abi.kv_cache_options, StoreOptions, options)
+    shape: CacheShape
+
+    @takes(CacheOptions)
+    def __init__(self, shape: CacheShape, **options: Unpack[CacheOptions]) -> None:
+        """Creates an empty cache. Steps of one token use the strategy; longer ones are exact.
+
+        Raises BadArgumentError (shape, options), NoMemoryError, LimitError; with a memory_limit
+        NotFoundError, PermissionDeniedError and NoSpaceError (spill_directory).
+        """
         self.shape = shape
-        call(lib.kv_cache_open, byref(wanted), byref(filled), self._new())
+        c_shape, filled = _shape(shape), fill(_abi.kv_cache_options, CacheOptions, options)
+        call(lib.kv_cache_open, byref(c_shape), byref(filled), self._new())
 
     @classmethod
-    def load(cls, shape: CacheShape, path: Path, *, verify: bool = False, cancel: Optional[Cancel] = None,
-             progress: Optional[Progress] = None, **options: Unpack[StoreOptions]) -> Cache:
-        """A cache over a saved one, mapped. ModelMismatch where the file has another shape (heads are not compared) or identity, or is a session's;
-        window and kv_type are the file's. Otherwise errors of Model.load."""
-        wanted, cache, watch = _shape(shape), cls._empty(), Watch()
-        filled = fill(_abi.kv_cache_options, StoreOptions, options)
-        how = fill(_abi.kv_call_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
-        how.flags = _abi.LOAD_VERIFY if verify else 0
+    @takes(CacheOptions)
+    def load(
+        cls,
+        shape: CacheShape,
+        path: Path,
+        *,
+        verify: bool = False,
+        cancel: Optional[Cancel] = None,
+        progress: Optional[Progress] = None,
+        **options: Unpack[CacheOptions],
+    ) -> Cache:
+        """Creates a cache from a file by mapping it.
+
+        window_tokens and precision come from the file.
+
+        verify: True: verify the whole file now, not each page at its first use
+        cancel: a Cancel; fire() stops the call
+        progress: function of phase, done and total
+
+        Raises ModelMismatchError (another shape, except query heads, another identity, or a
+        session's file), and the errors of Model.load and Cache.
+        """
+        c_shape, cache, watch = _shape(shape), cls._empty(), Watch()
         cache.shape = shape
-        watch.run(lib.kv_cache_load, byref(wanted), as_string("path", path), byref(filled), byref(how), cache._new())
+        filled = fill(_abi.kv_cache_options, CacheOptions, options)
+        flags = _abi.VERIFY if verify else 0
+        how = control({"cancel": cancel, "progress": progress}, watch, flags)
+        watch.run(
+            lib.kv_cache_load, byref(c_shape), as_string("path", path), byref(filled), byref(how),
+            cache._new(),
+        )
         return cache
 
-    def update(self, layer: int, k: npt.NDArray[Any], v: npt.NDArray[Any], q: Optional[npt.NDArray[Any]] = None, *,
-               number_type: Optional[NumberType] = None) -> None:
-        """One layer's keys (after RoPE) and values of the step's tokens. `q`, after RoPE too, is for the strategy "infllm". The step is complete when
-        every layer has had its update.
+    def _about(self) -> str:
+        try:
+            return f"{self.stats().tokens} tokens"
+        except BusyError:
+            return "busy"
 
-        BadArgument, BadState, ContextFull, Limit, Busy and others: the cache is as it was."""
-        owner, (_, heads, kv_heads, dim, _, _) = self._live(), self.shape
-        number, tokens = _rows("k", k, kv_heads, dim, number_type)
-        if _rows("v", v, kv_heads, dim, number_type) != (number, tokens):
-            raise bad_argument("v has other tokens or numbers than k")
-        if q is not None and _rows("q", q, heads, dim, number_type) != (number, tokens):
-            raise bad_argument("q has other tokens or numbers than k")
-        call(lib.kv_cache_update, owner, as_uint("layer", layer, 32), number, address(k), address(v), None if q is None else address(q), tokens)
+    def update(
+        self,
+        layer: int,
+        k: npt.NDArray[Any],
+        v: npt.NDArray[Any],
+        q: Optional[npt.NDArray[Any]] = None,
+        *,
+        number_type: Optional[NumberType] = None,
+    ) -> None:
+        """Adds one layer's keys (after RoPE) and values of the step's tokens.
 
-    def attention(self, layer: int, q: npt.NDArray[Any], out: Optional[npt.NDArray[Any]] = None, *, number_type: Optional[NumberType] = None,
-                  **options: Unpack[AttentionOptions]) -> npt.NDArray[Any]:
-        """Causal attention of the step's queries in one layer, over all tokens so far. Writes into `out`, or an array that it makes, and returns it.
+        A step is complete when every layer has its update, in any order. The strategy "infllm"
+        needs q, the step's queries after RoPE.
 
-        BadArgument, BadState, Cancelled, NoMemory, Corrupt, IoError, Busy: the cache is as it was."""
-        owner, (_, heads, _, dim, _, _) = self._live(), self.shape
-        number, tokens = _rows("q", q, heads, dim, number_type)
+        Raises BadArgumentError (layer, tokens; NaN, infinity, or a magnitude over 1e30) and
+        BadStateError (the layer has its update; the step has another number of tokens). Also
+        ContextFullError, LimitError, NoMemoryError, CorruptError, IoError, BusyError.
+        """
+        owner, shape = self._live(), self.shape
+        number, tokens = _rows("k", k, shape.kv_heads, shape.head_dim, number_type)
+        if _rows("v", v, shape.kv_heads, shape.head_dim, number_type) != (number, tokens):
+            raise bad_argument("v has other tokens or another type than k")
+        if q is not None:
+            if _rows("q", q, shape.heads, shape.head_dim, number_type) != (number, tokens):
+                raise bad_argument("q has other tokens or another type than k")
+        queries = None if q is None else address(q)
+        call(
+            lib.kv_cache_update, owner, as_uint("layer", layer, 32), number, address(k), address(v),
+            queries, tokens,
+        )
+
+    @takes(AttentionOptions)
+    def attention(
+        self,
+        layer: int,
+        q: npt.NDArray[Any],
+        out: Optional[npt.NDArray[Any]] = None,
+        *,
+        number_type: Optional[NumberType] = None,
+        **options: Unpack[AttentionOptions],
+    ) -> npt.NDArray[Any]:
+        """Computes the attention of the step's queries in one layer, causal, and returns it.
+
+        The result is in `out`, or in a new array. The layer must have its update.
+
+        Raises BadArgumentError, BadStateError, Cancelled, NoMemoryError, CorruptError, IoError,
+        BusyError: cache and `out` are unchanged.
+        """
+        owner, shape = self._live(), self.shape
+        number, tokens = _rows("q", q, shape.heads, shape.head_dim, number_type)
         if out is None:
             out = np.empty(q.shape, q.dtype)
-        elif _rows("out", out, heads, dim, number_type) != (number, tokens):
-            raise bad_argument("out has other tokens or numbers than q")
+        elif _rows("out", out, shape.heads, shape.head_dim, number_type) != (number, tokens):
+            raise bad_argument("out has other tokens or another type than q")
         elif not out.flags.writeable or np.may_share_memory(q, out):
-            raise bad_argument("out is read-only, or shares memory with q")
+            raise bad_argument("out is read-only, or overlaps q")
         how = fill(_abi.kv_cache_attention_options, AttentionOptions, options)
-        call(lib.kv_cache_attention, owner, as_uint("layer", layer, 32), number, address(q), address(out), tokens, byref(how))
+        call(
+            lib.kv_cache_attention, owner, as_uint("layer", layer, 32), number, address(q),
+            address(out), tokens, byref(how), byref(control(options)),
+        )
         return out
 
     def truncate(self, tokens: int) -> None:
-        """Goes back to the first `tokens` tokens, and drops a step that is not complete. BadArgument where there are fewer."""
+        """Truncates the cache to its first `tokens` tokens and drops an incomplete step.
+
+        Raises BadArgumentError (there are fewer), CorruptError, NoMemoryError, BusyError.
+        """
         call(lib.kv_cache_truncate, self._live(), as_uint("tokens", tokens, 64))
 
-    def fork(self, cancel: Optional[Cancel] = None) -> Cache:
-        """A second cache that begins as an exact copy, pages shared, with the same options. `cancel`: of a sketch of the keys
-        that has to be found first. BadState while a step is not complete, Cancelled."""
-        owner, cache, token = self._live(), Cache._empty(), None if cancel is None else cancel._live()
+    def fork(self, *, cancel: Optional[Cancel] = None) -> Cache:
+        """Creates an exact copy with the same options. Both share the pages.
+
+        cancel: a Cancel; fire() stops the building of a missing sketch
+
+        Raises BadStateError (the step is incomplete), Cancelled, NoMemoryError, LimitError,
+        CorruptError, BusyError.
+        """
+        owner, cache, how = self._live(), Cache._empty(), control({"cancel": cancel})
         cache.shape = self.shape
-        call(lib.kv_cache_fork, owner, token, cache._new())
+        call(lib.kv_cache_fork, owner, byref(how), cache._new())
         return cache
 
-    def save(self, path: Path, **options: Unpack[CallOptions]) -> None:
-        """Writes the cache to a file, atomically. BadState while a step is not complete; otherwise errors of Session.save."""
+    @takes(ControlOptions)
+    def save(self, path: Path, **options: Unpack[ControlOptions]) -> None:
+        """Writes the cache to a file, as Session.save does.
+
+        Raises BadStateError (the step is incomplete), and the errors of Session.save.
+        """
         owner, watch = self._live(), Watch()
-        how = fill(_abi.kv_call_options, CallOptions, options, watch)
+        check_names(ControlOptions, options)
+        how = control(options, watch)
         watch.run(lib.kv_cache_save, owner, as_string("path", path), byref(how))
 
-    def stats(self) -> Dict[str, Any]:
-        """tokens (of complete steps), sealed_pages, window_tokens, step_tokens and more: kv_cache_stats."""
-        return json_of(lib.kv_cache_stats, self._live())
+    def stats(self) -> CacheStats:
+        """Returns the state of the cache. BusyError."""
+        stats = sized(_abi.kv_cache_stats)
+        call(lib.kv_cache_get_stats, self._live(), byref(stats))
+        return result_of(CacheStats, stats)
+
+    def stats_json(self) -> Dict[str, Any]:
+        """Returns the statistics for people."""
+        return json_of(lib.kv_cache_stats_json, self._live())
 
 
 def _shape(shape: CacheShape) -> _abi.kv_cache_shape:
@@ -119,17 +218,27 @@ def _shape(shape: CacheShape) -> _abi.kv_cache_shape:
     return struct
 
 
-def _rows(name: str, array: npt.NDArray[Any], heads: int, dim: int, number_type: Optional[NumberType]) -> Tuple[NumberType, int]:
-    """What the numbers are and how many tokens. The library gets a pointer, so that everything is checked here."""
+_NUMBER_TYPES = {
+    "float32": NumberType.F32, "float16": NumberType.F16, "bfloat16": NumberType.BF16,
+}
+
+
+def _rows(
+    name: str, array: npt.NDArray[Any], heads: int, dim: int, number_type: Optional[NumberType]
+) -> Tuple[NumberType, int]:
+    """Returns the element type and the number of tokens.
+
+    The library receives a pointer, so everything is checked here.
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a numpy array, not {type(array).__name__}")
     if array.ndim != 3 or array.shape[1:] != (heads, dim):
         raise bad_argument(f"{name} is {list(array.shape)}, not [tokens, {heads}, {dim}]")
     if not array.flags.c_contiguous or not array.dtype.isnative:
         raise bad_argument(f"{name} is not contiguous rows in the CPU's byte order")
-    own = {"float32": NumberType.F32, "float16": NumberType.F16, "bfloat16": NumberType.BF16}.get(array.dtype.name)
-    if own is None and array.dtype.name in ("uint16", "int16") and number_type is not None and number_type != NumberType.F32:
-        own = NumberType(number_type)
+    own = _NUMBER_TYPES.get(array.dtype.name)
+    if own is None and array.dtype.name in ("uint16", "int16"):
+        own = number_type if number_type in (NumberType.F16, NumberType.BF16) else None
     if own is None or number_type not in (None, own):
-        raise bad_argument(f"{name} has numbers of type {array.dtype.name}")
+        raise bad_argument(f"{name} has elements of type {array.dtype.name}")
     return own, as_uint("tokens", array.shape[0], 32)

@@ -1,4 +1,4 @@
-"""Numbers of the header that have names."""
+"""Named numbers of the header."""
 from __future__ import annotations
 
 import enum
@@ -8,7 +8,7 @@ Kind = TypeVar("Kind", bound=enum.IntEnum)
 
 
 def known(kind: Type[Kind], number: int) -> Union[Kind, int]:
-    """The number itself where a newer library has one that this package does not know."""
+    """Returns the member, or the number itself where a newer library has one more."""
     try:
         return kind(number)
     except ValueError:
@@ -16,7 +16,7 @@ def known(kind: Type[Kind], number: int) -> Union[Kind, int]:
 
 
 class Status(enum.IntEnum):
-    """Why a call failed: the kv_status of the C library. Numbers never change."""
+    """Status code of a call: kv_status. Numbers never change."""
 
     OK = 0
     CANCELLED = 1
@@ -40,38 +40,34 @@ class Status(enum.IntEnum):
 
 
 class LogLevel(enum.IntEnum):
+    """Level of a log line."""
+
     WARNING = 1
     INFO = 2
 
 
 class Phase(enum.IntEnum):
-    OPEN = 1  # bytes of the model file checked
-    PREFILL = 2  # tokens read
+    """Work that a progress report is about; the comments name the unit of done and total."""
+
+    OPEN = 1  # never reported by this version
+    PREFILL = 2  # tokens
     SAVE = 3  # bytes written
-    VERIFY = 4  # bytes checked
-    PREPARE = 5  # steps of making what a strategy needs beside keys and values
+    VERIFY = 4  # bytes verified
+    PREPARE = 5  # steps of building what the strategy needs besides the KV cache
     PACK = 6  # bytes of the document packed
     UNPACK = 7  # bytes of the document restored
 
 
-class KvType(enum.IntEnum):
+class Precision(enum.IntEnum):
+    """How the KV cache is stored."""
+
     INT8 = 0  # int8 pages behind a full-precision window
-    F32 = 1  # everything in full precision, attended in full: the reference
-
-
-class FilterWindow(enum.IntEnum):
-    LAST = 0
-    EXPONENTIAL = 1
-    UNIFORM = 2
-
-
-class BudgetSchedule(enum.IntEnum):
-    UNIFORM = 0
-    LINEAR = 1
-    PYRAMID = 2
+    F32 = 1  # float32 throughout, full attention: the reference, 7 times the memory
 
 
 class StopReason(enum.IntEnum):
+    """Why an answer ended."""
+
     END_OF_TURN = 1
     STRING = 2
     MAX_TOKENS = 3
@@ -80,6 +76,30 @@ class StopReason(enum.IntEnum):
 
 
 class NumberType(enum.IntEnum):
+    """Element type of the arrays of a Cache."""
+
     F32 = 0
     F16 = 1
     BF16 = 2
+
+
+class GpuUse(enum.IntFlag):
+    """What a GPU does in a session. With several GPUs a bit is set only if it holds for all."""
+
+    OUTPUT = 1  # it computes the output layer
+    ATTENDS = 2  # it attends alone in its layers
+    COEXECUTES = 4  # CPU and GPU attend each layer together
+    READS_PAGES = 8  # it reads pinned host memory; otherwise the CPU stages pages
+
+
+class Param(enum.IntEnum):
+    """Parameter of a strategy: kv_param. kvasir.experimental has those from 1000 on."""
+
+    BUDGET_TOKENS = 1
+    BUDGET_FRACTION = 2
+    DENSE_LAYERS = 3
+    SHARE_HEADS = 4
+    ALPHA = 5
+    COVERAGE = 6
+    SELECT_TOKENS = 7
+    EXACT_TOKENS = 8

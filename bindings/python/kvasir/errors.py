@@ -1,32 +1,47 @@
-"""Statuses of the library as exceptions."""
+"""Status codes as exceptions."""
 from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from . import _abi
 from .enums import Status, known
-from .results import Answer, Read
+from .results import Answer, PrefillResult
 
 
 class Error(Exception):
-    """A call failed, and changed nothing unless its documentation says otherwise. `str(error)` is the library's message, whole."""
+    """Failure of a call. `str(error)` is the library's message.
 
-    status: Union[Status, int]  # an int where a newer library has a status that this package does not know
-    sys_errno: int  # 0 when none
-    offset: Optional[int]  # in a file, bytes
-    read: Optional[Read] = None  # of prefill and prefill_tokens: how far they came
-    answer: Optional[Answer] = None  # of generate: what was made before
+    A failed call changed nothing, unless its documentation says otherwise. Attributes:
 
-    def __init__(self, message: str, status: int = Status.INTERNAL, sys_errno: int = 0, offset: Optional[int] = None) -> None:
+    status: a Status; a plain int where a newer library has a status that this package lacks
+    sys_errno: the system's error number; 0: none
+    offset: the place in a file, in bytes; None: none
+    prefilled: of Session.prefill and prefill_tokens: a PrefillResult, what was appended
+    answer: of Session.ask and the streams: an Answer, what was decoded before the failure
+    """
+
+    status: Union[Status, int]
+    sys_errno: int
+    offset: Optional[int]
+    prefilled: Optional[PrefillResult] = None
+    answer: Optional[Answer] = None
+
+    def __init__(
+        self,
+        message: str,
+        status: int = Status.INTERNAL,
+        sys_errno: int = 0,
+        offset: Optional[int] = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.sys_errno, self.offset = known(Status, status), sys_errno, offset
 
     @property
     def is_stale(self) -> bool:
-        """True for a saved document of another version or model: delete it and read again, nothing is broken."""
+        """True for a cache file of another version or model: delete the file and prefill again."""
         return bool(_abi.lib.kv_status_is_stale(int(self.status)))
 
-    def __reduce__(self) -> Tuple[Any, ...]:  # with its status through pickle, as process pools do it
+    def __reduce__(self) -> Tuple[Any, ...]:  # pickle keeps the status, as process pools need it
         return type(self), (str(self), int(self.status), self.sys_errno, self.offset)
 
 
@@ -34,98 +49,119 @@ class Cancelled(Error):
     """A cancel token fired, or a callback returned something true."""
 
 
-class BadArgument(Error, ValueError):
-    """An argument out of its range, or a handle that is closed."""
+class BadArgumentError(Error, ValueError):
+    """An argument is out of range, or a handle is closed."""
 
 
-class Busy(Error):
+class BusyError(Error):
     """Another call on this session, cache or library is running."""
 
 
-class BadState(Error):
-    """The call does not fit what happened before."""
+class BadStateError(Error):
+    """The call is not possible after the earlier calls; the message names what is."""
 
 
-class NoMemory(Error, MemoryError):
+class NoMemoryError(Error, MemoryError):
     """Memory ran out."""
 
 
-class Limit(Error):
-    """A limit of the system or of the options."""
+class LimitError(Error):
+    """A limit of the system or of the options is reached."""
 
 
 class IoError(Error, OSError):
-    """Reading or writing failed; `errno` says how."""
+    """A read or write failed; `errno` has the cause."""
 
-    def __init__(self, message: str, status: int = Status.IO, sys_errno: int = 0, offset: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int = Status.IO,
+        sys_errno: int = 0,
+        offset: Optional[int] = None,
+    ) -> None:
         super().__init__(message, status, sys_errno, offset)
         self.errno = sys_errno or None
 
 
-class NoSpace(IoError):
-    """Disk full, quota or file size limit."""
+class NoSpaceError(IoError):
+    """The disk is full, or a quota or file size limit is reached."""
 
 
-class NotFound(IoError, FileNotFoundError):
-    """There is no such file, folder, document or device."""
+class NotFoundError(IoError, FileNotFoundError):
+    """The file, folder, document or device does not exist."""
 
 
-class Permission(IoError, PermissionError):
-    """Not allowed."""
+class PermissionDeniedError(IoError, PermissionError):
+    """The system refuses the access."""
 
 
-class NotACache(Error):
-    """The file is something else."""
+class NotACacheError(Error):
+    """The file is not a cache file."""
 
 
-class Version(Error):
-    """Written by a newer library: stale."""
+class VersionError(Error):
+    """A newer library wrote the file: stale."""
 
 
-class Corrupt(Error):
-    """Damaged; `offset` says where."""
+class CorruptError(Error):
+    """The data is damaged; `offset` has the place."""
 
 
-class ModelMismatch(Error):
-    """A saved document of another model: stale."""
+class ModelMismatchError(Error):
+    """The file has another model, chat format or instructions: stale."""
 
 
-class Unsupported(Error):
-    """A good file with something that the library does not do; the message names it."""
+class UnsupportedError(Error):
+    """The file is valid, but this library lacks a feature; the message names it."""
 
 
-class ContextFull(Error):
-    """The model's or the session's context length is reached."""
+class ContextFullError(Error):
+    """The context length of the model or of the session is reached."""
 
 
-class Internal(Error):
+class InternalError(Error):
     """A bug in Kvasir."""
 
 
 class DeviceError(Error):
-    """A GPU failed or was lost: close the sessions and the model that use it."""
+    """A GPU failed: close the sessions and the model that use it."""
 
 
 _CLASSES: Dict[int, Type[Error]] = {
-    Status.CANCELLED: Cancelled, Status.BAD_ARGUMENT: BadArgument, Status.BUSY: Busy, Status.BAD_STATE: BadState,
-    Status.NO_MEMORY: NoMemory, Status.LIMIT: Limit, Status.IO: IoError, Status.NO_SPACE: NoSpace, Status.NOT_FOUND: NotFound,
-    Status.PERMISSION: Permission, Status.NOT_A_CACHE: NotACache, Status.VERSION: Version, Status.CORRUPT: Corrupt,
-    Status.MODEL_MISMATCH: ModelMismatch, Status.UNSUPPORTED: Unsupported, Status.CONTEXT_FULL: ContextFull,
-    Status.INTERNAL: Internal, Status.DEVICE: DeviceError,
+    Status.CANCELLED: Cancelled,
+    Status.BAD_ARGUMENT: BadArgumentError,
+    Status.BUSY: BusyError,
+    Status.BAD_STATE: BadStateError,
+    Status.NO_MEMORY: NoMemoryError,
+    Status.LIMIT: LimitError,
+    Status.IO: IoError,
+    Status.NO_SPACE: NoSpaceError,
+    Status.NOT_FOUND: NotFoundError,
+    Status.PERMISSION: PermissionDeniedError,
+    Status.NOT_A_CACHE: NotACacheError,
+    Status.VERSION: VersionError,
+    Status.CORRUPT: CorruptError,
+    Status.MODEL_MISMATCH: ModelMismatchError,
+    Status.UNSUPPORTED: UnsupportedError,
+    Status.CONTEXT_FULL: ContextFullError,
+    Status.INTERNAL: InternalError,
+    Status.DEVICE: DeviceError,
 }
 
 
 def status_text(status: int) -> str:
-    """A short English text for a status, "unknown status" for others."""
+    """Returns a short English text for a status, "unknown status" for others."""
     text: bytes = _abi.lib.kv_status_text(status)
     return text.decode()
 
 
 def error_of(error: _abi.kv_error) -> Error:
+    """Makes the exception for a kv_error."""
     offset = None if error.offset == _abi.NO_OFFSET else int(error.offset)
     kind = _CLASSES.get(error.status, Error)
     return kind(error.message.decode("utf-8", "replace"), error.status, error.sys_errno, offset)
 
 
-def bad_argument(message: str) -> BadArgument:
-    return BadArgument(message, Status.BAD_ARGUMENT)
+def bad_argument(message: str) -> BadArgumentError:
+    """Makes the exception for an argument that the package itself refuses."""
+    return BadArgumentError(message, Status.BAD_ARGUMENT)

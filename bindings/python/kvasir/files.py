@@ -1,76 +1,107 @@
-"""Saved documents as files."""
+"""Cache files and packed files."""
 from __future__ import annotations
 
 from ctypes import byref
-from typing import TYPE_CHECKING, NamedTuple, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
 
 from . import _abi
-from ._core import Watch, as_string, call, fill, lib, sized, values
-from .enums import KvType, known
-from .options import CallOptions, PackOptions, Path
+from ._core import Watch, call, lib
+from ._values import as_string, as_uint, check_names, control, result_of, sized
+from .enums import Precision, known
+from .options import ControlOptions, PackOptions, Path, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class FileInformation(NamedTuple):
+@dataclass(frozen=True)
+class FileInfo:
+    """Description of a cache file."""
+
     format_version: int
     file_bytes: int
-    tokens: int
-    sealed_tokens: int
-    kv_bytes: int  # pages, scales and summaries
+    tokens: int  # of the sequence
+    sealed_tokens: int  # the first of these, in pages
+    kv_bytes: int  # pages, scales and page summaries
     layers: int
-    kv_heads: int
-    head_dim: int
-    kv_type: Union[KvType, int]
-    model_name: str
-    chat_format: str  # of its turns; empty: it has none, or an older library wrote it
+    kv_heads: int  # per layer
+    head_dim: int  # elements per head
+    precision: Union[Precision, int]
+    model_name: str  # of the model that wrote it, truncated
+    chat_format: str  # of its turns; empty: none, or written by an older library
 
 
-class PackedInformation(NamedTuple):
+@dataclass(frozen=True)
+class PackedInfo:
+    """Description of a packed file."""
+
     packed_version: int
-    file_bytes: int
-    document_bytes: int  # when it is unpacked
-    tokens: int
-    format_version: int  # of the document
-    level: int
+    file_bytes: int  # packed
+    document_bytes: int  # unpacked
+    tokens: int  # of the sequence
+    format_version: int  # of the unpacked file
+    level: int  # of compression
     layers: int
-    kv_heads: int
-    head_dim: int
-    model_name: str
+    kv_heads: int  # per layer
+    head_dim: int  # elements per head
+    model_name: str  # of the model that wrote it, truncated
 
 
-def inspect(path: Path) -> FileInformation:
-    """What a saved document says of itself; checks the header and the sequence's facts only. NotACache (also a packed one), Version, Corrupt and others."""
-    info = sized(_abi.kv_file_information)
+def inspect(path: Path) -> FileInfo:
+    """Describes a cache file. Checks header and tables only.
+
+    Raises NotFoundError, NotACacheError (also a packed file), VersionError, CorruptError, IoError,
+    NoMemoryError.
+    """
+    info = sized(_abi.kv_file_info)
     call(lib.kv_file_inspect, as_string("path", path), byref(info))
-    found = values(info)
-    found["kv_type"] = known(KvType, info.kv_type)
-    return FileInformation(**found)
+    return result_of(FileInfo, info, precision=known(Precision, info.precision))
 
 
-def inspect_packed(path: Path) -> PackedInformation:
-    """What a packed document says of itself; checks its header and size only."""
-    info = sized(_abi.kv_packed_information)
+def inspect_packed(path: Path) -> PackedInfo:
+    """Describes a packed file. Checks its header and size only. Raises the errors of inspect."""
+    info = sized(_abi.kv_packed_info)
     call(lib.kv_packed_inspect, as_string("path", path), byref(info))
-    return PackedInformation(**values(info))
+    return result_of(PackedInfo, info)
 
 
-def verify(path: Path, **options: Unpack[CallOptions]) -> None:
-    """Reads and checks every byte. Corrupt names section and offset."""
+@takes(ControlOptions)
+def verify(path: Path, **options: Unpack[ControlOptions]) -> None:
+    """Reads and verifies every byte of a cache file.
+
+    Raises CorruptError (with section and offset), Cancelled, and the errors of inspect.
+    """
     watch = Watch()
-    watch.run(lib.kv_file_verify, as_string("path", path), byref(fill(_abi.kv_call_options, CallOptions, options, watch)))
+    check_names(ControlOptions, options)
+    watch.run(lib.kv_file_verify, as_string("path", path), byref(control(options, watch)))
 
 
+@takes(PackOptions)
 def pack(path: Path, packed_path: Path, **options: Unpack[PackOptions]) -> None:
-    """Makes a smaller copy, for sending or keeping away; unpack restores it. The packed file is replaced atomically."""
+    """Writes a packed copy of a cache file, to send or archive. unpack restores it bit for bit.
+
+    packed_path is replaced atomically. Raises BadArgumentError (level; both paths are one file),
+    Cancelled, NoSpaceError, PermissionDeniedError, and the errors of inspect.
+    """
     watch = Watch()
-    how = fill(_abi.kv_pack_options, PackOptions, options, watch)
-    watch.run(lib.kv_pack, as_string("path", path), as_string("path", packed_path), byref(how))
+    check_names(PackOptions, options)
+    level = as_uint("level", options.get("level", 0), 32)
+    watch.run(
+        lib.kv_pack, as_string("path", path), as_string("packed_path", packed_path), level,
+        byref(control(options, watch)),
+    )
 
 
-def unpack(packed_path: Path, path: Path, **options: Unpack[CallOptions]) -> None:
-    """Restores at `path` what pack packed, bit for bit. Corrupt when anything in the file is not as it was written."""
+@takes(ControlOptions)
+def unpack(packed_path: Path, path: Path, **options: Unpack[ControlOptions]) -> None:
+    """Restores at `path` the cache file that pack packed.
+
+    Raises CorruptError (any byte differs from what was written), and the errors of pack.
+    """
     watch = Watch()
-    how = fill(_abi.kv_pack_options, CallOptions, options, watch)
-    watch.run(lib.kv_unpack, as_string("path", packed_path), as_string("path", path), byref(how))
+    check_names(ControlOptions, options)
+    watch.run(
+        lib.kv_unpack, as_string("packed_path", packed_path), as_string("path", path),
+        byref(control(options, watch)),
+    )

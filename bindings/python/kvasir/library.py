@@ -1,92 +1,151 @@
-"""A folder of saved documents in which every text is read once."""
+"""Libraries: folders of cache files in which every text is prefilled once."""
 from __future__ import annotations
 
+import datetime
 from ctypes import byref, pointer
-from typing import TYPE_CHECKING, Iterator, NamedTuple, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Iterator, Optional, Tuple, Union
 
 from . import _abi
-from ._core import Cancel, Handle, Watch, as_bytes, as_string, call, fill, lib, log_of, sized, values
+from ._core import Cancel, Handle, Watch, call, lib
+from ._values import as_bytes, as_string, control, fill, log_of, result_of, sized
 from .enums import Status, known
-from .errors import NotFound
+from .errors import NotFoundError
 from .model import Model
-from .options import CallOptions, LibraryOptions, Path, Progress, SessionOptions, Text
+from .options import LibraryOptions, Path, Progress, SessionOptions, Text, takes
 from .session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Document(NamedTuple):
-    status: Union[Status, int]  # OK, or why the file cannot be used; then it has no tokens
+@dataclass(frozen=True)
+class Document:
+    """A document of a library."""
+
+    status: Union[Status, int]  # OK, or why the file cannot be used; then tokens is 0
     file_bytes: int
-    tokens: int
-    last_used: int  # nanoseconds since 1970
-    name: str
-    model_name: str
-    fingerprint: str
+    tokens: int  # of the sequence
+    last_used: datetime.datetime  # in UTC
+    name: str  # without .kv
+    model_name: str  # of the model that wrote it, truncated
+    fingerprint: str  # as ModelInfo.fingerprint
 
 
-class LibraryResult(NamedTuple):
-    save_status: Union[Status, int]  # OK, or why what was read is not in the library though the session is there
+@dataclass(frozen=True)
+class LibraryResult:
+    """Result of Library.session."""
+
+    save_status: Union[Status, int]  # OK, or why the prefill is not in the library
     tokens: int  # of the text
-    tokens_found: int  # the first ones of these, that a document had
-    saved: bool  # what was read is now in the library
-    name: str  # of the document that was found, or saved
+    tokens_found: int  # the first of these, found in a document
+    saved: bool  # by this call
+    name: str  # of the document found or saved
 
 
 class Library(Handle):
-    """Any number of processes and threads may use one folder at once, and any number of threads a handle. Sessions stay usable after it is closed."""
+    """Folder of cache files that finds earlier prefills by itself.
+
+    A text is prefilled once; of a text that begins like another only the rest is prefilled.
+    Iteration lists the documents. Processes and threads may use one folder at once, and any number
+    of threads one handle. Sessions stay usable after close().
+    """
 
     _kind, _free = "library", "kv_library_close"
 
+    _folder: bytes
+
+    @takes(LibraryOptions)
     def __init__(self, folder: Path, **options: Unpack[LibraryOptions]) -> None:
-        """Makes the folder where there is none (not those above it). NotFound, Permission, IoError, Busy, NoMemory."""
+        """Opens the folder and creates it where it does not exist, but not its parents.
+
+        Raises NotFoundError, PermissionDeniedError, IoError, BusyError (another process has been
+        changing the library for 10 seconds), NoMemoryError.
+        """
+        self._folder = as_string("folder", folder)
         filled = fill(_abi.kv_library_options, LibraryOptions, options)
-        call(lib.kv_library_open, as_string("folder", folder), byref(filled), self._new(log_of(filled)))
+        call(lib.kv_library_open, self._folder, byref(filled), self._new(log_of(filled)))
+
+    def _about(self) -> str:
+        return repr(self._folder.decode("utf-8", "surrogateescape"))
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents, the last used first. A handle lists for one thread at a time."""
+        """Lists the documents, the most recently used first. One thread at a time may list."""
         index = 0
         while True:
             document = sized(_abi.kv_library_document)
             try:
                 call(lib.kv_library_list, self._live(), index, byref(document))
-            except NotFound:
+            except NotFoundError as error:
+                if error.sys_errno:  # the folder is gone
+                    raise
                 return
             index += 1
-            found = values(document)
-            found["status"] = known(Status, document.status)
-            yield Document(**found)
+            used = datetime.datetime.fromtimestamp(document.last_used / 1e9, datetime.timezone.utc)
+            yield result_of(
+                Document, document, status=known(Status, document.status), last_used=used
+            )
 
-    def session(self, model: Model, text: Text, *, name: Optional[str] = None, replace: bool = False,
-                special: bool = False, verify: bool = False, cancel: Optional[Cancel] = None,
-                progress: Optional[Progress] = None,
-                **options: Unpack[SessionOptions]) -> Tuple[Session, LibraryResult]:
-        """A session that has read the text as Session.prefill reads it. What a document of the library begins with is mapped, only the rest is read,
-        and the result saved as `name`: 1 to 200 bytes without slashes; left out: a hash. A name that
-        is taken gets an ending, which the result has, or with `replace` the document that has it is
-        replaced. A failure to save is in the result.
+    @takes(SessionOptions)
+    def session(
+        self,
+        model: Model,
+        text: Text,
+        *,
+        name: Optional[str] = None,
+        replace: bool = False,
+        special: bool = False,
+        verify: bool = False,
+        cancel: Optional[Cancel] = None,
+        progress: Optional[Progress] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Tuple[Session, LibraryResult]:
+        """Creates a session whose sequence is the text, as after Session.prefill.
 
-        BadArgument (also an empty text), Cancelled (nothing was saved), ContextFull, NoMemory, IoError."""
-        owner, of, watch, encoded = self._live(), model._live(), Watch(), as_bytes(text)
+        Maps the document that shares the longest prefix, prefills the rest and saves the result. A
+        failed save is in the LibraryResult and no failure of this call.
+
+        name: of the saved document, 1 to 200 bytes without slashes; left out: a hash. If another
+            file has the name, the call makes it unique, and the result has the whole
+        replace: True: replace a document of that name instead
+        special: True: text that spells a control token becomes that token
+        verify: True: verify the whole file now, not each page at its first use
+        cancel: a Cancel; fire() stops the call
+        progress: function of phase, done and total
+
+        Raises BadArgumentError (also an empty text), Cancelled (nothing was saved),
+        ContextFullError, NoMemoryError, IoError, and the errors of Model.session.
+        """
+        owner, used, watch, encoded = self._live(), model._live(), Watch(), as_bytes(text)
         filled = fill(_abi.kv_session_options, SessionOptions, options)
-        how = fill(_abi.kv_library_session_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
-        how.flags = ((_abi.TOKENIZE_SPECIAL if special else 0)
-                     | (_abi.LIBRARY_VERIFY if verify else 0)
-                     | (_abi.LIBRARY_REPLACE if replace else 0))
+        how = sized(_abi.kv_library_session_options)
+        how.flags = (
+            (_abi.TOKENIZE_SPECIAL if special else 0)
+            | (_abi.VERIFY if verify else 0)
+            | (_abi.REPLACE if replace else 0)
+        )
         how.name = None if name is None else as_string("name", name)
         how.session = pointer(filled)
-        session, result = Session._made(model.info.vocabulary), sized(_abi.kv_library_result)
-        keep = session._new(owner.keep, of.keep, log_of(filled))
-        watch.run(lib.kv_library_session, owner, of, encoded, len(encoded), byref(how), keep, byref(result))
-        told = LibraryResult(known(Status, result.save_status), result.tokens, result.tokens_found, bool(result.saved),
-                             result.name.decode("utf-8", "replace"))
-        return session, told
+        session, result = model._session(), sized(_abi.kv_library_result)
+        watch.run(
+            lib.kv_library_session, owner, used, encoded, len(encoded), byref(how),
+            byref(control({"cancel": cancel, "progress": progress}, watch)),
+            session._new(owner.keep, used.keep, log_of(filled)), byref(result),
+        )
+        save_status = known(Status, result.save_status)
+        return session, result_of(
+            LibraryResult, result, save_status=save_status, saved=bool(result.saved)
+        )
 
     def rename(self, old: str, new: str) -> None:
-        """Durable when it returns. NotFound, BadState (there is a document of the new name), Busy."""
-        call(lib.kv_library_rename, self._live(), as_string("name", old), as_string("name", new))
+        """Renames a document, durably.
+
+        Raises NotFoundError, BadStateError (a file has the new name), BadArgumentError, BusyError.
+        """
+        call(
+            lib.kv_library_rename, self._live(), as_string("old", old), as_string("new", new)
+        )
 
     def remove(self, name: str) -> None:
-        """Durable when it returns. NotFound, Busy (a session has it open)."""
+        """Removes a document, durably. Raises NotFoundError, BusyError (a session maps it)."""
         call(lib.kv_library_remove, self._live(), as_string("name", name))

@@ -1,18 +1,23 @@
 """Models: weights, tokenizer and chat format of a GGUF file."""
 from __future__ import annotations
 
-import ctypes
 from ctypes import byref, c_size_t
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import Cancel, Handle, Watch, address, as_bytes, as_string, as_tokens, as_uint, call, fill, lib, log_of, sized, values
+from ._core import Cancel, Handle, Watch, call, lib
+from ._question import detokenize
+from ._values import (
+    address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, log_of, result_of,
+    sized,
+)
 from .enums import Status
 from .errors import Error
-from .options import CallOptions, ModelOptions, Path, Progress, SessionOptions, Text
+from .options import ControlOptions, ModelOptions, Path, Progress, SessionOptions, Text, takes
 from .session import Session
 
 if TYPE_CHECKING:
@@ -20,127 +25,229 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class ModelInformation(NamedTuple):
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
+@dataclass(frozen=True)
+class ModelInfo:
+    """Description of a model."""
+
+    layers: int  # transformer blocks
+    width: int  # elements of the residual stream
+    heads: int  # query heads per layer
+    kv_heads: int  # KV heads per layer
+    head_dim: int  # elements per head
+    feed_forward: int  # elements of the FFN's hidden layer
     vocabulary: int  # tokens
-    context: int  # tokens the model was trained for
-    parameters: int
+    context_tokens: int  # length that the model was trained for
+    parameters: int  # elements of all weights
     weight_bytes: int  # in the file
-    kv_bytes_per_token: int  # in the store, scales and summaries included
-    architecture: str
-    name: str
-    weights: str  # number formats, most used first
-    tokenizer: str
-    chat_format: str
-    fingerprint: str  # of the weights; saved documents belong to it
-    hash: str  # of the whole file; empty until it is known (hash_folder, Model.hash)
+    kv_bytes_per_token: int  # with scales and page summaries
+    architecture: str  # of the GGUF: "llama", "qwen3"
+    name: str  # the model's own, truncated
+    weights: str  # formats, most used first: "Q4_K Q6_K F32"
+    tokenizer: str  # of the GGUF: "gpt2", "llama"
+    chat_format: str  # a value of the option chat_format
+    fingerprint: str  # of the weights; cache files belong to it
+    hash: str  # of the whole file; empty while unknown (hash_directory, Model.hash)
 
 
-def inspect_model(path: Path) -> ModelInformation:
-    """What a GGUF file is, without opening it for use: reads metadata and no weights."""
-    info = sized(_abi.kv_model_information)
+def inspect_model(path: Path) -> ModelInfo:
+    """Describes a model file. Reads metadata and no weights. Raises the errors of Model."""
+    info = sized(_abi.kv_model_info)
     call(lib.kv_model_inspect, as_string("path", path), byref(info))
-    return ModelInformation(**values(info))
+    return result_of(ModelInfo, info)
 
 
 class Model(Handle):
-    """A mapped GGUF file. It may be used by any number of threads, and closed before its sessions."""
+    """Weights (a mapped GGUF file), tokenizer and chat format.
+
+    It serves any number of threads. It may be closed before its sessions. The file must not change
+    while the model is open.
+    """
 
     _kind, _free = "model", "kv_close"
 
-    def __init__(self, path: Path, **options: Unpack[ModelOptions]) -> None:
-        """Checks metadata and tensor shapes; weights are read when they are used. The file must not be changed while the model is open.
+    @takes(ModelOptions)
+    def __init__(
+        self, path: Path, *, cancel: Optional[Cancel] = None, **options: Unpack[ModelOptions]
+    ) -> None:
+        """Maps the file and checks its metadata. Pages of weights are read when they are used.
 
-        NotFound, Permission, IoError, Corrupt, Unsupported (with the name of what is not supported), NoMemory, DeviceError."""
+        cancel: a Cancel; fire() stops the call.
+
+        Raises NotFoundError, PermissionDeniedError, IoError, CorruptError, UnsupportedError (not a
+        GGUF file, or a feature that the message names), LimitError, NoMemoryError, DeviceError,
+        Cancelled, BadArgumentError.
+        """
         filled = fill(_abi.kv_model_options, ModelOptions, options)
-        call(lib.kv_open, as_string("path", path), byref(filled), self._new(log_of(filled)))
+        watch = Watch()
+        how = control({"cancel": cancel}, watch)
+        watch.run(
+            lib.kv_open, as_string("path", path), byref(filled), byref(how),
+            self._new(log_of(filled)),
+        )
+
+    def _about(self) -> str:
+        info = self.info
+        return f"{info.name!r}, {info.architecture}, {info.parameters} parameters"
 
     def retain(self) -> Model:
-        """Another handle of the same model, to be closed as well."""
+        """Returns another handle of the same model, which is closed separately."""
         owner, model = self._live(), Model._empty()
         model._new(owner.keep)
-        model._live()._as_parameter_.value = lib.kv_retain(owner)
+        model._live()._as_parameter_.value = lib.kv_model_retain(owner)
         return model
 
     @property
-    def info(self) -> ModelInformation:
-        info = sized(_abi.kv_model_information)
-        call(lib.kv_model_info, self._live(), byref(info))
-        return ModelInformation(**values(info))
+    def info(self) -> ModelInfo:
+        """Description of the model."""
+        info = sized(_abi.kv_model_info)
+        call(lib.kv_model_get_info, self._live(), byref(info))
+        return result_of(ModelInfo, info)
 
-    def hash(self, **options: Unpack[CallOptions]) -> None:
-        """Reads the whole file and computes its hash, unless it is known; `info` then has it. Cancelled, IoError, Corrupt, NoMemory."""
+    @takes(ControlOptions)
+    def hash(self, **options: Unpack[ControlOptions]) -> str:
+        """Hashes the whole model file, unless the hash is known, and returns the hash.
+
+        Raises Cancelled, IoError, CorruptError (the file changed while it was open), NoMemoryError.
+        """
         owner, watch = self._live(), Watch()
-        watch.run(lib.kv_model_hash, owner, byref(fill(_abi.kv_call_options, CallOptions, options, watch)))
+        check_names(ControlOptions, options)
+        watch.run(lib.kv_model_hash, owner, byref(control(options, watch)))
+        return self.info.hash
 
-    def tokenize(self, text: Text, *, special: bool = False, bos: bool = False, document: bool = False,
-                 cancel: Optional[Cancel] = None) -> npt.NDArray[np.int32]:
-        """Ids, int32 [count]. `special`: text that spells a control token becomes that token. `bos`: begin as the model wants it. `document`: as a new
-        session's prefill reads the text, with the opening of the chat format's turn. Cancelled."""
-        owner, encoded, token = self._live(), as_bytes(text), None if cancel is None else cancel._live()
-        flags = (_abi.TOKENIZE_SPECIAL if special else 0) | (_abi.TOKENIZE_BOS if bos else 0)
+    def tokenize(
+        self,
+        text: Text,
+        *,
+        special: bool = False,
+        bos: bool = False,
+        document: bool = False,
+        cancel: Optional[Cancel] = None,
+    ) -> npt.NDArray[np.int32]:
+        """Tokenizes text: int32 [count].
+
+        special: True: text that spells a control token becomes that token
+        bos: True: begin with the begin-of-text token where the model uses one
+        document: True: begin as Session.prefill begins a document without instructions
+        cancel: a Cancel; fire() stops the call
+
+        Raises Cancelled, NoMemoryError.
+        """
+        owner, encoded, how = self._live(), as_bytes(text), control({"cancel": cancel})
+        flags = _abi.TOKENIZE_SPECIAL if special else 0
+        flags |= _abi.TOKENIZE_BOS if bos else 0
         flags |= _abi.TOKENIZE_DOCUMENT if document else 0
         count = c_size_t(len(encoded) // 3 + 16)
         while True:
             tokens = np.empty(count.value, np.int32)
             try:
-                call(lib.kv_tokenize, owner, encoded, len(encoded), flags, token, address(tokens), tokens.size, byref(count))
+                call(
+                    lib.kv_tokenize, owner, encoded, len(encoded), flags, byref(how),
+                    address(tokens), tokens.size, byref(count),
+                )
                 return tokens[: count.value]
             except Error as error:
                 if error.status != Status.LIMIT or count.value <= tokens.size:
                     raise
 
     def detokenize(self, tokens: npt.ArrayLike, *, special: bool = False) -> bytes:
-        """The reverse. Bytes, because tokens may end within a character. `special`: with the names of control tokens."""
-        owner, ids = self._live(), as_tokens(tokens)
+        """Returns the tokens' text as bytes, because tokens may end within a character.
+
+        special: True: with the names of control tokens, which are omitted otherwise
+
+        Raises BadArgumentError (an id outside the vocabulary), NoMemoryError.
+        """
         flags = _abi.TOKENIZE_SPECIAL if special else 0
-        size = c_size_t(8 * ids.size + 16)
-        while True:
-            room = ctypes.create_string_buffer(size.value)
-            try:
-                call(lib.kv_detokenize, owner, address(ids), ids.size, flags, room, len(room), byref(size))
-                return room.raw[: size.value]
-            except Error as error:
-                if error.status != Status.LIMIT or size.value <= len(room):
-                    raise
+        return detokenize(self._live(), as_tokens(tokens), flags)
 
+    def _session(self) -> Session:
+        return Session._made(self._live(), self.info.vocabulary)
+
+    @takes(SessionOptions)
     def session(self, **options: Unpack[SessionOptions]) -> Session:
-        """An empty sequence. BadArgument (unknown strategy, ranges), NoMemory, Limit."""
-        owner, session, filled = self._live(), Session._made(self.info.vocabulary), fill(_abi.kv_session_options, SessionOptions, options)
-        call(lib.kv_session_open, owner, byref(filled), session._new(owner.keep, log_of(filled)))
-        return session
+        """Creates a session with an empty sequence.
 
-    def load(self, path: Path, *, tokens: int = 0, verify: bool = False, cancel: Optional[Cancel] = None,
-             progress: Optional[Progress] = None, **options: Unpack[SessionOptions]) -> Session:
-        """A session over a saved sequence, mapped: its pages are read when they are used, their checksums now. `tokens`: only so many first ones, as if no more had
-        been read; 0: all. `verify`: check the whole file now, not each part when it is first used.
-
-        NotFound; Version and ModelMismatch (both `is_stale`); NotACache, Corrupt, ContextFull, Limit, IoError, NoMemory, Cancelled."""
-        owner, session, watch = self._live(), Session._made(self.info.vocabulary), Watch()
+        Raises BadArgumentError (an option out of range, a parameter that does not fit),
+        NoMemoryError, LimitError; with a memory_limit NotFoundError, PermissionDeniedError and
+        NoSpaceError (spill_directory).
+        """
+        owner, session = self._live(), self._session()
         filled = fill(_abi.kv_session_options, SessionOptions, options)
-        how = fill(_abi.kv_call_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
-        how.flags = _abi.LOAD_VERIFY if verify else 0
-        begin = [as_uint("tokens", tokens, 64)] if tokens else []
-        watch.run(lib.kv_load_prefix if tokens else lib.kv_load, owner, as_string("path", path), *begin, byref(filled), byref(how),
-                  session._new(owner.keep, log_of(filled)))
+        call(
+            lib.kv_session_open, owner, byref(filled), session._new(owner.keep, log_of(filled))
+        )
         return session
 
-    def session_from_cache(self, cache: Cache, tokens: npt.ArrayLike, *, document: bool = False, cancel: Optional[Cancel] = None,
-                           progress: Optional[Progress] = None, **options: Unpack[SessionOptions]) -> Session:
-        """A session over the keys and values of `tokens` that another engine has put into a cache, whose pages it shares. Keys are those of the model's
-        file: in files of the architecture "llama" two halves that other formats rotate are interleaved. `document`: the tokens are what
-        tokenize(document=True) makes. The newest ones are read again and compared.
+    @takes(SessionOptions)
+    def load(
+        self,
+        path: Path,
+        *,
+        tokens: int = 0,
+        verify: bool = False,
+        cancel: Optional[Cancel] = None,
+        progress: Optional[Progress] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Creates a session from a cache file by mapping it.
 
-        BadArgument (another number of tokens), BadState (a step is not complete), ModelMismatch, ContextFull, Cancelled, Limit, Corrupt, NoMemory, Busy."""
-        owner, session, watch, ids = self._live(), Session._made(self.info.vocabulary), Watch(), as_tokens(tokens)
+        Precision, window_tokens and chat format come from the file.
+
+        tokens: only the first tokens of the file, as if no more had been prefilled; 0: all
+        verify: True: verify the whole file now, not each page at its first use
+        cancel: a Cancel; fire() stops the call
+        progress: function of phase, done and total
+
+        Raises NotFoundError; VersionError and ModelMismatchError (both `is_stale`); NotACacheError,
+        CorruptError, ContextFullError, LimitError, Cancelled, and the errors of Model.session.
+        """
+        owner, session, watch = self._live(), self._session(), Watch()
         filled = fill(_abi.kv_session_options, SessionOptions, options)
-        how = fill(_abi.kv_call_options, CallOptions, {"cancel": cancel, "progress": progress}, watch)
-        how.flags = _abi.TOKENIZE_DOCUMENT if document else 0
-        watch.run(lib.kv_session_from_cache, owner, cache._live(), address(ids), ids.size, byref(filled), byref(how),
-                  session._new(owner.keep, log_of(filled)))
+        how = _control(cancel, progress, watch, _abi.VERIFY if verify else 0)
+        prefix = [as_uint("tokens", tokens, 64)] if tokens else []
+        watch.run(
+            lib.kv_load_prefix if tokens else lib.kv_load, owner, as_string("path", path), *prefix,
+            byref(filled), byref(how), session._new(owner.keep, log_of(filled)),
+        )
         return session
+
+    @takes(SessionOptions)
+    def session_from_cache(
+        self,
+        cache: Cache,
+        tokens: npt.ArrayLike,
+        *,
+        document: bool = False,
+        cancel: Optional[Cancel] = None,
+        progress: Optional[Progress] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Creates a session over a cache that another engine has filled. It shares the pages.
+
+        Keys must be as the model's file makes them: after RoPE, with the file's channel order. GGUF
+        files of the architecture "llama" interleave the halves that other formats rotate. The model
+        prefills the newest tokens again and compares the keys.
+
+        tokens: all tokens of the cache
+        document: True: tokenize(document=True) made the tokens
+        cancel: a Cancel; fire() stops the call
+        progress: function of phase, done and total
+
+        Raises BadArgumentError (another number of tokens), BadStateError (the step is incomplete),
+        ModelMismatchError, ContextFullError, Cancelled, LimitError, CorruptError, NoMemoryError,
+        BusyError.
+        """
+        owner, session, watch, ids = self._live(), self._session(), Watch(), as_tokens(tokens)
+        filled = fill(_abi.kv_session_options, SessionOptions, options)
+        how = _control(cancel, progress, watch, _abi.TOKENIZE_DOCUMENT if document else 0)
+        watch.run(
+            lib.kv_session_from_cache, owner, cache._live(), address(ids), ids.size, byref(filled),
+            byref(how), session._new(owner.keep, log_of(filled)),
+        )
+        return session
+
+
+def _control(
+    cancel: Optional[Cancel], progress: Optional[Progress], watch: Watch, flags: int
+) -> Any:
+    options: Dict[str, Any] = {"cancel": cancel, "progress": progress}
+    return control(options, watch, flags)

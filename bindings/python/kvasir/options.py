@@ -1,113 +1,212 @@
-"""Options as keyword arguments: what each function takes besides its own parameters. What is left out has the library's default.
+"""Options as keyword arguments.
 
-They are dictionaries for the type checker (`options: SessionOptions = {"strategy": "bounded"}`, then `model.session(**options)`).
-A name that is not among them is a TypeError; a value that does not fit its field is BadArgument.
+They are dictionaries for the type checker: `options: SessionOptions = {"threads": 2}`, then
+`model.session(**options)`. An option that is left out has the library's default. An unknown name
+is a TypeError. A value that does not fit its field is BadArgumentError.
 """
 from __future__ import annotations
 
+import inspect
 import os
-from typing import Callable, Optional, Sequence, TypedDict, Union
+from typing import Any, Callable, Optional, Sequence, TypedDict, TypeVar, Union
 
 from ._core import Cancel
 from .enums import LogLevel, Phase
+from .strategy import Strategy
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 Log = Callable[[LogLevel, str], object]
-"""Gets a line. May be called from any thread that calls the library; what it raises goes to sys.unraisablehook."""
+"""Receives a line. Any thread that calls the library may call it, several at once. What it raises
+goes to sys.unraisablehook."""
 
 Progress = Callable[[Phase, int, int], object]
-"""Gets phase, done and total (0 while unknown), at most ten times a second and once at the end. Something true stops the call, as does an
-exception, which comes out of the call."""
+"""Receives phase, done and total (0 while unknown), at most ten times a second and once at the end.
+Something true stops the call. So does an exception, which comes out of the call."""
 
 OnText = Callable[[str], object]
-"""Gets whole characters of an answer as they are made. Something true stops it, as does an exception, which comes out of the call."""
+"""Receives whole characters of an answer as decode produces them. Something true stops the answer.
+So does an exception, which comes out of the call."""
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 Text = Union[str, bytes]
 """Bytes that are not UTF-8 are tokenized as bytes."""
 
 
-class ModelOptions(TypedDict, total=False):
-    log: Optional[Log]
-    chat_format: str  # "raw" "chatml" "llama3" ...; left out: recognised from the file
-    device: str  # "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1", "cuda:all"
-    device_memory: int  # bytes of each GPU's memory; 0: what is free
-    cancel: Optional[Cancel]  # of opening the model
-    hash_folder: Path  # of the hashes of whole model files, which a thread computes; left out: none
+class ControlOptions(TypedDict, total=False):
+    """Options of a long call.
 
+    cancel: a Cancel; fire() stops the call, which raises Cancelled
+    progress: function of phase, done and total; something true or an exception stops the call
+    """
 
-class StoreOptions(TypedDict, total=False):
-    """What sessions and caches have in common. kvasir.h describes each."""
-
-    threads: int  # 0: as many as the process has processors
-    kv_type: int  # KvType
-    window: int  # newest tokens kept in full precision
-    dense_layers: int  # that attend everything
-    share_heads: bool  # query heads of a group choose together (default)
-    strategy: str  # "auto" (default), or a name of kvasir.strategies()
-    budget_tokens: int  # a layer and head; 0: use the fraction
-    budget_fraction: float  # of the sealed tokens, 0 to 1; 0: the strategy's default
-    filter_layers: str  # "2,8,18"
-    alpha: float
-    coverage: float
-    select_tokens: int
-    memory_budget: int  # bytes for keys, values and what is kept with them; 0: no limit
-    spill_folder: Path
-
-
-class SessionOptions(StoreOptions, total=False):
-    context: int  # tokens the sequence may hold; 0: what the model was trained for
-    prefill_chunk: int  # tokens read together, 1 to 4096; 0: chosen
-    log: Optional[Log]
-    filter_window: int  # FilterWindow
-    compare: int  # 0, 1 or 2
-    certify: bool
-    prefill_strategy: str
-    prefill_budget_fraction: float
-    prefill_exact_tokens: int
-    search_breadth: int
-    budget_schedule: int  # BudgetSchedule
-    head_graphs: bool
-
-
-class CallOptions(TypedDict, total=False):
     cancel: Optional[Cancel]
     progress: Optional[Progress]
 
 
-class PrefillOptions(CallOptions, total=False):
-    special: bool  # text that spells a control token becomes that token
+class ModelOptions(TypedDict, total=False):
+    """Options of Model.
+
+    log: function of level and line; without one the library is silent
+    chat_format: "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken",
+        "gemma", "phi", "phi4", "deepseek", "deepseek-v2" or "zephyr". Left out: recognised from the
+        file. Model.load then refuses a file of another format
+    device: "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all"
+    device_memory: bytes of GPU memory per entry in device; 0 (default): all free memory
+    hash_directory: directory for hashes of whole model files, computed by a background thread.
+        Left out: no hash
+    """
+
+    log: Optional[Log]
+    chat_format: str
+    device: str
+    device_memory: int
+    hash_directory: Path
 
 
-class PackOptions(CallOptions, total=False):
-    level: int  # of compression, 1 to 19
+class CacheOptions(TypedDict, total=False):
+    """Options of Cache.
+
+    threads: including the caller's; 0 (default): one per CPU of the process
+    window_tokens: newest tokens in full precision, always attended; 0 (default): 64
+    precision: a Precision
+    decode: the Strategy of decode, or its name; left out: "auto"
+    memory_limit: bytes of host memory for the KV cache and everything stored with it; 0 (default):
+        no limit. Pages beyond the limit go to an unnamed file, or stay in the loaded file
+    spill_directory: directory of that file, on a local disk. Left out: /var/tmp
+    """
+
+    threads: int
+    window_tokens: int
+    precision: int
+    decode: Union[Strategy, str, None]
+    memory_limit: int
+    spill_directory: Path
+
+
+class SessionOptions(CacheOptions, total=False):
+    """Options of a session.
+
+    context_tokens: maximum length of the sequence; 0 (default): the model's, the largest value
+    prefill_chunk: tokens per prefill step, 1 to 4096; 0 (default): 512, on a GPU 1024, or less
+    prefill: the Strategy of prefill, or its name; left out: "full", exact attention
+    instructions: system text before the document. For a loaded file: left out, the file's; another
+        text raises ModelMismatchError
+    log: function of level and line; without one the session is silent
+    """
+
+    context_tokens: int
+    prefill_chunk: int
+    prefill: Union[Strategy, str, None]
+    instructions: Optional[Text]
+    log: Optional[Log]
+
+
+class PrefillOptions(ControlOptions, total=False):
+    """Options of Session.prefill.
+
+    special: True: text that spells a control token becomes that token
+    """
+
+    special: bool
+
+
+class PackOptions(ControlOptions, total=False):
+    """Options of pack.
+
+    level: of compression, 1 to 19, slower and slightly smaller; 0 (default): 1
+    """
+
+    level: int
 
 
 class SampleOptions(TypedDict, total=False):
-    temperature: float  # 0 (default): greedy
-    top_k: int  # 0: off
-    top_p: float  # 1: off
-    min_p: float  # 0: off
-    repetition_penalty: float  # 1: off
+    """Options of Session.next and Session.continuation.
+
+    temperature: 0 (default): greedy
+    top_k: number of likeliest tokens to sample from; 0 (default): off
+    top_p: probability of the likeliest tokens to sample from; 0 or 1: off (default)
+    min_p: smallest probability, as a part of the largest; 0 (default): off
+    repetition_penalty: over the last 256 tokens; 0 or 1: off (default)
+    seed: of the random numbers
+    cancel: a Cancel; fire() stops the call, which raises Cancelled
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
     seed: int
     cancel: Optional[Cancel]
 
 
 class GenerateOptions(SampleOptions, total=False):
-    max_tokens: int  # of the answer; 0: 512
-    keep: bool  # the turn stays in the sequence; otherwise that is afterwards where it was
-    stop: Sequence[str]  # end the answer and are not part of it
-    special: bool  # of the question
-    trace: bool  # what the answer attends of the document is noted, for Session.trace, at some cost
-    progress: Optional[Progress]  # while the question is read
+    """Options of Session.ask, stream, aask and astream.
+
+    max_tokens: limit of the answer; 0 (default): 512
+    keep_turn: True: question and answer stay in the sequence
+    stop: non-empty strings. Each ends the answer and is not part of it
+    special: True: a question that spells a control token has that token
+    trace_passages: True: record what Session.passages lists. The answer is the same, but slower
+    progress: function of phase, done and total, while the question is prefilled
+    """
+
+    max_tokens: int
+    keep_turn: bool
+    stop: Sequence[str]
+    special: bool
+    trace_passages: bool
+    progress: Optional[Progress]
 
 
 class LibraryOptions(TypedDict, total=False):
-    max_bytes: int  # of all documents together; 0: no limit
+    """Options of Library.
+
+    max_bytes: of all documents; 0 (default): no limit. The least recently used are evicted
+    log: function of level and line: evictions, and documents that cannot be used
+    """
+
+    max_bytes: int
     log: Optional[Log]
 
 
 class AttentionOptions(TypedDict, total=False):
-    scale: float  # of q . k; 0: 1 / sqrt(head_dim)
-    softcap: float  # 0: none
+    """Options of Cache.attention.
+
+    scale: of q . k; 0 (default): 1 / sqrt(head_dim)
+    softcap: scores become softcap * tanh(score / softcap); 0 (default): off
+    cancel: a Cancel; fire() stops the call, which raises Cancelled
+    """
+
+    scale: float
+    softcap: float
     cancel: Optional[Cancel]
 
+
+def _lines(kind: Any) -> str:
+    """The options in the docstring of a class."""
+    return inspect.cleandoc(kind.__doc__ or "\n\n").partition("\n\n")[2]
+
+
+def _inherit(kind: Any, base: Any) -> None:
+    if kind.__doc__:
+        kind.__doc__ = f"{inspect.cleandoc(kind.__doc__)}\n{_lines(base)}\n"
+
+
+_inherit(SessionOptions, CacheOptions)
+_inherit(PrefillOptions, ControlOptions)
+_inherit(PackOptions, ControlOptions)
+_inherit(GenerateOptions, SampleOptions)
+
+
+def takes(kind: Any) -> Callable[[Function], Function]:
+    """Decorates a function that takes `**options`: adds their list to its docstring."""
+
+    def add(function: Function) -> Function:
+        if function.__doc__:
+            text = inspect.cleandoc(function.__doc__)
+            function.__doc__ = f"{text}\n\nOptions ({kind.__name__}):\n\n{_lines(kind)}\n"
+        return function
+
+    return add

@@ -1,39 +1,114 @@
-"""What calls on a session give."""
+"""Results of calls on sessions and caches."""
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from dataclasses import dataclass
+from typing import Optional, Union
 
-from .enums import StopReason
-
-
-class Read(NamedTuple):
-    """How far a reading came. An Error of prefill has it as `read`."""
-
-    tokens: int  # that were added
-    bytes: int  # at which the read part of the text ends; 0 of prefill_tokens
+from .enums import GpuUse, StopReason
 
 
-class Answer(NamedTuple):
-    """An Error of generate has one as `answer`, of what was made before it."""
+@dataclass(frozen=True)
+class PrefillResult:
+    """What a prefill appended. An Error of a prefill has it as `prefilled`."""
+
+    tokens: int  # appended
+    bytes: int  # the byte of the text where they end; 0 after prefill_tokens
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of Session.ask. An Error of it has what was decoded before as `answer`."""
 
     text: str
-    stop_reason: Union[StopReason, int, None]  # None: it never began
+    stop_reason: Union[StopReason, int, None]  # None: the decode never began
     question_tokens: int  # with the marks of the turn
-    answer_tokens: int
-    first_token_ns: int  # from the call to the first token
-    total_ns: int
-    tokens_read: int  # store tokens whose keys and values were read, summed over steps, layers and heads
-    tokens_present: int  # and how many full attention would have read
+    answer_tokens: int  # without the end-of-turn token
+    first_token_seconds: float  # from the call to the first token
+    total_seconds: float  # from the call to its return
+    tokens_read: int  # tokens whose K and V were read: sum over steps, layers, KV heads
+    tokens_present: int  # the same sum for full attention
 
 
-class Span(NamedTuple):
-    """A passage of the document; Model.detokenize of its tokens is its text."""
+@dataclass(frozen=True)
+class Passage:
+    """Passage of the document: neighbouring tokens, their text, and their bytes in the document."""
 
-    first_token: int  # of Session.tokens
-    tokens: int
-    share: float  # of all that was noted, 0 to 1
+    text: str  # of the tokens, without characters that they cut
+    first_token: int  # index in Session.tokens
+    tokens: int  # 1 or more
+    first_byte: Optional[int]  # in all texts of prefill, in order; None: unknown, own tokens
+    bytes: int  # widened to whole UTF-8 characters; 0 where first_byte is unknown
+    share: float  # of all recorded attention, 0 to 1
 
 
-class Next(NamedTuple):
-    token: int
-    end: bool  # this token ends the turn
+@dataclass(frozen=True)
+class Token:
+    """Result of Session.next."""
+
+    id: int
+    ends_turn: bool
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """State of a session and its last decode (ask, next or score)."""
+
+    threads: int
+    tokens: int  # of the sequence
+    context_tokens: int  # maximum
+    sealed_tokens: int  # in pages
+    page_tokens: int  # tokens per page
+    sink_tokens: int  # first tokens, always attended
+    window_tokens: int  # newest tokens, not sealed
+    prefill_chunk: int  # tokens per prefill step
+    kv_bytes_per_token: int
+    private_bytes: int  # of the KV cache and what is stored with it, in host memory
+    mapped_bytes: int  # in the loaded file
+    spilled_bytes: int  # in the spill file
+    memory_limit: int  # bytes; 0: none
+    prefill_tokens: int  # appended by prefill in this session
+    prefill_seconds: float
+    sparse_tokens: int  # tokens up to the last one of a sparse prefill; 0: all are exact
+    load_seconds: float  # of Model.load; 0: not loaded
+    budget_tokens: int  # mean per layer and head
+    index_tokens: int  # in the strategy's index; 0: none
+    index_bytes: int
+    index_seconds: float  # of the last build in this session
+    last_steps: int  # tokens decoded by the last decode
+    last_decode_seconds: float
+    last_tokens_read: int  # as Answer.tokens_read
+    last_tokens_present: int
+    last_pages_touched: int
+    last_mass_read: float  # estimated share of attention that was read and not sampled, 0 to 1;
+    # -1: the strategy does not estimate it
+    gpu_layers: int  # layers on GPUs
+    gpu_flags: GpuUse
+    gpu_weight_bytes: int
+    gpu_bytes: int  # in use, weights included, sum of all GPUs
+    gpu_memory_limit: int  # bytes that they may use
+    decode_strategy: str  # chosen for the next token; "auto" is resolved
+    chat_format: str  # of the turns
+    device: str  # "cpu", "cuda:0", "cuda:0,cuda:1", truncated
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """State of a cache. The counts of attention are sums over all calls so far."""
+
+    threads: int
+    tokens: int  # of complete steps
+    max_tokens: int
+    sealed_tokens: int  # in pages
+    page_tokens: int  # tokens per page
+    sink_tokens: int  # first tokens, always attended
+    window_tokens: int  # newest tokens, not sealed
+    step_tokens: int  # of the current step
+    private_bytes: int  # as in SessionStats
+    mapped_bytes: int
+    spilled_bytes: int
+    memory_limit: int
+    budget_tokens: int  # mean per layer and head
+    tokens_read: int  # as in Answer
+    tokens_present: int
+    pages_touched: int
+    decode_strategy: str  # chosen for the next token; "auto" is resolved

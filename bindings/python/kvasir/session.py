@@ -1,137 +1,251 @@
-"""Sessions: one sequence of tokens with its keys and values."""
+"""Sessions: a sequence of tokens and its KV cache."""
 from __future__ import annotations
 
-import ctypes
+import threading
 from ctypes import byref, c_int32, c_size_t, c_uint64
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import Handle, Owner, Watch, address, as_bytes, as_string, as_tokens, as_uint, call, fill, json_of, lib, sized
-from .enums import Phase, Status, StopReason, known
-from .errors import Error
-from .options import CallOptions, GenerateOptions, OnText, Path, PrefillOptions, SampleOptions, Text
-from .results import Answer, Next, Read, Span
-from .stream import Stream
+from ._core import Handle, Owner, Watch, call, lib
+from ._question import Question, detokenize, whole_characters
+from ._values import (
+    address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, json_of,
+    result_of, sized, strategy_owner,
+)
+from .enums import GpuUse, Status
+from .errors import BusyError, Error
+from .options import (
+    ControlOptions, GenerateOptions, OnText, Path, PrefillOptions, SampleOptions, Text, takes,
+)
+from .results import Answer, Passage, PrefillResult, SessionStats, Token
+from .strategy import Strategy
+from .stream import AsyncStream, Item, Stream, Worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+MAX_PASSAGES = 64  # that kv_session_passages lists
+
 
 class Session(Handle):
-    """Made by Model.session, Model.load, Library.session and fork. Serves one call at a time, from any thread; a second one raises Busy."""
+    """Sequence of tokens and its KV cache.
+
+    Model.session, Model.load, Library.session and fork create it. It serves one call at a time,
+    from any thread; a second concurrent call raises BusyError.
+    """
 
     _kind, _free = "session", "kv_session_close"
 
+    _model: Owner
     _vocabulary: int
+    _worker: Optional[Worker] = None  # of the newest stream
 
     def __init__(self) -> None:
-        raise TypeError("a session is made by Model.session, Model.load or Library.session")
+        """Not for use: Model.session, Model.load and Library.session create sessions."""
+        raise TypeError("use Model.session, Model.load or Library.session")
 
     @classmethod
-    def _made(cls, vocabulary: int) -> Session:
+    def _made(cls, model: Owner, vocabulary: int) -> Session:
         session = cls._empty()
-        session._vocabulary = vocabulary
+        session._model, session._vocabulary = model, vocabulary
         return session
 
-    def prefill(self, text: Text, **options: Unpack[PrefillOptions]) -> Read:
-        """Adds document text at the end of the sequence, in the turn that the model's chat format has for it. Several calls continue one
-        document. Where it is stopped it keeps whole chunks; a later call with the rest of the text, text.encode()[error.read.bytes:], goes on.
+    def _live(self) -> Owner:
+        """Stops a stream of this thread first: the thread calls, so it no longer iterates."""
+        worker = self._worker
+        if worker is not None and worker.consumer == threading.get_ident():
+            self._worker = None
+            worker.stop()
+        return super()._live()
 
-        Cancelled, ContextFull (nothing was added), BadState (a conversation has begun), NoMemory, Corrupt, Busy."""
+    def _about(self) -> str:
+        if self._worker is not None and self._worker.running:
+            return "busy"
+        try:
+            return f"{self._count()} tokens"
+        except BusyError:
+            return "busy"
+
+    def close(self) -> None:
+        """Closes the session. A second close does nothing.
+
+        A stream of this thread is stopped. A call that runs in another thread ends first; then the
+        memory is freed.
+        """
+        worker, self._worker = self._worker, None
+        super().close()
+        if worker is not None and worker.consumer == threading.get_ident():
+            worker.stop()
+
+    # -- Prefill --
+
+    @takes(PrefillOptions)
+    def prefill(self, text: Text, **options: Unpack[PrefillOptions]) -> PrefillResult:
+        """Appends document text to the sequence, in the turn of the chat format.
+
+        Several calls continue one document. After a failure the complete chunks stay. A later call
+        with the rest of the text, text.encode()[error.prefilled.bytes:], continues there.
+
+        Raises Cancelled, ContextFullError (nothing was appended), BadStateError (a conversation has
+        begun), NoMemoryError, CorruptError, BusyError; with a memory_limit LimitError and IoError.
+        """
         owner, watch, encoded = self._live(), Watch(), as_bytes(text)
-        how = fill(_abi.kv_call_options, PrefillOptions, options, watch)
-        tokens, size = c_uint64(), c_uint64()
+        check_names(PrefillOptions, options)
+        flags = _abi.TOKENIZE_SPECIAL if options.get("special") else 0
+        how, tokens, size = control(options, watch, flags), c_uint64(), c_uint64()
         try:
-            watch.run(lib.kv_prefill, owner, encoded, len(encoded), byref(how), byref(tokens), byref(size))
+            watch.run(
+                lib.kv_prefill, owner, encoded, len(encoded), byref(how), byref(tokens), byref(size)
+            )
         except Error as error:
-            error.read = Read(tokens.value, size.value)
+            error.prefilled = PrefillResult(tokens.value, size.value)
             raise
-        return Read(tokens.value, size.value)
+        return PrefillResult(tokens.value, size.value)
 
-    def prefill_tokens(self, tokens: npt.ArrayLike, **options: Unpack[CallOptions]) -> Read:
-        """The same with tokens of your own: no turn is opened, no special token added."""
+    @takes(ControlOptions)
+    def prefill_tokens(
+        self, tokens: npt.ArrayLike, **options: Unpack[ControlOptions]
+    ) -> PrefillResult:
+        """Appends the caller's own tokens, without a turn or special tokens.
+
+        Raises the errors of prefill; BadArgumentError (an id outside the vocabulary).
+        """
         owner, watch, ids, done = self._live(), Watch(), as_tokens(tokens), c_uint64()
-        how = fill(_abi.kv_call_options, CallOptions, options, watch)
+        check_names(ControlOptions, options)
+        how = control(options, watch)
         try:
-            watch.run(lib.kv_prefill_tokens, owner, address(ids), ids.size, byref(how), byref(done))
+            watch.run(
+                lib.kv_prefill_tokens, owner, address(ids), ids.size, byref(how), byref(done)
+            )
         except Error as error:
-            error.read = Read(done.value, 0)
+            error.prefilled = PrefillResult(done.value, 0)
             raise
-        return Read(done.value, 0)
+        return PrefillResult(done.value, 0)
 
-    def prefill_logits(self, tokens: npt.ArrayLike, **options: Unpack[CallOptions]) -> npt.NDArray[np.float32]:
-        """As prefill_tokens; the logits at each token, float32 [count][vocabulary], which the library writes into the array. When it fails midway
-        whole chunks stay, as `tokens` tells."""
-        owner, watch, ids = self._live(), Watch(), as_tokens(tokens)
-        logits = np.empty((ids.size, self._vocabulary), np.float32)
-        how = fill(_abi.kv_call_options, CallOptions, options, watch)
-        watch.run(lib.kv_prefill_logits, owner, address(ids), ids.size, address(logits), byref(how))
-        return logits
+    # -- Answers --
 
-    def generate(self, question: Text, on_text: Optional[OnText] = None, **options: Unpack[GenerateOptions]) -> Answer:
-        """Asks: puts the question in the model's turn and answers it. With `keep` a stopped or failed call leaves the whole tokens made so far;
-        without, the sequence is as before.
+    @takes(GenerateOptions)
+    def ask(
+        self, question: Text, on_text: Optional[OnText] = None, **options: Unpack[GenerateOptions]
+    ) -> Answer:
+        """Appends the question as a turn of the chat format and returns the whole answer.
 
-        Cancelled (with the part that was made as `answer`), ContextFull, BadState, NoMemory, Limit, Corrupt, Busy."""
-        return generate(self._live(), question, on_text, options)
+        on_text receives the pieces as decode produces them. Afterwards the sequence is as before,
+        unless keep_turn is True. With it a stopped or failed call keeps the tokens decoded so far.
 
+        Raises Cancelled (`error.answer` has the part), ContextFullError (the question does not
+        fit), BadStateError (sequence and question are empty), NoMemoryError, LimitError,
+        CorruptError, BusyError.
+        """
+        return Question(self._live(), question, options).ask(on_text)
+
+    @takes(GenerateOptions)
     def stream(self, question: Text, **options: Unpack[GenerateOptions]) -> Stream:
-        """The same as an iterator over the pieces of the answer. They are made in a thread of their own, which runs ahead of the iteration; until
-        it is exhausted or closed the session is busy. In a `with` block it is closed, and stopped, at the end of that."""
-        owner, told = self._live(), options.get("progress")
+        """Returns an iterator over the pieces of the answer that `ask` returns whole.
 
-        def work(on_text: OnText, is_stopped: Callable[[], bool]) -> Answer:
-            def report(phase: Phase, done: int, total: int) -> object:
-                return is_stopped() or (told is not None and told(phase, done, total))
+        The session is busy until the stream is exhausted, closed or dropped. The next call of the
+        thread that iterates stops a stream that is none of these; the stream then raises Cancelled.
+        """
+        asked = Question(self._live(), question, options)
+        return Stream(lambda put: self._start(asked, put))
 
-            return generate(owner, question, on_text, {**options, "progress": report})
+    @takes(GenerateOptions)
+    def astream(self, question: Text, **options: Unpack[GenerateOptions]) -> AsyncStream:
+        """Does what `stream` does, for asyncio: `async for piece in session.astream(question)`.
 
-        return Stream(work)
+        A thread of its own computes the answer. A cancelled task stops it.
+        """
+        asked = Question(self._live(), question, options)
+        return AsyncStream(lambda put: self._start(asked, put))
 
-    def next(self, **options: Unpack[SampleOptions]) -> Next:
-        """One more token after what is in the sequence (no turn is opened), appended to it. BadState on an empty sequence; ContextFull."""
-        return self._next(self._live(), fill(_abi.kv_generate_options, SampleOptions, options))
+    @takes(GenerateOptions)
+    async def aask(self, question: Text, **options: Unpack[GenerateOptions]) -> Answer:
+        """Does what `ask` does, for asyncio: a thread of its own computes the answer.
 
+        A cancelled task stops it.
+        """
+        async with self.astream(question, **options) as stream:
+            async for _ in stream:
+                pass
+        assert stream.answer is not None
+        return stream.answer
+
+    def _start(self, asked: Question, put: Callable[[Item], object]) -> Worker:
+        self._worker = Worker(asked.ask, put)
+        return self._worker
+
+    @takes(SampleOptions)
+    def next(self, **options: Unpack[SampleOptions]) -> Token:
+        """Samples one token after the end of the sequence and appends it, without turns.
+
+        Raises BadStateError (the sequence is empty), ContextFullError, Cancelled, NoMemoryError,
+        LimitError, CorruptError, BusyError.
+        """
+        owner = self._live()
+        return _next(owner, fill(_abi.kv_generate_options, SampleOptions, options), options)
+
+    @takes(SampleOptions)
     def continuation(self, **options: Unpack[SampleOptions]) -> Iterator[int]:
-        """next(), again and again, up to and without the token that ends the turn. Each token is made when it is asked for."""
+        """Returns an iterator over the tokens of a raw continuation, without turns.
+
+        Each step calls next(). The token that ends the turn ends the iteration and is not in it.
+        """
         how = fill(_abi.kv_generate_options, SampleOptions, options)
         while True:
-            made = self._next(self._live(), how)
-            if made.end:
+            token = _next(self._live(), how, options)
+            if token.ends_turn:
                 return
-            yield made.token
+            yield token.id
 
-    @staticmethod
-    def _next(owner: Owner, how: _abi.kv_generate_options) -> Next:
-        token, end = c_int32(), c_int32()
-        call(lib.kv_next, owner, byref(how), byref(token), byref(end))
-        return Next(token.value, bool(end.value))
+    @takes(ControlOptions)
+    def score(
+        self, tokens: npt.ArrayLike, **options: Unpack[ControlOptions]
+    ) -> npt.NDArray[np.float32]:
+        """Returns the natural logarithm of the probability of each token of a continuation.
 
-    def score(self, tokens: npt.ArrayLike, **options: Unpack[CallOptions]) -> npt.NDArray[np.float32]:
-        """The natural logarithm of the probability of each token after everything before it, float32 [count], read as decode reads. The sequence is
-        afterwards where it was. exp(-mean) is the perplexity."""
+        float32 [count]; exp(-mean) is the perplexity. Each token is decoded with the strategy.
+        Afterwards the sequence is as before.
+
+        Raises Cancelled, BadStateError (the sequence is empty), ContextFullError, NoMemoryError,
+        LimitError, CorruptError, BusyError.
+        """
         owner, watch, ids = self._live(), Watch(), as_tokens(tokens)
-        result = np.empty(ids.size, np.float32)
-        how = fill(_abi.kv_call_options, CallOptions, options, watch)
-        watch.run(lib.kv_score, owner, address(ids), ids.size, address(result), byref(how))
+        check_names(ControlOptions, options)
+        result, how = np.empty(ids.size, np.float32), control(options, watch)
+        watch.run(
+            lib.kv_session_score, owner, address(ids), ids.size, address(result), byref(how)
+        )
         return result
 
-    def prepare(self, **options: Unpack[CallOptions]) -> None:
-        """Makes now what the strategy needs beside keys and values (an index, a sketch), which is otherwise made before the next question."""
-        owner, watch = self._live(), Watch()
-        watch.run(lib.kv_prepare, owner, byref(fill(_abi.kv_call_options, CallOptions, options, watch)))
+    def passages(self) -> List[Passage]:
+        """Lists the passages that the last answer attended, the largest share first.
 
-    def set_strategy(self, strategy: str, *, budget_tokens: int = 0, budget_fraction: float = 0) -> None:
-        """Changes what decode reads from now on. BadArgument leaves it as it was."""
-        call(lib.kv_session_set_strategy, self._live(), as_string("strategy", strategy), as_uint("budget_tokens", budget_tokens, 64),
-             float(budget_fraction))
+        They show where the model looked and prove nothing about the answer.
+
+        Raises BadStateError: the answer had no trace_passages, or the sequence has changed since.
+        """
+        owner, found, count = self._live(), (_abi.kv_passage * MAX_PASSAGES)(), c_size_t()
+        call(lib.kv_session_passages, owner, found, len(found), byref(count))
+        ids = self.tokens
+        return [self._passage(passage, ids) for passage in found[: count.value]]
+
+    def _passage(self, passage: _abi.kv_passage, ids: npt.NDArray[np.int32]) -> Passage:
+        part = ids[passage.first_token : passage.first_token + passage.tokens]
+        return result_of(
+            Passage,
+            passage,
+            text=whole_characters(detokenize(self._model, part, 0)),
+            first_byte=None if passage.first_byte == _abi.NO_BYTE else passage.first_byte,
+        )
+
+    # -- Sequence --
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """Those in the sequence."""
+        """Ids of the sequence, int32 [count]."""
         owner, count = self._live(), c_size_t(4096)
         while True:
             ids = np.empty(count.value, np.int32)
@@ -142,55 +256,77 @@ class Session(Handle):
                 if error.status != Status.LIMIT or count.value <= ids.size:
                     raise
 
-    def trace(self) -> List[Span]:
-        """The passages of the document that the last answer attended, the largest share first: where the model looked, which is no proof of what it
-        says. For answers with trace=True; BadState for others, and when the sequence has changed since."""
-        owner, spans, count = self._live(), (_abi.kv_span * 64)(), c_size_t()  # the library tells no more
-        call(lib.kv_trace, owner, spans, len(spans), byref(count))
-        return [Span(span.first_token, span.tokens, span.share) for span in spans[: count.value]]
+    def _count(self) -> int:
+        count = c_size_t()
+        try:
+            call(lib.kv_session_tokens, super()._live(), None, 0, byref(count))
+        except Error as error:
+            if error.status != Status.LIMIT:
+                raise
+        return count.value
 
     def rewind(self, tokens: int) -> None:
-        """Goes back to the first `tokens` tokens. BadArgument when there are fewer."""
-        call(lib.kv_rewind, self._live(), as_uint("tokens", tokens, 64))
+        """Truncates the sequence to its first `tokens` tokens.
+
+        Raises BadArgumentError (the sequence is shorter), CorruptError, NoMemoryError, BusyError.
+        """
+        call(lib.kv_session_rewind, self._live(), as_uint("tokens", tokens, 64))
 
     def fork(self) -> Session:
-        """A second sequence that begins as an exact copy, pages shared, with the same options."""
-        owner, session = self._live(), Session._made(self._vocabulary)
-        call(lib.kv_fork, owner, session._new(owner.keep))
+        """Creates a session with an exact copy of the sequence and the same options.
+
+        Both share the pages. Raises NoMemoryError, LimitError, BusyError.
+        """
+        owner, session = self._live(), Session._made(self._model, self._vocabulary)
+        call(lib.kv_session_fork, owner, session._new(owner.keep))
         return session
 
-    def stats(self) -> Dict[str, Any]:
-        """About the sequence and the last decode: kv_stats."""
-        return json_of(lib.kv_stats, self._live())
+    @takes(ControlOptions)
+    def prepare(self, **options: Unpack[ControlOptions]) -> None:
+        """Builds now what the strategy needs besides the KV cache: an index, a sketch.
 
-    def save(self, path: Path, **options: Unpack[CallOptions]) -> None:
-        """Writes the sequence to a file, atomically and durably. NoSpace, Permission, IoError, Cancelled: the old file stays."""
+        Otherwise the next question or save builds it.
+
+        Raises Cancelled, NoMemoryError, LimitError, CorruptError, BusyError.
+        """
         owner, watch = self._live(), Watch()
-        how = fill(_abi.kv_call_options, CallOptions, options, watch)
+        check_names(ControlOptions, options)
+        watch.run(lib.kv_session_prepare, owner, byref(control(options, watch)))
+
+    def set_strategy(self, decode: Union[Strategy, str, None]) -> None:
+        """Replaces the decode strategy; None: "auto". Other options stay.
+
+        Raises BadArgumentError (a parameter that does not fit), NoMemoryError, BusyError.
+        """
+        native = strategy_owner(decode) if isinstance(decode, str) else decode and decode._owner()
+        call(lib.kv_session_set_strategy, self._live(), native)
+
+    def stats(self) -> SessionStats:
+        """Returns the state of the session and its last decode. NoMemoryError, BusyError."""
+        stats = sized(_abi.kv_session_stats)
+        call(lib.kv_session_get_stats, self._live(), byref(stats))
+        return result_of(SessionStats, stats, gpu_flags=GpuUse(stats.gpu_flags))
+
+    def stats_json(self) -> Dict[str, Any]:
+        """Returns the statistics for people: why a strategy or a device was chosen, and more."""
+        return json_of(lib.kv_session_stats_json, self._live())
+
+    @takes(ControlOptions)
+    def save(self, path: Path, **options: Unpack[ControlOptions]) -> None:
+        """Writes the sequence to a cache file, atomically and durably.
+
+        Raises NoSpaceError, PermissionDeniedError, IoError, Cancelled, BadArgumentError,
+        NoMemoryError, BusyError: the old file stays.
+        """
+        owner, watch = self._live(), Watch()
+        check_names(ControlOptions, options)
+        how = control(options, watch)
         watch.run(lib.kv_save, owner, as_string("path", path), byref(how))
 
 
-def generate(owner: Owner, question: Text, on_text: Optional[OnText], options: Mapping[str, Any]) -> Answer:
-    watch, made, encoded = Watch(), sized(_abi.kv_answer), as_bytes(question)
-    pieces: List[str] = []
-    how = fill(_abi.kv_generate_options, GenerateOptions, options, watch)
-
-    def take(text: int, size: int) -> object:
-        piece = ctypes.string_at(text, size).decode("utf-8", "replace")
-        pieces.append(piece)
-        return on_text is not None and on_text(piece)
-
-    def piece_made(text: int, size: int, _user: object) -> int:
-        return watch.callback(take, text, size)
-
-    def answer() -> Answer:
-        reason = known(StopReason, made.stop_reason) if made.stop_reason else None
-        return Answer("".join(pieces), reason, made.question_tokens, made.answer_tokens, made.first_token_ns, made.total_ns, made.tokens_read,
-                      made.tokens_present)
-
-    try:
-        watch.run(lib.kv_generate, owner, encoded, len(encoded), byref(how), _abi.TEXT_FN(piece_made), None, byref(made))
-    except Error as error:
-        error.answer = answer()
-        raise
-    return answer()
+def _next(owner: Owner, how: _abi.kv_generate_options, options: Mapping[str, Any]) -> Token:
+    token, end = c_int32(), c_int32()
+    call(
+        lib.kv_session_next, owner, byref(how), byref(control(options)), byref(token), byref(end)
+    )
+    return Token(token.value, bool(end.value))

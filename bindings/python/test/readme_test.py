@@ -11,7 +11,8 @@ README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
 
 def run(program, folder, *arguments):
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=folder)
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -27,13 +28,14 @@ def main():
             except ImportError as error:
                 print(f"skipped: {error}")
                 sys.exit(77)
-            assert "205" in run(programs[2], folder).stdout
+            done = run(programs[2], folder)
+            assert "205" in done.stdout and "FutureWarning" not in done.stderr, done
             return
         text = pathlib.Path(folder, "text.txt")
         text.write_text(document(), encoding="utf-8")
         first = run(programs[0], folder, MODEL, text, QUESTION)
         assert first.stdout.strip() == FACT and "/" in first.stderr, first
-        text.unlink()  # the cache is enough
+        text.unlink()  # the cache file is enough
         second = run(programs[0], folder, MODEL, text, QUESTION)
         assert second.stdout == first.stdout and "/" not in second.stderr, second
         assert "(100, 4, 64)" in run(programs[1], folder).stdout

@@ -1,4 +1,4 @@
-"""Sessions of a real model: reading, asking, saving, and what is refused."""
+"""Sessions of a real model: prefill, answers, cache files, and what is refused."""
 import os
 import pickle
 import subprocess
@@ -8,172 +8,295 @@ from support import FACT, MODEL, QUESTION, Case, document  # first: skips where 
 import numpy as np
 
 import kvasir
-from kvasir import Status
+from kvasir import Status, Strategy, experimental
 
 
 class Sessions(Case):
-    def test_the_fact_is_found_and_a_saved_document_answers_alike(self):
-        session = self.reader()
+    def test_the_fact_is_found_and_a_loaded_document_has_the_same_answer(self):
+        session = self.prefilled()
         before = session.tokens
-        answer = session.generate(QUESTION)
+        answer = session.ask(QUESTION)
         self.assertEqual(answer.text, FACT)
         self.assertEqual(answer.stop_reason, kvasir.StopReason.END_OF_TURN)
         self.assertGreater(answer.tokens_present, 0)
+        self.assertTrue(0 < answer.first_token_seconds <= answer.total_seconds < 600)
         np.testing.assert_array_equal(session.tokens, before)
         path = self.folder / "saved.kv"
         session.save(path)
         with self.model.load(path, verify=True) as loaded:
-            self.assertEqual(loaded.generate(QUESTION).text, answer.text)
-        tool = subprocess.run([os.environ["KVASIR_TOOL"], "ask", "-m", MODEL, "-c", path, QUESTION], capture_output=True, text=True, timeout=100)
-        self.assertEqual(tool.stdout.splitlines()[-1:], [answer.text], tool.stderr)
+            self.assertEqual(loaded.ask(QUESTION).text, answer.text)
+            self.assertGreater(loaded.stats().load_seconds, 0)
 
-    def test_an_answer_tells_where_it_looked(self):
-        session = self.reader()
-        self.assertStatus(Status.BAD_STATE, "", session.trace)
-        session.generate(QUESTION, trace=True)
-        spans = session.trace()
-        at = spans[0].first_token
-        self.assertIn(b"482", self.model.detokenize(session.tokens[at : at + spans[0].tokens]))
-        self.assertEqual([span.share for span in spans], sorted((span.share for span in spans), reverse=True))
+    def test_the_command_line_has_the_same_answer(self):
+        session, path = self.prefilled(), self.folder / "saved.kv"
+        session.save(path)
+        command = [os.environ["KVASIR_TOOL"], "ask", "-m", MODEL, "-c", path, QUESTION]
+        tool = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        self.assertEqual(tool.stdout.splitlines()[-1:], [FACT], tool.stderr)
 
-    def test_a_stream_has_the_pieces_of_the_answer(self):
-        session, pieces = self.reader(), []
-        answer = session.generate(QUESTION, lambda piece: pieces.append(piece), stop=["907"])
-        self.assertEqual(answer.stop_reason, kvasir.StopReason.STRING)
-        self.assertEqual("".join(pieces), answer.text)
-        with session.stream(QUESTION, stop=["907"]) as stream:
-            self.assertEqual(list(stream), pieces)
-        self.assertEqual(stream.answer.text, answer.text)
-        self.assertEqual(list(stream), [])
+    def test_a_passage_has_its_text(self):
+        session = self.prefilled()
+        self.assert_status(Status.BAD_STATE, session.passages)
+        session.ask(QUESTION, trace_passages=True)
+        passages = session.passages()
+        shares = [passage.share for passage in passages]
+        self.assertEqual(shares, sorted(shares, reverse=True))
+        best = passages[0]
+        self.assertIn("482", best.text)
+        tokens = session.tokens[best.first_token : best.first_token + best.tokens]
+        self.assertIn(best.text.encode(), self.model.detokenize(tokens))
 
-    def test_a_continuation_makes_each_token_when_it_is_asked_for(self):
-        session = self.reader()
+    def test_a_passage_has_its_bytes_in_the_document(self):
+        session = self.prefilled()
+        session.ask(QUESTION, trace_passages=True)
+        whole = document().encode()
+        for passage in session.passages():
+            part = whole[passage.first_byte : passage.first_byte + passage.bytes].decode()
+            self.assertIn(passage.text.strip(), part)
+
+    def test_own_tokens_have_no_place_in_the_document(self):
+        session = self.model.session()
+        session.prefill_tokens(self.model.tokenize(document()))
+        session.ask(QUESTION, trace_passages=True)
+        self.assertTrue(all(p.first_byte is None and p.bytes == 0 for p in session.passages()))
+
+    def test_instructions_precede_the_document(self):
+        instructions = "Answer in one word: größe."
+        session, path = self.prefilled(instructions=instructions), self.folder / "saved.kv"
+        text = self.model.detokenize(session.tokens).decode()
+        self.assertLess(text.index(instructions), text.index(document()[:40]))
+        session.save(path)
+        self.model.load(path).close()
+        self.model.load(path, instructions=instructions).close()
+        error = self.assert_status(
+            Status.MODEL_MISMATCH, self.model.load, path, instructions="Other."
+        )
+        self.assertTrue(error.is_stale)
+
+    def test_a_continuation_decodes_each_token_on_demand(self):
+        session = self.prefilled()
         at = len(session.tokens)
         session.next()
-        session.rewind(at)  # from here on the last token has been read by itself
+        session.rewind(at)  # from here on the last token was decoded by itself
         tokens = session.continuation()
         made = [next(tokens), next(tokens)]
         np.testing.assert_array_equal(session.tokens[at:], made)
         session.rewind(at)
-        self.assertEqual([session.next().token, session.next().token], made)
+        self.assertEqual([session.next().id, session.next().id], made)
         session.rewind(at)
         self.assertEqual(len(session.tokens), at)
-        self.assertStatus(Status.BAD_ARGUMENT, "", session.rewind, at + 1)
+        self.assert_status(Status.BAD_ARGUMENT, session.rewind, at + 1)
+        with kvasir.Cancel() as token:
+            token.fire()
+            self.assert_status(Status.CANCELLED, session.next, cancel=token)
 
     def test_kept_turns_stay_and_sampling_follows_its_seed(self):
-        session = self.reader()
+        session = self.prefilled()
         at = len(session.tokens)
-        options = {"temperature": 1.5, "top_k": 50, "top_p": 0.99, "min_p": 0.001, "repetition_penalty": 1.1, "max_tokens": 12}
+        options = {
+            "temperature": 1.5,
+            "top_k": 50,
+            "top_p": 0.99,
+            "min_p": 0.001,
+            "repetition_penalty": 1.1,
+            "max_tokens": 12,
+        }
         with session.fork() as fork:
-            first = fork.generate("Tell me more.", seed=7, keep=True, **options)
+            first = fork.ask("Tell me more.", seed=7, keep_turn=True, **options)
             self.assertEqual(len(fork.tokens), at + first.question_tokens + first.answer_tokens)
-        self.assertEqual(session.generate("Tell me more.", seed=7, **options).text, first.text)
-        self.assertNotEqual(session.generate("Tell me more.", seed=8, **options).text, first.text)
+        self.assertEqual(session.ask("Tell me more.", seed=7, **options).text, first.text)
+        self.assertNotEqual(session.ask("Tell me more.", seed=8, **options).text, first.text)
         self.assertEqual(len(session.tokens), at)
 
-    def test_logits_are_written_into_one_array_and_agree_with_scores(self):
+    def test_logits_and_scores_agree(self):
         ids = self.model.tokenize(FACT)
-        with self.model.session(kv_type=kvasir.KvType.F32) as session:
-            logits = session.prefill_logits(ids)
+        with self.model.session(precision=kvasir.Precision.F32) as session:
+            logits = experimental.prefill_logits(session, ids)
             self.assertEqual(logits.shape, (len(ids), self.model.info.vocabulary))
             session.rewind(3)
             scores = session.score(ids[3:])
         rows = logits[2:-1].astype(np.float64)
         expected = rows[np.arange(len(ids) - 3), ids[3:]] - np.log(np.exp(rows).sum(1))
-        np.testing.assert_allclose(scores, expected, atol=0.3)  # weights are multiplied in int8, in other batches
+        # Weights are multiplied in int8, in other batches.
+        np.testing.assert_allclose(scores, expected, atol=0.3)
 
-    def test_text_and_tokens_come_back_as_they_were(self):
-        for text in ["", "north gate", "\0 zero \0", "größer 漢字 🙂 " * 50, b"\xff\xfe not UTF-8 \x80"]:
+    def test_text_and_tokens_survive_the_round_trip(self):
+        invalid = b"\xff\xfe not UTF-8 \x80"
+        for text in ["", "north gate", "\0 zero \0", "größer 漢字 🙂 " * 50, invalid]:
             ids = self.model.tokenize(text)
             self.assertEqual(ids.dtype, np.int32)
-            self.assertEqual(self.model.detokenize(ids), text if isinstance(text, bytes) else text.encode())
+            encoded = text if isinstance(text, bytes) else text.encode()
+            self.assertEqual(self.model.detokenize(ids), encoded)
         self.assertEqual(self.model.tokenize("<|im_end|>", special=True).tolist(), [2])
         self.assertEqual(self.model.detokenize([2]), b"")
-        self.assertEqual(self.model.detokenize(np.array([2], np.uint8), special=True), b"<|im_end|>")
-        self.assertEqual(self.model.tokenize(b"caf\xe9".decode("utf-8", "surrogateescape")).tolist(), self.model.tokenize(b"caf\xe9").tolist())
+        narrow = np.array([2], np.uint8)
+        self.assertEqual(self.model.detokenize(narrow, special=True), b"<|im_end|>")
+        decoded = b"caf\xe9".decode("utf-8", "surrogateescape")
+        same = self.model.tokenize(decoded).tolist()
+        self.assertEqual(same, self.model.tokenize(b"caf\xe9").tolist())
 
     def test_tokens_of_other_widths_are_not_cut(self):
         with self.model.session() as session:
-            self.assertEqual(session.prefill_tokens(np.array([10, 11], np.int64)).tokens, 2)
+            wide = np.array([10, 11], np.int64)
+            self.assertEqual(session.prefill_tokens(wide).tokens, 2)
             self.assertEqual(session.prefill_tokens(np.arange(40, 60)[::2]).tokens, 10)
-            for tokens in (np.array([2**32 + 10]), [1.5], [[1, 2]], "text"):
-                self.assertStatus(Status.BAD_ARGUMENT, "token", session.prefill_tokens, tokens)
-            self.assertStatus(Status.BAD_ARGUMENT, "", session.prefill_tokens, [10**6])
+            for tokens in (np.array([2**32 + 10]), [1.5], [[1, 2]], "text", [10**6]):
+                self.assert_status(Status.BAD_ARGUMENT, session.prefill_tokens, tokens)
             self.assertEqual(len(session.tokens), 12)
 
-    def test_options_that_do_not_fit_are_refused_before_the_library_sees_them(self):
-        for options in ({"window": -1}, {"window": 2**32}, {"memory_budget": 2**64}, {"strategy": "full\0"}, {"strategy": "no such"}, {"alpha": 2}):
-            self.assertStatus(Status.BAD_ARGUMENT, "", self.model.session, **options)
-        for options in ({"windows": 64}, {"struct_size": 4}, {"log_user": 0}, {"window": 1.5}, {"strategy": 5}):
-            with self.assertRaises(TypeError):
-                self.model.session(**options)
-        with self.model.session() as session:
-            with self.assertRaises(TypeError):
-                session.generate("Who?", stop="one string")
-            self.assertStatus(Status.BAD_ARGUMENT, "zero byte", session.generate, "Who?", stop=["a\0b"])
-            self.assertStatus(Status.BAD_STATE, "", session.next)
-
-    def test_options_change_what_is_read(self):
-        options = {"threads": 1, "context": 4096, "window": 32, "prefill_chunk": 64, "dense_layers": 1, "strategy": "quest", "budget_tokens": 128,
-                   "budget_fraction": 0, "share_heads": False, "select_tokens": 32, "compare": 1, "certify": True, "prefill_strategy": "quest",
-                   "prefill_budget_fraction": 0.1, "prefill_exact_tokens": 10, "search_breadth": 64, "head_graphs": False,
-                   "memory_budget": 40_000_000, "spill_folder": self.folder, "filter_window": 1, "alpha": 0.01, "kv_type": 0}
-        session = self.reader(**options)
-        self.assertEqual(session.generate(QUESTION).text, FACT)
-        stats = session.stats()
-        self.assertEqual(stats["strategy_planned"], "quest")
-        self.assertEqual(stats["memory_budget"], 40_000_000)
-        self.assertIn("compared", stats)
-        session.set_strategy("bounded", budget_fraction=0.5)
-        session.prepare()
-        self.assertEqual(session.generate(QUESTION).text, FACT)
-        self.assertEqual(session.stats()["strategy_planned"], "bounded")
-        self.assertStatus(Status.BAD_ARGUMENT, "", session.set_strategy, "no such")
-        self.assertStatus(Status.BAD_ARGUMENT, "", self.model.session, strategy="full", coverage=0.5)
-        self.assertStatus(Status.BAD_ARGUMENT, "", self.model.session, strategy="filter-layers", filter_layers="8,2")
-
-    def test_a_prefix_is_loaded_as_if_no_more_had_been_read(self):
-        session, path = self.reader(), self.folder / "saved.kv"
+    def test_a_prefix_is_loaded_as_if_no_more_had_been_prefilled(self):
+        session, path = self.prefilled(), self.folder / "saved.kv"
         session.save(path)
         with self.model.load(path, tokens=300) as prefix:
             np.testing.assert_array_equal(prefix.tokens, session.tokens[:300])
-        self.assertStatus(Status.BAD_ARGUMENT, "", self.model.load, path, tokens=10**6)
+        self.assert_status(Status.BAD_ARGUMENT, self.model.load, path, tokens=10**6)
 
-    def test_the_library_s_message_arrives_whole_with_its_status(self):
+    def test_a_failure_has_the_library_s_message_and_its_status(self):
         missing = self.folder / "größe.kv"
-        error = self.assertStatus(Status.NOT_FOUND, "größe.kv", self.model.load, missing)
+        error = self.assert_status(Status.NOT_FOUND, self.model.load, missing)
+        self.assertIn("größe.kv", str(error))
         self.assertIsInstance(error, FileNotFoundError)
         self.assertEqual(error.errno, 2)
         copy = pickle.loads(pickle.dumps(error))
-        self.assertEqual((type(copy), copy.status, str(copy), copy.errno), (type(error), error.status, str(error), error.errno))
-        self.assertStatus(Status.BAD_ARGUMENT, "zero byte", self.model.load, "a\0b")
+        for name in ("__class__", "status", "args", "errno", "offset"):
+            self.assertEqual(getattr(copy, name), getattr(error, name))
+        self.assert_status(Status.BAD_ARGUMENT, self.model.load, "a\0b")
         missing.write_bytes(b"not a cache" * 1000)
-        self.assertStatus(Status.NOT_A_CACHE, "", self.model.load, missing)
-        self.assertIsInstance(self.assertStatus(Status.UNSUPPORTED, "", kvasir.Model, missing), kvasir.Unsupported)
-        self.assertStatus(Status.BAD_ARGUMENT, "", kvasir.Model, MODEL, chat_format="no such")
-        session = self.reader()
-        session.save(missing)
-        damaged = bytearray(missing.read_bytes())
+        self.assert_status(Status.NOT_A_CACHE, self.model.load, missing)
+        error = self.assert_status(Status.UNSUPPORTED, kvasir.Model, missing)
+        self.assertIsInstance(error, kvasir.UnsupportedError)
+        self.assert_status(Status.BAD_ARGUMENT, kvasir.Model, MODEL, chat_format="no such")
+
+    def test_damage_is_found_with_its_place(self):
+        session, path = self.prefilled(), self.folder / "saved.kv"
+        session.save(path)
+        damaged = bytearray(path.read_bytes())
         damaged[70_000] ^= 1
-        missing.write_bytes(damaged)
-        error = self.assertStatus(Status.CORRUPT, "", self.model.load, missing, verify=True)
+        path.write_bytes(damaged)
+        error = self.assert_status(Status.CORRUPT, self.model.load, path, verify=True)
         self.assertTrue(65536 <= error.offset <= 70_000)
         self.assertFalse(error.is_stale)
-        with self.model.session(context=64) as small:
-            error = self.assertStatus(Status.CONTEXT_FULL, "", small.prefill, document())
-            self.assertEqual(error.read.tokens, 0)
 
-    def test_what_the_library_says_of_itself(self):
-        self.assertEqual(kvasir.version(), 100)
-        self.assertIn("cpu", str(kvasir.build_info()))
-        self.assertIn("bounded", [s.name for s in kvasir.strategies() if s.takes_coverage])
+    def test_a_failed_prefill_says_how_far_it_came(self):
+        with self.model.session(context_tokens=64) as small:
+            error = self.assert_status(Status.CONTEXT_FULL, small.prefill, document())
+            self.assertEqual(error.prefilled, kvasir.PrefillResult(0, 0))
+
+    def test_the_library_describes_itself(self):
+        self.assertEqual(kvasir.version(), 200)
+        self.assertIn("cpu", kvasir.build_info()["backends"])
         self.assertEqual(kvasir.status_text(0), "ok")
         self.assertEqual(kvasir.status_text(999), "unknown status")
         self.assertEqual(kvasir.inspect_model(MODEL), self.model.info)
         with kvasir.Model(MODEL) as hashed:
-            hashed.hash()
-            self.assertEqual(len(hashed.info.hash), 32)
-        self.assertEqual(self.model.info.context, 131072)
+            found = hashed.hash()
+            self.assertEqual((len(found), hashed.info.hash), (32, found))
+        self.assertEqual(self.model.info.context_tokens, 131072)
+
+
+class Options(Case):
+    def test_options_that_do_not_fit_are_refused(self):
+        for options in (
+            {"window_tokens": -1},
+            {"window_tokens": 2**32},
+            {"memory_limit": 2**64},
+            {"decode": "full\0"},
+            {"decode": "no such"},
+            {"prefill": "hnsw"},
+            {"instructions": "a\0b"},
+        ):
+            self.assert_status(Status.BAD_ARGUMENT, self.model.session, **options)
+        for options in (
+            {"windows": 64},
+            {"struct_size": 4},
+            {"log_user": 0},
+            {"window_tokens": 1.5},
+            {"spill_directory": 5},
+        ):
+            with self.assertRaises(TypeError):
+                self.model.session(**options)
+        with self.model.session() as session:
+            for options in ({"stop": "one string"}, {"no_such": 1}):
+                for function in (session.ask, session.stream):
+                    with self.assertRaises(TypeError):
+                        function("Who?", **options)
+            self.assert_status(Status.BAD_ARGUMENT, session.ask, "Who?", stop=["a\0b"])
+            self.assert_status(Status.BAD_STATE, session.next)
+
+    def test_options_change_what_is_read(self):
+        session = self.prefilled(
+            threads=1,
+            context_tokens=4096,
+            window_tokens=32,
+            prefill_chunk=64,
+            precision=kvasir.Precision.INT8,
+            decode=Strategy("quest", budget_tokens=128, dense_layers=1, select_tokens=32),
+            prefill=Strategy("quest", budget_fraction=0.1, exact_tokens=10),
+            memory_limit=40_000_000,
+            spill_directory=self.folder,
+        )
+        experimental.measure(session, experimental.Measure.COMPARE)
+        self.assertEqual(session.ask(QUESTION).text, FACT)
+        stats = session.stats()
+        self.assertEqual((stats.decode_strategy, stats.memory_limit), ("quest", 40_000_000))
+        self.assertEqual((stats.threads, stats.context_tokens), (1, 4096))
+        self.assertEqual(stats.tokens, len(session.tokens))
+        self.assertGreater(stats.prefill_seconds, 0)
+        self.assertIn("compared", session.stats_json())
+        session.set_strategy(Strategy("bounded", budget_fraction=0.5))
+        session.prepare()
+        self.assertEqual(session.ask(QUESTION).text, FACT)
+        self.assertEqual(session.stats().decode_strategy, "bounded")
+        session.set_strategy("full")
+        session.ask(QUESTION, max_tokens=1)
+        self.assertEqual(session.stats().decode_strategy, "full")
+        session.set_strategy(None)
+        self.assert_status(Status.BAD_ARGUMENT, session.set_strategy, "no such")
+
+
+class Strategies(Case):
+    def test_a_strategy_is_a_value(self):
+        strategy = Strategy("bounded", budget_fraction=0.05, share_heads=False)
+        self.assertEqual(
+            repr(strategy), "Strategy('bounded', budget_fraction=0.05, share_heads=False)"
+        )
+        copy = pickle.loads(pickle.dumps(strategy))
+        self.assertEqual((copy, hash(copy)), (strategy, hash(strategy)))
+        found = strategy.parameters()
+        self.assertEqual((found["budget_fraction"], found["share_heads"]), (0.05, 0))
+        self.assertAlmostEqual(Strategy("bounded").parameters()["coverage"], 0.96, 6)
+
+    def test_a_parameter_that_does_not_fit_is_refused(self):
+        for options in (
+            {"name": "full", "coverage": 0.5},
+            {"name": "quest", "alpha": 0.1},
+            {"name": "dipr", "alpha": 2},
+            {"name": "no such"},
+            {"name": "bounded", "budget_fraction": 0.1, "budget_tokens": 5},
+            {"name": "filter-layers", "layers": [8, 2]},
+            {"name": "quest", "layers": [2]},
+        ):
+            self.assert_status(Status.BAD_ARGUMENT, Strategy, **options)
+        decode = Strategy("filter-layers", layers=[10**6])
+        self.assert_status(Status.BAD_ARGUMENT, self.model.session, decode=decode)
+
+    def test_experimental_parameters_need_the_experimental_class(self):
+        with self.assertRaises(TypeError):
+            Strategy("ood", search_breadth=64)
+        strategy = experimental.Strategy("ood", search_breadth=64, head_graphs=False)
+        self.assertEqual(strategy.parameters()["search_breadth"], 64)
+        window = experimental.Strategy(
+            "filter-layers", layers=range(2, 4), filter_window=experimental.FilterWindow.UNIFORM
+        )
+        self.assertEqual(self.prefilled(decode=window).ask(QUESTION).text, FACT)
+
+    def test_the_library_lists_its_strategies(self):
+        found = {info.name: info for info in kvasir.strategies()}
+        self.assertNotIn("auto", found)
+        self.assertTrue(found["bounded"].for_prefill and found["bounded"].for_cache)
+        self.assertTrue(found["hnsw"].has_index and not found["hnsw"].for_cache)
+        self.assertTrue(found["snapkv"].is_experimental)
+        self.assertEqual((found["quest"].budget_floor, found["full"].budget_floor), (512, 0))
 
 
 unittest.main()

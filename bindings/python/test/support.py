@@ -1,4 +1,8 @@
-"""What the tests share. Paths come from the build: KVASIR_MODEL, KVASIR_TOOL, KVASIR_INCLUDE_DIR, KVASIR_LIB_DIR; the loader's path has the library."""
+"""Parts that the tests share.
+
+The build sets the paths: KVASIR_MODEL, KVASIR_TOOL, KVASIR_INCLUDE_DIR, KVASIR_LIB_DIR. The
+loader's path has the library.
+"""
 import os
 import pathlib
 import sys
@@ -10,8 +14,8 @@ try:
 except ImportError:
     print("skipped: numpy is not installed")
     sys.exit(77)
-if sys.version_info < (3, 9):
-    print("skipped: Python is older than 3.9")
+if sys.version_info < (3, 10):
+    print("skipped: Python is older than 3.10")
     sys.exit(77)
 
 import kvasir  # noqa: E402
@@ -23,8 +27,14 @@ QUESTION = "What is the access code of the north gate?"
 
 def document(characters=1500):
     """A few hundred tokens with the fact in the middle."""
-    book = (MODEL.parent / "sherlock-holmes.txt").read_text(encoding="utf-8")[2000 : 2000 + characters]
+    book = (MODEL.parent / "sherlock-holmes.txt").read_text(encoding="utf-8")
+    book = book[2000 : 2000 + characters]
     return f"{book} {FACT} {book}"
+
+
+def long_text():
+    """Text whose prefill takes minutes."""
+    return (MODEL.parent / "sherlock-holmes.txt").read_text(encoding="utf-8")[:200_000]
 
 
 class Case(unittest.TestCase):
@@ -40,16 +50,21 @@ class Case(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def reader(self, **options):
-        """A session that has read the document."""
+    def prefilled(self, **options):
+        """A session that has prefilled the document."""
         session = self.model.session(**options)
         self.addCleanup(session.close)
         session.prefill(document())
         return session
 
-    def assertStatus(self, status, message, function, *arguments, **options):
+    def assert_status(self, status, function, *arguments, **options):
+        """Asserts the status of the failure and returns the exception."""
         with self.assertRaises(kvasir.Error) as caught:
             function(*arguments, **options)
         self.assertEqual(caught.exception.status, status, caught.exception)
-        self.assertIn(message, str(caught.exception))
         return caught.exception
+
+    def assert_closed(self, function, *arguments, **options):
+        """Asserts that the call is refused because a handle is closed."""
+        error = self.assert_status(kvasir.Status.BAD_ARGUMENT, function, *arguments, **options)
+        self.assertIn("is closed", str(error))
