@@ -31,9 +31,9 @@ def main():
             if f">{name}<" not in pages.replace("&#160;", "") and f"{name} " not in pages:
                 problems.append(f"{name} is not in the reference")
         lacking = {
-            "kv_unsaid": header.replace("/* One more reference", "KV_API void kv_unsaid(void);\n\n/* One more reference"),
+            "kv_unsaid": header.replace("/* Increments the reference count", "KV_API void kv_unsaid(void);\n\n/* Increments the reference count"),
             "vocabulary": re.sub(r"(uint32_t vocabulary;) */\*.*?\*/", r"\1", header),
-            "kv_span": header.replace("/* Neighbouring tokens of the sequence. */\n", ""),
+            "kv_passage": re.sub(r"/\* Passage of the document: [^*]*\*/\n", "", header),
             "KV_TOKENIZE_BOS": re.sub(r"(#define KV_TOKENIZE_BOS \w+) */\*.*?\*/", r"\1", header),
         }
         for name, without in lacking.items():
